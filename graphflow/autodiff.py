@@ -1,0 +1,159 @@
+"""Gradients as graph to graph: each op's vjp builds more nodes, so gradients can be differentiated again.
+
+Contributions to a tensor's cotangent are added in the order in which its consumers were built, whatever the
+placement. Gradient nodes count as made at the line of the node they differentiate, and share its pin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphflow.errors import DifferentiationError, GraphflowError, ShapeError
+from graphflow.graph import Graph
+from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, made_by, user_location
+from graphflow.spec import kind, show_shape
+
+
+def gradients(
+    y: Tensor | Sequence[Tensor],
+    xs: Sequence[Tensor],
+    grad_ys: Tensor | Sequence[Tensor | None] | None = None,
+) -> list[Tensor]:
+    """d(sum of y · grad_y) / dx for each x; zeros where y does not depend on x.
+
+    Args:
+        y: float tensor(s); without `grad_ys` a scalar, or an array that counts as summed.
+        xs: float tensors (variables, placeholders or anything computed).
+        grad_ys: cotangents of `y`, of the same shapes; None means ones.
+
+    Raises:
+        DifferentiationError: y or an x is not float, or an op on the way has no gradient.
+        ShapeError: a cotangent is of another shape.
+    """
+    ys = [y] if isinstance(y, Tensor) else list(y)
+    if isinstance(xs, Tensor):
+        raise DifferentiationError(
+            f"gradients at {user_location()}: give a list of tensors, gf.gradients(y, [x])"
+        )
+    for tensor in (*ys, *xs):
+        _require_float(tensor)
+    cotangents = _Cotangents()
+    for tensor, seed in zip(ys, _seeds(ys, grad_ys), strict=True):
+        cotangents.add(tensor, seed)
+    nodes = Graph(ys).nodes
+    wanted = _depends_on(nodes, xs)
+    results: dict[Tensor, Tensor] = {}
+    targets = set(xs)
+    for node in reversed(nodes):
+        for tensor in node.outputs:
+            if tensor in targets:
+                with made_by(node):
+                    results[tensor] = cotangents.total(tensor)
+        flows = any(t.node in wanted for t in node.inputs)
+        if flows and any(cotangents.has(t) for t in node.outputs):
+            _step_back(node, cotangents, wanted)
+    return [results[x] if x in results else _zeros(x) for x in xs]
+
+
+class _Cotangents:
+    """Contributions to the cotangent of each tensor, in reverse build order of their consumers."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Tensor, list[Tensor]] = {}
+
+    def add(self, tensor: Tensor, part: Tensor) -> None:
+        self._parts.setdefault(tensor, []).append(part)
+
+    def has(self, tensor: Tensor) -> bool:
+        return tensor in self._parts
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum, kept: each tensor's parts are added once."""
+        parts = self._parts.get(tensor)
+        if parts is None:
+            return _zeros(tensor)
+        total, *rest = reversed(parts)
+        for part in rest:
+            total = total + part
+        self._parts[tensor] = [total]
+        return total
+
+
+def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
+    """Pass the cotangents of a node's outputs on to its inputs."""
+    if node.op.vjp is None:
+        raise DifferentiationError(
+            f"{node.op.name} ({node.name!r} at {node.location}) has no gradient; "
+            "wrap its input in gf.stop_gradient if none should flow"
+        )
+    with made_by(node):
+        gs = tuple(cotangents.total(t) for t in node.outputs)
+        single = len(gs) == 1
+        try:
+            parts = node.op.vjp(
+                gs[0] if single else gs,
+                node.outputs[0] if single else node.outputs,
+                *node.inputs,
+                **node.attrs,
+            )
+        except GraphflowError as error:
+            raise type(error)(f"gradient of {node.name!r} at {node.location}: {error}") from error
+    if len(parts) != len(node.inputs):
+        raise DifferentiationError(
+            f"the vjp of {node.op.name} gave {len(parts)} cotangents for {len(node.inputs)} inputs"
+        )
+    for tensor, part in zip(node.inputs, parts, strict=True):
+        if part is not None and tensor.node in wanted:
+            cotangents.add(tensor, part)
+
+
+def _depends_on(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
+    """Nodes through which a gradient flows to one of xs."""
+    wanted = {x.node for x in xs}
+    for node in nodes:
+        if node not in wanted and any(
+            t.node in wanted and kind(t.dtype) == "float" for t in node.inputs
+        ):
+            wanted.add(node)
+    return wanted
+
+
+def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
+    if given is None:
+        given = [None] * len(ys)
+    elif isinstance(given, Tensor):
+        given = [given]
+    if len(given) != len(ys):
+        raise DifferentiationError(
+            f"gradients at {user_location()}: {len(given)} cotangents for {len(ys)} outputs"
+        )
+    seeds = []
+    for y, seed in zip(ys, given, strict=True):
+        if seed is None:
+            seed = FUNCTIONS["full_like"](y, 1)
+        seed = as_tensor(seed, None if isinstance(seed, Tensor) else y.dtype)
+        if seed.shape != y.shape:
+            raise ShapeError(
+                f"gradients at {user_location()}: cotangent {show_shape(seed.shape)} "
+                f"for an output of shape {show_shape(y.shape)}"
+            )
+        seeds.append(seed)
+    return seeds
+
+
+def _zeros(x: Tensor) -> Tensor:
+    zeros: Tensor = FUNCTIONS["full_like"](x, 0)
+    return zeros
+
+
+def _require_float(tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise DifferentiationError(
+            f"gradients at {user_location()}: {tensor!r} is not a tensor of the graph"
+        )
+    if kind(tensor.dtype) != "float":
+        raise DifferentiationError(
+            f"gradients at {user_location()}: {tensor.name!r} is {tensor.dtype}, which has no gradient; "
+            "convert it with .astype('float32') first"
+        )

@@ -1,0 +1,140 @@
+"""Every error graphflow raises, in one hierarchy.
+
+Each message says what happened, where (node, user's line), with which numbers, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class GraphflowError(Exception):
+    """Base of all errors that graphflow raises on purpose."""
+
+
+# Building a graph -----------------------------------------------------------------------------
+
+
+class GraphError(GraphflowError):
+    """A graph is malformed: a cycle, a foreign tensor, a truth value asked of a symbolic tensor."""
+
+
+class ShapeError(GraphError):
+    """Shapes do not fit an op."""
+
+
+class DTypeError(GraphError):
+    """Dtypes do not fit an op, or two kinds would mix."""
+
+
+class ArgumentError(GraphError):
+    """An argument of an op or function is not one of those it takes."""
+
+
+class DifferentiationError(GraphError):
+    """A gradient was asked of something that has none."""
+
+
+class VariableError(GraphError):
+    """A variable is declared twice under a name, or assigned twice in a step."""
+
+
+# Planning -------------------------------------------------------------------------------------
+
+
+class PlacementError(GraphflowError):
+    """No placement satisfies the constraints.
+
+    `nodes` are the indices, in the placement problem, of the nodes at fault, so that a caller can name them.
+    """
+
+    nodes: tuple[int, ...] = ()
+
+
+class DeviceError(PlacementError):
+    """A device name is malformed, unknown to the cluster, or has no kernel for a pinned node."""
+
+
+class MemoryLimitError(PlacementError):
+    """A graph fits in no device's memory."""
+
+
+class ClusterError(PlacementError):
+    """A cluster file or description is wrong."""
+
+
+class PlanError(PlacementError):
+    """A plan does not belong to this graph or cluster, or cannot be drawn or read."""
+
+
+class ProblemError(PlacementError):
+    """The arrays of a placement problem contradict each other."""
+
+
+# Running --------------------------------------------------------------------------------------
+
+
+class SessionError(GraphflowError):
+    """A session is used wrongly: closed, or with a fetch it cannot serve."""
+
+
+class FeedError(SessionError):
+    """A feed is missing, unknown, or of the wrong shape or dtype."""
+
+
+class FetchError(SessionError):
+    """A fetch is not a tensor, or cannot be computed."""
+
+
+class OpError(GraphflowError):
+    """An op failed while a step ran; names node, user's line and the (remote) traceback."""
+
+
+class CheckError(OpError):
+    """A `gf.debug.check` found its condition false."""
+
+
+class WorkerLost(GraphflowError):
+    """A worker process died, froze or cannot be reached."""
+
+
+class StateLost(WorkerLost):
+    """A worker took variables with it when it was lost, and no checkpoint restores them."""
+
+
+class StepTimeout(GraphflowError):
+    """A step passed its deadline; names the edge and the peer it waited for."""
+
+
+class RendezvousTimeout(GraphflowError):
+    """Workers did not come up, or answer, within the start deadline."""
+
+
+class TransportError(GraphflowError):
+    """An address cannot be used: taken, malformed, or beyond loopback without keys."""
+
+
+class AddressInUse(TransportError):
+    """Another process listens at the address already."""
+
+
+class InsecureAddress(TransportError):
+    """An address beyond loopback was given without keys and without `--insecure`."""
+
+
+class ProtocolError(GraphflowError):
+    """A peer sent something that is not a valid message."""
+
+
+class VersionMismatch(ProtocolError):
+    """Two processes run different versions of graphflow."""
+
+
+class MessageTooLarge(ProtocolError):
+    """A message exceeds its cap."""
+
+
+class GraphLimitError(ProtocolError):
+    """A graph from the wire exceeds the limits on nodes or bytes, or names an unknown op."""
+
+
+class CheckpointError(GraphflowError):
+    """A checkpoint cannot be written or read."""

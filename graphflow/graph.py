@@ -1,0 +1,190 @@
+"""Graph: the closure of some outputs, immutable, in a deterministic topological order.
+
+Nodes refer to their inputs, so a graph is found from its outputs by iteration (never recursion) and ordered
+by when its nodes were built. Every pass is a `rewrite`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import GraphError
+from graphflow.op import Node, Tensor
+from graphflow.spec import Dim, Equation, evaluate
+
+
+class Graph:
+    """The nodes that some outputs need.
+
+    Attributes:
+        outputs: the tensors asked for.
+        nodes: every node they depend on, inputs before consumers, in build order.
+        names: a unique name for each node.
+
+    Raises:
+        GraphError: an output is not a tensor.
+    """
+
+    def __init__(
+        self, outputs: Iterable[Tensor] | Tensor, names: Mapping[Node, str] | None = None
+    ) -> None:
+        self.outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+        for output in self.outputs:
+            if not isinstance(output, Tensor):
+                raise GraphError(f"an output of a graph is a tensor, not {output!r}")
+        self.nodes = _closure(self.outputs)
+        self.names = _unique_names(self.nodes, names or {})
+
+    @cached_property
+    def by_name(self) -> dict[str, Node]:
+        return {name: node for node, name in self.names.items()}
+
+    @cached_property
+    def consumers(self) -> dict[Node, list[Node]]:
+        """Nodes that read each node, in order, each once."""
+        result: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for source in dict.fromkeys(t.node for t in node.inputs):
+                result[source].append(node)
+        return result
+
+    @cached_property
+    def placeholders(self) -> tuple[Node, ...]:
+        return self.of_op("placeholder")
+
+    @cached_property
+    def variables(self) -> tuple[Node, ...]:
+        return self.of_op("variable")
+
+    def of_op(self, name: str) -> tuple[Node, ...]:
+        """Nodes of the op called `name`."""
+        return tuple(node for node in self.nodes if node.op.name == name)
+
+    @cached_property
+    def equations(self) -> tuple[tuple[Node, Equation], ...]:
+        """What the shape rules assumed of symbolic sizes, with the node that did."""
+        return tuple((node, equation) for node in self.nodes for equation in node.equations)
+
+    def verify(self) -> Graph:
+        """Check the invariants that every function on graphs keeps; O(nodes).
+
+        Raises:
+            GraphError: inputs come late or are foreign, a name is used twice, a variable is assigned twice.
+        """
+        seen: set[Node] = set()
+        assigned: dict[Node, Node] = {}
+        for node in self.nodes:
+            for tensor in node.inputs:
+                if tensor.node not in seen:
+                    raise GraphError(f"{node} reads {tensor}, which does not come before it")
+                if tensor is not tensor.node.outputs[tensor.index]:
+                    raise GraphError(f"{node} reads a tensor that its node does not know")
+            seen.add(node)
+            if node.op.name == "assign":
+                variable = node.inputs[0].node
+                if variable in assigned:
+                    raise GraphError(
+                        f"variable {self.names[variable]!r} (made at {variable.location}) is assigned "
+                        f"twice in one step: at {assigned[variable].location} and {node.location}; "
+                        "assign the combined value once, or run the two in separate steps"
+                    )
+                assigned[variable] = node
+        if len(self.by_name) != len(self.nodes):
+            raise GraphError("two nodes have one name")
+        return self
+
+    def rewrite(
+        self, replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None]
+    ) -> Graph:
+        """The graph with nodes replaced, in order.
+
+        `replace(node, inputs)` gets a node and its already rewritten inputs, and returns the tensors that
+        stand for its outputs, or None to keep it. Replaced nodes' names pass to what replaces them.
+        """
+        mapped: dict[Tensor, Tensor] = {}
+        names: dict[Node, str] = {}
+        for node in self.nodes:
+            inputs = tuple(mapped[t] for t in node.inputs)
+            outputs = replace(node, inputs)
+            if outputs is None:
+                changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
+                outputs = (node.with_inputs(inputs) if changed else node).outputs
+            for old, new in zip(node.outputs, outputs, strict=True):
+                mapped[old] = new
+                names.setdefault(new.node, self.names[node])
+        return Graph([mapped[t] for t in self.outputs], names)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"<Graph of {len(self.nodes)} nodes, {len(self.outputs)} outputs>"
+
+    def __str__(self) -> str:
+        lines = []
+        for node in self.nodes:
+            inputs = ", ".join(_reference(t, self.names) for t in node.inputs)
+            attrs = "".join(f", {k}={_brief(v)}" for k, v in node.attrs.items())
+            specs = ", ".join(map(str, node.specs))
+            pin = f" @ {node.device}" if node.device else ""
+            lines.append(f"{self.names[node]}: {specs} = {node.op.name}({inputs}{attrs}){pin}")
+        lines.append("return " + ", ".join(_reference(t, self.names) for t in self.outputs))
+        return "\n".join(lines)
+
+
+def _closure(outputs: Sequence[Tensor]) -> tuple[Node, ...]:
+    """Nodes reachable from outputs. Inputs are built before consumers, so build order is topological."""
+    seen: set[Node] = set()
+    stack = [t.node for t in outputs]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(t.node for t in node.inputs)
+    return tuple(sorted(seen, key=lambda node: node.serial))
+
+
+def _unique_names(nodes: Sequence[Node], given: Mapping[Node, str]) -> dict[Node, str]:
+    """Each node's own name if free, else with the lowest free number: `matmul`, `matmul_1`, …"""
+    taken = {given[node] for node in nodes if node in given}
+    counts: Counter[str] = Counter()
+    names: dict[Node, str] = {}
+    for node in nodes:
+        name = given.get(node)
+        if name is None:
+            name = node.name
+            while name in taken:
+                counts[node.name] += 1
+                name = f"{node.name}_{counts[node.name]}"
+            taken.add(name)
+        names[node] = name
+    return names
+
+
+def _reference(tensor: Tensor, names: Mapping[Node, str]) -> str:
+    name = names[tensor.node]
+    return name if len(tensor.node.outputs) == 1 else f"{name}:{tensor.index}"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return repr(value.item()) if value.size == 1 else f"<{value.dtype}{value.shape}>"
+    return repr(value)
+
+
+def bind_attrs(attrs: Mapping[str, Any], bindings: Mapping[str, int]) -> Mapping[str, Any]:
+    """Attributes with symbolic sizes (alone, or in tuples) replaced by their values."""
+    return {name: _bound(value, bindings) for name, value in attrs.items()}
+
+
+def _bound(value: Any, bindings: Mapping[str, int]) -> Any:
+    if isinstance(value, Dim):
+        return evaluate(value, bindings)
+    if isinstance(value, tuple):
+        return tuple(_bound(v, bindings) for v in value)
+    return value

@@ -1,0 +1,511 @@
+"""Op, Node and Tensor: one recursive family of types, and the registry of ops.
+
+An `Op` declares everything about one operation in one block. Applying it makes a `Node`, which refers to its
+inputs and remembers the user's line; a node's outputs are `Tensor`s, which carry Python's operators. The
+operators look their function up by name in `FUNCTIONS`, so this module knows no particular op.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from graphflow.device import DeviceName
+from graphflow.errors import DTypeError, GraphError, GraphflowError
+from graphflow.spec import (
+    Equation,
+    Shape,
+    Size,
+    TensorSpec,
+    as_dtype,
+    kind,
+    promote,
+    recorded_equations,
+)
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_serial = itertools.count()
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Location(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def user_location() -> Location:
+    """The innermost line on the stack that is not graphflow's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return Location(frame.f_code.co_filename, frame.f_lineno)
+
+
+# Scopes: the only global state ----------------------------------------------------------------
+
+
+@dataclass
+class Streams:
+    """Numbers the random streams that are drawn from one seed."""
+
+    seed: int = 0
+    count: int = 0
+
+    def next(self) -> tuple[int, int]:
+        self.count += 1
+        return (self.seed, self.count - 1)
+
+
+@dataclass(frozen=True)
+class NameScope:
+    """Prefix of new nodes' names, where they count as made, and the source of their randomness."""
+
+    prefix: str = ""
+    location: Location | None = None
+    origin: Node | None = None
+    streams: Streams = field(default_factory=Streams)
+
+
+_name_scope: ContextVar[NameScope] = ContextVar("name_scope", default=NameScope())
+_device_scope: ContextVar[DeviceName] = ContextVar("device_scope", default=DeviceName())
+
+
+@contextmanager
+def name_scope(name: str) -> Iterator[None]:
+    """Prefix the names of nodes built in the block: `with gf.name_scope("tower"):`."""
+    with _scope(prefix=f"{_name_scope.get().prefix}{name}/"):
+        yield
+
+
+@contextmanager
+def device(name: str | DeviceName) -> Iterator[None]:
+    """Pin nodes built in the block: `/worker:1/cpu:0`, or partial names such as `gpu`, `/worker:1`.
+
+    An inner scope refines the outer one, part by part.
+
+    Raises:
+        DeviceError: the name is malformed.
+    """
+    name = DeviceName.parse(name) if isinstance(name, str) else name
+    token = _device_scope.set(_device_scope.get().refined(name))
+    try:
+        yield
+    finally:
+        _device_scope.reset(token)
+
+
+@contextmanager
+def made_by(origin: Node) -> Iterator[None]:
+    """Nodes built in the block (gradients) count as made at the line of `origin`, and stay near it."""
+    with _scope(prefix="gradients/", location=origin.location, origin=origin):
+        token = _device_scope.set(origin.device)
+        try:
+            yield
+        finally:
+            _device_scope.reset(token)
+
+
+@contextmanager
+def _scope(**changes: Any) -> Iterator[None]:
+    token = _name_scope.set(replace(_name_scope.get(), **changes))
+    try:
+        yield
+    finally:
+        _name_scope.reset(token)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw the streams of random nodes built in the block from `seed`, counted from 0."""
+    with _scope(streams=Streams(seed)):
+        yield
+
+
+def next_stream() -> tuple[int, int]:
+    """A stream (seed, number) that no other random node has."""
+    return _name_scope.get().streams.next()
+
+
+# Ops ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run of a node needs: floating point operations, and bytes moved (None: in + out)."""
+
+    flops: Size
+    bytes: Size | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One example call of an op for the tests over the whole registry.
+
+    `low` and `high` bound the random float inputs (keep away from kinks and poles); integer inputs are
+    drawn from [0, `classes`).
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    low: float = -2.0
+    high: float = 2.0
+    classes: int = 3
+
+
+def sample(*inputs: TensorSpec, low: float = -2.0, high: float = 2.0, classes: int = 3,
+           **attrs: Any) -> Sample:
+    """A `Sample` in one line: `sample(spec("float32", (3, 4)), axis=1)`."""
+    return Sample(inputs, attrs, low, high, classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operation, declared in one block.
+
+    infer(*specs, **attrs) -> TensorSpec or a tuple of them; may `equate` sizes, raises ShapeError, DTypeError.
+    kernel(xp, *arrays, **attrs) -> array(s); xp is numpy or cupy; never changes its inputs.
+    into(xp, out, *arrays, **attrs): the same, written to `out` (C-contiguous; a tuple for several outputs).
+    expr(xp, *scalars): the value of one element; given for elementwise ops instead of a kernel.
+    vjp(g, y, *inputs, **attrs) -> one cotangent tensor (or None) for each input; builds graph nodes.
+    cost(*specs, **attrs) -> Cost; default: one flop an output element.
+    samples: calls for the tests over the registry.
+    """
+
+    name: str
+    infer: Callable[..., TensorSpec | tuple[TensorSpec, ...]]
+    kernel: Callable[..., Any] | None = None
+    into: Callable[..., None] | None = None
+    expr: Callable[..., Any] | None = None
+    vjp: Callable[..., Sequence[Tensor | None]] | None = None
+    cost: Callable[..., Cost] | None = None
+    samples: Sequence[Sample] = ()
+    promotes: bool = False  # inputs are converted to one dtype; Python scalars take the tensors'
+    elementwise: bool = False  # out[i] depends on in[i] only: `out` may be an input's buffer
+    alias: bool = False  # the output is input 0's memory under another shape
+    pure: bool = True  # may be merged, folded and run again; False: state, randomness, side effects
+    random: bool = False  # the kernel takes `step=`, the session's step number
+    device_kinds: tuple[str, ...] = ("cpu", "gpu")
+
+    def __call__(self, *inputs: Any, name: str | None = None, **attrs: Any) -> Any:
+        """Apply to tensors (or what converts to them): a Tensor, or a tuple of them."""
+        tensors = promoted(self.name, inputs) if self.promotes else tuple(map(as_tensor, inputs))
+        outputs = make_node(self, tensors, attrs, name).outputs
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run(
+        self, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], step: int = 0
+    ) -> tuple[Any, ...]:
+        """The outputs for concrete arrays, freshly made."""
+        if self.expr is not None:
+            result = self.expr(xp, *arrays, **attrs)
+        elif self.kernel is None:
+            raise GraphError(f"op {self.name!r} has no kernel: it is not computed by itself")
+        elif self.random:
+            result = self.kernel(xp, *arrays, step=step, **attrs)
+        else:
+            result = self.kernel(xp, *arrays, **attrs)
+        return result if isinstance(result, tuple) else (result,)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+REGISTRY: dict[str, Op] = {}
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+
+def register(op: Op) -> Op:
+    """Enter an op into the registry; its name is its identity on the wire."""
+    if op.name in REGISTRY:
+        raise GraphError(f"op {op.name!r} is registered twice; choose another name")
+    REGISTRY[op.name] = op
+    FUNCTIONS.setdefault(op.name, op)
+    return op
+
+
+def function(f: F) -> F:
+    """Enter a public function under its own name, for Tensor's operators and methods to find."""
+    FUNCTIONS[f.__name__] = f
+    return f
+
+
+# Nodes ----------------------------------------------------------------------------------------
+
+
+class Node:
+    """One application of an op. Never changed; compared by identity."""
+
+    __slots__ = (
+        "attrs", "device", "equations", "inputs", "location", "name", "op", "origin", "outputs",
+        "serial", "specs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        op: Op,
+        inputs: tuple[Tensor, ...],
+        attrs: Mapping[str, Any],
+        specs: tuple[TensorSpec, ...],
+        *,
+        name: str,
+        device: DeviceName,
+        location: Location,
+        origin: Node | None = None,
+        equations: tuple[Equation, ...] = (),
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.attrs = attrs
+        self.specs = specs
+        self.name = name
+        self.device = device
+        self.location = location
+        self.origin = origin
+        self.equations = equations
+        self.serial = next(_serial)
+        self.outputs = tuple(Tensor(self, i) for i in range(len(specs)))
+
+    def with_inputs(self, inputs: tuple[Tensor, ...]) -> Node:
+        """The same application to other inputs of the same specs."""
+        return Node(
+            self.op, inputs, self.attrs, self.specs, name=self.name, device=self.device,
+            location=self.location, origin=self.origin, equations=self.equations,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name} {self.name!r} at {self.location}>"
+
+
+def make_node(
+    op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], name: str | None = None
+) -> Node:
+    """Check an application of an op by its shape rule and build the node.
+
+    Raises:
+        ShapeError, DTypeError, ArgumentError: the rule refuses; the message names op and line.
+    """
+    scope = _name_scope.get()
+    location = scope.location or user_location()
+    try:
+        with recorded_equations() as equations:
+            specs = op.infer(*(t.spec for t in inputs), **attrs)
+    except GraphflowError as error:
+        raise type(error)(f"{op.name} at {location}: {error}") from None
+    return Node(
+        op,
+        inputs,
+        attrs,
+        (specs,) if isinstance(specs, TensorSpec) else specs,
+        name=scope.prefix + (name or op.name),
+        device=_device_scope.get(),
+        location=location,
+        origin=scope.origin,
+        equations=tuple(equations),
+    )
+
+
+# Tensors --------------------------------------------------------------------------------------
+
+
+def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def operator(self: Tensor, other: Any) -> Any:
+        if not _convertible(other):
+            return NotImplemented
+        return FUNCTIONS[name](other, self) if swapped else FUNCTIONS[name](self, other)
+
+    return operator
+
+
+def _unary(name: str) -> Callable[[Any], Any]:
+    return lambda self: FUNCTIONS[name](self)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[name](self, *args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = f"`gf.{name}(self, ...)`."
+    return method
+
+
+class Tensor:
+    """The output number `index` of a node: symbolic, typed, usable with Python's operators.
+
+    `==` builds a node, so tensors are told apart by `is`; as dictionary keys they go by identity.
+    """
+
+    __slots__ = ("__weakref__", "index", "node")
+    __array_ufunc__ = None  # numpy arrays leave mixed operators to us
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node = node
+        self.index = index
+
+    @property
+    def spec(self) -> TensorSpec:
+        return self.node.specs[self.index]
+
+    @property
+    def shape(self) -> Shape:
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> Size:
+        return self.spec.size
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802 - the array API's name
+        return FUNCTIONS["matrix_transpose"](self) if self.ndim != 1 else self
+
+    @property
+    def mT(self) -> Tensor:  # noqa: N802 - the array API's name
+        return FUNCTIONS["matrix_transpose"](self)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name!r} {self.spec} at {self.node.location}>"
+
+    __hash__ = object.__hash__
+
+    def _no_value(self, what: str) -> GraphError:
+        return GraphError(
+            f"{self.name} (made at {self.node.location}) has no {what} while the graph is built: "
+            "it is symbolic; use gf.where for choices, Session.run for values"
+        )
+
+    def __bool__(self) -> bool:
+        raise self._no_value("truth value")
+
+    def __int__(self) -> int:
+        raise self._no_value("integer value")
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        raise self._no_value("float value")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._no_value("array")
+
+    def __len__(self) -> int:
+        if not self.ndim or not isinstance(self.shape[0], int):
+            raise self._no_value("length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([self[i] for i in range(len(self))])
+
+    __add__, __radd__ = _binary("add"), _binary("add", True)
+    __sub__, __rsub__ = _binary("subtract"), _binary("subtract", True)
+    __mul__, __rmul__ = _binary("multiply"), _binary("multiply", True)
+    __truediv__, __rtruediv__ = _binary("divide"), _binary("divide", True)
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _binary("floor_divide", True)
+    __mod__, __rmod__ = _binary("remainder"), _binary("remainder", True)
+    __pow__, __rpow__ = _binary("pow"), _binary("pow", True)
+    __matmul__, __rmatmul__ = _binary("matmul"), _binary("matmul", True)
+    __lt__, __le__ = _binary("less"), _binary("less_equal")
+    __gt__, __ge__ = _binary("greater"), _binary("greater_equal")
+    __eq__ = _binary("equal")  # type: ignore[assignment]
+    __ne__ = _binary("not_equal")  # type: ignore[assignment]
+    __and__, __rand__ = _binary("logical_and"), _binary("logical_and", True)
+    __or__, __ror__ = _binary("logical_or"), _binary("logical_or", True)
+    __xor__, __rxor__ = _binary("logical_xor"), _binary("logical_xor", True)
+    __invert__ = _unary("logical_not")
+    __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("abs")
+    __getitem__ = _method("getitem")
+
+    sum, mean, max, min, prod = map(_method, ("sum", "mean", "max", "min", "prod"))
+    var, std, any, all = map(_method, ("var", "std", "any", "all"))
+    argmax, argmin = _method("argmax"), _method("argmin")
+    astype, reshape, squeeze = _method("astype"), _method("reshape"), _method("squeeze")
+
+
+def _convertible(value: Any) -> bool:
+    return isinstance(value, Tensor | bool | int | float | np.ndarray | np.generic | list | tuple)
+
+
+def as_tensor(value: Any, dtype: Any = None) -> Tensor:
+    """A tensor as it is; arrays, lists and Python scalars as constants (float64 lists become float32).
+
+    Raises:
+        DTypeError: the value has no supported dtype.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if not _convertible(value):
+        raise DTypeError(f"cannot make a tensor of {type(value).__name__} {value!r}")
+    array = np.asarray(value)
+    if dtype is None and not isinstance(value, np.ndarray | np.generic) and array.dtype.kind == "f":
+        dtype = "float32"
+    array = array.astype(as_dtype(array.dtype if dtype is None else dtype))
+    array.flags.writeable = False
+    constant: Tensor = REGISTRY["constant"](value=array)
+    return constant
+
+
+def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Inputs converted to their common dtype; Python scalars are weak and take the tensors'.
+
+    Raises:
+        DTypeError: kinds would mix, or a scalar does not fit.
+    """
+    strong = [as_tensor(x) for x in inputs if not isinstance(x, bool | int | float)]
+    if not strong:
+        strong = [as_tensor(max(inputs, key=lambda x: (bool, int, float).index(type(x))))]
+    try:
+        dtype = strong[0].dtype
+        for tensor in strong[1:]:
+            dtype = promote(dtype, tensor.dtype)
+        scalars = iter(strong)
+        converted = (
+            _weak(x, dtype) if isinstance(x, bool | int | float) else next(scalars) for x in inputs
+        )
+        return tuple(t if t.dtype == dtype else FUNCTIONS["astype"](t, dtype) for t in converted)
+    except DTypeError as error:
+        raise DTypeError(f"{op_name} at {user_location()}: {error}") from None
+
+
+def _weak(scalar: float, dtype: np.dtype[Any]) -> Tensor:
+    rank = ("bool", "int", "float")
+    scalar_kind = rank[(bool, int, float).index(type(scalar))]
+    if rank.index(scalar_kind) > rank.index(kind(dtype)) or (
+        kind(dtype) != "float" and scalar_kind != kind(dtype)
+    ):
+        raise DTypeError(
+            f"Python scalar {scalar!r} does not fit {dtype}; convert the tensor with .astype first"
+        )
+    if kind(dtype) == "int" and not np.iinfo(dtype).min <= scalar <= np.iinfo(dtype).max:
+        raise DTypeError(f"Python scalar {scalar!r} is outside the range of {dtype}")
+    return as_tensor(scalar, dtype)
+
+
+__all__ = [
+    "FUNCTIONS", "REGISTRY", "Cost", "Location", "Node", "Op", "Sample", "Tensor",
+    "as_tensor", "device", "function", "made_by", "make_node", "name_scope", "next_stream",
+    "promoted", "register", "sample", "seeded", "user_location",
+]  # fmt: skip

@@ -1,0 +1,94 @@
+"""Shape rules and gradient pieces that several families share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
+from graphflow.op import FUNCTIONS, Tensor
+from graphflow.spec import Shape, TensorSpec, broadcast_shapes, kind, show_shape
+
+
+def same(x: TensorSpec, *others: TensorSpec, **attrs: Any) -> TensorSpec:
+    """Elementwise over broadcast inputs of one dtype."""
+    return TensorSpec(broadcast_shapes(x.shape, *(o.shape for o in others)), x.dtype)
+
+
+def same_float(x: TensorSpec, *others: TensorSpec, **attrs: Any) -> TensorSpec:
+    """As `same`, for floats only."""
+    require_kind(x, "float")
+    return same(x, *others)
+
+
+def same_numeric(x: TensorSpec, *others: TensorSpec, **attrs: Any) -> TensorSpec:
+    """As `same`, for ints and floats."""
+    require_kind(x, "int", "float")
+    return same(x, *others)
+
+
+def truth(x: TensorSpec, *others: TensorSpec, **attrs: Any) -> TensorSpec:
+    """As `same`, with a bool result."""
+    return same(x, *others).with_dtype(bool)
+
+
+def require_kind(x: TensorSpec, *kinds: str) -> None:
+    """Refuse dtypes of other kinds ("bool", "int", "float")."""
+    if kind(x.dtype) not in kinds:
+        raise DTypeError(f"takes {' or '.join(kinds)} tensors, not {x.dtype}; convert with .astype")
+
+
+def normalize_axis(axis: Any, rank: int) -> int:
+    """An axis counted from the front.
+
+    Raises:
+        ArgumentError: no int, or outside [-rank, rank).
+    """
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
+        raise ArgumentError(f"an axis is an int, not {axis!r}")
+    if not -rank <= axis < rank:
+        raise ShapeError(f"axis {axis} is outside a tensor of rank {rank}")
+    return int(axis) % rank
+
+
+def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
+    """Axes counted from the front, sorted; None means all.
+
+    Raises:
+        ArgumentError, ShapeError: not axes of the tensor, or one given twice.
+    """
+    if axis is None:
+        return tuple(range(rank))
+    given = tuple(axis) if isinstance(axis, tuple | list) else (axis,)
+    axes = tuple(sorted(normalize_axis(a, rank) for a in given))
+    if len(set(axes)) != len(axes):
+        raise ArgumentError(f"axes {given} name an axis twice")
+    return axes
+
+
+def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
+    """The shape after a reduction over normalised axes."""
+    if keepdims:
+        return tuple(1 if i in axes else s for i, s in enumerate(shape))
+    return tuple(s for i, s in enumerate(shape) if i not in axes)
+
+
+def unbroadcast(g: Tensor, shape: Shape) -> Tensor:
+    """Sum a cotangent over the axes along which an input of `shape` was broadcast to it."""
+    if g.shape == shape:
+        return g
+    extra = g.ndim - len(shape)
+    if extra < 0:
+        raise ShapeError(f"{show_shape(g.shape)} does not reduce to {show_shape(shape)}")
+    axes = tuple(range(extra)) + tuple(
+        i + extra for i, s in enumerate(shape) if s == 1 and g.shape[i + extra] != 1
+    )
+    if axes:
+        g = FUNCTIONS["sum"](g, axis=axes, keepdims=True)
+    return FUNCTIONS["reshape"](g, shape) if extra else g  # type: ignore[no-any-return]
+
+
+def zeros_like(x: Tensor) -> Tensor:
+    """A cotangent of zeros, for an input that does not matter."""
+    return FUNCTIONS["full_like"](x, 0)  # type: ignore[no-any-return]
