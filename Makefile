@@ -1,0 +1,59 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+#   make test PYTHON=python3.13          another interpreter (3.11 to 3.14)
+#   make test ARGS="-k placement -x"     further arguments for pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+SERIES := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+BIN := $(VENV)/bin
+# An environment belongs to one series of Python and one pyproject.toml: its stamp says which.
+CREATED := $(VENV)/.created-$(SERIES)
+
+.DELETE_ON_ERROR:
+.SECONDARY:
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo    train the four towers on the digits over two workers; writes plan.html, trace.json"
+	@echo "make test    the full default test run"
+	@echo "make lint    ruff, mypy, import-linter"
+	@echo "make bench   the benchmarks, as ratios against torch and JAX (a large install)"
+	@echo "make clean   remove the environment and everything that was built"
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/python examples/digits_towers.py
+	@for page in plan.html trace.json; do \
+		if [ -f "$$page" ]; then echo "wrote $(CURDIR)/$$page"; \
+		else echo "make demo: $$page was not written" >&2; exit 1; fi; done
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(VENV)/.installed-bench
+	@mkdir -p benchmarks/results
+	@set -e; for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean:
+	rm -rf $(VENV) build dist out plan.html trace.json benchmarks/results
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(CREATED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || { \
+		echo "graphflow needs Python 3.11 to 3.14, and $(PYTHON) is $(or $(SERIES),not found);" \
+			"name another: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed-%: $(CREATED)
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	@touch $@

@@ -1,0 +1,53 @@
+"""What every test shares: which tests run by default, and how hypothesis draws."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples on every run and machine, and no judgement by the clock.
+# To look for new ones: pytest --hypothesis-profile=explore
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", _PATIENT, derandomize=True)
+settings.register_profile("ci", _PATIENT, derandomize=True)
+settings.register_profile("explore", _PATIENT, derandomize=False, max_examples=1000)
+settings.load_profile("default")
+
+_ON_REQUEST = {
+    "browser": "drives a real browser: run with --run-browser",
+    "slow": "takes more than about ten seconds: run with --run-slow",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("graphflow")
+    group.addoption("--run-gpu", action="store_true", help="run gpu tests even if no GPU is found")
+    for marker in _ON_REQUEST:
+        group.addoption(f"--run-{marker}", action="store_true", help=f"run {marker} tests as well")
+
+
+@cache
+def _why_no_gpu() -> str | None:
+    """None where CuPy sees a device, else the reason to show."""
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+    except ImportError:
+        return "CuPy is not installed (pip install 'graphflow[gpu]')"
+    except Exception as error:
+        return f"CuPy finds no device ({error})"
+    return None if count else "CuPy finds no device"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker, reason in _ON_REQUEST.items():
+            if item.get_closest_marker(marker) and not config.getoption(f"--run-{marker}"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("gpu") and not config.getoption("--run-gpu"):
+            missing = _why_no_gpu()
+            if missing is not None:
+                item.add_marker(pytest.mark.skip(reason=f"{missing}: force with --run-gpu"))

@@ -1,0 +1,53 @@
+"""The project's own source files, parsed once for the tests that read them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("ops", "placement", "runtime")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the package: its module as it is imported, its path, its syntax tree."""
+
+    module: str
+    path: Path
+    tree: ast.Module
+
+    def at(self, node: ast.stmt | ast.expr) -> str:
+        return f"{self.path.relative_to(ROOT)}:{node.lineno}"
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Every file under `graphflow`, those behind the three links included, each once."""
+    found = []
+    for path in _files(ROOT / "graphflow"):
+        dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        found.append(Source(dotted.removesuffix(".__init__"), path, tree))
+    return tuple(found)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and entry.name != "__pycache__":
+            yield from _files(entry)
+        elif entry.suffix == ".py":
+            yield entry
+
+
+def imports(source: Source) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
+    """Each import statement with each full name it brings in, `a.b.c` for `from a.b import c`."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node, f"{base}.{alias.name}") for alias in node.names)

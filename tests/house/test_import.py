@@ -1,0 +1,77 @@
+"""What `import graphflow` costs a program that may never run a graph."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.house.sources import ROOT
+
+# Each of these loads where it is first needed.
+HEAVY = {
+    "bokeh",
+    "cupy",
+    "llvmlite",
+    "msgpack",
+    "multiprocessing",
+    "networkx",
+    "numba",
+    "onnx",
+    "rich",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "torch",
+    "typer",
+    "zmq",
+}
+
+# numpy comes first, so that its own threads and modules are not laid at graphflow's door.
+SURVEY = """
+import json, os, sys, threading
+import numpy
+
+modules, tasks, acts = set(sys.modules), os.listdir("/proc/self/task"), []
+
+def watch(event, args):
+    if event == "open":
+        writes = args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        acts.extend([f"writes {args[0]}"] if writes else [])
+    elif event in {"subprocess.Popen", "os.fork", "socket.__new__", "_thread.start_new_thread"}:
+        acts.append(event)
+
+sys.addaudithook(watch)
+import graphflow
+
+print(json.dumps({
+    "loaded": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
+    "threads": [len(tasks), len(os.listdir("/proc/self/task")), threading.active_count()],
+    "acts": acts,
+}))
+"""
+
+
+def _survey() -> dict[str, list[object]]:
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", SURVEY],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    survey: dict[str, list[object]] = json.loads(done.stdout)
+    return survey
+
+
+def test_importing_graphflow_loads_nothing_heavy() -> None:
+    assert HEAVY.intersection(_survey()["loaded"]) == set()
+
+
+def test_importing_graphflow_starts_no_thread_and_writes_nothing() -> None:
+    survey = _survey()
+    before, after, python_threads = survey["threads"]
+    assert (after, python_threads) == (before, 1)
+    assert survey["acts"] == []

@@ -1,0 +1,145 @@
+"""The rules of the house that no linter knows, read off the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.sources import PACKAGES, ROOT, Source, imports, sources
+
+# What runs code when it reads bytes, or hides that it does.
+UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+PICKLING_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
+# Of multiprocessing, only these do not pickle what they carry.
+PLAIN_MULTIPROCESSING = ("multiprocessing.shared_memory", "multiprocessing.resource_tracker")
+# Names under which distributions are imported, where the two differ.
+IMPORT_NAMES = {"pyzmq": "zmq", "scikit-learn": "sklearn", "cupy-cuda13x": "cupy"}
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def _in_no_function(tree: ast.Module) -> Iterator[ast.AST]:
+    """The nodes that run when the module is imported: bodies of functions are left out."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending += [*node.decorator_list, *node.args.defaults]
+            pending += [default for default in node.args.kw_defaults if default is not None]
+        elif not isinstance(node, ast.Lambda):
+            pending += ast.iter_child_nodes(node)
+
+
+def test_the_three_packages_are_relative_links_inside_graphflow() -> None:
+    for name in PACKAGES:
+        link = ROOT / "graphflow" / name
+        if link.is_symlink():  # an unpacked sdist holds the folders themselves
+            assert str(link.readlink()) == f"../{name}"
+        assert (link / "__init__.py").is_file()
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [str(s.path.relative_to(ROOT)) for s in sources() if not ast.get_docstring(s.tree)]
+    assert silent == []
+
+
+def test_imports_are_absolute_and_never_name_a_bare_folder() -> None:
+    wrong = [
+        f"{source.at(node)}: {name}"
+        for source in sources()
+        for node, name in imports(source)
+        if name.startswith(".") or name.split(".")[0] in PACKAGES
+    ]
+    assert wrong == []
+
+
+def test_internals_never_import_the_facade() -> None:
+    wrong = []
+    for source in sources():
+        if source.module == "graphflow":
+            continue
+        for node, name in imports(source):
+            whole = name == "graphflow"
+            reexported = name.count(".") == 1 and name.startswith("graphflow.")
+            if whole or (reexported and not _is_module(name)):
+                wrong.append(f"{source.at(node)}: {name}")
+    assert wrong == []
+
+
+def test_nothing_that_unpickles_is_imported() -> None:
+    wrong = []
+    for source in sources():
+        for node, name in imports(source):
+            head = name.split(".")[0]
+            pickles = head in UNPICKLERS or name.endswith(".ProcessPoolExecutor")
+            if head == "multiprocessing" and not name.startswith(PLAIN_MULTIPROCESSING):
+                pickles = True
+            if pickles:
+                wrong.append(f"{source.at(node)}: {name}")
+    assert wrong == []
+
+
+def test_nothing_that_unpickles_is_called() -> None:
+    wrong = []
+    for source in sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Attribute) and node.attr in PICKLING_METHODS:
+                wrong.append(f"{source.at(node)}: {node.attr}")
+            if isinstance(node, ast.Call):
+                wrong += [
+                    f"{source.at(node)}: allow_pickle"
+                    for keyword in node.keywords
+                    if keyword.arg == "allow_pickle"
+                    and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
+                ]
+    assert wrong == []
+
+
+def test_no_module_reads_the_environment_when_it_is_imported() -> None:
+    wrong = [
+        source.at(node)
+        for source in sources()
+        for node in _in_no_function(source.tree)
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("builtin", [Exception, ValueError, TypeError, RuntimeError, KeyError])
+def test_errors_raised_on_purpose_belong_to_the_hierarchy(builtin: type[Exception]) -> None:
+    wrong = []
+    for source in sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+                if isinstance(raised, ast.Name) and raised.id == builtin.__name__:
+                    wrong.append(source.at(node))
+    assert wrong == []
+
+
+def test_every_library_that_is_imported_is_declared() -> None:
+    assert sorted(_undeclared(sources())) == []
+
+
+def _undeclared(files: tuple[Source, ...]) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["gpu"], *extras["viz"]]
+    names = [re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in declared]
+    known = {IMPORT_NAMES.get(name, name) for name in names}
+    known |= {"graphflow", *sys.stdlib_module_names}
+    return {
+        f"{source.at(node)}: {name}"
+        for source in files
+        for node, name in imports(source)
+        if not name.startswith(".") and name.split(".")[0] not in known
+    }
