@@ -12,7 +12,6 @@ BIN := $(VENV)/bin
 CREATED := $(VENV)/.created-$(SERIES)
 
 .DELETE_ON_ERROR:
-.SECONDARY:
 .PHONY: help demo test lint bench clean
 
 help:

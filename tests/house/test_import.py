@@ -38,10 +38,15 @@ def watch(event, args):
     if event == "open":
         writes = args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         acts.extend([f"writes {args[0]}"] if writes else [])
-    elif event in {"subprocess.Popen", "os.fork", "socket.__new__", "_thread.start_new_thread"}:
+    elif event in {"subprocess.Popen", "os.fork", "socket.__new__"}:
         acts.append(event)
 
+def start(thread, started=threading.Thread.start):
+    acts.append(f"starts {thread.name}")
+    started(thread)
+
 sys.addaudithook(watch)
+threading.Thread.start = start
 import graphflow
 
 print(json.dumps({
