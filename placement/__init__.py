@@ -1,0 +1,29 @@
+"""Where every node runs, decided from costs: clusters, problems, the simulator and the placers.
+
+    timeline = simulate(problem, place(problem, placer="greedy"))
+
+Everything here is arrays and plain data; no socket is opened and no heavy library is loaded.
+"""
+
+from __future__ import annotations
+
+from graphflow.placement.cluster import Cluster, Device, Link, Worker
+from graphflow.placement.placers import Placer, get_placer, place, placer_names, register_placer
+from graphflow.placement.problem import Assignment, Problem
+from graphflow.placement.simulate import Timeline, simulate
+
+__all__ = [
+    "Assignment",
+    "Cluster",
+    "Device",
+    "Link",
+    "Placer",
+    "Problem",
+    "Timeline",
+    "Worker",
+    "get_placer",
+    "place",
+    "placer_names",
+    "register_placer",
+    "simulate",
+]

@@ -1,0 +1,490 @@
+"""The hardware as plain data: devices, workers, the links between them.
+
+A `Cluster` is where planning starts (the cost model reads speeds from it) and what a session starts
+or joins. It opens no socket and starts no process. Numbers that are None are for calibration to
+fill in; hypothetical hardware, which nobody can measure, must give them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from graphflow.device import DeviceName
+from graphflow.errors import ClusterError, DeviceError
+from graphflow.placement.host import MEMORY_SHARE, cores, device_memory, gpu_memory
+
+Kind = Literal["here", "local", "remote", "hypothetical"]
+CLIENT = "/client"
+
+_DEVICE = re.compile(r"/worker:(0|[1-9]\d*)/(cpu|gpu):(0|[1-9]\d*)")
+_LOCAL = re.compile(r"(cpu|gpu):(0|[1-9]\d*)")
+_ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One place where nodes run.
+
+    Args:
+        name: full name, "/worker:0/cpu:0".
+        kind: "cpu" or "gpu".
+        memory: bytes that plans may use.
+        threads: of a CPU device.
+        flops: flop/s of large float32 matmuls; None: to be measured.
+        bandwidth: bytes/s of its memory; None: to be measured.
+        launch: seconds to start one op; None: to be measured.
+    """
+
+    name: str
+    kind: Literal["cpu", "gpu"]
+    memory: int
+    threads: int | None = None
+    flops: float | None = None
+    bandwidth: float | None = None
+    launch: float | None = None
+
+    def __post_init__(self) -> None:
+        match = _DEVICE.fullmatch(self.name) if isinstance(self.name, str) else None
+        if match is None:
+            raise ClusterError(f"device name {self.name!r} is not of the form '/worker:0/cpu:0'")
+        if self.kind != match[2]:
+            raise ClusterError(
+                f"device {self.name}: kind is {self.kind!r}, the name says {match[2]!r}"
+            )
+        _whole(f"device {self.name}: memory (bytes)", self.memory)
+        if self.threads is not None:
+            _whole(f"device {self.name}: threads", self.threads)
+        for key, unit in (("flops", "flop/s"), ("bandwidth", "bytes/s")):
+            _number(f"device {self.name}: {key} ({unit})", getattr(self, key), zero=False)
+        _number(f"device {self.name}: launch (seconds)", self.launch, zero=True)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A one-way connection. `source` and `target` are devices, workers ("/worker:0": all its
+    devices) or "/client".
+
+    Args:
+        latency: seconds before the first byte arrives.
+        bandwidth: bytes/s.
+    """
+
+    source: str
+    target: str
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        for end in (self.source, self.target):
+            if end != CLIENT and not (
+                isinstance(end, str) and re.fullmatch(rf"{_DEVICE.pattern}|/worker:\d+", end)
+            ):
+                raise ClusterError(
+                    f"link end {end!r} is neither a device, a worker ('/worker:0') nor '{CLIENT}'"
+                )
+        where = f"link {self.source} -> {self.target}"
+        if self.latency is None or self.bandwidth is None:
+            raise ClusterError(f"{where}: give both latency (seconds) and bandwidth (bytes/s)")
+        _number(f"{where}: latency (seconds)", self.latency, zero=True)
+        _number(f"{where}: bandwidth (bytes/s)", self.bandwidth, zero=False)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process and its devices; `address` is where a remote one listens."""
+
+    index: int
+    address: str | None
+    devices: tuple[Device, ...]
+
+    def __post_init__(self) -> None:
+        where = f"worker {self.index}"
+        object.__setattr__(self, "devices", tuple(self.devices))
+        if not self.devices:
+            raise ClusterError(f"{where} has no devices; give at least 'cpu:0'")
+        for device in self.devices:
+            if not device.name.startswith(f"/worker:{self.index}/"):
+                raise ClusterError(
+                    f"{where} holds {device.name}: the name belongs to another worker"
+                )
+        names = [device.name for device in self.devices]
+        for name in names:
+            if names.count(name) > 1:
+                raise ClusterError(f"{where} lists {name} twice")
+        if self.address is not None:
+            match = _ADDRESS.fullmatch(self.address) if isinstance(self.address, str) else None
+            if match is None or not 0 < int(match[2]) < 65536:
+                raise ClusterError(
+                    f"{where}: address {self.address!r} is not of the form 'tcp://host:port'"
+                )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the worker is on this host and unreachable from others."""
+        return (
+            self.address is None
+            or _host(self.address) in ("localhost", "::1")
+            or _host(self.address).startswith("127.")
+        )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers and what is known of the links between them.
+
+    Args:
+        workers: numbered from 0.
+        links: those described; missing ones are measured.
+        kind: "here" (devices of this process), "local" (worker processes that the session starts),
+        "remote" (workers
+            that listen at their addresses), "hypothetical" (to plan with; a session refuses).
+        insecure: the user accepts addresses beyond loopback without keys; the runtime checks it.
+        deadline: seconds for all workers to come up.
+        source: the file it was read from.
+
+    Raises:
+        ClusterError: no workers, a duplicate address or device, a number that is NaN, infinite,
+        negative or zero where
+            it may not be, a link that names no device, hypothetical hardware without numbers.
+    """
+
+    workers: tuple[Worker, ...]
+    links: tuple[Link, ...] = ()
+    kind: Kind = "here"
+    insecure: bool = False
+    deadline: float = 60.0
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "workers", tuple(self.workers))
+        object.__setattr__(self, "links", tuple(self.links))
+        if not self.workers:
+            raise ClusterError("a cluster needs at least one worker")
+        if self.kind not in ("here", "local", "remote", "hypothetical"):
+            raise ClusterError(
+                f"cluster kind {self.kind!r} is none of here, local, remote, hypothetical"
+            )
+        if [worker.index for worker in self.workers] != list(range(len(self.workers))):
+            raise ClusterError(
+                f"workers must be numbered 0, 1, …; got {[worker.index for worker in self.workers]}"
+            )
+        _number("deadline (seconds)", self.deadline, zero=False)
+        self._check_addresses()
+        self._check_links()
+        if self.kind == "hypothetical":
+            self._check_numbers()
+
+    # Constructors -----------------------------------------------------------------------------
+
+    @classmethod
+    def here(
+        cls, devices: tuple[str, ...] | list[str] = ("cpu:0",), threads: int | None = None
+    ) -> Self:
+        """Devices of this process. `threads` for each CPU device, default: the cores shared among
+        them.
+
+        Raises:
+            DeviceError: a malformed name, or a GPU that this process cannot use.
+        """
+        return cls((_worker_on_this_host(0, devices, threads, processes=1),), kind="here")
+
+    @classmethod
+    def local(
+        cls,
+        workers: int = 2,
+        devices: tuple[str, ...] | list[str] = ("cpu:0",),
+        threads: int | None = None,
+        deadline: float = 60.0,
+    ) -> Self:
+        """Worker processes on this host, started by a session. `threads` for each CPU device,
+        default: its share.
+
+        Raises:
+            DeviceError: a malformed name, or a GPU that this host does not have.
+            ClusterError: fewer than one worker, a deadline that is not positive.
+        """
+        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+            raise ClusterError(f"workers must be a number of processes >= 1, not {workers!r}")
+        made = tuple(
+            _worker_on_this_host(i, devices, threads, processes=workers) for i in range(workers)
+        )
+        return cls(made, kind="local", deadline=deadline)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a cluster from TOML (see `cluster_file` for the keys). Without addresses it is
+        hypothetical.
+
+        Raises:
+            ClusterError: unreadable, malformed or wrong; names file, line, key and remedy.
+        """
+        from graphflow.placement.cluster_file import read
+
+        return cls.from_dict(read(Path(path)))
+
+    @classmethod
+    def hypothetical(
+        cls,
+        workers: int = 1,
+        devices: tuple[str, ...] | list[str] = ("gpu:0",),
+        *,
+        flops: float,
+        bandwidth: float,
+        memory: int,
+        launch: float = 5e-6,
+        link_latency: float = 0.0,
+        link_bandwidth: float | None = None,
+    ) -> Self:
+        """Equal workers of equal devices, all linked alike: to plan for hardware one does not have.
+
+        Args:
+            flops, bandwidth, memory, launch: of each device, as in `Device`.
+            link_latency, link_bandwidth: seconds and bytes/s between any two devices, and from and
+            to the client;
+                needed where there is more than one device.
+        """
+        made = tuple(
+            Worker(
+                index,
+                None,
+                tuple(
+                    Device(
+                        f"/worker:{index}/{name}",
+                        local_kind(name),
+                        memory,
+                        None,
+                        flops,
+                        bandwidth,
+                        launch,
+                    )
+                    for name in devices
+                ),
+            )
+            for index in range(workers)
+        )
+        ends = [device.name for worker in made for device in worker.devices] + [CLIENT]
+        links: tuple[Link, ...] = ()
+        if link_bandwidth is not None:
+            links = tuple(
+                Link(a, b, link_latency, link_bandwidth) for a in ends for b in ends if a != b
+            )
+        return cls(made, links, kind="hypothetical")
+
+    # Names ------------------------------------------------------------------------------------
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Full names of all devices, worker by worker."""
+        return tuple(device.name for worker in self.workers for device in worker.devices)
+
+    def device(self, name: str) -> Device:
+        """The device of that full name.
+
+        Raises:
+            DeviceError: there is none.
+        """
+        for worker in self.workers:
+            for device in worker.devices:
+                if device.name == name:
+                    return device
+        raise DeviceError(
+            f"no device {name!r}{_suggest(name, self.devices)}; there are {', '.join(self.devices)}"
+        )
+
+    def match(self, constraint: str) -> tuple[str, ...]:
+        """Devices that a name allows: "gpu", "cpu:1", "/worker:1", "/worker:1/cpu:0".
+
+        Raises:
+            DeviceError: the name is malformed, or fits no device of this cluster.
+        """
+        hint = _suggest(str(constraint), self._partial_names())
+        try:
+            wanted = DeviceName.parse(constraint)
+        except DeviceError as error:
+            raise DeviceError(f"{error}{hint}") from None
+        if not wanted:
+            raise DeviceError(f"{constraint!r} names no part of a device{hint}")
+        found = tuple(name for name in self.devices if wanted.matches(DeviceName.parse(name)))
+        if not found:
+            there = ", ".join(self.devices)
+            raise DeviceError(f"no device fits {constraint!r}{hint}; there are {there}")
+        return found
+
+    def link(self, source: str, target: str) -> Link | None:
+        """The most specific link described between two devices (or "/client"), or None where it is
+        to be measured.
+        """
+        best: tuple[int, Link] | None = None
+        for link in self.links:
+            fit = _covers(link.source, source) + _covers(link.target, target)
+            if (
+                _covers(link.source, source)
+                and _covers(link.target, target)
+                and (best is None or fit > best[0])
+            ):
+                best = (fit, link)
+        return best[1] if best else None
+
+    def _partial_names(self) -> list[str]:
+        names = {*self.devices, *(f"/worker:{worker.index}" for worker in self.workers)}
+        for device in self.devices:
+            local = device.rpartition("/")[2]
+            names |= {local, local.partition(":")[0]}
+        return sorted(names)
+
+    # Plain data -------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for plans and wires."""
+        return {
+            "kind": self.kind,
+            "insecure": self.insecure,
+            "deadline": self.deadline,
+            "source": self.source,
+            "workers": [asdict(worker) for worker in self.workers],
+            "links": [asdict(link) for link in self.links],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The cluster that `to_dict` described.
+
+        Raises:
+            ClusterError: a key is missing or unknown, or a value is wrong.
+        """
+        known = {field.name for field in fields(cls)}
+        if not isinstance(data, dict) or not isinstance(data.get("workers"), (list, tuple)):
+            raise ClusterError("a cluster description needs a list 'workers'")
+        for key in data:
+            if key not in known:
+                raise ClusterError(
+                    f"unknown key {key!r} in a cluster description{_suggest(str(key), known)}"
+                )
+        try:
+            workers = tuple(
+                Worker(w["index"], w["address"], tuple(Device(**device) for device in w["devices"]))
+                for w in data["workers"]
+            )
+            links = tuple(Link(**link) for link in data.get("links", ()))
+            rest = {key: value for key, value in data.items() if key not in ("workers", "links")}
+            return cls(workers, links, **rest)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ClusterError(f"malformed cluster description: {error}") from None
+
+    # Checks -----------------------------------------------------------------------------------
+
+    def _check_addresses(self) -> None:
+        seen: dict[str, int] = {}
+        for worker in self.workers:
+            if self.kind == "remote" and worker.address is None:
+                raise ClusterError(
+                    f"worker {worker.index} has no address; the others do: give it 'tcp://host:port'"
+                )
+            if worker.address is not None:
+                if worker.address in seen:
+                    raise ClusterError(
+                        f"workers {seen[worker.address]} and {worker.index} share "
+                        f"the address {worker.address}"
+                    )
+                seen[worker.address] = worker.index
+
+    def _check_links(self) -> None:
+        ends = [CLIENT, *self.devices, *(f"/worker:{worker.index}" for worker in self.workers)]
+        seen: set[tuple[str, str]] = set()
+        for link in self.links:
+            for end in (link.source, link.target):
+                if end not in ends:
+                    raise ClusterError(
+                        f"link {link.source} -> {link.target}: no {end!r} here{_suggest(end, ends)}"
+                    )
+            if (link.source, link.target) in seen:
+                raise ClusterError(f"link {link.source} -> {link.target} is described twice")
+            seen.add((link.source, link.target))
+
+    def _check_numbers(self) -> None:
+        for worker in self.workers:
+            for device in worker.devices:
+                for key in ("flops", "bandwidth", "launch"):
+                    if getattr(device, key) is None:
+                        raise ClusterError(
+                            f"device {device.name} is hypothetical: it cannot be measured, "
+                            f"so give {key!r} "
+                            "(or give its worker an address)"
+                        )
+        for source in self.devices:
+            for target in self.devices:
+                if source != target and self.link(source, target) is None:
+                    raise ClusterError(
+                        f"link {source} -> {target} is hypothetical: it cannot be measured, "
+                        "so give its latency and "
+                        "bandwidth (or a default link)"
+                    )
+
+
+def _worker_on_this_host(
+    index: int, names: tuple[str, ...] | list[str], threads: int | None, processes: int
+) -> Worker:
+    if isinstance(names, str):
+        names = (names,)
+    kinds = [local_kind(name) for name in names]
+    cpus = max(1, kinds.count("cpu"))
+    share = threads if threads is not None else max(1, cores() // (processes * cpus))
+    made = []
+    for name, kind in zip(names, kinds, strict=True):
+        full = f"/worker:{index}/{name}"
+        if kind == "cpu":
+            made.append(Device(full, kind, device_memory(processes * cpus), share))
+        else:
+            made.append(
+                Device(full, kind, max(1, int(gpu_memory(name) * MEMORY_SHARE / processes)))
+            )
+    return Worker(index, None, tuple(made))
+
+
+def local_kind(name: str) -> Literal["cpu", "gpu"]:
+    """Kind of a device by its name within a worker, "cpu:0"."""
+    match = _LOCAL.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        hint = _suggest(str(name), ("cpu:0", "gpu:0", "cpu:1", "gpu:1"))
+        raise DeviceError(
+            f"{name!r} is not a device of a worker{hint}; write 'cpu:0', 'cpu:1' or 'gpu:0'"
+        )
+    return "cpu" if match[1] == "cpu" else "gpu"
+
+
+def _covers(end: str, name: str) -> int:
+    """2: the link's end is this very device; 1: its worker; 0: neither."""
+    if end == name:
+        return 2
+    return int(name.startswith(f"{end}/"))
+
+
+def _host(address: str) -> str:
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]").lower()
+
+
+def _whole(what: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ClusterError(f"{what} must be a whole number >= 1, not {value!r}")
+
+
+def _number(what: str, value: object, *, zero: bool) -> None:
+    if value is None:
+        return
+    wanted = "a finite number >= 0" if zero else "a finite number > 0"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ClusterError(f"{what} must be {wanted}, not {value!r}")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise ClusterError(f"{what} is {value}; it must be {wanted}")
+
+
+def _suggest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word.lower(), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,124 @@
+"""What a placer is, and where placers are found by name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from graphflow.errors import MemoryLimitError, PlacementError
+from graphflow.placement.problem import Assignment, Floats, Problem
+from graphflow.placement.simulate import simulate
+
+
+@dataclass(frozen=True)
+class Placer(ABC):
+    """An algorithm that answers a placement problem; its fields are its settings."""
+
+    @abstractmethod
+    def place(self, problem: Problem) -> Assignment:
+        """Place every node; the same problem always gives the same assignment."""
+
+
+_PLACERS: dict[str, Placer] = {}
+
+
+def register_placer(name: str, placer: Placer) -> None:
+    """Make a placer available as `placer="name"`.
+
+    Raises:
+        PlacementError: the name is taken by a placer of another type, or `placer` is not a
+        `Placer`.
+    """
+    if not isinstance(placer, Placer):
+        raise PlacementError(
+            f"placer {name!r} must be an instance of Placer, not {type(placer).__name__}"
+        )
+    if name in _PLACERS and type(_PLACERS[name]) is not type(placer):
+        raise PlacementError(
+            f"a placer named {name!r} exists ({type(_PLACERS[name]).__name__}); choose another name"
+        )
+    _PLACERS[name] = placer
+
+
+def placer_names() -> tuple[str, ...]:
+    """Names of all registered placers."""
+    _discover()
+    return tuple(sorted(_PLACERS))
+
+
+def get_placer(placer: str | Placer) -> Placer:
+    """The placer of that name; a placer itself passes through.
+
+    Raises:
+        PlacementError: no such placer; the message lists those that exist.
+    """
+    if isinstance(placer, Placer):
+        return placer
+    if not isinstance(placer, str):
+        raise PlacementError(f"placer must be a name or a Placer, not {type(placer).__name__}")
+    names = placer_names()
+    if placer not in names:
+        close = difflib.get_close_matches(placer, names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise PlacementError(f"no placer named {placer!r}{hint} There are: {', '.join(names)}")
+    return _PLACERS[placer]
+
+
+def place(problem: Problem, placer: str | Placer = "greedy") -> Assignment:
+    """Decide where and in which order the nodes of a problem run.
+
+    Raises:
+        PlacementError: no such placer, or a placer's answer breaks a constraint.
+        MemoryLimitError: the placer found nothing that fits the devices' memory.
+    """
+    assignment = get_placer(placer).place(problem)
+    peak = simulate(problem, assignment).peak_memory
+    if np.any(peak > problem.capacity):
+        raise memory_error(problem, peak)
+    return assignment
+
+
+def memory_error(problem: Problem, peak: Floats) -> MemoryLimitError:
+    """Say what is missing where, and which nodes are the biggest."""
+    missing = peak - problem.capacity
+    at = int(np.argmax(missing))
+    transient = (
+        problem.output_memory if problem.output_memory is not None else np.zeros(problem.nodes)
+    )
+    need = problem.memory + transient
+    biggest = [int(v) for v in np.argsort(-need, kind="stable")[:5] if need[v] > 0]
+    error = MemoryLimitError(
+        f"no placement found that fits: device {at} would need {size(peak[at])} "
+        f"of its {size(problem.capacity[at])} "
+        f"({size(missing[at])} missing); all nodes keep {size(float(problem.memory.sum()))} "
+        "between steps, and the "
+        f"devices offer {', '.join(size(c) for c in problem.capacity)}; biggest nodes: "
+        + ", ".join(f"{v} ({size(need[v])})" for v in biggest)
+        + ". Use more or larger devices, smaller batches, or loosen pins and groups"
+    )
+    error.nodes = tuple(biggest)
+    return error
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    if not np.isfinite(count):
+        return "unlimited memory"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def _discover() -> None:
+    """Import the modules beside this one: each registers its placer."""
+    package = __name__.rpartition(".")[0]
+    for module in sorted(info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)])):
+        importlib.import_module(f"{package}.{module}")

@@ -1,0 +1,310 @@
+"""The simulator: Problem + Assignment -> Timeline, with the runtime's own rules.
+
+Each device runs its nodes one at a time, in the assignment's order restricted to it. A tensor
+leaves for every other device that reads it as soon as it is made, once per device. A transfer takes
+latency + bytes / bandwidth; under contention a link moves the bytes of one tensor at a time, first
+ready first served, while latencies overlap. The same engine, given priorities in place of an order,
+makes one (`schedule`): so what a placer predicts is what the simulator says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphflow.placement.problem import Assignment, Floats, Ints, Problem
+
+TRANSFER = np.dtype(
+    [
+        ("tensor", np.int64),
+        ("node", np.int64),
+        ("source", np.int64),
+        ("target", np.int64),
+        ("start", np.float64),
+        ("finish", np.float64),
+        ("bytes", np.float64),
+    ]
+)
+"""A transfer: tensor id, the node that made it, source and target device, seconds, bytes."""
+
+TransferRow = tuple[int, int, int, int, float, float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """What happens when, in seconds from the start of the step.
+
+    Args:
+        start, finish: (n,) of each node.
+        device: (n,) where each node runs.
+        order: (n,) the nodes as they run, producers first.
+        transfers: (t,) records of dtype `TRANSFER`, in order of readiness; `finish` is the arrival.
+        makespan: when the last node finishes.
+        peak_memory: (d,) bytes, persistent and live transient memory together.
+        busy: (d,) seconds each device computes.
+    """
+
+    start: Floats
+    finish: Floats
+    device: Ints
+    order: Ints
+    transfers: NDArray[Any]
+    makespan: float
+    peak_memory: Floats
+    busy: Floats
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return len(self.busy)
+
+    @property
+    def idle(self) -> Floats:
+        """(d,) seconds each device does not compute before the makespan."""
+        return self.makespan - self.busy
+
+    def on(self, device: int) -> Ints:
+        """The nodes of one device in the order they run."""
+        mine: Ints = self.order[self.device[self.order] == device]
+        return mine
+
+    @cached_property
+    def traffic(self) -> dict[tuple[int, int], float]:
+        """Bytes over each link (source, target) in use."""
+        total: dict[tuple[int, int], float] = {}
+        for row in self.transfers:
+            link = (int(row["source"]), int(row["target"]))
+            total[link] = total.get(link, 0.0) + float(row["bytes"])
+        return total
+
+
+def simulate(problem: Problem, assignment: Assignment) -> Timeline:
+    """What the runtime will do with this assignment.
+
+    Time O((n + e) log n) for n nodes and e edges.
+
+    Raises:
+        ProblemError: the assignment does not fit the problem (see `Assignment.validate`).
+    """
+    assignment.validate(problem)
+    order = assignment.order.tolist()
+    position = [0] * len(order)
+    for place, node in enumerate(order):
+        position[node] = place
+    return timeline(problem, execute(problem, assignment.device.tolist(), position, order))
+
+
+def schedule(problem: Problem, device: list[int], priority: list[float]) -> Run:
+    """Run a device map without a given order: an idle device takes its ready node of least
+    `priority`.
+
+    Simulating the resulting order gives the same times.
+    """
+    return execute(problem, device, priority, None)
+
+
+@dataclass
+class Run:
+    """Raw result of one execution: lists, because the placers make thousands of them."""
+
+    device: list[int]
+    start: list[float]
+    finish: list[float]
+    started: list[int]
+    finished: list[int]
+    order: list[int]
+    transfers: list[TransferRow]
+    makespan: float
+
+    def assignment(self) -> Assignment:
+        """The device map with the order in which the nodes ran."""
+        return Assignment(
+            np.array(self.device, dtype=np.int64), np.array(self.order, dtype=np.int64)
+        )
+
+
+def execute(
+    problem: Problem,
+    device: list[int],
+    priority: list[int] | list[float],
+    order: list[int] | None,
+) -> Run:
+    """The event loop behind `simulate` (with an order) and `schedule` (without one).
+
+    `started` and `finished` number the starts and ends of nodes as they are processed: they order
+    what happens at one instant, where nodes that cost nothing start and end together.
+    """
+    n, d = problem.nodes, problem.devices
+    compute, outputs = problem.compute_rows, problem.outputs
+    latency, bandwidth, contention = (
+        problem.latency_rows,
+        problem.bandwidth_rows,
+        problem.contention,
+    )
+    start, finish, arrival = [0.0] * n, [0.0] * n, [0.0] * n
+    started, finished, missing = [0] * n, [0] * n, list(problem.input_counts)
+    ready: list[list[tuple[float, int]]] = [[] for _ in range(d)]
+    queues = _queues(order, device, d)
+    position = [0] * d
+    busy = [False] * d
+    free: dict[int, float] = {}
+    transfers: list[TransferRow] = []
+    ran: list[int] = []
+    events: list[tuple[float, int]] = []
+    now, tick = 0.0, 0
+    for node in range(n):
+        if missing[node] == 0:
+            heappush(ready[device[node]], (priority[node], node))
+    touched = set(range(d))
+    while True:
+        for at in sorted(touched) if len(touched) > 1 else touched:
+            if busy[at] or not ready[at]:
+                continue
+            node = ready[at][0][1]
+            if queues is not None:
+                if queues[at][position[at]] != node:
+                    continue
+                position[at] += 1
+            heappop(ready[at])
+            busy[at] = True
+            start[node], started[node] = now, tick
+            tick += 1
+            ran.append(node)
+            heappush(events, (now + compute[node][at], node))
+        if not events:
+            break
+        now = events[0][0]
+        touched = set()
+        while events and events[0][0] == now:
+            code = heappop(events)[1]
+            if code >= n:  # the last input of a node arrived
+                node = code - n
+                heappush(ready[device[node]], (priority[node], node))
+                touched.add(device[node])
+                continue
+            at = device[code]
+            busy[at] = False
+            touched.add(at)
+            finish[code], finished[code] = now, tick
+            tick += 1
+            for tensor, size, readers in outputs[code]:
+                arrived = {at: now}
+                for reader in readers:
+                    to = device[reader]
+                    comes = arrived.get(to)
+                    if comes is None:
+                        leaves, moving = now, size / bandwidth[at][to]
+                        if contention:
+                            link = at * d + to
+                            leaves = max(now, free.get(link, 0.0))
+                            free[link] = leaves + moving
+                        arrived[to] = comes = leaves + latency[at][to] + moving
+                        transfers.append((tensor, code, at, to, leaves, comes, size))
+                    if comes > arrival[reader]:
+                        arrival[reader] = comes
+                    missing[reader] -= 1
+                    if missing[reader] == 0:
+                        if arrival[reader] <= now:
+                            heappush(ready[to], (priority[reader], reader))
+                            touched.add(to)
+                        else:
+                            heappush(events, (arrival[reader], n + reader))
+    return Run(device, start, finish, started, finished, ran, transfers, max(finish, default=0.0))
+
+
+def timeline(problem: Problem, run: Run) -> Timeline:
+    """A run as arrays, with its memory."""
+    device = np.array(run.device, dtype=np.int64)
+    nodes = np.arange(problem.nodes)
+    busy = np.bincount(device, weights=problem.compute[nodes, device], minlength=problem.devices)
+    result = Timeline(
+        start=np.array(run.start, dtype=np.float64),
+        finish=np.array(run.finish, dtype=np.float64),
+        device=device,
+        order=np.array(run.order, dtype=np.int64),
+        transfers=np.array(run.transfers, dtype=TRANSFER),
+        makespan=run.makespan,
+        peak_memory=peak_memory(problem, run),
+        busy=busy.astype(np.float64),
+    )
+    for array in (
+        result.start,
+        result.finish,
+        result.device,
+        result.order,
+        result.transfers,
+        result.peak_memory,
+        result.busy,
+    ):
+        array.setflags(write=False)
+    return result
+
+
+def peak_memory(problem: Problem, run: Run) -> Floats:
+    """(d,) bytes: persistent memory plus the most transient memory alive at once, by device.
+
+    Where instants coincide, what the order of execution does not decide counts as alive.
+    """
+    device = np.array(run.device, dtype=np.int64)
+    resident = np.bincount(device, weights=problem.memory, minlength=problem.devices).astype(
+        np.float64
+    )
+    if problem.output_memory is None or problem.nodes == 0:
+        return resident
+    rows = _memory_events(problem, run)
+    where = np.array([row[0] for row in rows], dtype=np.int64)
+    when = np.array([row[1] for row in rows])
+    tick = np.array([row[2] for row in rows])
+    change = np.array([row[3] for row in rows])
+    order = np.lexsort((tick, when, where))
+    for at in range(problem.devices):
+        mine = order[where[order] == at]
+        if len(mine):
+            resident[at] += max(0.0, float(np.cumsum(change[mine]).max()))
+    return resident
+
+
+def _memory_events(problem: Problem, run: Run) -> list[tuple[int, float, float, float]]:
+    """Allocations and releases as (device, time, tick, bytes)."""
+    assert problem.output_memory is not None
+    output_memory = problem.output_memory.tolist()
+    rows: list[tuple[int, float, float, float]] = []
+    sent: dict[tuple[int, int], TransferRow] = {(row[0], row[3]): row for row in run.transfers}
+    late = float(2 * problem.nodes)
+    for node, outputs in enumerate(problem.outputs):
+        at = run.device[node]
+        end = (run.finish[node], float(run.finished[node]))
+        for tensor, size, readers in outputs:
+            ends: dict[int, tuple[float, float]] = {}
+            for reader in readers:
+                done = (run.finish[reader], float(run.finished[reader]))
+                to = run.device[reader]
+                if done > ends.get(to, (-1.0, -1.0)):
+                    ends[to] = done
+            for to, done in ends.items():
+                if to == at:
+                    end = max(end, done)
+                    continue
+                row = sent[tensor, to]
+                end = max(end, (row[5], late))
+                if size:
+                    rows.append((to, row[4], -1.0, size))
+                    rows.append((to, done[0], done[1], -size))
+        if output_memory[node]:
+            rows.append((at, run.start[node], float(run.started[node]), output_memory[node]))
+            rows.append((at, end[0], end[1], -output_memory[node]))
+    return rows
+
+
+def _queues(order: list[int] | None, device: list[int], devices: int) -> list[list[int]] | None:
+    if order is None:
+        return None
+    queues: list[list[int]] = [[] for _ in range(devices)]
+    for node in order:
+        queues[device[node]].append(node)
+    return queues
