@@ -1,0 +1,418 @@
+"""Indexing by computed places: taking or adding elements.
+
+Two pairs of ops are each other's gradient: `take` and `scatter_add` (whole slices along an axis),
+`take_along_axis` and `scatter_add_along_axis` (single elements). Additions to one place happen in
+the order of the indices, on any device, so that results do not change from run to run.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops.creation import zeros
+from graphflow.ops.rules import normalize_axis, require_kind
+from graphflow.spec import (
+    Dim,
+    Shape,
+    Size,
+    TensorSpec,
+    as_dtype,
+    equate,
+    normalize_shape,
+    product,
+    show_shape,
+    spec,
+)
+
+F = spec("float32", (3, 4))
+CUBE = spec("float32", (3, 2, 4))
+I64 = "int64"
+
+
+# Indices in kernels -----------------------------------------------------------------------------
+
+
+def _checked(xp: Any, indices: Any, n: int) -> Any:
+    """Indices as int64, counted from the front.
+
+    Raises:
+        IndexError: one is outside [-n, n).
+    """
+    indices = indices.astype(np.int64, copy=False)
+    if indices.size:
+        low, high = int(indices.min()), int(indices.max())
+        if low < -n or high >= n:
+            raise IndexError(f"index {low if low < -n else high} is outside an axis of size {n}")
+        if low < 0:
+            indices = xp.where(indices < 0, indices + n, indices)
+    return indices
+
+
+def _add_rows(xp: Any, out: Any, indices: Any, updates: Any) -> None:
+    """out[indices[j]] += updates[j] for j = 0, 1, … in this order; out (n, m), updates (k, m)."""
+    if xp is np:
+        np.add.at(out, indices, updates)
+        return
+    # Atomic additions come in any order; here one thread adds all that falls on its element.
+    order = xp.argsort(indices, kind="stable")
+    bounds = xp.searchsorted(indices[order], xp.arange(out.shape[0] + 1))
+    _segment_add()(updates, order, bounds, np.int64(out.shape[1]), out)
+
+
+@cache
+def _segment_add() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "raw T updates, raw int64 order, raw int64 bounds, int64 width",
+        "T out",
+        """
+        long long row = i / width, column = i % width;
+        T total = out;
+        for (long long j = bounds[row]; j < bounds[row + 1]; ++j) {
+            total += updates[order[j] * width + column];
+        }
+        out = total;
+        """,
+        "graphflow_segment_add",
+    )
+
+
+# take and scatter_add: whole slices along an axis -----------------------------------------------
+
+
+def _taken_shape(x: TensorSpec, indices: TensorSpec, axis: int) -> Shape:
+    require_kind(indices, "int")
+    return x.shape[:axis] + indices.shape + x.shape[axis + 1 :]
+
+
+def _take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
+    indices = _checked(xp, indices, x.shape[axis])
+    if out.size:
+        # mode "wrap" writes straight to out; the indices are known to be inside
+        xp.take(x, indices, axis, out=out, mode="wrap")
+
+
+def _take_kernel(xp: Any, x: Any, indices: Any, axis: int) -> Any:
+    out = xp.empty(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype)
+    _take_into(xp, out, x, indices, axis)
+    return out
+
+
+take_op = register(
+    Op(
+        "take",
+        infer=lambda x, indices, axis: x.with_shape(_taken_shape(x, indices, axis)),
+        kernel=_take_kernel,
+        into=_take_into,
+        vjp=lambda g, y, x, indices, axis: (
+            scatter_add(zeros(x.shape, x.dtype), indices, g, axis),
+            None,
+        ),
+        cost=lambda x, indices, axis: Cost(
+            flops=0,
+            bytes=product(_taken_shape(x, indices, axis)) * 2 * x.dtype.itemsize + indices.nbytes,
+        ),
+        samples=(
+            sample(F, spec(I64, (5,)), axis=0),
+            sample(CUBE, spec("int32", (2, 2)), axis=2),
+            sample(F, spec("uint8", ()), axis=0),
+        ),
+    )
+)
+
+
+@function
+def take(x: Tensor, indices: Any, axis: int | None = None) -> Tensor:
+    """The slices of x at integer `indices` (any shape, negative ones from the end) along an axis.
+
+    The result has the shape x.shape[:axis] + indices.shape + x.shape[axis+1:]. The axis may be left
+    out if there is one only. An index outside the axis is an OpError in the step.
+
+    Raises:
+        DTypeError: the indices are not ints.
+        ArgumentError: x has several axes and none is named.
+    """
+    x = as_tensor(x)
+    if axis is None:
+        if x.ndim != 1:
+            raise ArgumentError(f"take: name the axis of x, which has {x.ndim}")
+        axis = 0
+    result: Tensor = take_op(x, as_indices(indices), axis=normalize_axis(axis, x.ndim))
+    return result
+
+
+def as_indices(indices: Any) -> Tensor:
+    """Indices as a tensor; an empty list counts as ints."""
+    if isinstance(indices, list | tuple) and not len(indices):
+        return as_tensor(np.zeros(0, np.int64))
+    return as_tensor(indices)
+
+
+def _infer_scatter_add(
+    x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
+) -> TensorSpec:
+    require_kind(x, "int", "float")
+    wanted = _taken_shape(x, indices, axis)
+    _require_like(updates, x, wanted)
+    return x
+
+
+def _require_like(updates: TensorSpec, x: TensorSpec, wanted: Shape) -> None:
+    what = f"updates are {show_shape(updates.shape)}, the indices choose {show_shape(wanted)}"
+    if updates.dtype != x.dtype:
+        raise ArgumentError(f"updates are {updates.dtype}, x is {x.dtype}; convert with .astype")
+    if updates.rank != len(wanted):
+        raise ShapeError(what)
+    for have, want in zip(updates.shape, wanted, strict=True):
+        equate(have, want, what)
+
+
+def _scatter_add_kernel(xp: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
+    out = xp.empty(x.shape, x.dtype)
+    _scatter_add_into(xp, out, x, indices, updates, axis)
+    return out
+
+
+def _scatter_add_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
+    n = x.shape[axis]
+    where = _checked(xp, indices, n).reshape(-1)
+    if out is not x:
+        xp.copyto(out, x)
+    if not updates.size:
+        return
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    width = math.prod(after)
+    if axis == 0:
+        _add_rows(xp, out.reshape(n, width), where, updates.reshape(where.size, width))
+        return
+    outer = math.prod(before)
+    rows = (xp.arange(outer)[:, None] * n + where[None, :]).reshape(-1)
+    _add_rows(xp, out.reshape(outer * n, width), rows, updates.reshape(rows.size, width))
+
+
+scatter_add_op = register(
+    Op(
+        "scatter_add",
+        infer=_infer_scatter_add,
+        kernel=_scatter_add_kernel,
+        into=_scatter_add_into,
+        vjp=lambda g, y, x, indices, updates, axis: (g, None, take(g, indices, axis)),
+        cost=lambda x, indices, updates, axis: Cost(
+            flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
+        ),
+        samples=(
+            sample(F, spec(I64, (5,)), spec("float32", (5, 4)), axis=0),
+            sample(CUBE, spec("int32", (2, 2)), spec("float32", (3, 2, 2, 2)), axis=2),
+            sample(F, spec(I64, ()), spec("float32", (4,)), axis=0),
+        ),
+    )
+)
+
+
+@function
+def scatter_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tensor:
+    """x with `updates` added to its slices at `indices` along an axis, in order.
+
+    `updates` has the shape of `take(x, indices, axis)`. An index outside the axis is an OpError in
+    the step.
+
+    Raises:
+        ShapeError, DTypeError: updates or indices do not fit.
+    """
+    x = as_tensor(x)
+    result: Tensor = scatter_add_op(
+        x, as_indices(indices), as_tensor(updates), axis=normalize_axis(axis, x.ndim)
+    )
+    return result
+
+
+# take_along_axis and scatter_add_along_axis: single elements ------------------------------------
+
+
+def _infer_along(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
+    require_kind(indices, "int")
+    what = f"x is {show_shape(x.shape)}, indices are {show_shape(indices.shape)}, axis {axis}"
+    if x.rank != indices.rank:
+        raise ShapeError(f"{what}: ranks differ")
+    for i, (have, want) in enumerate(zip(indices.shape, x.shape, strict=True)):
+        if i != axis:
+            equate(have, want, what)
+    return x.with_shape(indices.shape)
+
+
+def _flat_places(xp: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:
+    """For each index, where its element is in the flattened tensor of `shape`."""
+    places = _checked(xp, indices, shape[axis]) * math.prod(shape[axis + 1 :])
+    for i, n in enumerate(shape):
+        if i != axis:
+            along = [1] * len(shape)
+            along[i] = n
+            places = places + (xp.arange(n) * math.prod(shape[i + 1 :])).reshape(along)
+    return places
+
+
+def _along_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
+    if out.size:
+        places = _flat_places(xp, indices, x.shape, axis)
+        xp.take(x.reshape(-1), places, out=out, mode="wrap")
+
+
+def _along_kernel(xp: Any, x: Any, indices: Any, axis: int) -> Any:
+    out = xp.empty(indices.shape, x.dtype)
+    _along_into(xp, out, x, indices, axis)
+    return out
+
+
+take_along_axis_op = register(
+    Op(
+        "take_along_axis",
+        infer=_infer_along,
+        kernel=_along_kernel,
+        into=_along_into,
+        vjp=lambda g, y, x, indices, axis: (
+            scatter_add_along_axis(zeros(x.shape, x.dtype), indices, g, axis),
+            None,
+        ),
+        cost=lambda x, indices, axis: Cost(
+            flops=0, bytes=indices.nbytes + indices.size * 2 * x.dtype.itemsize
+        ),
+        samples=(
+            sample(F, spec(I64, (3, 1)), axis=1),
+            sample(CUBE, spec("int32", (5, 2, 4)), axis=0),
+        ),
+    )
+)
+
+
+@function
+def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
+    """Elements of x whose position along `axis` is given by `indices`.
+
+    `indices` has x's shape but for that axis. An index outside the axis is an OpError in the step.
+
+    Raises:
+        ShapeError, DTypeError: the indices do not fit.
+    """
+    x = as_tensor(x)
+    result: Tensor = take_along_axis_op(x, as_tensor(indices), axis=normalize_axis(axis, x.ndim))
+    return result
+
+
+@function
+def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
+    """`take_along_axis` under its other name."""
+    return take_along_axis(x, indices, axis)
+
+
+def _infer_scatter_along(
+    x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
+) -> TensorSpec:
+    require_kind(x, "int", "float")
+    _require_like(updates, x, _infer_along(x, indices, axis).shape)
+    return x
+
+
+def _scatter_along_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
+    places = _flat_places(xp, indices, x.shape, axis)
+    if out is not x:
+        xp.copyto(out, x)
+    if updates.size:
+        _add_rows(xp, out.reshape(-1, 1), places.reshape(-1), updates.reshape(-1, 1))
+
+
+def _scatter_along_kernel(xp: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
+    out = xp.empty(x.shape, x.dtype)
+    _scatter_along_into(xp, out, x, indices, updates, axis)
+    return out
+
+
+scatter_add_along_axis_op = register(
+    Op(
+        "scatter_add_along_axis",
+        infer=_infer_scatter_along,
+        kernel=_scatter_along_kernel,
+        into=_scatter_along_into,
+        vjp=lambda g, y, x, indices, updates, axis: (g, None, take_along_axis(g, indices, axis)),
+        cost=lambda x, indices, updates, axis: Cost(
+            flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
+        ),
+        samples=(
+            sample(F, spec(I64, (3, 1)), spec("float32", (3, 1)), axis=1),
+            sample(CUBE, spec("int32", (5, 2, 4)), spec("float32", (5, 2, 4)), axis=0),
+        ),
+    )
+)
+
+
+@function
+def scatter_add_along_axis(x: Tensor, indices: Any, updates: Tensor, axis: int = -1) -> Tensor:
+    """x with each of `updates` added at the position that `indices` gives along `axis`, in order.
+
+    `indices` and `updates` have x's shape but for that axis. An index outside is an OpError in the
+    step.
+
+    Raises:
+        ShapeError, DTypeError: updates or indices do not fit.
+    """
+    x = as_tensor(x)
+    result: Tensor = scatter_add_along_axis_op(
+        x, as_tensor(indices), as_tensor(updates), axis=normalize_axis(axis, x.ndim)
+    )
+    return result
+
+
+# one_hot ----------------------------------------------------------------------------------------
+
+
+def _infer_one_hot(indices: TensorSpec, depth: Size, dtype: str) -> TensorSpec:
+    require_kind(indices, "int")
+    return TensorSpec((*indices.shape, depth), as_dtype(dtype))
+
+
+def _one_hot_into(xp: Any, out: Any, indices: Any, depth: int, dtype: str) -> None:
+    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < depth:
+        wrong = indices.min() if int(indices.min()) < 0 else indices.max()
+        raise IndexError(f"class {int(wrong)} is outside [0, {depth})")
+    out[...] = indices[..., None] == xp.arange(depth)
+
+
+def _one_hot_kernel(xp: Any, indices: Any, depth: int, dtype: str) -> Any:
+    out = xp.empty((*indices.shape, depth), dtype)
+    _one_hot_into(xp, out, indices, depth, dtype)
+    return out
+
+
+one_hot_op = register(
+    Op(
+        "one_hot",
+        infer=_infer_one_hot,
+        kernel=_one_hot_kernel,
+        into=_one_hot_into,
+        cost=lambda indices, depth, dtype: Cost(flops=indices.size * depth),
+        samples=(
+            sample(spec(I64, (5,)), depth=3, dtype="float32"),
+            sample(spec("int32", (2, 2)), depth=4, dtype="bool"),
+        ),
+    )
+)
+
+
+@function
+def one_hot(indices: Tensor, depth: int | Dim, dtype: Any = "float32") -> Tensor:
+    """1 where the new last axis, of size `depth`, equals the index, else 0.
+
+    An index outside [0, depth) is an OpError in the step.
+
+    Raises:
+        DTypeError: the indices are not ints.
+    """
+    (size,) = normalize_shape(depth, "one_hot")
+    result: Tensor = one_hot_op(as_tensor(indices), depth=size, dtype=as_dtype(dtype).name)
+    return result

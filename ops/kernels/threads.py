@@ -1,0 +1,138 @@
+"""The small pool of threads that a device's kernels share.
+
+The executor of a device sets its pool for its thread (`with using(pool):`); kernels that split
+their work (matmul) run the parts on `current_pool()`. How work is split never depends on the pool,
+so any number of threads, or none, gives the same bits. A hand-over is one lock released and one
+acquired, each way.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+Part = Callable[[int], None]
+
+
+class _Worker:
+    """A thread that waits for `go`, does its share, and releases `done`."""
+
+    def __init__(self, name: str) -> None:
+        self.go = threading.Lock()
+        self.done = threading.Lock()
+        self.go.acquire()
+        self.done.acquire()
+        self.part: Part | None = None
+        self.share: range = range(0)
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self.thread.start()
+
+    def _loop(self) -> None:
+        while True:
+            self.go.acquire()
+            part = self.part
+            if part is None:
+                return
+            try:
+                for i in self.share:
+                    part(i)
+            except BaseException as error:
+                self.error = error
+            self.part = part = None
+            self.done.release()
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.part = None
+        worker.go.release()
+
+
+class Pool:
+    """`threads` threads, the caller's included; idle ones sleep on a lock.
+
+    One caller uses it at a time; a second one at that time, or a part that calls `run` itself, does
+    its parts alone.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = max(1, threads)
+        self._busy = threading.Lock()
+        self._workers = [_Worker(f"graphflow-kernel-{i}") for i in range(1, self.threads)]
+        self._finalizer = weakref.finalize(self, _stop, self._workers)
+
+    def run(self, part: Part, parts: int) -> None:
+        """part(0), …, part(parts - 1), each once, in no particular order.
+
+        Raises:
+            whatever a part raises; of several errors, that of the first thread.
+        """
+        if parts < 2 or not self._workers or not self._busy.acquire(blocking=False):
+            _run_alone(part, parts)
+            return
+        try:
+            self._run_shared(part, parts)
+        finally:
+            self._busy.release()
+
+    def _run_shared(self, part: Part, parts: int) -> None:
+        threads = min(self.threads, parts)
+        helping = self._workers[: threads - 1]
+        for first, worker in enumerate(helping, start=1):
+            worker.part, worker.share = part, range(first, parts, threads)
+            worker.go.release()
+        try:
+            for i in range(0, parts, threads):
+                part(i)
+        finally:
+            for worker in helping:
+                worker.done.acquire()
+            errors = [worker.error for worker in helping if worker.error is not None]
+            for worker in helping:
+                worker.error = None
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        """Let the threads end; afterwards the caller does all parts alone."""
+        with self._busy:
+            self._finalizer()
+            workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.thread.join()
+
+
+_local = threading.local()
+
+
+@contextmanager
+def using(pool: Pool | None) -> Iterator[None]:
+    """Kernels that this thread runs in the block share `pool`."""
+    before = current_pool()
+    _local.pool = pool
+    try:
+        yield
+    finally:
+        _local.pool = before
+
+
+def current_pool() -> Pool | None:
+    """The pool of the device whose kernels this thread runs."""
+    return getattr(_local, "pool", None)
+
+
+def run_parts(part: Part, parts: int) -> None:
+    """part(0), …, part(parts - 1) on the current pool, or one after the other without one."""
+    pool = current_pool()
+    if pool is None:
+        _run_alone(part, parts)
+    else:
+        pool.run(part, parts)
+
+
+def _run_alone(part: Part, parts: int) -> None:
+    for i in range(parts):
+        part(i)

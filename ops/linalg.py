@@ -1,0 +1,317 @@
+"""Products: matmul and its kin, diagonals and triangles.
+
+`matmul` is the op that most time goes into. Large products are split into blocks; how depends on
+the shapes alone, so that the bits are the same for any number of threads. BLAS itself runs on one
+thread.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ShapeError
+from graphflow.op import (
+    FUNCTIONS,
+    Cost,
+    Op,
+    Tensor,
+    as_tensor,
+    function,
+    promoted,
+    register,
+    sample,
+)
+from graphflow.ops.kernels.threads import run_parts
+from graphflow.ops.rules import normalize_axis, require_kind, unbroadcast
+from graphflow.ops.shape import (
+    expand_dims,
+    permute_dims,
+    reshape,
+    squeeze,
+)
+from graphflow.ops.window import slice_op
+from graphflow.spec import (
+    Size,
+    TensorSpec,
+    broadcast_shapes,
+    equate,
+    product,
+    show_shape,
+    spec,
+)
+
+# matmul -----------------------------------------------------------------------------------------
+
+# Products of fewer flops are not split: handing over to a thread takes about 25 µs there and back,
+# BLAS does about 100 GFLOP/s a core, and blocks of one product share their reads of the other
+# operand.
+_BLOCKS = ((8e9, 16), (2e9, 8), (4e8, 4), (2.4e7, 2))
+_SMALLEST_BLOCK = 32  # rows or columns
+
+
+def _sizes(a: TensorSpec, b: TensorSpec, ta: bool, tb: bool) -> tuple[Size, Size, Size, Size]:
+    """m, k, k again as b has it, n."""
+    m, k = a.shape[-2:] if not ta else a.shape[:-3:-1]
+    k2, n = b.shape[-2:] if not tb else b.shape[:-3:-1]
+    return m, k, k2, n
+
+
+def _infer_matmul(
+    a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
+) -> TensorSpec:
+    require_kind(a, "int", "float")
+    if a.rank < 2 or b.rank < 2:
+        raise ShapeError(f"takes matrices, not {show_shape(a.shape)} @ {show_shape(b.shape)}")
+    m, k, k2, n = _sizes(a, b, transpose_a, transpose_b)
+    if isinstance(k, int) and isinstance(k2, int) and k != k2:
+        shown = [
+            show_shape(x.shape) + (" transposed" if flag else "")
+            for x, flag in ((a, transpose_a), (b, transpose_b))
+        ]
+        raise ShapeError(
+            f"inner sizes differ, {' @ '.join(shown)} ({k} != {k2}); transpose one operand?"
+        )
+    equate(k, k2, "inner sizes")
+    return a.with_shape((*broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n))
+
+
+def _cost_matmul(
+    a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
+) -> Cost:
+    out = _infer_matmul(a, b, transpose_a, transpose_b)
+    return Cost(flops=out.size * 2 * _sizes(a, b, transpose_a, transpose_b)[1])
+
+
+def split_rule(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int]:
+    """(axis of the product, blocks) of a split; a function of the shapes only."""
+    flops = 2.0 * math.prod(batch) * m * k * n
+    wanted = next((blocks for least, blocks in _BLOCKS if flops >= least), 1)
+    if wanted == 1:
+        return 0, 1
+    longest = max(range(len(batch)), key=batch.__getitem__) if batch else 0
+    if batch and batch[longest] > 1:
+        return longest, min(wanted, batch[longest])
+    # the longer side: a block of rows reads all of b, a block of columns all of a
+    size, axis = (m, len(batch)) if m >= n else (n, len(batch) + 1)
+    return axis, max(1, min(wanted, size // _SMALLEST_BLOCK))
+
+
+def _matmul_into(
+    xp: Any, out: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+) -> None:
+    if xp is np and transpose_a != transpose_b and a.shape == b.shape and np.may_share_memory(a, b):
+        # numpy takes x @ x.T for symmetric, by another routine of other bits, if it sees one memory
+        b = b.copy()
+    if transpose_a:
+        a = a.swapaxes(-1, -2)
+    if transpose_b:
+        b = b.swapaxes(-1, -2)
+    axis, blocks = 0, 1
+    if xp is np:
+        axis, blocks = split_rule(out.shape[:-2], out.shape[-2], a.shape[-1], out.shape[-1])
+    if blocks == 1:
+        xp.matmul(a, b, out=out)
+    else:
+        _matmul_blocks(out, a, b, axis, blocks)
+
+
+def _matmul_blocks(out: Any, a: Any, b: Any, axis: int, blocks: int) -> None:
+    size, rank = out.shape[axis], out.ndim
+    edges = [size * i // blocks for i in range(blocks + 1)]
+
+    def rows(x: Any, skip: int, block: slice) -> Any:
+        """The block of an operand; `skip` is the axis of the product that it does not have."""
+        own = axis - (rank - x.ndim)
+        if axis == skip or own < 0 or (axis < rank - 2 and x.shape[own] == 1):
+            return x
+        return x[(slice(None),) * own + (block,)]
+
+    def part(i: int) -> None:
+        block = slice(edges[i], edges[i + 1])
+        target = out[(slice(None),) * axis + (block,)]
+        np.matmul(rows(a, rank - 1, block), rows(b, rank - 2, block), out=target)
+
+    run_parts(part, blocks)
+
+
+def _matmul_kernel(
+    xp: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+) -> Any:
+    m = a.shape[-1] if transpose_a else a.shape[-2]
+    n = b.shape[-2] if transpose_b else b.shape[-1]
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    out = xp.empty((*batch, m, n), a.dtype)
+    _matmul_into(xp, out, a, b, transpose_a, transpose_b)
+    return out
+
+
+def _matmul_vjp(
+    g: Tensor, y: Tensor, a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False
+) -> tuple[Tensor, Tensor]:
+    if transpose_a:
+        ga = matmul(b, g, transpose_a=transpose_b, transpose_b=True)
+    else:
+        ga = matmul(g, b, transpose_b=not transpose_b)
+    if transpose_b:
+        gb = matmul(g, a, transpose_a=True, transpose_b=transpose_a)
+    else:
+        gb = matmul(a, g, transpose_a=not transpose_a)
+    return unbroadcast(ga, a.shape), unbroadcast(gb, b.shape)
+
+
+M34, M45 = spec("float32", (3, 4)), spec("float32", (4, 5))
+M43, M54 = spec("float32", (4, 3)), spec("float32", (5, 4))
+
+matmul_op = register(
+    Op(
+        "matmul",
+        infer=_infer_matmul,
+        kernel=_matmul_kernel,
+        into=_matmul_into,
+        vjp=_matmul_vjp,
+        cost=_cost_matmul,
+        samples=(
+            sample(M34, M45),
+            sample(M43, M45, transpose_a=True),
+            sample(M34, M54, transpose_b=True),
+            sample(M43, M54, transpose_a=True, transpose_b=True),
+            sample(spec("float32", (2, 3, 4)), spec("float32", (2, 4, 2))),
+            sample(spec("float32", (2, 1, 3, 4)), spec("float32", (3, 4, 2))),
+            sample(spec("int32", (2, 3)), spec("int32", (3, 2))),
+        ),
+        promotes=True,
+    )
+)
+
+
+@function
+def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """Matrix product over the last two axes, broadcast over the others; vectors as in numpy.
+
+    The flags transpose the last two axes of an operand first, without a copy. Costs 2·m·n·k flops.
+
+    Raises:
+        ShapeError: inner sizes differ, other axes do not broadcast, or an operand is a scalar.
+        DTypeError: kinds mix, or bools.
+    """
+    a, b = promoted("matmul", (a, b))
+    if not a.ndim or not b.ndim:
+        raise ShapeError(
+            f"matmul: {show_shape(a.shape)} @ {show_shape(b.shape)}: use * for scalars"
+        )
+    if a.ndim == 1:
+        row = matmul(expand_dims(a, 0), b, transpose_b=transpose_b)
+        return squeeze(row, -2 if b.ndim > 1 else 0)
+    if b.ndim == 1:
+        return squeeze(matmul(a, expand_dims(b, 1), transpose_a=transpose_a), -1)
+    if b.ndim == 2 and a.ndim > 2 and not transpose_a:
+        # one large product instead of a batch of small ones
+        flat = matmul(reshape(a, (product(a.shape[:-1]), a.shape[-1])), b, transpose_b=transpose_b)
+        return reshape(flat, (*a.shape[:-1], flat.shape[-1]))
+    result: Tensor = matmul_op(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    return result
+
+
+# What is made of it -----------------------------------------------------------------------------
+
+
+@function
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """All products of the elements of two vectors, shape (m, n).
+
+    Raises:
+        ShapeError: not vectors.
+    """
+    a, b = promoted("outer", (a, b))
+    if a.ndim != 1 or b.ndim != 1:
+        raise ShapeError(
+            f"outer takes vectors, not {show_shape(a.shape)} and {show_shape(b.shape)}"
+        )
+    return expand_dims(a, 1) * expand_dims(b, 0)  # type: ignore[no-any-return]
+
+
+@function
+def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
+    """Sum of the products along an axis that both have; other axes broadcast.
+
+    Raises:
+        ShapeError: the sizes differ.
+    """
+    a, b = promoted("vecdot", (a, b))
+    if not a.ndim or not b.ndim:
+        raise ShapeError("vecdot takes vectors, not scalars")
+    n, n2 = a.shape[normalize_axis(axis, a.ndim)], b.shape[normalize_axis(axis, b.ndim)]
+    equate(n, n2, f"vecdot along axis {axis}")
+    result: Tensor = FUNCTIONS["sum"](a * b, axis=axis)
+    return result
+
+
+# Diagonals and triangles ------------------------------------------------------------------------
+
+
+@function
+def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
+    """The elements whose indices on two axes of one size are equal, as a last axis.
+
+    Raises:
+        ShapeError: the sizes differ.
+    """
+    x = as_tensor(x)
+    i, j = normalize_axis(axis1, x.ndim), normalize_axis(axis2, x.ndim)
+    n = equate(x.shape[i], x.shape[j], f"diagonal of axes {i} and {j} of {show_shape(x.shape)}")
+    others = [axis for axis in range(x.ndim) if axis not in (i, j)]
+    flat = permute_dims(x, [*others, i, j])
+    flat = reshape(flat, (*flat.shape[:-2], n * n))
+    result: Tensor = slice_op(
+        flat,
+        start=(0,) * flat.ndim,
+        size=(*flat.shape[:-1], n),
+        step=(*(1,) * (flat.ndim - 1), n + 1),
+    )
+    return result
+
+
+@function
+def trace(x: Tensor) -> Tensor:
+    """Sum of the diagonal of the last two axes."""
+    result: Tensor = FUNCTIONS["sum"](diagonal(x), axis=-1)
+    return result
+
+
+def _infer_matrix(x: TensorSpec, k: int) -> TensorSpec:
+    if x.rank < 2:
+        raise ShapeError(f"takes matrices, not {show_shape(x.shape)}")
+    return x
+
+
+def _triangle(name: str) -> Op:
+    return register(
+        Op(
+            name,
+            infer=_infer_matrix,
+            kernel=lambda xp, x, k: getattr(xp, name)(x, k),
+            vjp=lambda g, y, x, k: (FUNCTIONS[name](g, k=k),),
+            cost=lambda x, k: Cost(flops=0),
+            samples=(sample(M34, k=0), sample(spec("float32", (2, 3, 3)), k=-1)),
+        )
+    )
+
+
+tril_op, triu_op = _triangle("tril"), _triangle("triu")
+
+
+@function
+def tril(x: Tensor, *, k: int = 0) -> Tensor:
+    """x with zeros above the diagonal number k."""
+    result: Tensor = tril_op(as_tensor(x), k=k)
+    return result
+
+
+@function
+def triu(x: Tensor, *, k: int = 0) -> Tensor:
+    """x with zeros below the diagonal number k."""
+    result: Tensor = triu_op(as_tensor(x), k=k)
+    return result
