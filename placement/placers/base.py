@@ -66,7 +66,7 @@ def get_placer(placer: str | Placer) -> Placer:
     if placer not in names:
         close = difflib.get_close_matches(placer, names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise PlacementError(f"no placer named {placer!r}{hint} There are: {', '.join(names)}")
+        raise PlacementError(f"no placer named {placer!r}{hint}; there are: {', '.join(names)}")
     return _PLACERS[placer]
 
 

@@ -1,0 +1,350 @@
+"""Clusters: constructors, names, files, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphflow.errors import ClusterError, DeviceError
+from graphflow.placement import Cluster, Device, Link, Worker
+from graphflow.placement.host import cores, device_memory, host_memory
+
+TWO = """
+insecure = true
+deadline = 5
+
+[defaults]
+memory = "2GiB"
+threads = 1
+
+[[workers]]
+address = "tcp://127.0.0.1:7001"
+
+[[workers]]
+address = "tcp://127.0.0.1:7002"
+devices = ["cpu:0", { name = "cpu:1", threads = 2, memory = 1000 }]
+
+[[links]]
+source = "/worker:0"
+target = "/worker:1"
+latency = 1e-4
+bandwidth = 1e9
+"""
+
+HYPOTHETICAL = """
+[defaults]
+devices = ["gpu:0", "gpu:1"]
+memory = "80GB"
+flops = 5e13
+bandwidth = 3e12
+launch = 3e-6
+
+[defaults.link]
+latency = 1e-5
+bandwidth = 5e10
+
+[[workers]]
+[[workers]]
+
+[[links]]
+source = "/worker:0"
+target = "/worker:1"
+latency = 1e-3
+bandwidth = 1e9
+"""
+
+
+def load(folder: Path, text: str) -> Cluster:
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return Cluster.load(path)
+
+
+# Constructors ---------------------------------------------------------------------------------
+
+
+def test_here_is_this_process_with_all_its_cores() -> None:
+    cluster = Cluster.here()
+    assert cluster.kind == "here"
+    assert cluster.devices == ("/worker:0/cpu:0",)
+    device = cluster.device("/worker:0/cpu:0")
+    assert device.threads == cores()
+    assert device.memory == device_memory() < host_memory()
+    assert device.flops is None
+
+
+def test_several_devices_of_this_process_share_cores_and_memory() -> None:
+    cluster = Cluster.here(["cpu:0", "cpu:1"])
+    first, second = cluster.workers[0].devices
+    assert (first.name, second.name) == ("/worker:0/cpu:0", "/worker:0/cpu:1")
+    assert first.threads == max(1, cores() // 2)
+    assert first.memory + second.memory <= host_memory()
+
+
+def test_local_workers_share_the_host() -> None:
+    cluster = Cluster.local(workers=3, threads=1, deadline=7.0)
+    assert (cluster.kind, cluster.deadline) == ("local", 7.0)
+    assert cluster.devices == ("/worker:0/cpu:0", "/worker:1/cpu:0", "/worker:2/cpu:0")
+    assert sum(worker.devices[0].memory for worker in cluster.workers) <= host_memory()
+    assert all(worker.address is None and worker.loopback for worker in cluster.workers)
+
+
+def test_hypothetical_clusters_give_all_numbers() -> None:
+    cluster = Cluster.hypothetical(
+        8,
+        ("gpu:0",),
+        flops=1e14,
+        bandwidth=2e12,
+        memory=80 << 30,
+        link_latency=1e-5,
+        link_bandwidth=4e11,
+    )
+    assert cluster.kind == "hypothetical"
+    assert len(cluster.devices) == 8
+    link = cluster.link("/worker:3/gpu:0", "/worker:5/gpu:0")
+    assert link is not None and link.bandwidth == 4e11
+    assert cluster.link("/client", "/worker:0/gpu:0") is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["tpu:0", "cpu", "cpu:-1", "CPU:0", "", "/worker:0/cpu:0", "cpu:01"]
+)
+def test_a_malformed_local_name_is_refused(name: str) -> None:
+    with pytest.raises(DeviceError, match="write 'cpu:0'"):
+        Cluster.here([name])
+
+
+def test_a_gpu_needs_cupy_and_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    with pytest.raises(DeviceError, match=r"CuPy finds no GPU here.*install graphflow\[gpu\]"):
+        Cluster.here(["gpu:0"])
+
+
+# Names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        ("cpu", ["/worker:0/cpu:0", "/worker:0/cpu:1", "/worker:1/cpu:0", "/worker:1/cpu:1"]),
+        ("cpu:1", ["/worker:0/cpu:1", "/worker:1/cpu:1"]),
+        ("/worker:1", ["/worker:1/cpu:0", "/worker:1/cpu:1"]),
+        ("/worker:1/cpu", ["/worker:1/cpu:0", "/worker:1/cpu:1"]),
+        ("/worker:1/cpu:0", ["/worker:1/cpu:0"]),
+    ],
+)
+def test_partial_names_constrain(constraint: str, expected: list[str]) -> None:
+    cluster = Cluster.local(workers=2, devices=("cpu:0", "cpu:1"), threads=1)
+    assert list(cluster.match(constraint)) == expected
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        ("gpu", "no device fits 'gpu'"),
+        ("cpu:7", "did you mean 'cpu:0'"),
+        ("/worker:9", "did you mean '/worker:1'"),
+        ("/wroker:1", "did you mean '/worker:1'"),
+        ("CPU:0", "did you mean 'cpu:0'"),
+        ("", "no device name"),
+        ("/", "names no part"),
+        (3, "no device name"),
+    ],
+)
+def test_a_name_that_fits_nothing_gets_a_suggestion(constraint: Any, message: str) -> None:
+    with pytest.raises(DeviceError, match=message):
+        Cluster.local(workers=2).match(constraint)
+
+
+def test_an_unknown_full_name_lists_what_there_is() -> None:
+    with pytest.raises(DeviceError, match="there are /worker:0/cpu:0"):
+        Cluster.here().device("/worker:0/cpu:4")
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+def test_a_file_with_addresses_describes_remote_workers(tmp_path: Path) -> None:
+    cluster = load(tmp_path, TWO)
+    assert (cluster.kind, cluster.insecure, cluster.deadline) == ("remote", True, 5)
+    assert [worker.address for worker in cluster.workers] == [
+        "tcp://127.0.0.1:7001",
+        "tcp://127.0.0.1:7002",
+    ]
+    assert cluster.device("/worker:0/cpu:0") == Device("/worker:0/cpu:0", "cpu", 2 << 30, 1)
+    assert cluster.device("/worker:1/cpu:1") == Device("/worker:1/cpu:1", "cpu", 1000, 2)
+    there = cluster.link("/worker:0/cpu:0", "/worker:1/cpu:1")
+    back = cluster.link("/worker:1/cpu:1", "/worker:0/cpu:0")
+    assert there is not None and back is not None
+    assert (there.latency, back.bandwidth) == (1e-4, 1e9)
+    assert cluster.link("/worker:1/cpu:0", "/worker:1/cpu:1") is None
+    assert str(tmp_path) in str(cluster.source)
+
+
+def test_a_file_without_addresses_is_hypothetical(tmp_path: Path) -> None:
+    cluster = load(tmp_path, HYPOTHETICAL)
+    assert cluster.kind == "hypothetical"
+    assert cluster.device("/worker:1/gpu:1").memory == 80 * 10**9
+    described = cluster.link("/worker:0/gpu:0", "/worker:1/gpu:0")
+    default = cluster.link("/worker:0/gpu:0", "/worker:0/gpu:1")
+    assert described is not None and described.latency == 1e-3
+    assert default is not None and default.latency == 1e-5
+
+
+@pytest.mark.parametrize("text", [TWO, HYPOTHETICAL])
+def test_a_cluster_survives_being_written_as_plain_data(tmp_path: Path, text: str) -> None:
+    cluster = load(tmp_path, text)
+    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
+
+
+def test_addresses_beyond_loopback_are_kept_for_the_runtime_to_judge(tmp_path: Path) -> None:
+    cluster = load(tmp_path, '[[workers]]\naddress = "tcp://10.0.0.2:7001"\n')
+    assert not cluster.workers[0].loopback
+    assert not cluster.insecure
+
+
+W0 = '[[workers]]\naddress = "tcp://127.0.0.1:1"\n'
+W1 = '[[workers]]\naddress = "tcp://127.0.0.1:2"\n'
+LINK = '[[links]]\nsource = "/worker:0"\ntarget = "/worker:1"\n'
+BAD_FILES = [
+    ("not TOML", "x = = 1", "is not TOML.*line 1"),
+    ("empty", "", r"no workers; add a \[\[workers\]\]"),
+    ("NaN deadline", "deadline = nan\n" + W0, "line 1: deadline.*nan.*finite"),
+    ("NaN latency", W0 + W1 + LINK + "latency = nan\nbandwidth = 1.0", "line 8: .*latency.*is nan"),
+    (
+        "infinite latency",
+        W0 + W1 + LINK + "latency = inf\nbandwidth = 1.0",
+        "line 8: .*latency.*is inf",
+    ),
+    (
+        "negative latency",
+        W0 + W1 + LINK + "latency = -1\nbandwidth = 1.0",
+        "line 8: .*latency.*is -1",
+    ),
+    ("zero bandwidth", W0 + W1 + LINK + "latency = 1\nbandwidth = 0", "line 9: .*bandwidth.*is 0"),
+    ("half a link", W0 + W1 + LINK + "latency = 1", "line 5: a link needs 'bandwidth'"),
+    (
+        "a word for a number",
+        W0 + W1 + LINK + 'latency = "1"\nbandwidth = 1',
+        "line 8: .*latency.*'1'",
+    ),
+    ("a link to nobody", W0 + LINK + "latency = 1\nbandwidth = 1", "no '/worker:1' here"),
+    (
+        "a link that is no name",
+        W0 + LINK.replace("/worker:0", "a") + "latency = 1\nbandwidth = 1",
+        "line 4: link end 'a'",
+    ),
+    ("NaN flops", W0 + 'devices = [{ name = "cpu:0", flops = nan }]', "line 3: .*flops.*is nan"),
+    ("negative default", "[defaults]\nlaunch = -1.0\n" + W0, "line 2: .*launch.*-1"),
+    ("fractional threads", "[defaults]\nthreads = 1.5\n" + W0, "line 2: .*threads.*1.5"),
+    ("memory without sense", '[defaults]\nmemory = "8 bananas"\n' + W0, "line 2: .*8 bananas"),
+    ("negative memory", "[defaults]\nmemory = -5\n" + W0, "line 2: .*memory.*-5"),
+    (
+        "a typo in a worker",
+        '[[workers]]\nadress = "tcp://a:1"',
+        "line 2: unknown key 'adress'; did you mean 'address'",
+    ),
+    (
+        "a typo at the top",
+        '[[worker]]\naddress = "tcp://a:1"',
+        "line 1: unknown key 'worker'; did you mean 'workers'",
+    ),
+    (
+        "a typo in a device",
+        W0 + 'devices = [{ name = "cpu:0", flop = 1.0 }]',
+        "line 3: unknown key 'flop'; did you mean 'flops'",
+    ),
+    (
+        "a device without a name",
+        W0 + "devices = [{ flops = 1.0 }]",
+        "line 3: a device table needs a name",
+    ),
+    ("a number for an address", "[[workers]]\naddress = 1", "line 2: 'address' must be a string"),
+    ("a word for a flag", 'insecure = "yes"\n' + W0, "line 1: 'insecure' must be"),
+    ("workers that are no tables", "workers = 3", r"line 1: 'workers' must be tables"),
+    ("a strange address", '[[workers]]\naddress = "http://a:1"', "line 2: .*'tcp://host:port'"),
+    ("a port too high", '[[workers]]\naddress = "tcp://a:99999"', "line 2: .*'tcp://host:port'"),
+    ("an address twice", W0 + W0, "line 4: workers 0 and 1 share"),
+    ("an address missing", W0 + "[[workers]]\n", "line 3: worker 1 has no address"),
+    ("an unknown device", W0 + 'devices = ["tpu:0"]', "line 3: 'tpu:0' is not a device"),
+    ("a device twice", W0 + 'devices = ["cpu:0", "cpu:0"]', "line 3: .*twice"),
+    ("no devices", W0 + "devices = []", "line 3: worker 0 has no devices"),
+    ("a GPU of unknown memory", W0 + 'devices = ["gpu:0"]', "line 3: give the memory of gpu:0"),
+    (
+        "hypothetical without numbers",
+        "[[workers]]\n",
+        "hypothetical: it cannot be measured, so give 'flops'",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [row[1:] for row in BAD_FILES], ids=[row[0] for row in BAD_FILES]
+)
+def test_a_wrong_file_is_refused_with_file_line_and_remedy(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ClusterError, match=message) as caught:
+        load(tmp_path, text)
+    assert "cluster.toml" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"cannot read cluster file .*nowhere\.toml"):
+        Cluster.load(tmp_path / "nowhere.toml")
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ClusterError, match="cannot read"):
+        Cluster.load(tmp_path / "cluster.toml")
+
+
+# Programmatic clusters ------------------------------------------------------------------------
+
+NAN = float("nan")
+CPU = Device("/worker:0/cpu:0", "cpu", 1000)
+BAD_VALUES: list[tuple[Callable[[], object], str]] = [
+    (lambda: Device("/worker:0/cpu:0", "cpu", 1000, flops=NAN), "flops.*is nan"),
+    (lambda: Device("/worker:0/cpu:0", "cpu", 1000, bandwidth=0.0), "bandwidth.*> 0"),
+    (lambda: Device("/worker:0/cpu:0", "cpu", 1000, launch=-1.0), "launch.*-1"),
+    (lambda: Device("/worker:0/cpu:0", "cpu", 0), "memory.*>= 1"),
+    (lambda: Device("/worker:0/cpu:0", "cpu", 1000, threads=0), "threads.*>= 1"),
+    (lambda: Device("/worker:0/cpu:0", "gpu", 1000), "kind is 'gpu'"),
+    (lambda: Device("cpu:0", "cpu", 1000), "not of the form"),
+    (lambda: Link("/worker:0", "/worker:1", NAN, 1.0), "latency.*nan"),
+    (lambda: Link("/worker:0", "/worker:1", 0.0, float("inf")), "bandwidth.*inf"),
+    (lambda: Link("/worker:0", "worker 1", 0.0, 1.0), "link end 'worker 1'"),
+    (lambda: Worker(0, None, ()), "no devices"),
+    (lambda: Worker(1, None, (CPU,)), "belongs to another worker"),
+    (lambda: Worker(0, None, (CPU, CPU)), "twice"),
+    (lambda: Cluster(()), "at least one worker"),
+    (lambda: Cluster((Worker(0, None, (CPU,)),), kind="cloud"), "kind 'cloud'"),  # type: ignore[arg-type]
+    (lambda: Cluster((Worker(0, None, (CPU,)),), deadline=NAN), "deadline.*nan"),
+    (lambda: Cluster((Worker(0, None, (CPU,)), Worker(0, None, (CPU,)))), "numbered"),
+    (lambda: Cluster((Worker(0, None, (CPU,)),), kind="remote"), "no address"),
+    (lambda: Cluster((Worker(0, None, (CPU,)),), kind="hypothetical"), "give 'flops'"),
+    (
+        lambda: Cluster((Worker(0, None, (CPU,)),), (Link("/worker:0", "/worker:4", 0.0, 1.0),)),
+        "/worker:4",
+    ),
+    (lambda: Cluster.local(0), "workers must be"),
+    (lambda: Cluster.local(2, deadline=0.0), "deadline"),
+    (lambda: Cluster.local(2, threads=0), "threads"),
+    (lambda: Cluster.hypothetical(2, flops=1.0, bandwidth=1.0, memory=1), "default link"),
+    (lambda: Cluster.from_dict({}), "list 'workers'"),
+    (lambda: Cluster.from_dict({"workers": [], "knid": 1}), "did you mean 'kind'"),
+    (lambda: Cluster.from_dict({"workers": [{"index": 0}]}), "malformed"),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), BAD_VALUES)
+def test_a_wrong_cluster_is_refused_when_it_is_made(
+    build: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ClusterError, match=message):
+        build()
