@@ -1,0 +1,242 @@
+"""Between what users hand over and what a graph takes: structures of fetches, and shapes of feeds.
+
+Sessions and plans stand on this: a fetch may be any nest of tensors, and values come back in the
+same nest; the shapes of what is fed fix the symbols of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from graphflow.errors import FeedError, FetchError, GraphflowError
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.spec import Dim, Size, evaluate, show_shape, symbols
+
+Rebuild = Callable[[Sequence[Any]], Any]
+"""Puts values, in the order of the flat tensors, into the structure that was flattened."""
+
+
+# Fetches --------------------------------------------------------------------------------------
+
+
+def flatten(fetches: Any) -> tuple[list[Tensor], Rebuild]:
+    """The tensors in a nest of lists, tuples, named tuples and dicts, and the way back.
+
+    Raises:
+        FetchError: something else is in it; the message says where.
+    """
+    tensors: list[Tensor] = []
+    build = _flatten(fetches, "fetches", tensors)
+
+    def rebuild(values: Sequence[Any]) -> Any:
+        if len(values) != len(tensors):
+            raise FetchError(f"{len(values)} values for {len(tensors)} fetched tensors")
+        return build(values)
+
+    return tensors, rebuild
+
+
+def _flatten(item: Any, path: str, tensors: list[Tensor]) -> Rebuild:
+    if isinstance(item, Tensor):
+        index = len(tensors)
+        tensors.append(item)
+        return lambda values: values[index]
+    if isinstance(item, Mapping):
+        named = {key: _flatten(value, f"{path}[{key!r}]", tensors) for key, value in item.items()}
+        return lambda values: {key: build(values) for key, build in named.items()}
+    if isinstance(item, list | tuple):
+        parts = [_flatten(value, f"{path}[{i}]", tensors) for i, value in enumerate(item)]
+        if isinstance(item, list):
+            return lambda values: [build(values) for build in parts]
+        make: Callable[..., Any] | None = getattr(type(item), "_make", None)  # a named tuple
+        return lambda values: (make or tuple)(build(values) for build in parts)
+    raise FetchError(f"{path} is {_described(item)}; {_remedy(item)}")
+
+
+def _described(item: Any) -> str:
+    text = repr(item)
+    return f"{type(item).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _remedy(item: Any) -> str:
+    if isinstance(item, str):
+        return "fetch the tensor itself, not its name"
+    if item is None:
+        return "fetch tensors; did a function forget to return one?"
+    if callable(item):
+        return "fetch what it returns: call it"
+    if hasattr(item, "__array__"):
+        return "an array needs no fetching; gf.constant(array) would make it a tensor"
+    return "fetch a tensor, or a list, tuple or dict of tensors"
+
+
+# Shapes ---------------------------------------------------------------------------------------
+
+
+def bind(
+    graph: Graph,
+    shapes: Mapping[Node, tuple[int, ...]],
+    error: type[GraphflowError] = FeedError,
+) -> dict[str, int]:
+    """The sizes of a graph's symbols, from the shapes of its placeholders.
+
+    Args:
+        shapes: for each placeholder of the graph; further ones are taken too (a graph may need the
+            size of a placeholder whose values it does not read).
+        error: what to raise.
+
+    Raises:
+        error: a placeholder has no shape, the wrong rank or size; two disagree on a shared size;
+            sizes that an op equated differ; a size comes out negative or stays unknown.
+    """
+    for node in graph.placeholders:
+        if node not in shapes:
+            raise error(
+                f"{_placeholder(graph, node)} is missing: it takes {node.specs[0]}; "
+                "give it a value or a shape"
+            )
+    binding = _Binding(graph, error)
+    for node, shape in shapes.items():
+        binding.take(node, tuple(shape))
+    binding.check_derived(shapes)
+    binding.check_equations()
+    binding.check_specs()
+    return binding.sizes
+
+
+class _Binding:
+    """Sizes of symbols as they become known, and who fixed each."""
+
+    def __init__(self, graph: Graph, error: type[GraphflowError]) -> None:
+        self.graph = graph
+        self.error = error
+        self.sizes: dict[str, int] = {}
+        self._from: dict[str, Node] = {}
+
+    def take(self, node: Node, given: tuple[int, ...]) -> None:
+        """Fix the symbols that stand alone in a placeholder's shape."""
+        if node.op.name != "placeholder":
+            raise self.error(
+                f"{node.name!r} (made at {node.location}) is a {node.op.name}, no placeholder: "
+                "only placeholders are fed and given shapes"
+            )
+        wanted = node.specs[0].shape
+        if len(given) != len(wanted):
+            raise self._mismatch(node, given, f"rank {len(wanted)}, not {len(given)}")
+        for axis, (want, have) in enumerate(zip(wanted, given, strict=True)):
+            if have < 0:
+                raise self._mismatch(node, given, f"axis {axis} is negative")
+            if isinstance(want, int):
+                if want != have:
+                    raise self._mismatch(node, given, f"axis {axis} must be {want}, not {have}")
+                continue
+            symbol = _alone(want)
+            if symbol is None:
+                continue
+            known = self.sizes.setdefault(symbol, have)
+            first = self._from.setdefault(symbol, node)
+            if known != have:
+                if first is node:
+                    told = f"size {symbol!r} is {known} and {have} in one shape"
+                else:
+                    told = (
+                        f"size {symbol!r} is {have} here, but {known} in "
+                        f"{_placeholder(self.graph, first)}; give both the same size"
+                    )
+                raise self._mismatch(node, given, told)
+
+    def check_derived(self, shapes: Mapping[Node, tuple[int, ...]]) -> None:
+        """Sizes such as `2*n` in the shape of a placeholder: solve for one symbol, or check."""
+        for node, given in shapes.items():
+            for axis, (want, have) in enumerate(zip(node.specs[0].shape, given, strict=True)):
+                if not isinstance(want, Dim):
+                    continue
+                self._solve(want, have)
+                if all(s in self.sizes for s in symbols(want)):
+                    value = self._evaluate(want, node)
+                    if value != have:
+                        told = f"axis {axis} must be {want} = {value}, not {have}"
+                        raise self._mismatch(node, given, told)
+
+    def _solve(self, size: Dim, value: int) -> None:
+        """Learn n from `a*n + b = value`, where that has an integer solution."""
+        unknown = [m for m in size.terms if m and not all(s in self.sizes for s in m)]
+        if len(unknown) != 1 or len(unknown[0]) != 1 or not isinstance(unknown[0][0], str):
+            return
+        known = Dim({m: c for m, c in size.terms.items() if m != unknown[0]})
+        if not all(s in self.sizes for s in symbols(known)):
+            return
+        rest, factor = value - evaluate(known, self.sizes), size.terms[unknown[0]]
+        if rest % factor == 0:
+            self.sizes[unknown[0][0]] = rest // factor
+
+    def check_equations(self) -> None:
+        """What shape rules assumed while the graph was built."""
+        for node, (a, b) in self.graph.equations:
+            x, y = self._evaluate(a, node), self._evaluate(b, node)
+            if x != y:
+                raise self.error(
+                    f"{node.op.name} {self.graph.names[node]!r} (made at {node.location}) needs "
+                    f"{a} == {b}, but these shapes make them {x} and {y}; {self._origins(a, b)}"
+                )
+
+    def check_specs(self) -> None:
+        """Every size of every tensor must be known and not negative."""
+        seen: set[Size] = set()
+        for node in self.graph.nodes:
+            for spec in node.specs:
+                for size in spec.shape:
+                    if isinstance(size, int) or size in seen:
+                        continue
+                    seen.add(size)
+                    value = self._evaluate(size, node)
+                    if value < 0:
+                        raise self.error(
+                            f"{node.op.name} {self.graph.names[node]!r} (made at {node.location}) "
+                            f"would have shape {show_shape(spec.shape)} with {size} = {value}; "
+                            f"{self._origins(size)}"
+                        )
+
+    def _evaluate(self, size: Size, node: Node) -> int:
+        where = (
+            f"{node.op.name} {self.graph.names.get(node, node.name)!r} (made at {node.location})"
+        )
+        try:
+            return evaluate(size, self.sizes)
+        except KeyError as missing:
+            raise self.error(
+                f"{where} has a size {size} that no given placeholder fixes "
+                f"({missing} is unknown); "
+                "give the placeholder from which it comes as well"
+            ) from None
+        except ZeroDivisionError:
+            raise self.error(f"{where}: the size {size} divides by 0 for these shapes") from None
+
+    def _origins(self, *sizes: Size) -> str:
+        """Which placeholders to look at."""
+        names = dict.fromkeys(s for size in sizes for s in symbols(size) if s in self._from)
+        found = [
+            f"{s} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}" for s in names
+        ]
+        return "give sizes that fit" + (": " + ", ".join(found) if found else "")
+
+    def _mismatch(self, node: Node, given: tuple[int, ...], told: str) -> GraphflowError:
+        return self.error(
+            f"{_placeholder(self.graph, node)} takes shape {show_shape(node.specs[0].shape)}, "
+            f"got {show_shape(given)}: {told}"
+        )
+
+
+def _alone(size: Size) -> str | None:
+    """The symbol that a size is, if it is nothing else."""
+    if isinstance(size, Dim) and len(size.terms) == 1:
+        ((monomial, factor),) = size.terms.items()
+        if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
+            return monomial[0]
+    return None
+
+
+def _placeholder(graph: Graph, node: Node) -> str:
+    return f"placeholder {graph.names.get(node, node.name)!r} (made at {node.location})"
