@@ -1,7 +1,9 @@
-"""Gradients as graph to graph: each op's vjp builds more nodes, so gradients can be differentiated again.
+"""Gradients as graph to graph: each op's vjp builds more nodes, so gradients can be differentiated
+again.
 
-Contributions to a tensor's cotangent are added in the order in which its consumers were built, whatever the
-placement. Gradient nodes count as made at the line of the node they differentiate, and share its pin.
+Contributions to a tensor's cotangent are added in the order in which its consumers were built,
+whatever the placement. Gradient nodes count as made at the line of the node they differentiate,
+and share its pin.
 """
 
 from __future__ import annotations
@@ -154,6 +156,6 @@ def _require_float(tensor: Any) -> None:
         )
     if kind(tensor.dtype) != "float":
         raise DifferentiationError(
-            f"gradients at {user_location()}: {tensor.name!r} is {tensor.dtype}, which has no gradient; "
-            "convert it with .astype('float32') first"
+            f"gradients at {user_location()}: {tensor.name!r} is {tensor.dtype}, which has no "
+            "gradient; convert it with .astype('float32') first"
         )

@@ -37,7 +37,8 @@ def variable(
     """State that lives in a session: reading it gives its value as the step began.
 
     Args:
-        initial: an array (converted to float32 if it is a plain list of floats) or a `gf.init` initializer.
+        initial: an array (converted to float32 if it is a plain list of floats) or a `gf.init`
+            initializer.
         name: unique in a session; made up if not given.
         trainable: whether `minimize` updates it unless told otherwise.
 
@@ -66,6 +67,7 @@ def variable(
         trainable=trainable,
         shape=tuple(initial.shape),
         dtype=np.dtype(initial.dtype).name,
+        named=name is not None,
         name=name,
     )
     return tensor

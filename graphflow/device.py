@@ -1,4 +1,5 @@
-"""Names of devices: `/worker:1/cpu:0`, and partial names that constrain: `gpu`, `cpu:1`, `/worker:1`."""
+"""Names of devices: `/worker:1/cpu:0`, and partial names that constrain: `gpu`, `cpu:1`,
+`/worker:1`."""
 
 from __future__ import annotations
 

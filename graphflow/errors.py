@@ -1,6 +1,7 @@
 """Every error graphflow raises, in one hierarchy.
 
-Each message says what happened, where (node, user's line), with which numbers, and what to do about it.
+Each message says what happened, where (node, user's line), with which numbers, and what to do
+about it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class VariableError(GraphError):
 class PlacementError(GraphflowError):
     """No placement satisfies the constraints.
 
-    `nodes` are the indices, in the placement problem, of the nodes at fault, so that a caller can name them.
+    `nodes` are the indices, in the placement problem, of the nodes at fault, so that a caller can
+    name them.
     """
 
     nodes: tuple[int, ...] = ()

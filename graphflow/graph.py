@@ -1,7 +1,7 @@
 """Graph: the closure of some outputs, immutable, in a deterministic topological order.
 
-Nodes refer to their inputs, so a graph is found from its outputs by iteration (never recursion) and ordered
-by when its nodes were built. Every pass is a `rewrite`.
+Nodes refer to their inputs, so a graph is found from its outputs by iteration (never recursion)
+and ordered by when its nodes were built. Every pass is a `rewrite`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Graph:
         """Check the invariants that every function on graphs keeps; O(nodes).
 
         Raises:
-            GraphError: inputs come late or are foreign, a name is used twice, a variable is assigned twice.
+            GraphError: inputs come late or are foreign, a name is used twice, a variable is
+                assigned twice.
         """
         seen: set[Node] = set()
         assigned: dict[Node, Node] = {}
@@ -89,8 +90,8 @@ class Graph:
                 variable = node.inputs[0].node
                 if variable in assigned:
                     raise GraphError(
-                        f"variable {self.names[variable]!r} (made at {variable.location}) is assigned "
-                        f"twice in one step: at {assigned[variable].location} and {node.location}; "
+                        f"variable {self.names[variable]!r} (made at {variable.location}) is "
+                        f"assigned twice in one step: at {assigned[variable].location} and {node.location}; "
                         "assign the combined value once, or run the two in separate steps"
                     )
                 assigned[variable] = node
@@ -103,8 +104,9 @@ class Graph:
     ) -> Graph:
         """The graph with nodes replaced, in order.
 
-        `replace(node, inputs)` gets a node and its already rewritten inputs, and returns the tensors that
-        stand for its outputs, or None to keep it. Replaced nodes' names pass to what replaces them.
+        `replace(node, inputs)` gets a node and its already rewritten inputs, and returns the
+        tensors that stand for its outputs, or None to keep it. Replaced nodes' names pass to what
+        replaces them.
         """
         mapped: dict[Tensor, Tensor] = {}
         names: dict[Node, str] = {}
@@ -138,7 +140,8 @@ class Graph:
 
 
 def _closure(outputs: Sequence[Tensor]) -> tuple[Node, ...]:
-    """Nodes reachable from outputs. Inputs are built before consumers, so build order is topological."""
+    """Nodes reachable from outputs. Inputs are built before consumers, so build order is
+    topological."""
     seen: set[Node] = set()
     stack = [t.node for t in outputs]
     while stack:

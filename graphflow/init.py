@@ -1,7 +1,7 @@
 """Initial values of variables, as plain data that each worker draws by itself.
 
-An initializer holds a random stream from when it was made, so the same script gives the same values on any
-placement.
+An initializer holds a random stream from when it was made, so the same script gives the same
+values on any placement.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def full(shape: Any, value: float, dtype: Any = "float32") -> Initializer:
     return _make("constant", shape, dtype, float(value), 0.0)
 
 
-def uniform(shape: Any, low: float = -0.05, high: float = 0.05, dtype: Any = "float32") -> Initializer:
+def uniform(
+    shape: Any, low: float = -0.05, high: float = 0.05, dtype: Any = "float32"
+) -> Initializer:
     """Uniform on [low, high)."""
     return _make("uniform", shape, dtype, low, high)
 

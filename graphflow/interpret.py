@@ -1,6 +1,7 @@
 """The reference: a graph run node by node with each op's plain kernel.
 
-Constant folding uses it, tests compare with it, and it is the way to debug. Programs do the same faster.
+Constant folding uses it, tests compare with it, and it is the way to debug. Programs do the same
+faster.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def evaluate(
     step: int = 0,
     xp: Any = np,
 ) -> list[Any]:
-    """Values of outputs, as arrays of `xp`; placeholders (and, if wished, variables) come from `feeds`.
+    """Values of outputs, as arrays of `xp`; placeholders (and, if wished, variables) come from
+    `feeds`.
 
     Variables that are not fed have their initial value. Nothing is assigned.
     """

@@ -1,8 +1,9 @@
 """Op, Node and Tensor: one recursive family of types, and the registry of ops.
 
-An `Op` declares everything about one operation in one block. Applying it makes a `Node`, which refers to its
-inputs and remembers the user's line; a node's outputs are `Tensor`s, which carry Python's operators. The
-operators look their function up by name in `FUNCTIONS`, so this module knows no particular op.
+An `Op` declares everything about one operation in one block. Applying it makes a `Node`, which
+refers to its inputs and remembers the user's line; a node's outputs are `Tensor`s, which carry
+Python's operators. The operators look their function up by name in `FUNCTIONS`, so this module
+knows no particular op.
 """
 
 from __future__ import annotations
@@ -79,8 +80,10 @@ class NameScope:
     streams: Streams = field(default_factory=Streams)
 
 
-_name_scope: ContextVar[NameScope] = ContextVar("name_scope", default=NameScope())
-_device_scope: ContextVar[DeviceName] = ContextVar("device_scope", default=DeviceName())
+_TOP = NameScope()
+_ANYWHERE = DeviceName()
+_name_scope: ContextVar[NameScope] = ContextVar("name_scope", default=_TOP)
+_device_scope: ContextVar[DeviceName] = ContextVar("device_scope", default=_ANYWHERE)
 
 
 @contextmanager
@@ -108,9 +111,10 @@ def device(name: str | DeviceName) -> Iterator[None]:
 
 
 @contextmanager
-def made_by(origin: Node) -> Iterator[None]:
-    """Nodes built in the block (gradients) count as made at the line of `origin`, and stay near it."""
-    with _scope(prefix="gradients/", location=origin.location, origin=origin):
+def made_by(origin: Node, prefix: str = "gradients/") -> Iterator[None]:
+    """Nodes built in the block (gradients, updates) count as made at the line of `origin`, and
+    stay near it."""
+    with _scope(prefix=prefix, location=origin.location, origin=origin):
         token = _device_scope.set(origin.device)
         try:
             yield
@@ -154,8 +158,8 @@ class Cost:
 class Sample:
     """One example call of an op for the tests over the whole registry.
 
-    `low` and `high` bound the random float inputs (keep away from kinks and poles); integer inputs are
-    drawn from [0, `classes`).
+    `low` and `high` bound the random float inputs (keep away from kinks and poles); integer inputs
+    are drawn from [0, `classes`).
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -165,8 +169,9 @@ class Sample:
     classes: int = 3
 
 
-def sample(*inputs: TensorSpec, low: float = -2.0, high: float = 2.0, classes: int = 3,
-           **attrs: Any) -> Sample:
+def sample(
+    *inputs: TensorSpec, low: float = -2.0, high: float = 2.0, classes: int = 3, **attrs: Any
+) -> Sample:
     """A `Sample` in one line: `sample(spec("float32", (3, 4)), axis=1)`."""
     return Sample(inputs, attrs, low, high, classes)
 
@@ -175,12 +180,14 @@ def sample(*inputs: TensorSpec, low: float = -2.0, high: float = 2.0, classes: i
 class Op:
     """One operation, declared in one block.
 
-    infer(*specs, **attrs) -> TensorSpec or a tuple of them; may `equate` sizes, raises ShapeError, DTypeError.
-    kernel(xp, *arrays, **attrs) -> array(s); xp is numpy or cupy; never changes its inputs.
-    into(xp, out, *arrays, **attrs): the same, written to `out` (C-contiguous; a tuple for several outputs).
+    infer(*specs, **attrs) -> TensorSpec or a tuple of them; may `equate` sizes, raises ShapeError,
+    DTypeError. kernel(xp, *arrays, **attrs) -> array(s); xp is numpy or cupy; never changes its
+    inputs.
+    into(xp, out, *arrays, **attrs): the same, written to `out` (C-contiguous; a tuple for several
+        outputs).
     expr(xp, *scalars): the value of one element; given for elementwise ops instead of a kernel.
-    vjp(g, y, *inputs, **attrs) -> one cotangent tensor (or None) for each input; builds graph nodes.
-    cost(*specs, **attrs) -> Cost; default: one flop an output element.
+    vjp(g, y, *inputs, **attrs) -> one cotangent tensor (or None) for each input; builds graph
+    nodes. cost(*specs, **attrs) -> Cost; default: one flop an output element.
     samples: calls for the tests over the registry.
     """
 
@@ -330,7 +337,10 @@ def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
 
 
 def _unary(name: str) -> Callable[[Any], Any]:
-    return lambda self: FUNCTIONS[name](self)
+    def operator(self: Tensor) -> Any:
+        return FUNCTIONS[name](self)
+
+    return operator
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -380,11 +390,11 @@ class Tensor:
         return self.node.name
 
     @property
-    def T(self) -> Tensor:  # noqa: N802 - the array API's name
+    def T(self) -> Tensor:
         return FUNCTIONS["matrix_transpose"](self) if self.ndim != 1 else self
 
     @property
-    def mT(self) -> Tensor:  # noqa: N802 - the array API's name
+    def mT(self) -> Tensor:
         return FUNCTIONS["matrix_transpose"](self)
 
     def __repr__(self) -> str:
@@ -450,7 +460,8 @@ def _convertible(value: Any) -> bool:
 
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
-    """A tensor as it is; arrays, lists and Python scalars as constants (float64 lists become float32).
+    """A tensor as it is; arrays, lists and Python scalars as constants (float64 lists become
+    float32).
 
     Raises:
         DTypeError: the value has no supported dtype.

@@ -1,8 +1,10 @@
 """Shapes and dtypes: what is known of a tensor before it exists.
 
-A dim is an int or a `Dim`: an integer polynomial over named sizes ("symbols"). `None` in a placeholder's
-shape makes a fresh symbol, a string a shared one. Shape rules (`infer` of an op) work on `TensorSpec`s only;
-where a rule equates two symbolic sizes, the equation is recorded and checked when a step is fed.
+A dim is an int or a `Dim`: an integer polynomial over named sizes ("symbols"). `None` in a
+    placeholder's
+shape makes a fresh symbol, a string a shared one. Shape rules (`infer` of an op) work on
+`TensorSpec`s only; where a rule equates two symbolic sizes, the equation is recorded and checked
+when a step is fed.
 """
 
 from __future__ import annotations
@@ -343,7 +345,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def kind(dtype: np.dtype[Any]) -> str:
-    """"bool", "int" (signed and unsigned) or "float"."""
+    """ "bool", "int" (signed and unsigned) or "float"."""
     return {"b": "bool", "i": "int", "u": "int", "f": "float"}[dtype.kind]
 
 

@@ -1,6 +1,7 @@
 """Ops that hold or change state: constants, placeholders, variables and assignments.
 
-None of them computes: the executor reads their value from the graph, the feeds or the session's state, and
+None of them computes: the executor reads their value from the graph, the feeds or the session's
+    state, and
 runs assignments in the commit part of a step.
 """
 
@@ -38,11 +39,14 @@ placeholder = register(
 )
 
 
-def _infer_variable(initial: Any, trainable: bool, shape: Shape, dtype: str) -> TensorSpec:
+def _infer_variable(
+    initial: Any, trainable: bool, shape: Shape, dtype: str, named: bool
+) -> TensorSpec:
     return TensorSpec(shape, as_dtype(dtype))
 
 
-# `initial` is a numpy array or a graphflow.init.Initializer.
+# `initial` is a numpy array or a graphflow.init.Initializer; `named`: the user chose the name, so
+# that a second variable of that name in a session is an error, not renamed.
 variable = register(Op("variable", infer=_infer_variable, cost=_nothing, pure=False))
 
 

@@ -1,0 +1,27 @@
+"""Optimisations of a graph before it is placed: one pass a file, Graph -> Graph, valid in, valid
+out.
+
+Passes look at no pins beyond keeping them, so that whatever may change bits is the same for every
+placement.
+Dead code needs no pass: a Graph is the closure of its outputs.
+"""
+
+from __future__ import annotations
+
+from graphflow.graph import Graph
+from graphflow.passes.base import Pass
+from graphflow.passes.constants import FoldConstants
+from graphflow.passes.duplicates import MergeDuplicates
+from graphflow.passes.transposes import FoldTransposes
+
+DEFAULT: tuple[Pass, ...] = (FoldConstants(), FoldTransposes(), MergeDuplicates())
+
+
+def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
+    """Run passes in order, checking the graph after each."""
+    for each in passes:
+        graph = each(graph).verify()
+    return graph
+
+
+__all__ = ["DEFAULT", "FoldConstants", "FoldTransposes", "MergeDuplicates", "Pass", "optimize"]

@@ -1,0 +1,107 @@
+"""Compiled: a set of fetches on its way through a session, and what of a step depends on it
+alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphflow.device import DeviceName
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.placement.plan import Plan
+from graphflow.runtime.partition import Partition
+from graphflow.structure import bind
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Compiled:
+    """A set of fetches, optimised; later placed, partitioned and given to the workers.
+
+    Attributes:
+        fetches: what the user asked for.
+        source: their graph as it was built.
+        graph: the same, optimised; output i is fetch i.
+        sizes: shapes of the placeholders for which it was placed.
+        program: its name on the workers; empty until they have it.
+        devices: where each node is.
+    """
+
+    fetches: tuple[Tensor, ...]
+    source: Graph
+    graph: Graph
+    sizes: Mapping[Node, tuple[int, ...]] = field(default_factory=dict)
+    program: str = ""
+    plan: Plan | None = None
+    devices: Mapping[Node, str] = field(default_factory=dict)
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    _bindings: dict[tuple[tuple[int, ...], ...], dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def by_worker(self) -> dict[int, list[Partition]]:
+        """Partitions of each worker's devices."""
+        result: dict[int, list[Partition]] = {}
+        for device, part in self.partitions.items():
+            result.setdefault(worker_of(device), []).append(part)
+        return result
+
+    def bindings(self, arrays: Mapping[Node, Array]) -> dict[str, int]:
+        """Sizes of the symbols under some feeds; checked once for each combination of shapes.
+
+        Raises:
+            FeedError: sizes that must agree do not.
+        """
+        key = tuple(arrays[node].shape for node in self.source.placeholders)
+        if key not in self._bindings:
+            self._bindings[key] = bind(self.source, {n: a.shape for n, a in arrays.items()})
+        return self._bindings[key]
+
+    def feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
+        """What each worker is fed, by name."""
+        named = {self.graph.names[n]: a for n, a in arrays.items() if n in self.graph.names}
+        return {
+            worker: {name: named[name] for part in parts for name in part.feeds}
+            for worker, parts in self.by_worker.items()
+        }
+
+    def edges(self, bindings: Mapping[str, int]) -> dict[int, tuple[str, str, str, int]]:
+        """Cut edges: tensor, source and target device, bytes."""
+        return {
+            node.attrs["edge"]: (
+                node.name.removeprefix("recv/"),
+                node.attrs["source"],
+                part.device,
+                int(node.specs[0].bind(bindings).nbytes),  # type: ignore[call-overload]
+            )
+            for part in self.partitions.values()
+            for node in part.graph.of_op("recv")
+        }
+
+    def values(self, fetched: Mapping[str, Array], arrays: Mapping[Node, Array]) -> list[Any]:
+        """The value of each fetch: from the workers, or what the client has itself."""
+        return [
+            _own_value(output, arrays) if str(i) not in fetched else fetched[str(i)]
+            for i, output in enumerate(self.graph.outputs)
+        ]
+
+
+def _own_value(output: Tensor, arrays: Mapping[Node, Array]) -> Array | None:
+    match output.node.op.name:
+        case "group":
+            return None
+        case "placeholder":
+            return np.array(arrays[output.node])
+        case _:
+            return np.array(output.node.attrs["value"])
+
+
+def worker_of(device: str) -> int:
+    """The worker's index in a full device name."""
+    worker = DeviceName.parse(device).worker
+    assert worker is not None
+    return worker

@@ -1,0 +1,71 @@
+"""Feeding: a user's value for a placeholder (or a variable) as an array of its dtype and rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import FeedError, GraphflowError
+from graphflow.op import Node, Tensor
+from graphflow.spec import Dim, TensorSpec
+
+
+def convert(
+    node: Node, value: Any, error: type[GraphflowError] = FeedError
+) -> np.ndarray[Any, Any]:
+    """The value as an array of the node's dtype, its known sizes checked.
+
+    Converts where numpy calls it safe, and float64 to float32; plain Python numbers and lists also
+    where every element keeps its value (so `[1, 2]` may be fed as float32).
+
+    Raises:
+        FeedError (or `error`): another dtype, rank or size; names the node, its line and both
+            sides.
+    """
+    spec = node.specs[0]
+    what = f"{node.op.name} {node.name!r} (made at {node.location})"
+    if isinstance(value, Tensor):
+        raise error(f"{what} is given a symbolic tensor {value.name!r}; give an array")
+    try:
+        array = np.asarray(value)
+    except ValueError as cause:
+        raise error(f"{what} is given what is no array: {cause}") from None
+    if array.dtype != spec.dtype:
+        plain = not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__")
+        if not _safe(array, spec.dtype, plain):
+            raise error(
+                f"{what} is {spec.dtype}, the given value {array.dtype}, which does not convert "
+                f"safely; give value.astype({spec.dtype.name!r})"
+            )
+        array = array.astype(spec.dtype)
+    if array.ndim != spec.rank or any(
+        isinstance(want, int) and want != have
+        for want, have in zip(spec.shape, array.shape, strict=True)
+    ):
+        raise error(f"{what} has shape {_expected(spec)}, the given value {array.shape}")
+    return array
+
+
+def _safe(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: bool) -> bool:
+    if np.can_cast(array.dtype, dtype, "safe"):
+        return True
+    if array.dtype == np.float64 and dtype == np.float32:
+        return True
+    if not plain or array.dtype.kind not in "biuf" or array.dtype.kind == "b" != dtype.kind:
+        return array.size == 0 and plain
+    if array.dtype.kind == "f":
+        return dtype.kind == "f"
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return bool((array >= limits.min).all() and (array <= limits.max).all())
+    return dtype.kind == "f" and bool((array.astype(dtype).astype(array.dtype) == array).all())
+
+
+def _expected(spec: TensorSpec) -> str:
+    """A placeholder's shape as the user wrote it: fresh symbols are None."""
+    sizes = (
+        "None" if isinstance(s, Dim) and str(s).startswith("?") else str(s) for s in spec.shape
+    )
+    text = ", ".join(sizes)
+    return f"({text},)" if spec.rank == 1 else f"({text})"

@@ -1,0 +1,300 @@
+"""Optimisers: a loss -> one node that updates the variables at the end of a step.
+
+Each optimiser is a frozen value; `minimize` builds gradients, slots (variables that hold its
+memory) and assignments. Rates may be tensors, so a schedule is just part of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphflow import init
+from graphflow.autodiff import gradients
+from graphflow.build import assign
+from graphflow.errors import ArgumentError, DifferentiationError, VariableError
+from graphflow.graph import Graph
+from graphflow.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
+from graphflow.spec import kind
+
+Rate = float | Tensor
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Base of all optimisers."""
+
+    def minimize(
+        self,
+        loss: Tensor,
+        variables: Sequence[Tensor] | None = None,
+        *,
+        transform: Callable[[list[Tensor]], list[Tensor]] | None = None,
+        strategy: Any = None,
+    ) -> Tensor:
+        """A node that moves variables against the gradient of the loss; fetching it gives None.
+
+        Args:
+            loss: a float scalar.
+            variables: default: all trainable variables that the loss depends on.
+            transform: changes the gradients first, e.g. `lambda g: clip_by_global_norm(g, 1.0)[0]`.
+
+        Raises:
+            DifferentiationError: the loss is no float scalar, or an op on the way has no gradient.
+            VariableError: nothing to train.
+        """
+        if strategy is not None:
+            raise ArgumentError(
+                f"minimize at {user_location()}: strategy {strategy!r} is unknown; leave it out"
+            )
+        if not isinstance(loss, Tensor) or loss.ndim or kind(loss.dtype) != "float":
+            raise DifferentiationError(
+                f"minimize at {user_location()}: the loss is a float scalar, not {loss!r}; "
+                "reduce it with gf.mean"
+            )
+        chosen = _trainable(loss) if variables is None else list(variables)
+        if not chosen:
+            raise VariableError(
+                f"minimize at {user_location()}: the loss depends on no trainable variable"
+            )
+        grads = gradients(loss, chosen)
+        if transform is not None:
+            grads = transform(grads)
+        return self.apply(grads, chosen)
+
+    def apply(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> Tensor:
+        """A node that updates variables by given gradients; fetching it gives None.
+
+        Raises:
+            VariableError: not variables, or another number of them than of gradients.
+        """
+        if len(grads) != len(variables):
+            raise VariableError(
+                f"apply at {user_location()}: {len(grads)} gradients for {len(variables)} variables"
+            )
+        for variable in variables:
+            if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
+                raise VariableError(f"apply at {user_location()}: {variable!r} is no variable")
+        with name_scope("train"):
+            shared, updates = self._begin(grads)
+            for gradient, variable in zip(grads, variables, strict=True):
+                with made_by(variable.node, "train/"):
+                    updates += self._update(variable, gradient, shared)
+            group: Tensor = REGISTRY["group"](*updates, name="step")
+        return group
+
+    def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
+        """What all variables share in a step, and the updates of that."""
+        return None, []
+
+    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
+        """Assignments of a variable and its slots."""
+        raise NotImplementedError
+
+
+def _trainable(loss: Tensor) -> list[Tensor]:
+    return [
+        node.outputs[0]
+        for node in Graph(loss).variables
+        if node.attrs["trainable"] and kind(node.specs[0].dtype) == "float"
+    ]
+
+
+def _slot(variable: Tensor, name: str, value: float = 0.0) -> Tensor:
+    """A variable like another, that lives with it."""
+    shape = tuple(int(s) for s in variable.shape)  # type: ignore[arg-type]
+    return _state(f"{variable.node.name}/{name}", init.full(shape, value, variable.dtype))
+
+
+def _state(name: str, initial: init.Initializer) -> Tensor:
+    tensor: Tensor = REGISTRY["variable"](
+        initial=initial, trainable=False, shape=initial.shape, dtype=initial.dtype, named=False,
+        name=name,
+    )  # fmt: skip
+    return tensor
+
+
+def _rate(rate: Rate, like: Tensor) -> Any:
+    """A rate as it mixes with a variable: Python numbers are weak, tensors are converted."""
+    if isinstance(rate, Tensor) and rate.dtype != like.dtype:
+        return FUNCTIONS["astype"](rate, like.dtype)
+    return rate
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    root: Tensor = FUNCTIONS["sqrt"](x)
+    return root
+
+
+def _check(**values: Any) -> None:
+    for name, value in values.items():
+        low, high = (0.0, 1.0) if name in ("momentum", "beta1", "beta2", "decay") else (0.0, np.inf)
+        if isinstance(value, Tensor):
+            continue
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise ArgumentError(
+                f"optimiser at {user_location()}: {name} is a number from {low:g} to {high:g}, "
+                f"not {value!r}"
+            )
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Gradient descent: v ← momentum·v + g; w ← w − rate·v, or w − rate·(g + momentum·v) with
+    `nesterov`.
+
+    Source: Sutskever et al., ICML 2013, in the form that torch.optim.SGD uses.
+    """
+
+    rate: Rate
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _check(rate=self.rate, momentum=self.momentum)
+        if self.nesterov and not self.momentum:
+            raise ArgumentError(f"SGD at {user_location()}: nesterov needs a momentum above 0")
+
+    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
+        rate = _rate(self.rate, variable)
+        if not self.momentum:
+            return [assign(variable, variable - rate * gradient)]
+        velocity = _slot(variable, "momentum")
+        new = velocity * self.momentum + gradient
+        direction = gradient + new * self.momentum if self.nesterov else new
+        return [assign(velocity, new), assign(variable, variable - rate * direction)]
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²; w ← w − rate·m̂ / (√v̂ + ε), bias-corrected.
+
+    Source: Kingma & Ba, ICLR 2015, algorithm 1.
+    """
+
+    rate: Rate = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check(rate=self.rate, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+
+    def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
+        """1 − β₁ᵗ and 1 − β₂ᵗ of the step, from the powers that are carried along."""
+        power1 = _state("adam/beta1_power", init.ones((), "float64"))
+        power2 = _state("adam/beta2_power", init.ones((), "float64"))
+        new1, new2 = power1 * self.beta1, power2 * self.beta2
+        return (1.0 - new1, _sqrt(1.0 - new2)), [assign(power1, new1), assign(power2, new2)]
+
+    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
+        correction1, root2 = (_rate(x, variable) for x in shared)
+        mean, square = _slot(variable, "adam_mean"), _slot(variable, "adam_square")
+        new_mean = mean * self.beta1 + gradient * (1 - self.beta1)
+        new_square = square * self.beta2 + (gradient * gradient) * (1 - self.beta2)
+        step = _rate(self.rate, variable) / correction1
+        direction = new_mean / (_sqrt(new_square) / root2 + self.epsilon)
+        return [
+            assign(mean, new_mean),
+            assign(square, new_square),
+            assign(variable, self._decayed(variable) - step * direction),
+        ]
+
+    def _decayed(self, variable: Tensor) -> Tensor:
+        return variable
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with weight decay apart from the gradient: w ← (1 − rate·weight_decay)·w − ….
+
+    Source: Loshchilov & Hutter, ICLR 2019.
+    """
+
+    weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(weight_decay=self.weight_decay)
+
+    def _decayed(self, variable: Tensor) -> Tensor:
+        return variable * (1.0 - _rate(self.rate, variable) * self.weight_decay)
+
+
+@dataclass(frozen=True)
+class RMSProp(Optimizer):
+    """v ← decay·v + (1−decay)·g²; w ← w − rate·g / (√v + ε), with optional momentum on the
+    quotient.
+
+    Source: Tieleman & Hinton, Coursera lecture 6.5, 2012, in the form that torch.optim.RMSprop
+        uses.
+    """
+
+    rate: Rate = 1e-2
+    decay: float = 0.99
+    momentum: float = 0.0
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check(rate=self.rate, decay=self.decay, momentum=self.momentum, epsilon=self.epsilon)
+
+    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
+        square = _slot(variable, "rms_square")
+        new_square = square * self.decay + (gradient * gradient) * (1 - self.decay)
+        direction = gradient / (_sqrt(new_square) + self.epsilon)
+        updates = [assign(square, new_square)]
+        if self.momentum:
+            velocity = _slot(variable, "momentum")
+            direction = velocity * self.momentum + direction
+            updates.append(assign(velocity, direction))
+        rate = _rate(self.rate, variable)
+        return [*updates, assign(variable, variable - rate * direction)]
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """s ← s + g²; w ← w − rate·g / (√s + ε).
+
+    Source: Duchi, Hazan & Singer, JMLR 12, 2011.
+    """
+
+    rate: Rate = 1e-2
+    initial: float = 0.0
+    epsilon: float = 1e-10
+
+    def __post_init__(self) -> None:
+        _check(rate=self.rate, initial=self.initial, epsilon=self.epsilon)
+
+    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
+        total = _slot(variable, "adagrad_sum", self.initial)
+        new = total + gradient * gradient
+        direction = gradient / (_sqrt(new) + self.epsilon)
+        rate = _rate(self.rate, variable)
+        return [assign(total, new), assign(variable, variable - rate * direction)]
+
+
+def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[Tensor], Tensor]:
+    """Gradients scaled down together so that their joint 2-norm is at most `max_norm`, and that
+    norm.
+
+    Source: Pascanu, Mikolov & Bengio, ICML 2013.
+
+    Raises:
+        ArgumentError: no gradients, or a norm that is not above 0.
+    """
+    if not grads:
+        raise ArgumentError(f"clip_by_global_norm at {user_location()}: there are no gradients")
+    if not isinstance(max_norm, Tensor) and not max_norm > 0:
+        raise ArgumentError(
+            f"clip_by_global_norm at {user_location()}: max_norm is above 0, not {max_norm!r}"
+        )
+    total = FUNCTIONS["sum"](grads[0] * grads[0])
+    for gradient in grads[1:]:
+        total = total + _rate(FUNCTIONS["sum"](gradient * gradient), total)
+    norm = _sqrt(total)
+    limit = _rate(max_norm, norm)
+    scale = limit / FUNCTIONS["maximum"](norm, limit)
+    return [gradient * _rate(scale, gradient) for gradient in grads], norm

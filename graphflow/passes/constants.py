@@ -1,0 +1,62 @@
+"""Constant folding: what depends on constants only is computed once, while the graph is
+compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphflow.graph import Graph
+from graphflow.op import REGISTRY, Node, Tensor
+from graphflow.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class FoldConstants(Pass):
+    """Replace a pure node of constant inputs by its value.
+
+    A value may not take more than `limit` bytes beyond those of its inputs: folding `zeros((10**4,
+    10**4))` would trade a cheap fill for a constant to store and send.
+    """
+
+    limit: int = 65536
+
+    def __call__(self, graph: Graph) -> Graph:
+        return graph.rewrite(self._fold)
+
+    def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+        if not node.op.pure or node.op.name == "constant":
+            return None
+        if not all(t.node.op.name == "constant" for t in inputs):
+            return None
+        if not all(s.is_concrete for s in node.specs):
+            return None
+        size = sum(int(s.nbytes) for s in node.specs)  # type: ignore[call-overload]
+        if size > self.limit + sum(t.node.attrs["value"].nbytes for t in inputs):
+            return None
+        try:
+            with np.errstate(all="ignore"):
+                values = node.op.run(np, [t.node.attrs["value"] for t in inputs], node.attrs)
+        except Exception:
+            return None  # it fails in the same way, with its line, when the step runs
+        return [
+            _constant(node, np.asarray(value, spec.dtype).reshape(spec.shape), i)
+            for i, (value, spec) in enumerate(zip(values, node.specs, strict=True))
+        ]
+
+
+def _constant(node: Node, value: np.ndarray, index: int) -> Tensor:  # type: ignore[type-arg]
+    value = np.array(value, order="C")
+    value.flags.writeable = False
+    return Node(
+        REGISTRY["constant"],
+        (),
+        {"value": value},
+        (node.specs[index],),
+        name=node.name,
+        device=node.device,
+        location=node.location,
+        origin=node.origin,
+    ).outputs[0]

@@ -1,0 +1,54 @@
+"""Common subexpressions: equal applications of pure ops are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.passes.base import Pass
+
+_INLINE_BYTES = 1024  # larger constants are equal only if they are the same array
+
+
+@dataclass(frozen=True)
+class MergeDuplicates(Pass):
+    """Let the first of equal pure nodes (same op, inputs, attributes and pin) stand for the others.
+
+    State, random streams and side effects are never merged.
+    """
+
+    def __call__(self, graph: Graph) -> Graph:
+        first: dict[Hashable, Node] = {}
+
+        def merge(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+            if not node.op.pure:
+                return None
+            key = (node.op.name, inputs, _key(dict(node.attrs)), node.device, node.specs)
+            if key in first:
+                return first[key].outputs
+            same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
+            kept = node if same else node.with_inputs(inputs)
+            first[key] = kept
+            return kept.outputs
+
+        return graph.rewrite(merge)
+
+
+def _key(value: Any) -> Hashable:
+    """A hashable stand-in that is equal exactly where attributes are."""
+    if isinstance(value, np.ndarray):
+        if value.nbytes > _INLINE_BYTES:
+            return ("array", id(value))
+        return ("array", value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, dict):
+        return tuple((name, _key(v)) for name, v in sorted(value.items()))
+    if isinstance(value, tuple | list):
+        return tuple(_key(v) for v in value)
+    if isinstance(value, float):
+        return ("float", value.hex())  # 0.0 and -0.0 differ, NaN is NaN
+    return (type(value).__name__, value)

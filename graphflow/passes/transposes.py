@@ -1,0 +1,49 @@
+"""Transposes become matmul flags: BLAS reads an operand either way round, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class FoldTransposes(Pass):
+    """Replace matmul(permute_dims(a), b) by matmul(a, b, transpose_a=True); b likewise."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        return graph.rewrite(_fold)
+
+
+def _fold(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+    if node.op.name != "matmul" or any(t.ndim < 2 for t in inputs):
+        return None
+    flags = [node.attrs["transpose_a"], node.attrs["transpose_b"]]
+    operands = list(inputs)
+    for i, operand in enumerate(inputs):
+        if _swaps_last_two(operand.node):
+            operands[i] = operand.node.inputs[0]
+            flags[i] = not flags[i]
+    if all(a is b for a, b in zip(operands, inputs, strict=True)):
+        return None
+    return Node(
+        node.op,
+        tuple(operands),
+        {**node.attrs, "transpose_a": flags[0], "transpose_b": flags[1]},
+        node.specs,
+        name=node.name,
+        device=node.device,
+        location=node.location,
+        origin=node.origin,
+        equations=node.equations,
+    ).outputs
+
+
+def _swaps_last_two(node: Node) -> bool:
+    if node.op.name != "permute_dims":
+        return False
+    rank = node.specs[0].rank
+    return tuple(node.attrs["axes"]) == (*range(rank - 2), rank - 1, rank - 2)

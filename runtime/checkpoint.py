@@ -1,0 +1,141 @@
+"""Checkpoints: variables by name in safetensors, with a manifest of digests, written so that a
+crash leaves the old.
+
+A checkpoint is a folder with `state.safetensors` (any safetensors reader opens it) and
+`manifest.json`. It is written beside its place, synced to disk, and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import CheckpointError
+
+FORMAT = 1
+_STATE = "state.safetensors"
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a session: variables by name, and how many steps were committed."""
+
+    variables: Mapping[str, np.ndarray[Any, Any]]
+    step: int
+
+
+def save(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
+    """Write a checkpoint; one that is there already is replaced when the new one is complete.
+
+    Raises:
+        CheckpointError: the place cannot be written; what was there is intact.
+    """
+    from safetensors.numpy import save as to_bytes  # loads with its own extension module
+
+    target = Path(folder)
+    if target.exists() and not (target / _MANIFEST).is_file():
+        raise CheckpointError(
+            f"{target} exists and is no checkpoint; give a new folder, or remove it first"
+        )
+    data = to_bytes({name: np.ascontiguousarray(v) for name, v in checkpoint.variables.items()})
+    manifest = {
+        "format": FORMAT,
+        "step": checkpoint.step,
+        "sha256": {_STATE: hashlib.sha256(data).hexdigest()},
+        "variables": {
+            name: [v.dtype.name, list(v.shape)] for name, v in checkpoint.variables.items()
+        },
+    }
+    fresh = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        _write(fresh / _STATE, data)
+        _write(fresh / _MANIFEST, json.dumps(manifest, indent=1).encode())
+        _sync(fresh)
+        _replace(fresh, target)
+    except OSError as error:
+        if fresh is not None:
+            shutil.rmtree(fresh, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot write checkpoint {target}: {error}; what was there before is intact"
+        ) from error
+
+
+def load(folder: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        CheckpointError: missing, truncated, changed since it was written, or of a newer format.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load as from_bytes
+
+    source = Path(folder)
+    try:
+        manifest = json.loads((source / _MANIFEST).read_text())
+        data = (source / _STATE).read_bytes()
+        newer = manifest["format"] > FORMAT
+        digest, step = manifest["sha256"][_STATE], int(manifest["step"])
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{source} is no checkpoint: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"cannot read checkpoint {source}: {error!r}") from error
+    if newer:
+        raise CheckpointError(
+            f"checkpoint {source} has format {manifest['format']}, this version reads up to "
+            f"{FORMAT}; update graphflow"
+        )
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise CheckpointError(
+            f"checkpoint {source} was changed or damaged after it was written: "
+            f"the digest of {_STATE} differs; use an older checkpoint"
+        )
+    try:
+        return Checkpoint(from_bytes(data), step)
+    except SafetensorError as error:
+        raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(fresh: Path, target: Path) -> None:
+    """Put the new folder in place of the old one, which goes only when the new one is there."""
+    old = None
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+        os.rename(target, old / target.name)
+    try:
+        os.rename(fresh, target)
+    except OSError:
+        if old is not None:
+            os.rename(old / target.name, target)
+        raise
+    _sync(target.parent)
+    if old is not None:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(old)

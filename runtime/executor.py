@@ -1,0 +1,322 @@
+"""Executor: a partition -> a Program, straight-line Python over preallocated buffers.
+
+Compiling fixes the sizes of symbols, plans one arena, binds every kernel to its buffers, and
+writes two functions: `compute`, which changes no state, and `commit`, where assignments happen in
+    place once every partition has computed.
+A line of the generated code is one node, so a failure's line number names the node and the user's
+line.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic_ns
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphflow.errors import CheckError, GraphflowError, OpError
+from graphflow.graph import bind_attrs
+from graphflow.op import Node, Op, Tensor
+from graphflow.runtime.backend import Backend
+from graphflow.runtime.layout import Layout, plan_layout
+from graphflow.runtime.partition import Partition
+from graphflow.spec import TensorSpec
+
+Span = tuple[str, str, int, int]
+"""Track, name, start and end in nanoseconds of the monotonic clock."""
+
+
+class Channel(Protocol):
+    """Where a program's cut edges lead."""
+
+    def send(self, step: int, edge: int, target: str, array: Any) -> None: ...
+
+    def recv(self, step: int, edge: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes that a program needs on its device."""
+
+    arena: int
+    constants: int
+    variables: int
+    feeds: int
+    recvs: int
+
+    @property
+    def peak(self) -> int:
+        return self.arena + self.constants + self.variables + self.feeds + self.recvs
+
+
+class Program:
+    """A partition compiled for concrete sizes of its symbols.
+
+    Args:
+        bindings: sizes of the symbols of the graph's shapes.
+        variables: the device's state by variable name; buffers are shared with it.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        bindings: Mapping[str, int],
+        variables: Mapping[str, Any],
+        backend: Backend,
+        channel: Channel,
+    ) -> None:
+        self.partition = partition
+        self._backend = backend
+        self._names = partition.graph.names
+        self._layout = plan_layout(partition, bindings)
+        self._fetched = tuple(partition.fetches)
+        code = _Code(partition, bindings, self._layout, variables, backend, channel)
+        self.memory = MemoryUse(
+            arena=self._layout.arena.nbytes,
+            constants=code.constant_bytes,
+            variables=sum(int(v.nbytes) for v in code.variables.values()),
+            feeds=code.feed_bytes,
+            recvs=code.recv_bytes,
+        )
+        self._lines = code.lines
+        self._compute = code.function("compute", "feeds, step, draws", code.compute, code.results())
+        self._commit = code.function("commit", "", code.commit, "None")
+        self._traced = code.function(
+            "traced", "feeds, step, draws, mark", code.traced(), code.results()
+        )
+
+    def compute(
+        self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Run the compute part; returns fetches, as arrays that the caller owns. Changes no state.
+
+        Args:
+            step: the key under which tensors are sent and received.
+            draws: the step number that random ops draw from.
+
+        Raises:
+            OpError: a kernel failed; names the node and the user's line.
+            GraphflowError: a wait was given up.
+        """
+        with self._backend.active(), np.errstate(all="ignore"):
+            try:
+                if spans is None:
+                    values = self._compute(feeds, step, draws)
+                else:
+                    values = self._run_traced(feeds, step, draws, spans)
+            except GraphflowError as error:
+                if isinstance(error, CheckError):
+                    raise self._explained(error, CheckError) from error
+                raise
+            except Exception as error:
+                raise self._explained(error, OpError) from error
+            return {
+                name: self._backend.to_host(value)
+                for name, value in zip(self._fetched, values, strict=True)
+            }
+
+    def commit(self) -> None:
+        """Run the assignments, in place."""
+        with self._backend.active(), np.errstate(all="ignore"):
+            self._commit()
+
+    def _run_traced(
+        self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span]
+    ) -> Any:
+        start = monotonic_ns()
+
+        def mark(line: int) -> None:
+            nonlocal start
+            self._backend.synchronize()
+            end = monotonic_ns()
+            spans.append((self.partition.device, self._names[self._lines[line]], start, end))
+            start = end
+
+        return self._traced(feeds, step, draws, mark)
+
+    def _explained(self, error: Exception, kind: type[OpError]) -> OpError:
+        """The error with the node of the failing line."""
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f.lineno for f in frames if f.filename in ("<compute>", "<traced>")]
+        if not lines or lines[0] is None:
+            return kind(f"a step failed on {self.partition.device}: {error!r}")
+        traced = any(f.filename == "<traced>" for f in frames)
+        node = self._lines[(lines[0] - 2) // (2 if traced else 1)]
+        text = str(error) if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
+        shapes = ", ".join(str(t.spec) for t in node.inputs)
+        return kind(
+            f"{node.op.name} {self._names[node]!r} (made at {node.location}) failed on "
+            f"{self.partition.device}: {text}; its inputs are [{shapes}]"
+        )
+
+
+class _Code:
+    """Writes a program: a line of Python for each node, over names bound to buffers and kernels."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        bindings: Mapping[str, int],
+        layout: Layout,
+        variables: Mapping[str, Any],
+        backend: Backend,
+        channel: Channel,
+    ) -> None:
+        self.graph = partition.graph
+        self.fetches = partition.fetches
+        self.layout = layout
+        self.backend = backend
+        self.bindings = bindings
+        self.scope: dict[str, Any] = {
+            "send": channel.send, "recv": channel.recv, "asarray": backend.to_device,
+            "copyto": backend.xp.copyto, "kept": {},
+        }  # fmt: skip
+        self.names: dict[Tensor, str] = {}
+        self.lines: list[Node] = []
+        self.compute: list[str] = []
+        self.commit: list[str] = []
+        self.variables: dict[str, Any] = {}
+        self.constant_bytes = 0
+        self.feed_bytes = 0
+        self.recv_bytes = 0
+        memory = backend.empty(layout.arena.nbytes)
+        for number, node in enumerate(self.graph.nodes):
+            self._add(node, number, memory, variables)
+        for assign in layout.commits:
+            self._commit_line(assign)
+
+    def _add(self, node: Node, number: int, memory: Any, variables: Mapping[str, Any]) -> None:
+        names = [f"b{number}_{i}" for i in range(len(node.outputs))]
+        for tensor, name in zip(node.outputs, names, strict=True):
+            self.names[tensor] = name
+        match node.op.name:
+            case "constant":
+                value = self.backend.to_device(node.attrs["value"])
+                self.scope[names[0]] = value
+                self.constant_bytes += int(value.nbytes)
+            case "variable":
+                self.scope[names[0]] = variables[node.name]
+                self.variables[node.name] = variables[node.name]
+            case "placeholder":
+                self.feed_bytes += _nbytes(self.layout.specs[node.outputs[0]])
+                self._line(node, f"{names[0]} = asarray(feeds[{self.graph.names[node]!r}])")
+            case "recv":
+                self.recv_bytes += _nbytes(self.layout.specs[node.outputs[0]])
+                self._line(node, f"{names[0]} = asarray(recv(step, {int(node.attrs['edge'])}))")
+            case "send":
+                self.scope[f"t{number}"] = str(node.attrs["target"])
+                value = self.names[node.inputs[0]]
+                self._line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
+            case "assign":
+                self.names[node.outputs[0]] = self.names[node.inputs[1]]
+                self._stage(node, number, memory)
+            case _:
+                self._kernel(node, number, names, memory)
+
+    def _kernel(self, node: Node, number: int, names: list[str], memory: Any) -> None:
+        """A line that runs the node's kernel into its buffers, or an alias of its input."""
+        inputs = [self.names[t] for t in node.inputs]
+        if node.op.alias:
+            self.scope[f"k{number}"] = _Reshape(self.layout.specs[node.outputs[0]].shape)
+            self._line(node, f"{names[0]} = k{number}({inputs[0]})")
+            return
+        deferred = self.layout.deferred.get(node)
+        if deferred is not None:
+            inputs = [self._kept(node, name) for name in inputs]
+        for tensor, name in zip(node.outputs, names, strict=True):
+            if deferred is not None:
+                self.scope[name] = self.variables[deferred.node.name]
+            else:
+                self.scope[name] = self._buffer(tensor, memory)
+        out = names[0] if len(names) == 1 else f"({', '.join(names)})"
+        self.scope[f"k{number}"] = _into(
+            node.op, self.backend.xp, bind_attrs(node.attrs, self.bindings)
+        )
+        step = ", step=draws" if node.op.random else ""
+        line = f"k{number}({', '.join([out, *inputs])}{step})"
+        if deferred is not None:
+            self.commit.append(line)
+        else:
+            self._line(node, line)
+
+    def _buffer(self, tensor: Tensor, memory: Any) -> Any:
+        spec = self.layout.specs[tensor]
+        offset = self.layout.offset(tensor)
+        nbytes = _nbytes(spec)
+        return memory[offset : offset + nbytes].view(spec.dtype).reshape(spec.shape)
+
+    def _stage(self, node: Node, number: int, memory: Any) -> None:
+        """Copy a value that is another variable's memory, which this step's commits may change."""
+        if node in self.layout.staged:
+            name = f"s{number}"
+            self.scope[name] = self._buffer(node.outputs[0], memory)
+            self._line(node, f"copyto({name}, {self.names[node.inputs[1]]})")
+            self.names[node.outputs[0]] = name
+
+    def _commit_line(self, assign: Node) -> None:
+        variable = self.names[assign.inputs[0]]
+        value = self.names[assign.outputs[0]]
+        if assign.inputs[1].node not in self.layout.deferred:
+            self.commit.append(f"copyto({variable}, {self._kept(assign, value)})")
+
+    def _kept(self, node: Node, name: str) -> str:
+        """A name that the commit part can use: feeds, recvs and aliases are local to the compute
+        part."""
+        if name in self.scope:
+            return name
+        self._line(node, f"kept[{name!r}] = {name}")
+        return f"kept[{name!r}]"
+
+    def _line(self, node: Node, line: str) -> None:
+        self.compute.append(line)
+        self.lines.append(node)
+
+    def results(self) -> str:
+        """The expression of the fetched values."""
+        return "(" + "".join(f"{self.names[t]}, " for t in self.fetches.values()) + ")"
+
+    def traced(self) -> list[str]:
+        """The compute part with a time mark after each line."""
+        return [x for i, line in enumerate(self.compute) for x in (line, f"mark({i})")]
+
+    def function(
+        self, name: str, arguments: str, lines: list[str], result: str
+    ) -> Callable[..., Any]:
+        source = "\n ".join([f"def {name}({arguments}):", *lines, f"return {result}"])
+        # The text is made of our own identifiers only; nothing from a graph or the wire enters it.
+        exec(compile(source, f"<{name}>", "exec"), self.scope)
+        function: Callable[..., Any] = self.scope[name]
+        return function
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    return int(spec.nbytes)  # type: ignore[call-overload]
+
+
+def _into(op: Op, xp: Any, attrs: Mapping[str, Any]) -> Callable[..., None]:
+    """The kernel as a function (out, *arrays)."""
+    if op.into is not None and not op.random:
+        into = op.into
+        return partial(into, xp, **attrs) if attrs else partial(into, xp)
+
+    def run(out: Any, *arrays: Any, step: int = 0) -> None:
+        results = op.run(xp, arrays, attrs, step)
+        outs = out if isinstance(out, tuple) else (out,)
+        for buffer, result in zip(outs, results, strict=True):
+            xp.copyto(buffer, result)
+
+    return run
+
+
+class _Reshape:
+    """An alias: the input's memory under another shape."""
+
+    def __init__(self, shape: Any) -> None:
+        self.shape = shape
+
+    def __call__(self, array: Any) -> Any:
+        return array.reshape(self.shape)

@@ -1,0 +1,403 @@
+"""Host: runs the partitions of any number of sessions on the devices of one process; knows no
+sockets.
+
+The embedded session has one; each worker process has one. Devices of a host run beside each other,
+one thread each, and hand tensors over by reference; a tensor for another worker goes to `outbox`,
+one from there comes in through `deliver`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import monotonic, monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from graphflow.device import DeviceName
+from graphflow.errors import GraphflowError, OpError, SessionError, StepTimeout, VariableError
+from graphflow.graph import Graph
+from graphflow.runtime.backend import Backend, backend_for
+from graphflow.runtime.codec import decode
+from graphflow.runtime.executor import Program, Span
+from graphflow.runtime.messages import Computed, Key, Parcel
+from graphflow.runtime.partition import Partition
+
+Array = np.ndarray[Any, Any]
+
+DRAWS = "@draws"
+"""Among a step's bindings: the number of steps committed before it, from which random ops draw. A
+step that is tried again gets a new step number (its key on the wire) but draws the same."""
+
+
+class Host:
+    """The devices of one process.
+
+    Args:
+        worker: this process's index in the cluster.
+        devices: full names, "/worker:0/cpu:0".
+        threads: per device; None: the cores shared out.
+        outbox: takes a tensor for another worker; must not block.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        devices: Sequence[str],
+        threads: int | None,
+        outbox: Callable[[Parcel], None],
+    ) -> None:
+        self.worker = worker
+        self.devices = tuple(devices)
+        count = threads or max(1, (_cores() // max(1, len(self.devices))))
+        self._backends = {d: backend_for(DeviceName.parse(d), count) for d in self.devices}
+        self._outbox = outbox
+        self._sessions: dict[str, _Session] = {}
+
+    def open(self, session: str) -> None:
+        """Begin a session with no state."""
+        self._sessions[session] = _Session(session, self.worker, self._backends, self._outbox)
+
+    def close(self, session: str) -> None:
+        """Forget a session, its programs and its state."""
+        state = self._sessions.pop(session, None)
+        if state is not None:
+            state.close()
+
+    def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None:
+        """Take a program from the wire.
+
+        Raises:
+            ProtocolError, GraphLimitError: it does not verify.
+        """
+        self.add(session, program, decode(header, buffers))
+
+    def add(self, session: str, program: str, partitions: Sequence[Partition]) -> None:
+        """Take a program's partitions for devices of this host, and create its new variables."""
+        self._of(session).add(program, partitions)
+
+    def compute(
+        self,
+        session: str,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[str, Array],
+        trace: bool,
+        deadline: float,
+    ) -> Computed:
+        """Run the compute part of a step on all devices of this host; blocks.
+
+        Args:
+            deadline: seconds from now after which waits for tensors are given up.
+
+        Raises:
+            OpError: a kernel failed.
+            StepTimeout: a tensor did not come in time.
+        """
+        return self._of(session).compute(program, step, dict(bindings), feeds, trace, deadline)
+
+    def commit(self, session: str, step: int) -> None:
+        """Apply the assignments of the computed step."""
+        self._of(session).commit(step)
+
+    def abort(self, session: str, step: int) -> None:
+        """Forget the step; nothing of it was applied."""
+        self._of(session).abort(step)
+
+    def deliver(self, session: str, step: int, edge: Key, array: Array) -> None:
+        """Take a tensor from another worker; it may come before its step begins."""
+        state = self._sessions.get(session)
+        if state is not None:
+            state.mail.put(step, int(edge), array)
+
+    def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
+        """Wake every wait of the step with an error."""
+        state = self._sessions.get(session)
+        if state is not None:
+            state.mail.cancel(step, reason)
+
+    def read(self, session: str, variable: str) -> Array:
+        """A copy of a variable's value."""
+        return self._of(session).read(variable)
+
+    def write(self, session: str, variable: str, value: Array) -> None:
+        """Set a variable.
+
+        Raises:
+            VariableError: unknown here, or of another shape or dtype.
+        """
+        self._of(session).write(variable, value)
+
+    def measure(self) -> dict[str, Any]:
+        """Calibrate this machine: plain data for the cost model."""
+        from graphflow.placement.calibrate import measure_machine
+
+        return measure_machine(self.devices)
+
+    def _of(self, session: str) -> _Session:
+        if session not in self._sessions:
+            raise SessionError(f"session {session!r} is not open on worker {self.worker}")
+        return self._sessions[session]
+
+
+def _cores() -> int:
+    import os
+
+    return os.cpu_count() or 1
+
+
+class Mail:
+    """Tensors that came and were not taken yet, by step and edge; waits end by arrival, cancel or
+    deadline."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._arrays: dict[tuple[int, int], Any] = {}
+        self._cancelled: tuple[int, GraphflowError] | None = None
+        self._finished = -1
+        self.deadline = 0.0
+        self.arrivals: list[tuple[int, int]] | None = None
+
+    def put(self, step: int, edge: int, array: Any) -> None:
+        with self._changed:
+            if step <= self._finished:
+                return  # late for a step that is over
+            if self.arrivals is not None:
+                self.arrivals.append((edge, monotonic_ns()))
+            self._arrays[step, edge] = array
+            self._changed.notify_all()
+
+    def take(self, step: int, edge: int, source: str) -> Any:
+        """The tensor of an edge.
+
+        Raises:
+            StepTimeout: it did not come before the deadline.
+            GraphflowError: what the step was cancelled with.
+        """
+        with self._changed:
+            while (step, edge) not in self._arrays:
+                if self._cancelled is not None and self._cancelled[0] >= step:
+                    raise self._cancelled[1]
+                left = self.deadline - monotonic()
+                if left <= 0:
+                    raise StepTimeout(
+                        f"step {step}: edge {edge} from {source} did not come before the deadline; "
+                        "is that worker slow or stuck? give Session a longer deadline"
+                    )
+                self._changed.wait(left)
+            return self._arrays.pop((step, edge))
+
+    def cancel(self, step: int, reason: GraphflowError) -> None:
+        with self._changed:
+            self._cancelled = (step, reason)
+            self._changed.notify_all()
+
+    def finish(self, step: int) -> None:
+        """Drop what is left of a step that is over."""
+        with self._changed:
+            self._finished = max(self._finished, step)
+            for key in [k for k in self._arrays if k[0] <= step]:
+                del self._arrays[key]
+
+
+@dataclass
+class _Loaded:
+    """A program's partitions, and their compiled forms by the sizes of symbols."""
+
+    partitions: dict[str, Partition]
+    symbols: dict[str, frozenset[str]]
+    compiled: dict[tuple[str, tuple[tuple[str, int], ...]], Program] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Channel:
+    """Where the cut edges of one device lead."""
+
+    session: _Session
+    backend: Backend
+    sources: Mapping[int, str]
+
+    def send(self, step: int, edge: int, target: str, array: Any) -> None:
+        self.session.send(step, edge, DeviceName.parse(target), array, self.backend)
+
+    def recv(self, step: int, edge: int) -> Any:
+        return self.session.mail.take(step, edge, self.sources[edge])
+
+
+class _Session:
+    """One session's programs and variables on this host."""
+
+    def __init__(
+        self,
+        name: str,
+        worker: int,
+        backends: Mapping[str, Backend],
+        outbox: Callable[[Parcel], None],
+    ) -> None:
+        self.mail = Mail()
+        self._name = name
+        self._worker = worker
+        self._backends = backends
+        self._outbox = outbox
+        self._programs: dict[str, _Loaded] = {}
+        self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
+        self._computed: tuple[int, list[Program]] | None = None
+        self._departures: list[tuple[int, int]] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        if len(backends) > 1:
+            self._threads = ThreadPoolExecutor(len(backends), f"graphflow-{worker}")
+
+    def close(self) -> None:
+        self.mail.cancel(2**62, SessionError("the session was closed"))
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def add(self, program: str, partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            if partition.device not in self._backends:
+                raise SessionError(f"worker {self._worker} has no device {partition.device}")
+            self._create(partition)
+        self._programs[program] = _Loaded(
+            {p.device: p for p in partitions}, {p.device: _symbols(p.graph) for p in partitions}
+        )
+
+    def _create(self, partition: Partition) -> None:
+        """Give variables that are new here their initial value."""
+        mine = self._variables[partition.device]
+        backend = self._backends[partition.device]
+        for node in partition.graph.variables:
+            if node.name not in mine:
+                initial = node.attrs["initial"]
+                mine[node.name] = self._owned(backend, initial() if callable(initial) else initial)
+
+    def _owned(self, backend: Backend, value: Array) -> Any:
+        memory = backend.empty(value.nbytes).view(value.dtype).reshape(value.shape)
+        memory[...] = backend.to_device(value)
+        return memory
+
+    def compute(
+        self,
+        program: str,
+        step: int,
+        bindings: dict[str, int],
+        feeds: Mapping[str, Array],
+        trace: bool,
+        deadline: float,
+    ) -> Computed:
+        if program not in self._programs:
+            raise SessionError(f"program {program!r} is not loaded on worker {self._worker}")
+        loaded = self._programs[program]
+        programs = [self._specialised(loaded, device, bindings) for device in loaded.partitions]
+        self.mail.deadline = monotonic() + deadline
+        self._departures, self.mail.arrivals = ([], []) if trace else (None, None)
+        spans: list[Span] = []
+        draws = bindings.get(DRAWS, step)
+        fetches = self._run(programs, step, draws, feeds, spans if trace else None)
+        if trace:
+            spans += [("departure", str(edge), at, at) for edge, at in self._departures or ()]
+            spans += [("arrival", str(edge), at, at) for edge, at in self.mail.arrivals or ()]
+        self._computed = (step, programs)
+        return Computed(fetches, spans, {p.partition.device: p.memory.peak for p in programs})
+
+    def _specialised(self, loaded: _Loaded, device: str, bindings: dict[str, int]) -> Program:
+        """The device's program for these sizes, compiled at their first use."""
+        key = (device, tuple(sorted((s, bindings[s]) for s in loaded.symbols[device])))
+        if key not in loaded.compiled:
+            partition = loaded.partitions[device]
+            backend = self._backends[device]
+            sources = {n.attrs["edge"]: n.attrs["source"] for n in partition.graph.of_op("recv")}
+            loaded.compiled[key] = Program(
+                partition, bindings, self._variables[device], backend,
+                _Channel(self, backend, sources),
+            )  # fmt: skip
+        return loaded.compiled[key]
+
+    def _run(
+        self,
+        programs: list[Program],
+        step: int,
+        draws: int,
+        feeds: Mapping[str, Array],
+        spans: list[Span] | None,
+    ) -> dict[str, Array]:
+        """All devices' compute parts; the first failure wakes the others and is the one raised."""
+        if len(programs) == 1:
+            return programs[0].compute(feeds, step, draws, spans)
+        assert self._threads is not None
+        errors: list[BaseException] = []
+
+        def one(program: Program) -> dict[str, Array]:
+            try:
+                return program.compute(feeds, step, draws, spans)
+            except BaseException as error:
+                errors.append(error)
+                self.mail.cancel(step, OpError(f"step {step} failed on another device: {error}"))
+                return {}
+
+        fetches: dict[str, Array] = {}
+        for values in self._threads.map(one, programs):
+            fetches.update(values)
+        if errors:
+            raise errors[0]
+        return fetches
+
+    def send(self, step: int, edge: int, target: DeviceName, array: Any, backend: Backend) -> None:
+        if self._departures is not None:
+            self._departures.append((edge, monotonic_ns()))
+        if target.worker == self._worker:
+            same = target.kind == "cpu" and isinstance(array, np.ndarray)
+            self.mail.put(step, edge, array if same else backend.to_host(array))
+        else:
+            # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
+            host = array if isinstance(array, np.ndarray) else backend.to_host(array)
+            self._outbox(Parcel(self._name, step, edge, target.worker or 0, host, owned=True))
+
+    def commit(self, step: int) -> None:
+        if self._computed is None or self._computed[0] != step:
+            raise SessionError(
+                f"step {step} cannot commit: worker {self._worker} did not compute it"
+            )
+        programs = self._computed[1]
+        self._computed = None
+        for program in programs:
+            program.commit()
+        self.mail.finish(step)
+
+    def abort(self, step: int) -> None:
+        self._computed = None
+        self.mail.finish(step)
+
+    def read(self, variable: str) -> Array:
+        device, value = self._find(variable)
+        return self._backends[device].to_host(value)
+
+    def write(self, variable: str, value: Array) -> None:
+        device, current = self._find(variable)
+        if current.shape != value.shape or current.dtype != value.dtype:
+            raise VariableError(
+                f"variable {variable!r} is {current.dtype}{current.shape}, "
+                f"not {value.dtype}{value.shape}"
+            )
+        current[...] = self._backends[device].to_device(value)
+
+    def _find(self, variable: str) -> tuple[str, Any]:
+        for device, variables in self._variables.items():
+            if variable in variables:
+                return device, variables[variable]
+        raise VariableError(f"variable {variable!r} has no value on worker {self._worker} yet")
+
+
+def _symbols(graph: Graph) -> frozenset[str]:
+    """Symbols on which any shape or attribute of a graph depends."""
+    from graphflow.spec import symbols
+
+    found: set[str] = set()
+    for node in graph.nodes:
+        for spec in node.specs:
+            for size in spec.shape:
+                found.update(symbols(size))
+    return frozenset(found)

@@ -1,0 +1,116 @@
+"""Hosts: all the workers of a session, behind one surface, whether they are this process or
+others."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphflow.errors import SessionError
+from graphflow.runtime.host import Host
+from graphflow.runtime.messages import Parcel, StepResult
+from graphflow.runtime.partition import Partition
+
+Array = np.ndarray[Any, Any]
+
+
+class Hosts(Protocol):
+    """What a session asks of its workers."""
+
+    def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
+        """Give each worker its partitions of a program."""
+
+    def step(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        trace: bool,
+        deadline: float,
+    ) -> StepResult:
+        """Run a step: all compute, then all commit, or nothing happens and the error is raised."""
+
+    def read(self, worker: int, variable: str) -> Array:
+        """A copy of a variable's value."""
+
+    def write(self, worker: int, variable: str, value: Array) -> None:
+        """Set a variable."""
+
+    def close(self) -> None:
+        """End the session on all workers; a second call does nothing."""
+
+
+class LocalHosts:
+    """The embedded session: one host, in this process.
+
+    Args:
+        devices: full names of the devices of worker 0.
+        threads: per device; None: the cores shared out.
+    """
+
+    def __init__(self, devices: Sequence[str], threads: int | None) -> None:
+        self._host = Host(0, devices, threads, _no_other_worker)
+        self._host.open("")
+
+    def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
+        for each in partitions.values():
+            self._host.add("", program, each)
+
+    def step(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        trace: bool,
+        deadline: float,
+    ) -> StepResult:
+        try:
+            computed = self._host.compute(
+                "", program, step, bindings, feeds.get(0, {}), trace, deadline
+            )
+        except BaseException:
+            self._host.abort("", step)
+            raise
+        with uninterrupted():
+            self._host.commit("", step)
+        return StepResult(dict(computed.fetches), computed.spans, dict(computed.peak))
+
+    def read(self, worker: int, variable: str) -> Array:
+        return self._host.read("", variable)
+
+    def write(self, worker: int, variable: str, value: Array) -> None:
+        self._host.write("", variable, value)
+
+    def close(self) -> None:
+        self._host.close("")
+
+
+def _no_other_worker(parcel: Parcel) -> None:
+    raise SessionError(f"an embedded session has no worker {parcel.target_worker}")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold a Ctrl-C back until the block is done, so that a commit is never half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[Any] = []
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *args: came.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[-1])

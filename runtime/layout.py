@@ -1,0 +1,168 @@
+"""Layout: which memory each tensor of a partition lives in, and which assignments run in place at
+commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from graphflow.op import Node, Tensor
+from graphflow.runtime.memory import Arena, Block, plan_arena
+from graphflow.runtime.partition import Partition
+from graphflow.spec import TensorSpec
+
+_ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
+"""Ops whose value is not in the arena (or that have none)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Decisions about a partition's memory.
+
+    Attributes:
+        specs: concrete spec of each tensor.
+        roots: the tensor whose memory each tensor shares (itself, mostly).
+        blocks: index into the arena's offsets for each root that is in the arena.
+        deferred: elementwise nodes that run in the commit part, straight into the variable they
+            update.
+        staged: assigns whose value is copied before any variable changes.
+        commits: all assigns, in order.
+    """
+
+    specs: Mapping[Tensor, TensorSpec]
+    roots: Mapping[Tensor, Tensor]
+    blocks: Mapping[Tensor, int]
+    arena: Arena
+    deferred: Mapping[Node, Tensor]
+    staged: frozenset[Node]
+    commits: tuple[Node, ...]
+
+    def offset(self, tensor: Tensor) -> int:
+        """Where the tensor begins in the arena, in bytes."""
+        owner = tensor if tensor in self.blocks else self.roots[tensor]
+        return self.arena.offsets[self.blocks[owner]]
+
+
+def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
+    """Lay a partition out for given sizes of its symbols."""
+    graph = partition.graph
+    specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
+    roots = _roots(partition)
+    commits = graph.of_op("assign")
+    deferred = _deferred(partition, roots, commits)
+    assigned = {assign.inputs[0] for assign in commits}
+    staged = frozenset(
+        a
+        for a in commits
+        if roots[a.inputs[1]] in assigned and roots[a.inputs[1]] is not a.inputs[0]
+    )
+    shared, deaths = _lives(partition, specs, roots, deferred, staged)
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    blocks: dict[Tensor, int] = {}
+    members: dict[Tensor, list[Tensor]] = {}
+    for tensor in deaths:
+        members.setdefault(_leader(shared, tensor), []).append(tensor)
+    lives = []
+    for leader, tensors in members.items():
+        for tensor in tensors:
+            blocks[tensor] = len(lives)
+        lives.append(
+            Block(
+                position[leader.node],
+                max(deaths[t] for t in tensors),
+                int(specs[leader].nbytes),  # type: ignore[call-overload]
+            )
+        )
+    return Layout(specs, roots, blocks, plan_arena(lives), deferred, staged, commits)
+
+
+def _roots(partition: Partition) -> dict[Tensor, Tensor]:
+    roots: dict[Tensor, Tensor] = {}
+    for node in partition.graph.nodes:
+        for tensor in node.outputs:
+            if node.op.alias:
+                roots[tensor] = roots[node.inputs[0]]
+            elif node.op.name == "assign":
+                roots[tensor] = roots[node.inputs[1]]
+            else:
+                roots[tensor] = tensor
+    return roots
+
+
+def _deferred(
+    partition: Partition, roots: Mapping[Tensor, Tensor], commits: tuple[Node, ...]
+) -> dict[Node, Tensor]:
+    """Elementwise nodes that only an assign reads, and that read no variable this step changes but
+    its own."""
+    graph = partition.graph
+    assigned = {assign.inputs[0] for assign in commits}
+    outputs = set(graph.outputs) - {a.outputs[0] for a in commits}  # members of groups
+    fetched = set(partition.fetches.values())
+    deferred: dict[Node, Tensor] = {}
+    for assign in commits:
+        variable, value = assign.inputs
+        node = value.node
+        if (
+            node.op.elementwise
+            and node.op.into is not None
+            and not node.op.random
+            and len(node.outputs) == 1
+            and value.spec == variable.spec
+            and graph.consumers[node] == [assign]
+            and not graph.consumers[assign]
+            and value not in outputs
+            and assign.outputs[0] not in fetched
+            and all(
+                roots[t] not in assigned or (roots[t] is variable and t.spec == variable.spec)
+                for t in node.inputs
+            )
+        ):
+            deferred[node] = variable
+    return deferred
+
+
+def _lives(
+    partition: Partition,
+    specs: Mapping[Tensor, TensorSpec],
+    roots: Mapping[Tensor, Tensor],
+    deferred: Mapping[Node, Tensor],
+    staged: frozenset[Node],
+) -> tuple[dict[Tensor, Tensor], dict[Tensor, int]]:
+    """The tensor whose block each arena tensor takes over in place, and the last position that
+    reads each."""
+    graph = partition.graph
+    end = len(graph.nodes)
+    deaths: dict[Tensor, int] = {}
+    last = {t: i for i, node in enumerate(graph.nodes) for t in _read(node, roots)}
+    held = {roots[t] for t in partition.fetches.values()}
+    for node in graph.nodes:
+        # A sent buffer may still be on the wire, and a commit reads its inputs, until the step
+        # ends.
+        if node.op.name in ("send", "assign") or node in deferred:
+            held.update(roots[t] for t in node.inputs)
+    shared: dict[Tensor, Tensor] = {}
+    for i, node in enumerate(graph.nodes):
+        if node in staged:
+            deaths[node.outputs[0]] = end
+        if node.op.name in _ELSEWHERE or node.op.alias or node.op.name == "assign":
+            continue
+        if node in deferred:
+            continue
+        for tensor in node.outputs:
+            deaths[tensor] = end if tensor in held else last.get(tensor, i)
+        if node.op.elementwise and node.op.into is not None and len(node.outputs) == 1:
+            for source in node.inputs:
+                if deaths.get(roots[source]) == i and specs[source] == specs[node.outputs[0]]:
+                    shared[node.outputs[0]] = roots[source]
+                    break
+    return shared, deaths
+
+
+def _read(node: Node, roots: Mapping[Tensor, Tensor]) -> set[Tensor]:
+    return {roots[t] for t in node.inputs}
+
+
+def _leader(shared: Mapping[Tensor, Tensor], tensor: Tensor) -> Tensor:
+    while tensor in shared:
+        tensor = shared[tensor]
+    return tensor

@@ -1,0 +1,189 @@
+"""Partition: a placed graph cut into one subgraph a device, with a send/recv pair for each cut
+edge.
+
+A tensor crosses to a device once, however many consumers it has there. Each partition's nodes are
+rebuilt in the plan's order, so its program is the restriction of one global order and no order can
+deadlock. Constants are copied to wherever they are read; placeholders are fed to every device that
+reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphflow.device import DeviceName
+from graphflow.graph import Graph
+from graphflow.op import REGISTRY, Node, Tensor
+
+FREE = ("constant", "placeholder", "group")
+"""Ops that are not placed: values are wherever they are read, and a group only holds nodes
+together."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What one device computes in a step.
+
+    Attributes:
+        device: full device name.
+        graph: its nodes in execution order; outputs are fetches, sends, assigns and members of
+            groups.
+        feeds: names of the placeholders that it reads.
+        fetches: names under which the client gets outputs, with the tensors.
+    """
+
+    device: str
+    graph: Graph
+    feeds: tuple[str, ...]
+    fetches: Mapping[str, Tensor]
+
+
+@dataclass
+class _Builder:
+    """A partition while it grows: the local twin of each tensor, and the outputs so far."""
+
+    device: DeviceName
+    twins: dict[Tensor, Tensor] = field(default_factory=dict)
+    outputs: list[Tensor] = field(default_factory=list)
+    fetches: dict[str, Tensor] = field(default_factory=dict)
+    feeds: list[str] = field(default_factory=list)
+    names: dict[Node, str] = field(default_factory=dict)
+
+
+def partition(
+    graph: Graph,
+    devices: Mapping[Node, str],
+    order: Sequence[Node] | None = None,
+    variables: Mapping[Node, str] | None = None,
+) -> dict[str, Partition]:
+    """Cut a graph along a placement.
+
+    Args:
+        graph: its outputs are the fetches: output i is fetched as `str(i)`.
+        devices: a device for each node but constants and placeholders.
+        order: a topological order of the nodes; default: the graph's.
+        variables: names of the variables in their session; default: their own.
+
+    Returns:
+        Device name to partition, for the devices that have something to do.
+    """
+    order = [n for n in (graph.nodes if order is None else order) if n.op.name not in FREE]
+    builders: dict[str, _Builder] = {}
+    for device in devices.values():
+        builders.setdefault(device, _Builder(DeviceName.parse(device)))
+    targets = _targets(order, devices)
+    edges: dict[tuple[Tensor, str], int] = {}
+    for node in order:
+        here = builders[devices[node]]
+        inputs = tuple(_local(graph, t, here, devices, edges) for t in node.inputs)
+        _rebuild(graph, node, inputs, here, variables or {})
+        for tensor in node.outputs:  # a send follows its node at once, a recv waits for its reader
+            for device in targets.get(tensor, ()):
+                edges[tensor, device] = len(edges)
+                _send(graph, tensor, here, device, edges[tensor, device])
+    for group in graph.of_op("group"):
+        for tensor in group.inputs:
+            if tensor.node.op.name not in FREE:
+                here = builders[devices[tensor.node]]
+                here.outputs.append(here.twins[tensor])
+    for i, output in enumerate(graph.outputs):
+        if output.node.op.name in FREE:
+            continue  # the client has it already
+        here = builders[devices[output.node]]
+        here.fetches[str(i)] = here.twins[output]
+        here.outputs.append(here.twins[output])
+    return {
+        device: Partition(
+            device, Graph(b.outputs, b.names).verify(), tuple(b.feeds), dict(b.fetches)
+        )
+        for device, b in sorted(builders.items())
+        if b.outputs
+    }
+
+
+def _rebuild(
+    graph: Graph,
+    node: Node,
+    inputs: tuple[Tensor, ...],
+    here: _Builder,
+    variables: Mapping[Node, str],
+) -> None:
+    twin = Node(
+        node.op,
+        inputs,
+        node.attrs,
+        node.specs,
+        name=variables.get(node, node.name),
+        device=here.device,
+        location=node.location,
+    )
+    here.names[twin] = graph.names[node]
+    here.twins.update(zip(node.outputs, twin.outputs, strict=True))
+    if node.op.name == "assign":
+        here.outputs.append(twin.outputs[0])
+
+
+def _targets(order: Sequence[Node], devices: Mapping[Node, str]) -> dict[Tensor, tuple[str, ...]]:
+    """The other devices that read each tensor, in order of their first reader."""
+    targets: dict[Tensor, dict[str, None]] = {}
+    for node in order:
+        for tensor in node.inputs:
+            if tensor.node.op.name not in FREE and devices[tensor.node] != devices[node]:
+                targets.setdefault(tensor, {})[devices[node]] = None
+    return {tensor: tuple(found) for tensor, found in targets.items()}
+
+
+def _local(
+    graph: Graph,
+    tensor: Tensor,
+    here: _Builder,
+    devices: Mapping[Node, str],
+    edges: Mapping[tuple[Tensor, str], int],
+) -> Tensor:
+    """A tensor's twin in a partition: made there, copied there, fed there, or received."""
+    if tensor not in here.twins:
+        if tensor.node.op.name in FREE:
+            _rebuild(graph, tensor.node, (), here, {})
+            if tensor.node.op.name == "placeholder":
+                here.feeds.append(graph.names[tensor.node])
+        else:
+            edge = edges[tensor, str(here.device)]
+            here.twins[tensor] = _recv(graph, tensor, here, devices[tensor.node], edge)
+    return here.twins[tensor]
+
+
+def _send(graph: Graph, tensor: Tensor, source: _Builder, target: str, edge: int) -> None:
+    send = _end(
+        "send", (source.twins[tensor],), {"edge": edge, "target": target}, tensor, source.device
+    )
+    source.names[send] = f"send/{_name(graph, tensor)}/{edge}"
+    source.outputs.append(send.outputs[0])
+
+
+def _recv(graph: Graph, tensor: Tensor, target: _Builder, source: str, edge: int) -> Tensor:
+    attrs = {"edge": edge, "source": source, "shape": tensor.shape, "dtype": tensor.dtype.name}
+    recv = _end("recv", (), attrs, tensor, target.device)
+    target.names[recv] = f"recv/{_name(graph, tensor)}/{edge}"
+    return recv.outputs[0]
+
+
+def _end(
+    op: str, inputs: tuple[Tensor, ...], attrs: dict[str, Any], tensor: Tensor, device: DeviceName
+) -> Node:
+    """One end of a cut edge; counts as made where the tensor was."""
+    spec = REGISTRY[op].infer(*(t.spec for t in inputs), **attrs)
+    return Node(
+        REGISTRY[op],
+        inputs,
+        attrs,
+        (spec,),  # type: ignore[arg-type]
+        name=f"{op}/{tensor.node.name}",
+        device=device,
+        location=tensor.node.location,
+    )
+
+
+def _name(graph: Graph, tensor: Tensor) -> str:
+    return graph.names[tensor.node] + (f":{tensor.index}" if tensor.index else "")
