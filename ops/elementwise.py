@@ -1,7 +1,8 @@
-"""Elementwise ops: arithmetic, comparison, exponentials and their kin.
+"""Elementwise ops: arithmetic, comparison, logic and rounding; and how such ops are declared.
 
-Each gives `expr`, the value of one element, which serves numpy and cupy as it stands (and the kernel
-generators); an op that is one ufunc also gives `into`, so that it writes straight to its buffer.
+Each gives `expr`, the value of one element, which serves numpy and cupy as it stands (and the
+kernel generators); an op that is one ufunc also gives `into`, so that it writes straight to its
+buffer.
 """
 
 from __future__ import annotations
@@ -9,20 +10,42 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphflow.op import Cost, Op, Sample, Tensor, register, sample
-from graphflow.ops.rules import same, same_float, same_numeric, truth, unbroadcast
-from graphflow.spec import TensorSpec, broadcast_shapes, product, spec
+from graphflow.op import (
+    FUNCTIONS,
+    Cost,
+    Op,
+    Sample,
+    Tensor,
+    function,
+    promoted,
+    register,
+    sample,
+)
+from graphflow.ops.rules import require_kind, same_float, same_numeric, truth
+from graphflow.ops.rules import unbroadcast as _sum_to
+from graphflow.spec import TensorSpec, broadcast_shapes, kind, product, spec
 
 F = spec("float32", (3, 4))
 ROW = spec("float32", (4,))
 COLUMN = spec("float32", (3, 1))
 SCALAR = spec("float32", ())
 INT = spec("int32", (3, 4))
+BOOL = spec("bool", (3, 4))
+
+UNARY = (sample(F), sample(SCALAR))
+UNARY_INT = (*UNARY, sample(INT))
+POSITIVE = (sample(F, low=0.3, high=3.0), sample(SCALAR, low=0.3, high=3.0))
+BINARY = (sample(F, F), sample(F, ROW), sample(COLUMN, ROW), sample(SCALAR, F))
+BINARY_INT = (*BINARY, sample(INT, INT))
+# Both inputs positive: away from poles and branch points.
+RATIO = tuple(sample(*s.inputs, low=0.4, high=3.0) for s in BINARY)
 
 
-def _flops(each: float) -> Callable[..., Cost]:
+def per_element(flops: int) -> Callable[..., Cost]:
+    """A cost rule: so many flops for each element of the broadcast inputs."""
+
     def cost(*specs: TensorSpec, **attrs: Any) -> Cost:
-        return Cost(flops=product(broadcast_shapes(*(s.shape for s in specs))) * int(each))
+        return Cost(flops=product(broadcast_shapes(*(s.shape for s in specs))) * flops)
 
     return cost
 
@@ -33,10 +56,14 @@ def elementwise(
     vjp: Callable[..., Sequence[Tensor | None]] | None,
     infer: Callable[..., TensorSpec] = same_numeric,
     samples: Sequence[Sample] = (),
-    flops: float = 1,
+    flops: int = 1,
+    into: Callable[..., None] | None = None,
+    promotes: bool = True,
 ) -> Op:
-    """Register an elementwise op: `expr` is a ufunc's name, or a function (xp, *scalars, **attrs)."""
-    into = None
+    """Register an elementwise op: `expr` is a ufunc's name, or a function (xp, *scalars, **attrs).
+
+    `into` may find its output in the buffer of an input, so it writes there last.
+    """
     if isinstance(expr, str):
         ufunc = expr
 
@@ -53,35 +80,183 @@ def elementwise(
             expr=expr,
             into=into,
             vjp=vjp,
-            cost=_flops(flops),
+            cost=per_element(flops),
             samples=samples,
-            promotes=True,
+            promotes=promotes,
             elementwise=True,
         )
     )
 
 
-BINARY = (sample(F, F), sample(F, ROW), sample(COLUMN, F), sample(SCALAR, F))
+def no_gradient(g: Tensor, y: Tensor, *inputs: Tensor, **attrs: Any) -> tuple[None, ...]:
+    """The vjp of what is flat almost everywhere."""
+    return (None,) * len(inputs)
+
+
+# Arithmetic -----------------------------------------------------------------------------------
 
 add = elementwise(
     "add",
     "add",
-    vjp=lambda g, y, a, b: (unbroadcast(g, a.shape), unbroadcast(g, b.shape)),
-    samples=(*BINARY, sample(INT, INT)),
+    vjp=lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(g, b.shape)),
+    samples=BINARY_INT,
 )
 subtract = elementwise(
     "subtract",
     "subtract",
-    vjp=lambda g, y, a, b: (unbroadcast(g, a.shape), unbroadcast(-g, b.shape)),
-    samples=BINARY,
+    vjp=lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(-g, b.shape)),
+    samples=BINARY_INT,
 )
 multiply = elementwise(
     "multiply",
     "multiply",
-    vjp=lambda g, y, a, b: (unbroadcast(g * b, a.shape), unbroadcast(g * a, b.shape)),
-    samples=BINARY,
+    vjp=lambda g, y, a, b: (_sum_to(g * b, a.shape), _sum_to(g * a, b.shape)),
+    samples=BINARY_INT,
 )
-negative = elementwise("negative", "negative", vjp=lambda g, y, x: (-g,), samples=(sample(F),))
-exp = elementwise(
-    "exp", "exp", infer=same_float, vjp=lambda g, y, x: (g * y,), samples=(sample(F),), flops=8
+
+
+def _divide_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    quotient = g / b
+    return _sum_to(quotient, a.shape), _sum_to(-(quotient * y), b.shape)
+
+
+_divide = elementwise("divide", "divide", _divide_vjp, same_float, RATIO, flops=4)
+
+
+@function
+def divide(a: Any, b: Any, name: str | None = None) -> Tensor:
+    """a / b, elementwise over broadcast shapes; ints and bools give float64, as in numpy.
+
+    Raises:
+        DTypeError: the kinds of the dtypes mix.
+        ShapeError: the shapes do not broadcast.
+    """
+    a, b = promoted("divide", (a, b))
+    if kind(a.dtype) != "float":
+        a, b = (FUNCTIONS["astype"](t, "float64") for t in (a, b))
+    result: Tensor = _divide(a, b, name=name)
+    return result
+
+
+floor_divide = elementwise(
+    "floor_divide",
+    "floor_divide",
+    no_gradient,
+    samples=(sample(F, F, low=0.4, high=0.9), sample(COLUMN, ROW, low=0.4, high=0.9)),
+    flops=6,
 )
+# The sign of the result is that of b.
+remainder = elementwise(
+    "remainder",
+    "remainder",
+    vjp=lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(-(g * floor_divide(a, b)), b.shape)),
+    samples=(sample(F, ROW, low=1.1, high=1.9), sample(SCALAR, F, low=1.1, high=1.9)),
+    flops=6,
+)
+
+
+def _pow_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """d/da is 0 where b is 0, d/db is 0 where a is not positive (where it has no real value)."""
+    less = FUNCTIONS["where"](equal(b, 0), 1, b - 1)
+    logarithm = FUNCTIONS["log"](FUNCTIONS["where"](greater(a, 0), a, 1))
+    return _sum_to(g * (b * _pow(a, less)), a.shape), _sum_to(g * (y * logarithm), b.shape)
+
+
+_pow = elementwise("pow", "power", _pow_vjp, samples=(*RATIO, sample(INT, INT)), flops=20)
+
+
+@function
+def pow(x: Any, exponent: Any, name: str | None = None) -> Tensor:
+    """x ** exponent, elementwise; exponents 1, 2, 0.5 and -1 as Python numbers become cheaper ops.
+
+    Raises:
+        DTypeError: the kinds of the dtypes mix.
+    """
+    if isinstance(x, Tensor) and type(exponent) in (int, float):
+        cheaper: dict[float, Any] = {1: positive, 2: square}
+        if kind(x.dtype) == "float":
+            cheaper |= {0.5: FUNCTIONS["sqrt"], -1: reciprocal}
+        elif type(exponent) is float:
+            cheaper = {}
+        if exponent in cheaper:
+            result: Tensor = cheaper[exponent](x, name=name)
+            return result
+    result = _pow(x, exponent, name=name)
+    return result
+
+
+negative = elementwise("negative", "negative", lambda g, y, x: (-g,), samples=UNARY_INT)
+positive = elementwise("positive", "positive", lambda g, y, x: (g,), samples=UNARY_INT)
+sign = elementwise("sign", "sign", no_gradient, samples=(*POSITIVE, sample(INT)))
+# The gradient at 0 is 0.
+abs = elementwise(
+    "abs", "abs", lambda g, y, x: (g * sign(x),), samples=(*POSITIVE, sample(F, low=-3, high=-0.3))
+)
+square = elementwise("square", "square", lambda g, y, x: (g * (x * 2),), samples=UNARY_INT)
+reciprocal = elementwise(
+    "reciprocal",
+    "reciprocal",
+    lambda g, y, x: (-(g * square(y)),),
+    same_float,
+    POSITIVE,
+    flops=4,
+)
+
+
+# Rounding: flat almost everywhere, and the identity of ints -------------------------------------
+
+
+def _rounding(name: str, ufunc: str) -> Op:
+    def expr(xp: Any, x: Any) -> Any:
+        return getattr(xp, ufunc)(x) if x.dtype.kind == "f" else x
+
+    def into(xp: Any, out: Any, x: Any) -> None:
+        if x.dtype.kind == "f":
+            getattr(xp, ufunc)(x, out=out)
+        else:
+            xp.copyto(out, x)
+
+    samples = (sample(F, low=0.1, high=0.4), sample(SCALAR, low=1.6, high=1.9), sample(INT))
+    return elementwise(name, expr, no_gradient, samples=samples, into=into)
+
+
+floor = _rounding("floor", "floor")
+ceil = _rounding("ceil", "ceil")
+trunc = _rounding("trunc", "trunc")
+# Halves go to the even neighbour.
+round = _rounding("round", "rint")
+
+
+# Comparison and logic ---------------------------------------------------------------------------
+
+
+def _orderable(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
+    require_kind(x, "int", "float")
+    return truth(x, *others)
+
+
+def _logical(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
+    require_kind(x, "bool")
+    return truth(x, *others)
+
+
+def _comparison(name: str, infer: Callable[..., TensorSpec] = _orderable) -> Op:
+    return elementwise(name, name, None, infer, samples=BINARY_INT)
+
+
+equal = _comparison("equal", truth)
+not_equal = _comparison("not_equal", truth)
+less = _comparison("less")
+less_equal = _comparison("less_equal")
+greater = _comparison("greater")
+greater_equal = _comparison("greater_equal")
+
+_BOOLS = (sample(BOOL, BOOL), sample(spec("bool"), BOOL))
+logical_and = elementwise("logical_and", "logical_and", None, _logical, _BOOLS)
+logical_or = elementwise("logical_or", "logical_or", None, _logical, _BOOLS)
+logical_xor = elementwise("logical_xor", "logical_xor", None, _logical, _BOOLS)
+logical_not = elementwise("logical_not", "logical_not", None, _logical, (sample(BOOL),))
+
+isnan = elementwise("isnan", "isnan", None, _orderable, UNARY)
+isinf = elementwise("isinf", "isinf", None, _orderable, UNARY)
+isfinite = elementwise("isfinite", "isfinite", None, _orderable, UNARY)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.op import FUNCTIONS, Tensor
+from graphflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
+from graphflow.op import FUNCTIONS, Tensor, user_location
 from graphflow.spec import Shape, TensorSpec, broadcast_shapes, kind, show_shape
 
 
@@ -86,9 +88,41 @@ def unbroadcast(g: Tensor, shape: Shape) -> Tensor:
     )
     if axes:
         g = FUNCTIONS["sum"](g, axis=axes, keepdims=True)
-    return FUNCTIONS["reshape"](g, shape) if extra else g  # type: ignore[no-any-return]
+    return FUNCTIONS["reshape"](g, shape) if extra else g
 
 
 def zeros_like(x: Tensor) -> Tensor:
     """A cotangent of zeros, for an input that does not matter."""
     return FUNCTIONS["full_like"](x, 0)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def located(op_name: str) -> Iterator[None]:
+    """Name the op and the user's line in errors of arguments checked before a node is made."""
+    try:
+        yield
+    except GraphError as error:
+        raise type(error)(f"{op_name} at {user_location()}: {error}") from None
+
+
+def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
+    """The shape after a reduction that keeps its axes, with size 1."""
+    return reduced_shape(shape, axes, keepdims=True)
+
+
+def keep_axes(g: Tensor, shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    """What a reduction of `shape` gave (or its cotangent) with the reduced axes as size 1."""
+    if keepdims or not axes:
+        return g
+    return FUNCTIONS["reshape"](g, kept_shape(shape, axes))  # type: ignore[no-any-return]
+
+
+def like_first(into: Callable[..., None]) -> Callable[..., Any]:
+    """The kernel of an op whose output has the spec of its first input, from its `into`."""
+
+    def kernel(xp: Any, x: Any, *others: Any, **attrs: Any) -> Any:
+        out = xp.empty(x.shape, x.dtype)
+        into(xp, out, x, *others, **attrs)
+        return out
+
+    return kernel

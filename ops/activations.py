@@ -1,0 +1,286 @@
+"""Activation functions of `gf.nn`: elementwise ops, each with its gradient as one more.
+
+Where a function has two branches they are written as a sum of parts that vanish on the other side:
+a choice over random bits costs ten times as much.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from graphflow.errors import ArgumentError
+from graphflow.op import Op, Tensor, as_tensor, function, sample
+from graphflow.ops.elementwise import (
+    SCALAR,
+    F,
+    elementwise,
+    greater,
+    multiply,
+    square,
+)
+from graphflow.ops.rules import located, same_float
+from graphflow.ops.select import where
+from graphflow.ops.transcendental import erf_of, exp, tanh
+
+_SIDES = (
+    sample(F, low=0.2, high=3.0),
+    sample(F, low=-3.0, high=-0.2),
+    sample(SCALAR, low=0.2, high=3.0),
+)
+_SMOOTH = (sample(F), sample(SCALAR))
+_PAIRS = (sample(F, F), sample(SCALAR, SCALAR))
+_SIDE_PAIRS = (sample(F, F, low=0.2, high=3.0), sample(F, F, low=-3.0, high=-0.2))
+
+
+# Sigmoid and its kin --------------------------------------------------------------------------
+
+sigmoid_grad: Op = elementwise(
+    "sigmoid_grad",
+    lambda xp, g, y: g * (y * (1 - y)),
+    vjp=lambda h, _, g, y: (sigmoid_grad(h, y), h * g * (1 - y * 2)),
+    infer=same_float,
+    samples=_PAIRS,
+    flops=3,
+    into=lambda xp, out, g, y: xp.multiply(g, y * (1 - y), out=out),
+)
+
+
+def _sigmoid(xp: Any, x: Any) -> Any:
+    # exp(-x) may overflow to infinity: the quotient is then 0, as it should be.
+    return xp.reciprocal(1 + xp.exp(-x))
+
+
+sigmoid = elementwise(
+    "sigmoid",
+    _sigmoid,
+    vjp=lambda g, y, x: (sigmoid_grad(g, y),),
+    infer=same_float,
+    samples=_SMOOTH,
+    flops=12,
+    into=lambda xp, out, x: xp.reciprocal(1 + xp.exp(-x), out=out),
+)
+
+
+def _silu_grad_vjp(h: Tensor, y: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    s = sigmoid(x)
+    return silu_grad(h, x), h * g * (s * (1 - s) * (x * (1 - s * 2) + 2))
+
+
+def _silu_slope(xp: Any, x: Any) -> Any:
+    s = _sigmoid(xp, x)
+    return s * (1 + x * (1 - s))
+
+
+silu_grad = elementwise(
+    "silu_grad",
+    lambda xp, g, x: g * _silu_slope(xp, x),
+    _silu_grad_vjp,
+    same_float,
+    samples=_PAIRS,
+    flops=16,
+    into=lambda xp, out, g, x: xp.multiply(g, _silu_slope(xp, x), out=out),
+)
+# x · sigmoid(x), also called swish.
+silu = elementwise(
+    "silu",
+    lambda xp, x: x * _sigmoid(xp, x),
+    vjp=lambda g, y, x: (silu_grad(g, x),),
+    infer=same_float,
+    samples=_SMOOTH,
+    flops=13,
+    into=lambda xp, out, x: xp.multiply(x, _sigmoid(xp, x), out=out),
+)
+
+
+def _softplus(xp: Any, x: Any) -> Any:
+    return xp.log1p(xp.exp(-xp.abs(x)))
+
+
+# log(1 + exp(x)), without overflow.
+softplus = elementwise(
+    "softplus",
+    lambda xp, x: _softplus(xp, x) + xp.maximum(x, 0),
+    vjp=lambda g, y, x: (g * sigmoid(x),),
+    infer=same_float,
+    samples=_SMOOTH,
+    flops=20,
+    into=lambda xp, out, x: xp.add(_softplus(xp, x), xp.maximum(x, 0), out=out),
+)
+
+
+# Rectifiers -----------------------------------------------------------------------------------
+
+relu_grad: Op = elementwise(
+    "relu_grad",
+    lambda xp, g, y: g * (y > 0),
+    vjp=lambda h, _, g, y: (relu_grad(h, y), None),
+    infer=same_float,
+    samples=_SIDE_PAIRS,
+    flops=2,
+    into=lambda xp, out, g, y: xp.multiply(g, y > 0, out=out),
+)
+# The gradient at 0 is 0. It reads the output, so that the input's buffer is free.
+relu = elementwise(
+    "relu",
+    lambda xp, x: xp.maximum(x, 0),
+    vjp=lambda g, y, x: (relu_grad(g, y),),
+    infer=same_float,
+    samples=_SIDES,
+    into=lambda xp, out, x: xp.maximum(x, 0, out=out),
+)
+
+leaky_relu_grad: Op = elementwise(
+    "leaky_relu_grad",
+    lambda xp, g, x, slope: g * (x > 0) + g * slope * (x <= 0),
+    vjp=lambda h, y, g, x, slope: (leaky_relu_grad(h, x, slope=slope), None),
+    infer=same_float,
+    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, slope=0.2) for s in _SIDE_PAIRS),
+    flops=5,
+    into=lambda xp, out, g, x, slope: xp.add(g * (x > 0), g * slope * (x <= 0), out=out),
+)
+_leaky_relu = elementwise(
+    "leaky_relu",
+    lambda xp, x, slope: xp.maximum(x, 0) + xp.minimum(x, 0) * slope,
+    vjp=lambda g, y, x, slope: (leaky_relu_grad(g, x, slope=slope),),
+    infer=same_float,
+    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, slope=0.2) for s in _SIDES),
+    flops=4,
+    into=lambda xp, out, x, slope: xp.add(xp.maximum(x, 0), xp.minimum(x, 0) * slope, out=out),
+)
+
+
+@function
+def leaky_relu(x: Any, slope: float = 0.01, name: str | None = None) -> Tensor:
+    """x where it is positive, else slope·x; the gradient at 0 is slope.
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: slope is not a number.
+    """
+    result: Tensor = _leaky_relu(x, slope=_number("leaky_relu", "slope", slope), name=name)
+    return result
+
+
+def _elu_slope(xp: Any, g: Any, x: Any, alpha: float) -> Any:
+    return g * (x <= 0) * (xp.exp(xp.minimum(x, 0)) * alpha)
+
+
+def _elu_grad_vjp(
+    h: Tensor, y: Tensor, g: Tensor, x: Tensor, alpha: float
+) -> tuple[Tensor, Tensor]:
+    curvature = where(greater(x, 0), 0, exp(where(greater(x, 0), 0, x)) * alpha)
+    return elu_grad(h, x, alpha=alpha), h * g * curvature
+
+
+elu_grad = elementwise(
+    "elu_grad",
+    lambda xp, g, x, alpha: g * (x > 0) + _elu_slope(xp, g, x, alpha),
+    _elu_grad_vjp,
+    same_float,
+    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=0.7) for s in _SIDE_PAIRS),
+    flops=14,
+    into=lambda xp, out, g, x, alpha: xp.add(g * (x > 0), _elu_slope(xp, g, x, alpha), out=out),
+)
+
+
+def _elu_negative(xp: Any, x: Any, alpha: float) -> Any:
+    return xp.expm1(xp.minimum(x, 0)) * alpha
+
+
+_elu = elementwise(
+    "elu",
+    lambda xp, x, alpha: xp.maximum(x, 0) + _elu_negative(xp, x, alpha),
+    vjp=lambda g, y, x, alpha: (elu_grad(g, x, alpha=alpha),),
+    infer=same_float,
+    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=0.7) for s in _SIDES),
+    flops=12,
+    into=lambda xp, out, x, alpha: xp.add(xp.maximum(x, 0), _elu_negative(xp, x, alpha), out=out),
+)
+
+
+@function
+def elu(x: Any, alpha: float = 1.0, name: str | None = None) -> Tensor:
+    """x where it is positive, else alpha·(exp(x) - 1).
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: alpha is not a number.
+
+    Source: Clevert, Unterthiner & Hochreiter, ICLR 2016.
+    """
+    result: Tensor = _elu(x, alpha=_number("elu", "alpha", alpha), name=name)
+    return result
+
+
+# GELU -----------------------------------------------------------------------------------------
+
+_PER_ROOT_2 = 1 / math.sqrt(2)
+_PER_ROOT_2_PI = 1 / math.sqrt(2 * math.pi)
+
+
+def _normal_cdf(xp: Any, x: Any) -> Any:
+    return (erf_of(xp, x * _PER_ROOT_2) + 1) * 0.5
+
+
+def _gelu_slope(xp: Any, x: Any) -> Any:
+    return _normal_cdf(xp, x) + x * (xp.exp(x * x * -0.5) * _PER_ROOT_2_PI)
+
+
+def _gelu_grad_vjp(h: Tensor, y: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    squared = square(x)
+    curvature = exp(squared * -0.5) * _PER_ROOT_2_PI * (2 - squared)
+    return gelu_grad(h, x), h * g * curvature
+
+
+gelu_grad = elementwise(
+    "gelu_grad",
+    lambda xp, g, x: g * _gelu_slope(xp, x),
+    _gelu_grad_vjp,
+    same_float,
+    samples=_PAIRS,
+    flops=58,
+    into=lambda xp, out, g, x: xp.multiply(g, _gelu_slope(xp, x), out=out),
+)
+_gelu: Op = elementwise(
+    "gelu",
+    lambda xp, x: x * _normal_cdf(xp, x),
+    vjp=lambda g, y, x: (gelu_grad(g, x),),
+    infer=same_float,
+    samples=_SMOOTH,
+    flops=44,
+    into=lambda xp, out, x: xp.multiply(x, _normal_cdf(xp, x), out=out),
+)
+
+
+@function
+def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Tensor:
+    """x·Φ(x), with Φ the normal distribution function; approximate="tanh" for the tanh form.
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: another approximation is asked for.
+
+    Source: Hendrycks & Gimpel, arXiv:1606.08415.
+    """
+    with located("gelu"):
+        if approximate not in (None, "none", "tanh"):
+            raise ArgumentError(f"approximate is None or 'tanh', not {approximate!r}")
+    x = as_tensor(x)
+    if approximate != "tanh":
+        result: Tensor = _gelu(x, name=name)
+        return result
+    inner = x * (square(x) * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))
+    result = multiply(x * 0.5, tanh(inner) + 1, name=name)
+    return result
+
+
+def _number(op_name: str, what: str, value: Any) -> float:
+    with located(op_name):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise ArgumentError(f"{what} is a finite number, not {value!r}")
+    return float(value)

@@ -1,0 +1,104 @@
+"""Ops about a tensor as a whole: its dtype, whether a gradient passes, its size, others like it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops.elementwise import BOOL, INT, F, elementwise, no_gradient
+from graphflow.ops.rules import located
+from graphflow.spec import TensorSpec, as_dtype, kind
+
+
+def _astype_vjp(g: Tensor, y: Tensor, x: Tensor, dtype: str) -> tuple[Tensor | None]:
+    return (astype(g, x.dtype) if kind(x.dtype) == kind(y.dtype) == "float" else None,)
+
+
+_astype = elementwise(
+    "astype",
+    lambda xp, x, dtype: x.astype(dtype),
+    _astype_vjp,
+    infer=lambda x, dtype: x.with_dtype(as_dtype(dtype)),
+    samples=(
+        sample(F, dtype="float64"),
+        sample(INT, dtype="bool"),
+        sample(F, dtype="int64"),
+        sample(BOOL, dtype="float32"),
+    ),
+    into=lambda xp, out, x, dtype: xp.copyto(out, x, casting="unsafe"),
+    promotes=False,
+)
+
+
+@function
+def astype(x: Any, dtype: Any, name: str | None = None) -> Tensor:
+    """x converted to another dtype; floats to ints truncate towards zero.
+
+    Raises:
+        DTypeError: the dtype is not supported.
+    """
+    with located("astype"):
+        wanted = as_dtype(dtype)
+    tensor = as_tensor(x)
+    if tensor.dtype == wanted:
+        return tensor
+    result: Tensor = _astype(tensor, dtype=wanted.name, name=name)
+    return result
+
+
+# No gradient passes. Its sample is of ints: finite differences see what the gradient is told not to.
+stop_gradient = register(
+    Op(
+        "stop_gradient",
+        infer=lambda x: x,
+        kernel=lambda xp, x: x,
+        into=lambda xp, out, x: xp.copyto(out, x),
+        vjp=no_gradient,
+        cost=lambda x: Cost(flops=0),
+        samples=(sample(INT),),
+    )
+)
+
+# A size as a scalar: how a factor depends on a size that is known only when a step is fed.
+size_of = register(
+    Op(
+        "size_of",
+        infer=lambda size, dtype: TensorSpec((), as_dtype(dtype)),
+        kernel=lambda xp, size, dtype: xp.asarray(size, dtype),
+        into=lambda xp, out, size, dtype: xp.copyto(out, np.asarray(size, dtype)),
+        cost=lambda size, dtype: Cost(flops=0),
+        samples=(sample(size=5, dtype="float32"),),
+    )
+)
+
+
+@function
+def full_like(x: Any, value: Any, dtype: Any = None) -> Tensor:
+    """A tensor of the shape (and dtype, unless given) of x, filled with a number.
+
+    It does not depend on x itself.
+
+    Raises:
+        DTypeError: the value does not fit the dtype.
+    """
+    x = as_tensor(x)
+    result: Tensor = FUNCTIONS["full"](x.shape, value, dtype=x.dtype if dtype is None else dtype)
+    return result
+
+
+@function
+def zeros_like(x: Any, dtype: Any = None) -> Tensor:
+    """A tensor of the shape (and dtype, unless given) of x, filled with 0."""
+    x = as_tensor(x)
+    wanted = x.dtype if dtype is None else as_dtype(dtype)
+    return full_like(x, wanted.type(0).item(), wanted)
+
+
+@function
+def ones_like(x: Any, dtype: Any = None) -> Tensor:
+    """A tensor of the shape (and dtype, unless given) of x, filled with 1."""
+    x = as_tensor(x)
+    wanted = x.dtype if dtype is None else as_dtype(dtype)
+    return full_like(x, wanted.type(1).item(), wanted)

@@ -1,0 +1,194 @@
+"""The largest and smallest elements over axes, where they are, and logsumexp, their smooth kin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.op import Op, Tensor, function, register, sample
+from graphflow.ops.convert import astype
+from graphflow.ops.elementwise import equal
+from graphflow.ops.reduce import (
+    CUBE,
+    FLOAT_SAMPLES,
+    INT,
+    Axes,
+    F,
+    arguments,
+    infer_reduction,
+    per_element,
+    require_elements,
+    sum,
+)
+from graphflow.ops.rules import (
+    keep_axes,
+    located,
+    normalize_axes,
+    normalize_axis,
+    reduced_shape,
+    require_kind,
+)
+from graphflow.ops.transcendental import exp
+from graphflow.spec import TensorSpec
+
+
+def _extremum_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
+    """Equal shares for all elements that attain the extremum."""
+    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
+    attained = astype(equal(x, y), x.dtype)
+    return (attained * (g / sum(attained, axis, keepdims=True)),)
+
+
+def _extremum(name: str) -> Op:
+    return register(
+        Op(
+            name,
+            infer=infer_reduction("int", "float"),
+            kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
+            into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
+                x, axis=axis, keepdims=keepdims, out=out
+            ),
+            vjp=_extremum_vjp,
+            cost=per_element(1),
+            samples=(*FLOAT_SAMPLES, sample(INT, axis=(0,), keepdims=False)),
+        )
+    )
+
+
+_max, _min = _extremum("max"), _extremum("min")
+
+
+@function
+def max(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Largest element over axes (None: all); NaN if there is one. Ties share the gradient equally.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+    """
+    x, axes = arguments("max", x, axis, keepdims)
+    result: Tensor = _max(x, axis=axes, keepdims=keepdims, name=name)
+    return result
+
+
+@function
+def min(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Smallest element over axes (None: all); NaN if there is one. Ties share the gradient equally.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+    """
+    x, axes = arguments("min", x, axis, keepdims)
+    result: Tensor = _min(x, axis=axes, keepdims=keepdims, name=name)
+    return result
+
+
+def _infer_arg(x: TensorSpec, axis: int | None, keepdims: bool) -> TensorSpec:
+    require_kind(x, "int", "float")
+    axes = normalize_axes(axis, x.rank)
+    require_elements(x, axes)
+    return TensorSpec(reduced_shape(x.shape, axes, keepdims), np.dtype("int64"))
+
+
+def _arg(name: str) -> Op:
+    return register(
+        Op(
+            name,
+            infer=_infer_arg,
+            kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
+            into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
+                x, axis=axis, keepdims=keepdims, out=out
+            ),
+            cost=per_element(1),
+            samples=(
+                sample(F, axis=1, keepdims=False),
+                sample(F, axis=None, keepdims=True),
+                sample(CUBE, axis=0, keepdims=True),
+                sample(INT, axis=0, keepdims=False),
+            ),
+        )
+    )
+
+
+_argmax, _argmin = _arg("argmax"), _arg("argmin")
+
+
+@function
+def argmax(
+    x: Any, axis: int | None = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
+    """int64 index of the first largest element along an axis (None: of the flattened x).
+
+    Raises:
+        ShapeError, ArgumentError: not an axis of x, or no elements.
+    """
+    return _first_index("argmax", _argmax, x, axis, keepdims, name)
+
+
+@function
+def argmin(
+    x: Any, axis: int | None = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
+    """int64 index of the first smallest element along an axis (None: of the flattened x).
+
+    Raises:
+        ShapeError, ArgumentError: not an axis of x, or no elements.
+    """
+    return _first_index("argmin", _argmin, x, axis, keepdims, name)
+
+
+def _first_index(
+    op_name: str, op: Op, x: Any, axis: int | None, keepdims: bool, name: str | None
+) -> Tensor:
+    x, _ = arguments(op_name, x, axis, keepdims)
+    if axis is not None:
+        with located(op_name):
+            axis = normalize_axis(axis, x.ndim)
+    result: Tensor = op(x, axis=axis, keepdims=keepdims, name=name)
+    return result
+
+
+def _logsumexp_into(xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:
+    top = xp.max(x, axis=axis, keepdims=True)
+    # Infinite rows keep their infinity: shift by something finite.
+    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    shifted = xp.subtract(x, top)
+    total = xp.sum(xp.exp(shifted), axis=axis, keepdims=True)
+    xp.copyto(out, (xp.log(total) + top).reshape(out.shape))
+
+
+def _logsumexp_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
+    out = xp.empty(reduced_shape(x.shape, axis, keepdims), x.dtype)
+    _logsumexp_into(xp, out, x, axis, keepdims)
+    return out
+
+
+def _logsumexp_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
+    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
+    return (g * exp(x - y),)
+
+
+_logsumexp = register(
+    Op(
+        "logsumexp",
+        infer=infer_reduction("float"),
+        kernel=_logsumexp_kernel,
+        into=_logsumexp_into,
+        vjp=_logsumexp_vjp,
+        cost=per_element(12),
+        samples=FLOAT_SAMPLES,
+    )
+)
+
+
+@function
+def logsumexp(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """log of the sum of exp(x) over axes (None: all), without overflow.
+
+    Raises:
+        DTypeError: x is not float.
+        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+    """
+    x, axes = arguments("logsumexp", x, axis, keepdims)
+    result: Tensor = _logsumexp(x, axis=axes, keepdims=keepdims, name=name)
+    return result

@@ -1,0 +1,159 @@
+"""Products over axes, and running sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.errors import ArgumentError
+from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops.convert import astype
+from graphflow.ops.reduce import (
+    CUBE,
+    INT,
+    F,
+    arguments,
+    infer_sum,
+    per_element,
+    sum,
+    summed_dtype,
+)
+from graphflow.ops.rules import located, normalize_axis
+from graphflow.ops.select import where
+from graphflow.spec import Shape, kind
+
+
+def _prod_vjp(
+    g: Tensor, y: Tensor, x: Tensor, axis: int, dtype: str | None = None
+) -> tuple[Tensor | None]:
+    return (g * prod_others(x, axis=axis),) if kind(x.dtype) == "float" else (None,)
+
+
+# Over one axis, which stays with size 1.
+_prod = register(
+    Op(
+        "prod",
+        infer=lambda x, axis, dtype=None: infer_sum(x, (axis,), True, dtype),
+        kernel=lambda xp, x, axis, dtype=None: xp.prod(
+            x, axis=axis, keepdims=True, dtype=summed_dtype(x, dtype)
+        ),
+        into=lambda xp, out, x, axis, dtype=None: xp.prod(
+            x, axis=axis, keepdims=True, dtype=out.dtype, out=out
+        ),
+        vjp=_prod_vjp,
+        cost=per_element(1),
+        samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(INT, axis=0)),
+    )
+)
+
+
+def _prod_others_kernel(xp: Any, x: Any, axis: int) -> Any:
+    """What comes before each element times what comes after it: exact for zeros."""
+    ahead = (slice(None),) * axis
+    first, but_first = (*ahead, slice(0, 1)), (*ahead, slice(1, None))
+    but_last = (*ahead, slice(None, -1))
+
+    def before(values: Any) -> Any:
+        result = xp.empty(values.shape, values.dtype)
+        result[first] = 1
+        result[but_first] = xp.cumprod(values, axis=axis)[but_last]
+        return result
+
+    return before(x) * xp.flip(before(xp.flip(x, axis)), axis)
+
+
+def _prod_others_vjp(g: Tensor, y: Tensor, x: Tensor, axis: int) -> tuple[Tensor]:
+    """Row i of a matrix along (axis, axis + 1) holds x with 1 in place of x[i]; its products are y.
+
+    Takes memory of the square of the axis: second derivatives of a product are as many.
+    """
+    others = (*x.shape[: axis + 1], x.shape[axis], *x.shape[axis + 1 :])
+    size = x.shape[axis]
+    square: Shape = (*(1,) * axis, size, size, *(1,) * (x.ndim - axis - 1))
+    diagonal = FUNCTIONS["reshape"](FUNCTIONS["eye"](size, dtype="bool"), square)
+    rows = FUNCTIONS["broadcast_to"](FUNCTIONS["expand_dims"](x, axis), others)
+    pairs = prod_others(where(diagonal, 1, rows), axis=axis + 1)
+    return (sum(where(diagonal, 0, FUNCTIONS["expand_dims"](g, axis + 1) * pairs), axis),)
+
+
+prod_others = register(
+    Op(
+        "prod_others",
+        infer=lambda x, axis: x,
+        kernel=_prod_others_kernel,
+        vjp=_prod_others_vjp,
+        cost=per_element(3),
+        samples=(sample(F, axis=1), sample(CUBE, axis=0)),
+    )
+)
+
+
+@function
+def prod(
+    x: Any, axis: Any = None, keepdims: bool = False, dtype: Any = None, name: str | None = None
+) -> Tensor:
+    """Product over axes (None: all); dtypes as for `sum`. The gradient is exact at zeros.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, or one given twice.
+    """
+    x, axes = arguments("prod", x, axis, keepdims)
+    if dtype is None:
+        dtype = summed_dtype(x.spec, None)
+    product_of = astype(x, dtype)
+    wanted = {"dtype": product_of.dtype.name} if kind(product_of.dtype) == "int" else {}
+    for a in axes:
+        product_of = _prod(product_of, axis=a, name=name, **wanted)
+    if keepdims or not axes:
+        return product_of
+    result: Tensor = FUNCTIONS["squeeze"](product_of, axes)
+    return result
+
+
+def _cumsum_kernel(xp: Any, x: Any, axis: int, reverse: bool) -> Any:
+    dtype = summed_dtype(x, None)
+    if not reverse:
+        return xp.cumsum(x, axis=axis, dtype=dtype)
+    backwards = xp.cumsum(xp.flip(x, axis), axis=axis, dtype=dtype)
+    return xp.ascontiguousarray(xp.flip(backwards, axis))
+
+
+def _cumsum_into(xp: Any, out: Any, x: Any, axis: int, reverse: bool) -> None:
+    if reverse:
+        xp.copyto(out, _cumsum_kernel(xp, x, axis, reverse))
+    else:
+        xp.cumsum(x, axis=axis, dtype=out.dtype, out=out)
+
+
+_cumsum: Op = register(
+    Op(
+        "cumsum",
+        infer=lambda x, axis, reverse: x.with_dtype(summed_dtype(x, None)),
+        kernel=_cumsum_kernel,
+        into=_cumsum_into,
+        vjp=lambda g, y, x, axis, reverse: (
+            _cumsum(g, axis=axis, reverse=not reverse) if kind(x.dtype) == "float" else None,
+        ),
+        cost=per_element(1),
+        samples=(
+            sample(F, axis=1, reverse=False),
+            sample(CUBE, axis=0, reverse=True),
+            sample(INT, axis=0, reverse=False),
+        ),
+    )
+)
+
+
+@function
+def cumsum(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
+    """Running sum along an axis (which only a 1-d x may leave out); dtypes as for `sum`.
+
+    Raises:
+        ShapeError, ArgumentError: not an axis of x.
+    """
+    x = as_tensor(x)
+    with located("cumsum"):
+        if axis is None and x.ndim != 1:
+            raise ArgumentError(f"x has rank {x.ndim}; say along which axis")
+        axis = normalize_axis(0 if axis is None else axis, x.ndim)
+    result: Tensor = _cumsum(x, axis=axis, reverse=False, name=name)
+    return result

@@ -1,0 +1,259 @@
+"""Random tensors: each node draws a stream of its own, anew in each step. Public as `gf.random`.
+
+The numbers depend on the seed, the stream (given when the node is built), the step and the
+element's index: not on where or in which order nodes run.
+"""
+
+from __future__ import annotations
+
+import math
+from contextvars import Token
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, DTypeError
+from graphflow.op import (
+    Cost,
+    NameScope,
+    Op,
+    Sample,
+    Streams,
+    Tensor,
+    _name_scope,
+    next_stream,
+    register,
+    sample,
+)
+from graphflow.ops import philox
+from graphflow.ops.elementwise import less
+from graphflow.ops.rules import located, require_kind
+from graphflow.spec import Shape, TensorSpec, as_dtype, kind, normalize_shape, product
+
+Stream = tuple[int, int]
+_STREAM: dict[str, Any] = {"stream": (7, 1)}
+
+
+class Seeded:
+    """What `seed` gives: forget it, or use it as a block to return to the streams from before."""
+
+    def __init__(self, token: Token[NameScope]) -> None:
+        self._token = token
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _name_scope.reset(self._token)
+
+
+def seed(value: int) -> Seeded:
+    """Count the streams of random nodes (and initializers) built from here on from 0 under a seed.
+
+    As a statement it holds until the next one (inside a name scope: until its end); as a block,
+    `with gf.random.seed(0):`, until the block ends.
+
+    Raises:
+        ArgumentError: not an int in [0, 2**64).
+    """
+    with located("random.seed"):
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or not 0 <= value < 2**64:
+            raise ArgumentError(f"a seed is an int in [0, 2**64), not {value!r}")
+    return Seeded(_name_scope.set(replace(_name_scope.get(), streams=Streams(int(value)))))
+
+
+def _infer_random(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:
+    result = TensorSpec(shape, as_dtype(dtype))
+    require_kind(result, "float")
+    return result
+
+
+def _cost(flops: int) -> Any:
+    # About what Philox takes for a word, plus what is made of it.
+    return lambda shape, **attrs: Cost(flops=product(shape) * (30 + flops))
+
+
+def _uniform_kernel(
+    xp: Any, shape: tuple[int, ...], dtype: str, low: float, high: float, stream: Stream, step: int
+) -> Any:
+    drawn = philox.uniform(xp, math.prod(shape), dtype, stream, step)
+    if (low, high) != (0.0, 1.0):
+        scalar = as_dtype(dtype).type
+        drawn = drawn * scalar(high - low) + scalar(low)
+        # Rounding may reach `high`, which is left out.
+        below = np.nextafter(scalar(high), scalar(low))
+        drawn = xp.minimum(drawn, below) if low < high else drawn
+    return drawn.reshape(shape)
+
+
+_uniform = register(
+    Op(
+        "random_uniform",
+        infer=_infer_random,
+        kernel=_uniform_kernel,
+        cost=_cost(4),
+        samples=(
+            # Not by `sample`, whose own low and high are those of inputs.
+            Sample((), {"shape": (3, 5), "dtype": "float32", "low": -1.0, "high": 2.0} | _STREAM),
+            Sample((), {"shape": (), "dtype": "float64", "low": 0.0, "high": 1.0} | _STREAM),
+        ),
+        pure=False,
+        random=True,
+    )
+)
+
+
+def _normal_kernel(
+    xp: Any, shape: tuple[int, ...], dtype: str, mean: float, std: float, stream: Stream, step: int
+) -> Any:
+    drawn = philox.normal(xp, math.prod(shape), dtype, stream, step)
+    scalar = as_dtype(dtype).type
+    return (drawn * scalar(std) + scalar(mean)).reshape(shape)
+
+
+_normal = register(
+    Op(
+        "random_normal",
+        infer=_infer_random,
+        kernel=_normal_kernel,
+        cost=_cost(30),
+        samples=(
+            sample(shape=(3, 5), dtype="float32", mean=1.0, std=2.0, **_STREAM),
+            sample(shape=(0, 2), dtype="float64", mean=0.0, std=1.0, **_STREAM),
+        ),
+        pure=False,
+        random=True,
+    )
+)
+
+
+def _bernoulli_kernel(
+    xp: Any, shape: tuple[int, ...], probability: float, stream: Stream, step: int
+) -> Any:
+    drawn = philox.words(xp, math.prod(shape), stream, step)
+    if probability >= 1:
+        return xp.ones(shape, bool)
+    return (drawn < np.uint32(int(probability * 2**32))).reshape(shape)
+
+
+_bernoulli = register(
+    Op(
+        "random_bernoulli",
+        infer=lambda shape, **attrs: TensorSpec(shape, np.dtype(bool)),
+        kernel=_bernoulli_kernel,
+        cost=_cost(1),
+        samples=(
+            sample(shape=(3, 5), probability=0.3, **_STREAM),
+            sample(shape=(), probability=1.0, **_STREAM),
+        ),
+        pure=False,
+        random=True,
+    )
+)
+
+
+def uniform(
+    shape: Any = (), low: float = 0.0, high: float = 1.0, dtype: Any = "float32",
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Uniform on [low, high), anew in each step.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: low and high are not finite numbers, or low > high.
+    """
+    with located("random.uniform"):
+        low, high = _finite("low", low), _finite("high", high)
+        if low > high:
+            raise ArgumentError(f"low {low} is above high {high}")
+        sizes, wanted = normalize_shape(shape), _float_dtype(dtype)
+    result: Tensor = _uniform(
+        shape=sizes, dtype=wanted, low=low, high=high, stream=next_stream(), name=name
+    )
+    return result
+
+
+def normal(
+    shape: Any = (), mean: float = 0.0, std: float = 1.0, dtype: Any = "float32",
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Normal of the given mean and standard deviation, anew in each step.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: mean and std are not finite numbers, or std < 0.
+    """
+    with located("random.normal"):
+        mean, std = _finite("mean", mean), _finite("std", std)
+        if std < 0:
+            raise ArgumentError(f"std is not negative, got {std}")
+        sizes, wanted = normalize_shape(shape), _float_dtype(dtype)
+    result: Tensor = _normal(
+        shape=sizes, dtype=wanted, mean=mean, std=std, stream=next_stream(), name=name
+    )
+    return result
+
+
+def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
+    """True with probability p, anew in each step; bool.
+
+    Args:
+        p: a number in [0, 1], or a float tensor of probabilities.
+        shape: ints, or sizes of other tensors; by default that of p.
+
+    Raises:
+        DTypeError: p is a tensor of another kind.
+        ArgumentError: p is a number outside [0, 1].
+    """
+    with located("random.bernoulli"):
+        if isinstance(p, Tensor):
+            require_kind(p.spec, "float")
+            sizes = p.shape if shape is None else normalize_shape(shape)
+        else:
+            p = _finite("p", p)
+            if not 0 <= p <= 1:
+                raise ArgumentError(f"p is a probability in [0, 1], not {p}")
+            sizes = () if shape is None else normalize_shape(shape)
+    if isinstance(p, Tensor):
+        result: Tensor = less(uniform(sizes, dtype=p.dtype), p, name=name)
+        return result
+    return keep_mask(sizes, p, name)
+
+
+def keep_mask(shape: Shape, probability: float, name: str | None = None) -> Tensor:
+    """True with a probability, of a stream of its own: what dropout keeps."""
+    result: Tensor = _bernoulli(
+        shape=shape, probability=probability, stream=next_stream(), name=name
+    )
+    return result
+
+
+def _finite(what: str, value: Any) -> float:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        raise ArgumentError(f"{what} is a finite number, not {value!r}")
+    return float(value)
+
+
+def _float_dtype(dtype: Any) -> str:
+    result = as_dtype(dtype)
+    if kind(result) != "float":
+        raise DTypeError(f"random floats are float16, float32 or float64, not {result}")
+    return result.name
+
+
+__all__ = ["bernoulli", "normal", "seed", "uniform"]

@@ -1,0 +1,153 @@
+"""Roots, exponentials, logarithms, trigonometry and the error function: elementwise, of floats.
+
+They take floats only: what the float type of an int would be is better said by `astype`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graphflow.op import Op, Sample, Tensor, sample
+from graphflow.ops.elementwise import (
+    POSITIVE,
+    RATIO,
+    SCALAR,
+    UNARY,
+    F,
+    elementwise,
+    square,
+)
+from graphflow.ops.rules import same_float, unbroadcast
+
+
+def _function(
+    name: str,
+    vjp: Callable[..., Sequence[Tensor | None]],
+    ufunc: str | Callable[..., Any] = "",
+    samples: Sequence[Sample] = UNARY,
+    flops: int = 10,
+    **rest: Any,
+) -> Op:
+    return elementwise(name, ufunc or name, vjp, same_float, samples, flops, **rest)
+
+
+_INSIDE = (sample(F, low=-0.8, high=0.8), sample(SCALAR, low=-0.8, high=0.8))
+_ABOVE_ONE = (sample(F, low=1.3, high=3.0), sample(SCALAR, low=1.3, high=3.0))
+
+sqrt = _function("sqrt", lambda g, y, x: (g * 0.5 / y,), samples=POSITIVE, flops=4)
+rsqrt = _function(
+    "rsqrt",
+    lambda g, y, x: (g * (y * y * y * -0.5),),
+    lambda xp, x: xp.reciprocal(xp.sqrt(x)),
+    samples=POSITIVE,
+    flops=8,
+    into=lambda xp, out, x: xp.reciprocal(xp.sqrt(x), out=out),
+)
+
+exp = _function("exp", lambda g, y, x: (g * y,))
+expm1 = _function("expm1", lambda g, y, x: (g * (y + 1),))
+log = _function("log", lambda g, y, x: (g / x,), samples=POSITIVE)
+log1p = _function("log1p", lambda g, y, x: (g / (x + 1),), samples=POSITIVE)
+log2 = _function("log2", lambda g, y, x: (g / (x * math.log(2)),), samples=POSITIVE)
+log10 = _function("log10", lambda g, y, x: (g / (x * math.log(10)),), samples=POSITIVE)
+
+sin = _function("sin", lambda g, y, x: (g * cos(x),))
+cos: Op = _function("cos", lambda g, y, x: (-(g * sin(x)),))
+tan = _function("tan", lambda g, y, x: (g * (square(y) + 1),), samples=_INSIDE, flops=20)
+asin = _function("asin", lambda g, y, x: (g * rsqrt(1 - square(x)),), "arcsin", _INSIDE, flops=20)
+acos = _function(
+    "acos", lambda g, y, x: (-(g * rsqrt(1 - square(x))),), "arccos", _INSIDE, flops=20
+)
+atan = _function("atan", lambda g, y, x: (g / (square(x) + 1),), "arctan", flops=20)
+
+
+def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    part = g / (square(a) + square(b))
+    return unbroadcast(part * b, a.shape), unbroadcast(-(part * a), b.shape)
+
+
+# The angle of the point (b, a), in (-π, π].
+atan2 = _function("atan2", _atan2_vjp, "arctan2", RATIO, flops=24)
+
+sinh = _function("sinh", lambda g, y, x: (g * cosh(x),), flops=20)
+cosh: Op = _function("cosh", lambda g, y, x: (g * sinh(x),), flops=20)
+asinh = _function("asinh", lambda g, y, x: (g * rsqrt(square(x) + 1),), "arcsinh", flops=20)
+acosh = _function(
+    "acosh", lambda g, y, x: (g * rsqrt(square(x) - 1),), "arccosh", _ABOVE_ONE, flops=20
+)
+atanh = _function("atanh", lambda g, y, x: (g / (1 - square(x)),), "arctanh", _INSIDE, flops=20)
+
+
+def _tanh_grad_into(xp: Any, out: Any, g: Any, y: Any) -> None:
+    xp.multiply(g, 1 - y * y, out=out)
+
+
+tanh_grad: Op = elementwise(
+    "tanh_grad",
+    lambda xp, g, y: g * (1 - y * y),
+    vjp=lambda h, _, g, y: (tanh_grad(h, y), h * g * (y * -2)),
+    infer=same_float,
+    samples=(sample(F, F), sample(SCALAR, SCALAR)),
+    flops=3,
+    into=_tanh_grad_into,
+)
+tanh = _function("tanh", lambda g, y, x: (tanh_grad(g, y),), flops=16)
+
+
+# The error function -----------------------------------------------------------------------------
+
+# float64: erf(x) = x·A(x²)/B(x²) up to 0.46875, then 1 - exp(-x²)·C(x)/D(x); within 6 ulp.
+# Source: W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23
+# (1969), with the coefficients of his CALERF (SPECFUN). His third range is left out:
+# beyond 4 the second one is good to 1e-8 of erfc(x) < 1.6e-8.
+_A = (1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2,
+      3.77485237685302021e2, 3.20937758913846947e3)  # fmt: skip
+_B = (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3,
+      2.84423683343917062e3)  # fmt: skip
+_C = (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0,
+      6.61191906371416295e1, 2.98635138197400131e2, 8.81952221241769090e2,
+      1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3)  # fmt: skip
+_D = (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2,
+      1.62138957456669019e3, 3.29079923573345963e3, 4.36261909014324716e3,
+      3.43936767414372164e3, 1.23033935480374942e3)  # fmt: skip
+# float32: erf(x) = x + x·P(x²) up to 1, then 1 - exp(-x·Q(x)), minimax fits of
+# our own; within 1.5 ulp.
+_P = (7.889119528392122e-05, -0.0008020841278904964, 0.005189535339262635,
+      -0.026854444591877462, 0.1128360017625689, -0.37612627135965837,
+      0.12837916591375143)  # fmt: skip
+_Q = (1.3541983617394452e-05, -0.00034620312169174783, 0.003738810919811754,
+      -0.023968653579861207, 0.10648028303670536, 0.6350017926414929,
+      1.1286859367757203)  # fmt: skip
+
+
+def _horner(coefficients: Sequence[float], x: Any) -> Any:
+    """A polynomial, highest power first, in the dtype of x."""
+    total = x * coefficients[0] + coefficients[1]
+    for coefficient in coefficients[2:]:
+        total = total * x + coefficient
+    return total
+
+
+def erf_of(xp: Any, x: Any) -> Any:
+    """erf of each element of x (float16 by way of float32); one expression for every backend."""
+    if x.dtype.itemsize == 2:
+        return erf_of(xp, x.astype("float32")).astype("float16")
+    if x.dtype.itemsize == 4:
+        t = xp.minimum(xp.abs(x), 4.0)  # erf(4) rounds to 1
+        is_small = t < 1.0
+        small = t + t * _horner(_P, t * t)
+        large = 1 - xp.exp(-t * _horner(_Q, t))
+    else:
+        t = xp.minimum(xp.abs(x), 6.0)
+        is_small = t < 0.46875
+        s = t * t
+        small = t * _horner(_A, s) / _horner(_B, s)
+        large = 1 - xp.exp(-s) * _horner(_C, t) / _horner(_D, t)
+    # Both are finite: multiplying by truth values chooses exactly, and much faster than `where`.
+    return xp.copysign(small * is_small + large * ~is_small, x)
+
+
+_PER_ROOT_PI = 2 / math.sqrt(math.pi)
+erf = _function("erf", lambda g, y, x: (g * (exp(-square(x)) * _PER_ROOT_PI),), erf_of, flops=40)
