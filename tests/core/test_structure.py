@@ -162,7 +162,7 @@ def test_a_negative_size_is_an_error_of_the_node_that_has_it() -> None:
     with pytest.raises(FeedError):
         bind(Graph([a, shorter]), {a.node: (2,), shorter.node: (0,)})
     full = FUNCTIONS["full"]((n - 3,), 1.0, dtype="float32")
-    with pytest.raises(FeedError, match=r"full.*= -1"):
+    with pytest.raises(FeedError, match=r"fill.*= -1"):
         bind(Graph([a + 0.0, full]), {a.node: (2,)})
 
 
