@@ -1,0 +1,522 @@
+"""The hosts of a cluster as a session sees them: the coordinator's machine over real sockets.
+
+An I/O thread moves messages between the sockets and the machine, so that heartbeats go on while the
+user's code computes, and so that an interrupt never meets the protocol's state: the callers of
+`step` and the others only wait for a future.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zmq
+
+from graphflow.errors import (
+    ClusterError,
+    GraphflowError,
+    ProtocolError,
+    RendezvousTimeout,
+    SessionError,
+    WorkerLost,
+)
+from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.messages import (
+    Array,
+    Close,
+    Compute,
+    Done,
+    Hello,
+    Load,
+    Measure,
+    Measured,
+    Message,
+    Open,
+    Probe,
+    Probed,
+    Read,
+    Span,
+    StepResult,
+    Welcome,
+    Write,
+)
+from graphflow.runtime.protocol.coordinator import (
+    GRACE,
+    Begin,
+    Cancel,
+    CoordinatorEvent,
+    CoordinatorMachine,
+    LinkDown,
+    LinkUp,
+    Order,
+    Received,
+    Replies,
+    Send,
+    Settle,
+    Tick,
+)
+from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.transport import transport_of
+from graphflow.runtime.transport.tcp import Bell
+from graphflow.runtime.wire import decode_frames, encode
+
+if TYPE_CHECKING:
+    from graphflow.placement.cluster import Cluster
+
+LEASE = 30.0  # seconds without a ping after which a worker forgets the session
+_RETRY = 0.005  # seconds, while a connection's queue is full
+_SLACK = 5.0  # seconds beyond a deadline before the I/O thread itself is given up
+_CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
+_REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
+_LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
+
+_log = logging.getLogger("graphflow.coordinator")
+
+
+class _Loop:
+    """The I/O thread of one session."""
+
+    def __init__(
+        self,
+        session: str,
+        addresses: list[str],
+        *,
+        insecure: bool,
+        local: LocalWorkers | None,
+    ) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._local = local
+        self._channels: list[Any] = []
+        try:
+            for address in addresses:
+                channel = transport_of(address).Channel(
+                    self._context, address, insecure=insecure, watch=True
+                )
+                self._channels.append(channel)
+        except BaseException:
+            self._free()
+            raise
+        self._machine = CoordinatorMachine(session, addresses, time.monotonic())
+        self._unsent: list[deque[list[Any]]] = [deque() for _ in addresses]
+        self._events: deque[CoordinatorEvent] = deque()
+        self._futures: dict[int, Future[Replies]] = {}
+        self._bell = Bell()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        name = f"coordinator-{session[:8]}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # From any thread ---------------------------------------------------------------------------
+
+    def begin(self, begin: Begin) -> Future[Replies]:
+        """Starts an operation; its future has the replies or the error."""
+        future: Future[Replies] = Future()
+        self._futures[begin.request] = future
+        self.post(begin)
+        if not self._thread.is_alive():
+            self._fail_all()
+        return future
+
+    def post(self, event: CoordinatorEvent) -> None:
+        """Gives the machine an event."""
+        self._events.append(event)
+        self._bell.ring()
+
+    def lost(self) -> dict[int, str]:
+        """The workers that are lost, and why."""
+        return self._machine.lost()
+
+    def stop(self) -> None:
+        """Ends the thread and frees the sockets. Idempotent."""
+        self._stopping = True
+        self._bell.ring()
+        self._thread.join(_SLACK)
+
+    # On the I/O thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            _log.exception("the coordinator's I/O thread failed")
+            self._failure = error
+        finally:
+            self._fail_all()
+            self._bell.close()
+            self._free()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._bell.fileno(), zmq.POLLIN)
+        for channel in self._channels:
+            poller.register(channel.socket, zmq.POLLIN)
+            poller.register(channel.monitor, zmq.POLLIN)
+        while not self._stopping:
+            now = time.monotonic()
+            wait = _RETRY if any(self._unsent) else self._machine.wake_at(now) - now
+            ready = dict(poller.poll(int(wait * 1000) + 1))
+            if self._bell.fileno() in ready:
+                self._bell.hear()
+            while self._events:
+                self._handle(self._events.popleft())
+            for worker, channel in enumerate(self._channels):
+                # What a worker said before it was lost counts: messages first, then the link.
+                if channel.socket in ready or channel.monitor in ready:
+                    self._drain(worker, channel)
+                if channel.monitor in ready:
+                    self._look(worker, channel)
+                if self._unsent[worker]:
+                    self._flush(worker)
+            if time.monotonic() >= self._machine.wake_at(now):
+                self._handle(Tick())
+
+    def _drain(self, worker: int, channel: Any) -> None:
+        while (frames := channel.receive()) is not None:
+            try:
+                envelope, message, data = decode_frames(frames)
+            except ProtocolError as error:
+                _log.warning("refused a message of worker %d: %s", worker, error)
+                continue
+            self._handle(Received(worker, envelope, message, data))
+
+    def _look(self, worker: int, channel: Any) -> None:
+        for up in channel.changes():
+            if up:
+                self._handle(LinkUp(worker))
+            else:
+                self._handle(LinkDown(worker, self._reason(worker)))
+
+    def _reason(self, worker: int) -> str:
+        ended = self._local.describe_end(worker, _LOCAL_EXIT_SECONDS) if self._local else ""
+        if ended:
+            return f"its process has ended, {ended}"
+        return "its process ended, froze or cannot be reached"
+
+    def _handle(self, event: CoordinatorEvent) -> None:
+        try:
+            actions = self._machine.handle(event, time.monotonic())
+        except GraphflowError as error:
+            if not isinstance(event, Begin):  # an array whose dtype cannot travel
+                raise
+            self._settle(Settle(event.request, error))
+            return
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action)
+            else:
+                self._settle(action)
+
+    def _send(self, action: Send) -> None:
+        try:
+            head = encode(action.envelope, action.message)
+        except ProtocolError as error:
+            self._handle(LinkDown(action.worker, f"a message to it cannot be sent: {error}"))
+            return
+        frames: list[Any] = [head] if action.data is None else [head, action.data]
+        self._unsent[action.worker].append(frames)
+        self._flush(action.worker)
+
+    def _flush(self, worker: int) -> None:
+        waiting = self._unsent[worker]
+        if worker in self._machine.lost():
+            waiting.clear()
+        while waiting and self._channels[worker].send(waiting[0]):
+            waiting.popleft()
+
+    def _settle(self, action: Settle) -> None:
+        future = self._futures.pop(action.request, None)
+        if future is None:
+            return
+        if isinstance(action.outcome, Replies):
+            future.set_result(action.outcome)
+        else:
+            future.set_exception(action.outcome)
+
+    def _fail_all(self) -> None:
+        reason = f": {self._failure!r}" if self._failure else ""
+        while self._futures:
+            _, future = self._futures.popitem()
+            future.set_exception(SessionError(f"the session is closed{reason}"))
+
+    def _free(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._context.destroy(linger=0)
+
+
+class RemoteHosts:
+    """The workers of a cluster, opened for one session.
+
+    Methods may be called from any thread; steps come one at a time.
+    """
+
+    def __init__(self, cluster: Cluster, *, deadline: float, host: str | None = None) -> None:
+        """Joins the workers at the cluster's addresses, or starts local ones.
+
+        Args:
+            deadline: seconds until all workers are ready.
+            host: `path.py:Name`, another host in started workers, for tests.
+
+        Raises:
+            RendezvousTimeout: a worker did not start, answer, or reach another in time.
+            VersionMismatch: a worker runs other code, or another Python.
+            ClusterError: a worker does not have the devices that the cluster says.
+            TransportError: an address cannot be used.
+        """
+        until = time.monotonic() + deadline
+        self.session = secrets.token_hex(16)
+        self._requests = itertools.count(1)
+        self._programs: dict[str, list[int]] = {}
+        self._last_step = -1
+        self._stepping = threading.Lock()
+        self._local = _launch(cluster, deadline, host)
+        self._loop: _Loop | None = None
+        try:
+            self._addresses = (
+                self._local.addresses
+                if self._local
+                else [worker.address or "" for worker in cluster.workers]
+            )
+            self._loop = _Loop(
+                self.session, self._addresses, insecure=cluster.insecure, local=self._local
+            )
+            self._end = weakref.finalize(self, _shut, self._loop, self._local)
+            self._meet(cluster, until)
+        except BaseException:
+            self._abandon()
+            raise
+
+    # Programs and steps --------------------------------------------------------------------------
+
+    def load(self, program: str, partitions: Mapping[int, tuple[bytes, list[Array]]]) -> None:
+        """Gives each worker its partition of a program: header and constants.
+
+        Raises:
+            GraphLimitError: a worker refuses the partition.
+            WorkerLost: a worker was lost before or meanwhile.
+        """
+        orders = {}
+        request = next(self._requests)
+        for worker, (header, buffers) in partitions.items():
+            parts = [np.frombuffer(header, np.uint8), *buffers]
+            arrays = [("part", index, part) for index, part in enumerate(parts)]
+            orders[worker] = Order(Load(request, program, len(parts)), arrays)
+        self._ask(request, orders, _REQUEST_SECONDS)
+        self._programs[program] = list(partitions)
+
+    def step(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        trace: bool,
+        deadline: float,
+    ) -> StepResult:
+        """Runs one step on the workers of a program; returns when it is decided to commit.
+
+        Args:
+            step: larger than that of every step before, failed ones included.
+            bindings: sizes of the program's symbolic dims.
+            feeds: by worker and name.
+            trace: whether spans are measured.
+            deadline: seconds.
+
+        Raises:
+            OpError, CheckError: an op failed; nothing has changed.
+            StepTimeout: the deadline passed; nothing has changed.
+            WorkerLost: a worker died, froze or cannot be reached; its state is gone.
+            SessionError: cancelled, closed, an unknown program, or a step that is not new.
+        """
+        with self._stepping:
+            workers = self._programs.get(program)
+            if workers is None:
+                raise SessionError(f"program {program!r} is not loaded")
+            if step <= self._last_step:
+                raise SessionError(f"step {step} is not after step {self._last_step}")
+            self._last_step = step
+            request = next(self._requests)
+            orders = {}
+            for worker in workers:
+                fed = feeds.get(worker, {})
+                message = Compute(request, program, dict(bindings), list(fed), trace, deadline)
+                arrays = [("feed", name, np.asarray(array)) for name, array in fed.items()]
+                orders[worker] = Order(message, arrays)
+            return _result(self._ask(request, orders, deadline, step))
+
+    def cancel(self) -> None:
+        """Aborts the step that runs, if any: its caller gets SessionError, unless it was decided
+        already. For other threads; Ctrl-C in `step` does the same."""
+        if self._loop is not None:
+            self._loop.post(Cancel())
+
+    # Variables -----------------------------------------------------------------------------------
+
+    def read(self, worker: int, variable: str) -> Array:
+        """The value of a variable after the last committed step."""
+        request = next(self._requests)
+        order = Order(Read(request, variable))
+        replies = self._ask(request, {worker: order}, _REQUEST_SECONDS)
+        return replies.arrays[worker][variable]
+
+    def write(self, worker: int, variable: str, value: Array) -> None:
+        """Sets a variable."""
+        request = next(self._requests)
+        order = Order(Write(request, variable), [("value", variable, np.asarray(value))])
+        self._ask(request, {worker: order}, _REQUEST_SECONDS)
+
+    # Measuring -----------------------------------------------------------------------------------
+
+    def measure(self) -> dict[int, dict[str, Any]]:
+        """The calibration of each worker's machine, one worker after the other: those of one
+        machine would slow each other down."""
+        reports = {}
+        for worker in range(len(self._addresses)):
+            request = next(self._requests)
+            replies = self._ask(request, {worker: Order(Measure(request))}, _REQUEST_SECONDS)
+            message = replies.messages[worker]
+            assert isinstance(message, Measured)
+            reports[worker] = dict(message.report)
+        return reports
+
+    def probe_link(self, source: int, target: int, nbytes: int, repeats: int) -> float:
+        """The median time in seconds that `nbytes` take from one worker to another: half of a
+        round trip.
+
+        Raises:
+            StepTimeout: the target did not answer; the link is named.
+        """
+        return self._probe(source, target, nbytes, repeats, _REQUEST_SECONDS)
+
+    def _probe(self, source: int, target: int, nbytes: int, repeats: int, seconds: float) -> float:
+        request = next(self._requests)
+        order = Order(Probe(request, target, nbytes, repeats, seconds))
+        replies = self._ask(request, {source: order}, seconds + GRACE)
+        message = replies.messages[source]
+        assert isinstance(message, Probed)
+        return message.seconds
+
+    # Start and end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes the session on its workers, and ends those that were started. Idempotent."""
+        if self._loop is None:
+            return
+        request = next(self._requests)
+        orders = {worker: Order(Close(request)) for worker in self._living()}
+        try:
+            if orders:
+                self._ask(request, orders, _CLOSE_SECONDS)
+        except GraphflowError:
+            _log.info("not every worker confirmed that session %s is closed", self.session)
+        finally:
+            self._abandon()
+
+    def __enter__(self) -> RemoteHosts:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes that were started for this session."""
+        return self._local.pids if self._local else []
+
+    def _living(self) -> list[int]:
+        lost = self._loop.lost() if self._loop else {}
+        return [worker for worker in range(len(self._addresses)) if worker not in lost]
+
+    def _meet(self, cluster: Cluster, until: float) -> None:
+        """Versions, sessions, and the links between the workers: the readiness barrier."""
+        own = Version.own()
+        request = next(self._requests)
+        hello: Message = Hello(request, own.version, own.wire, own.python)
+        workers = range(len(self._addresses))
+        replies = self._ask(request, {w: Order(hello) for w in workers}, _left(until))
+        for worker in workers:
+            welcome = replies.messages[worker]
+            assert isinstance(welcome, Welcome)
+            self._check_devices(cluster, worker, welcome)
+        request = next(self._requests)
+        orders = {w: Order(Open(request, w, self._addresses, LEASE)) for w in workers}
+        self._ask(request, orders, _left(until))
+        for source, target in itertools.permutations(workers, 2):
+            try:
+                self._probe(source, target, 0, 1, _left(until))
+            except GraphflowError as error:
+                if isinstance(error, WorkerLost):
+                    raise
+                raise RendezvousTimeout(f"the workers do not reach each other: {error}") from error
+
+    def _check_devices(self, cluster: Cluster, worker: int, welcome: Welcome) -> None:
+        wanted = [device.name.rpartition("/")[2] for device in cluster.workers[worker].devices]
+        missing = [name for name in wanted if name not in welcome.devices]
+        if missing:
+            raise ClusterError(
+                f"worker {worker} at {self._addresses[worker]} has {', '.join(welcome.devices)}, "
+                f"but not {', '.join(missing)} as the cluster says; start it with "
+                "`graphflow worker --device` for each, or change the cluster"
+            )
+
+    def _ask(
+        self, request: int, orders: Mapping[int, Order], seconds: float, step: int = 0
+    ) -> Replies:
+        if self._loop is None:
+            raise SessionError("the session is closed")
+        try:
+            future = self._loop.begin(Begin(request, orders, seconds, step))
+            return future.result(seconds + _SLACK)
+        except FutureTimeout:
+            raise WorkerLost("the coordinator's I/O thread does not answer") from None
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def _abandon(self) -> None:
+        loop, self._loop = self._loop, None
+        _shut(loop, self._local)
+
+
+def _shut(loop: _Loop | None, local: LocalWorkers | None) -> None:
+    if loop is not None:
+        loop.stop()
+    if local is not None:
+        local.stop()
+
+
+def _launch(cluster: Cluster, deadline: float, host: str | None) -> LocalWorkers | None:
+    if cluster.kind != "local":
+        return None
+    devices = cluster.workers[0].devices
+    threads = next((device.threads for device in devices if device.threads is not None), None)
+    names = [device.name.rpartition("/")[2] for device in devices]
+    return LocalWorkers(
+        len(cluster.workers), devices=names, threads=threads, deadline=deadline, host=host
+    )
+
+
+def _left(until: float) -> float:
+    return max(0.05, until - time.monotonic())
+
+
+def _result(replies: Replies) -> StepResult:
+    fetches: dict[str, Array] = {}
+    spans: list[Span] = replies.spans
+    peak: dict[str, int] = {}
+    for worker, message in replies.messages.items():
+        assert isinstance(message, Done)
+        peak |= message.peak
+        fetches |= {str(name): array for name, array in replies.arrays[worker].items()}
+    return StepResult(fetches, spans, peak)

@@ -1,0 +1,349 @@
+"""One session on one worker: its `Host`, the thread that runs its jobs, its links to other workers.
+
+The protocol decides what is to be done, this does it: jobs one after the other on a thread of the
+session's own, so that the worker's I/O thread never waits for a computation. Tensors for other
+workers go out on the thread that made them, straight into the socket of their link.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
+from graphflow.runtime.messages import (
+    Abort,
+    Array,
+    Chunk,
+    Close,
+    Commit,
+    Compute,
+    Computed,
+    Key,
+    Load,
+    Measure,
+    Open,
+    Parcel,
+    Probe,
+    Read,
+    Write,
+)
+from graphflow.runtime.protocol.stream import Stream
+from graphflow.runtime.protocol.worker import Finished, Outcome, Run
+from graphflow.runtime.transport import transport_of
+from graphflow.runtime.wire import BUDGET, chunks, encode
+
+_SLICE = 0.05  # seconds between two looks at whether a step was cancelled
+_ECHO_SECONDS = 10.0  # for an echo to be taken by the socket
+
+
+class HostLike(Protocol):
+    """What a session needs of a `Host`: it runs the partitions of one worker's devices.
+
+    `cancel` and `deliver` come from other threads, and may come before the step's `compute`.
+    """
+
+    def open(self, session: str) -> None: ...
+    def close(self, session: str) -> None: ...
+    def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None: ...
+    def compute(
+        self,
+        session: str,
+        program: str,
+        step: int,
+        bindings: dict[str, int],
+        feeds: dict[str, Array],
+        trace: bool,
+        deadline: float,
+    ) -> Computed: ...
+    def commit(self, session: str, step: int) -> None: ...
+    def abort(self, session: str, step: int) -> None: ...
+    def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
+    def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
+    def read(self, session: str, variable: str) -> Array: ...
+    def write(self, session: str, variable: str, value: Array) -> None: ...
+    def measure(self) -> dict[str, Any]: ...
+
+
+HostFactory = Callable[[int, Sequence[str], int | None, Callable[[Parcel], None]], HostLike]
+
+
+class Link:
+    """The way to one other worker: a connection and the numbering of what goes over it."""
+
+    def __init__(self, channel: Any, stream: Stream) -> None:
+        self._channel = channel
+        self._stream = stream
+
+    def send(
+        self,
+        purpose: str,
+        number: int,
+        name: Key,
+        array: Array,
+        *,
+        owned: bool,
+        go_on: Callable[[], bool],
+    ) -> None:
+        """Sends an array, as one run of chunks; waits while the peer takes no more and `go_on`.
+
+        Raises:
+            TransportError: `go_on` said to stop; the link is then at an unfinished array.
+        """
+        step = number if purpose == "edge" else 0
+        with self._channel.lock:
+            for chunk, data in chunks(purpose, number, name, array):
+                numbered = self._stream.sent
+                try:
+                    head = encode(self._stream.stamp(step), chunk)
+                    self._push([head, data if owned else bytes(data)], go_on)
+                except BaseException:
+                    self._stream.sent = numbered  # a number that is never sent would be a gap
+                    raise
+
+    def _push(self, frames: list[bytes | memoryview], go_on: Callable[[], bool]) -> None:
+        while not self._channel.send_unlocked(frames):
+            if not go_on():
+                raise TransportError(f"{self._channel.address} takes no more messages")
+            self._channel.wait_writable(_SLICE)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+
+class HostedSession:
+    """Runs the jobs of one session. `report` is told of each that ended, from any thread."""
+
+    def __init__(
+        self,
+        opening: Run,
+        *,
+        context: Any,
+        devices: Sequence[str],
+        threads: int | None,
+        insecure: bool,
+        factory: HostFactory,
+        report: Callable[[Finished], None],
+    ) -> None:
+        message = opening.job
+        assert isinstance(message, Open)
+        self._session = opening.session
+        self._epoch = opening.epoch
+        self._index = message.worker
+        self._addresses = message.peers
+        self._context = context
+        self._devices = [f"/worker:{message.worker}/{name}" for name in devices]
+        self._threads = threads
+        self._insecure = insecure
+        self._factory = factory
+        self._report = report
+        self._host: HostLike | None = None
+        self._links: dict[int, Link] = {}
+        self._cancelled = -1  # every step up to this one
+        self._closing = threading.Event()
+        self._echoes: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
+        self._bounces: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        name = f"session-{opening.session[:8]}"
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._bouncer = threading.Thread(target=self._bounce, name=f"{name}-echo", daemon=True)
+        self._thread.start()
+        self._bouncer.start()
+        self._jobs.put(opening)
+
+    # From the I/O thread: none of these waits ----------------------------------------------------
+
+    def submit(self, run: Run) -> None:
+        """Queues a job."""
+        if isinstance(run.job, Close):
+            self._closing.set()
+        (self._bounces if isinstance(run.job, Chunk) else self._jobs).put(run)
+
+    def deliver(self, step: int, edge: Key, array: Array) -> None:
+        """Hands a tensor of another worker to the host."""
+        if self._host is not None:
+            self._host.deliver(self._session, step, edge, array)
+
+    def echoed(self, request: int) -> None:
+        """An echo has come back."""
+        self._echoes.put(request)
+
+    def wake(self, step: int, error: GraphflowError) -> None:
+        """Cancels a step, whether it runs or is still queued."""
+        self._cancelled = step
+        if self._host is not None:
+            self._host.cancel(self._session, step, error)
+
+    def join(self, seconds: float) -> bool:
+        """Waits for the session's thread, which ends after Close; whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    # On the session's thread ---------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            run = self._jobs.get()
+            try:
+                outcome = self._do(run)
+            except BaseException as error:  # the coordinator is told, whatever it was
+                outcome = error
+            self._report(Finished(self._session, run.job, run.step, outcome))
+            if isinstance(run.job, Close):
+                return
+
+    def _do(self, run: Run) -> Outcome:
+        job, session = run.job, self._session
+        if isinstance(job, Open):
+            self._open()
+            return None
+        if isinstance(job, Close):
+            self._close()
+            return None
+        host = self._host
+        if host is None:
+            raise ProtocolError("the session could not be opened")
+        match job:
+            case Load():
+                parts = [run.arrays[index] for index in range(job.parts)]
+                host.load(session, job.program, parts[0].tobytes(), parts[1:])
+            case Compute():
+                return self._compute(host, run, job)
+            case Commit():
+                host.commit(session, run.step)
+            case Abort():
+                host.abort(session, run.step)
+            case Read():
+                return np.asarray(host.read(session, job.variable))
+            case Write():
+                host.write(session, job.variable, run.arrays[job.variable])
+            case Measure():
+                return host.measure()
+            case Probe():
+                return self._probe(job)
+        return None
+
+    def _open(self) -> None:
+        for worker, address in enumerate(self._addresses):
+            if worker != self._index:
+                channel = transport_of(address).Channel(
+                    self._context, address, insecure=self._insecure
+                )
+                self._links[worker] = Link(channel, Stream(self._session, self._epoch, self._index))
+        self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
+        self._host.open(self._session)
+
+    def _close(self) -> None:
+        self._bounces.put(None)
+        self._bouncer.join(_ECHO_SECONDS)
+        try:
+            if self._host is not None:
+                self._host.close(self._session)
+        finally:
+            for link in self._links.values():
+                link.close()
+
+    def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
+        if run.step <= self._cancelled:
+            raise StepTimeout(f"step {run.step} was cancelled before it started here")
+        feeds = {name: run.arrays[name] for name in job.feeds}
+        return host.compute(
+            self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
+        )
+
+    # Between workers -----------------------------------------------------------------------------
+
+    def _outbox(self, parcel: Parcel) -> None:
+        """Sends a tensor of a step; called by the threads of the host's devices."""
+        if parcel.target_worker == self._index:
+            self.deliver(parcel.step, parcel.edge, parcel.array)
+            return
+
+        def go_on() -> bool:
+            return parcel.step > self._cancelled and not self._closing.is_set()
+
+        self._link(parcel.target_worker).send(
+            "edge", parcel.step, parcel.edge, parcel.array, owned=parcel.owned, go_on=go_on
+        )
+
+    def _link(self, worker: int) -> Link:
+        link = self._links.get(worker)
+        if link is None:
+            raise ProtocolError(
+                f"worker {self._index} has no link to worker {worker} among {len(self._addresses)}"
+            )
+        return link
+
+    def _bounce(self) -> None:
+        while (run := self._bounces.get()) is not None:
+            chunk = run.job
+            assert isinstance(chunk, Chunk) and isinstance(chunk.name, int)
+            until = time.monotonic() + _ECHO_SECONDS
+            (array,) = run.arrays.values()
+            try:
+                self._link(chunk.name).send(
+                    "echoed",
+                    chunk.number,
+                    self._index,
+                    array,
+                    owned=True,
+                    go_on=partial(self._still, until),
+                )
+            except GraphflowError:
+                continue  # the one who asked has a deadline
+
+    def _still(self, until: float) -> bool:
+        return time.monotonic() < until and not self._closing.is_set()
+
+    def _probe(self, job: Probe) -> float:
+        """The median one-way time in seconds, half of a round trip."""
+        if job.nbytes > BUDGET:
+            raise ProtocolError(f"a probe of {job.nbytes} bytes exceeds {BUDGET}")
+        until = time.monotonic() + job.deadline
+        array = np.zeros(job.nbytes, np.uint8)
+        times = []
+        for _ in range(max(1, job.repeats)):
+            started = time.perf_counter()
+            self._link(job.target).send(
+                "echo",
+                job.request,
+                self._index,
+                array,
+                owned=True,
+                go_on=partial(self._still, until),
+            )
+            self._await_echo(job, until)
+            times.append(time.perf_counter() - started)
+        return float(np.median(times)) / 2
+
+    def _await_echo(self, job: Probe, until: float) -> None:
+        while self._still(until):
+            try:
+                if self._echoes.get(timeout=_SLICE) == job.request:
+                    return
+            except queue.Empty:
+                continue
+        raise StepTimeout(
+            f"worker {job.target} at {self._addresses[job.target]} did not answer worker "
+            f"{self._index} within {job.deadline:g} s; can that address be reached from there?"
+        )
+
+
+def default_factory(
+    worker: int,
+    devices: Sequence[str],
+    threads: int | None,
+    outbox: Callable[[Parcel], None],
+) -> HostLike:
+    """A real `Host`; its libraries load with the first session."""
+    from graphflow.runtime.host import Host
+
+    host: HostLike = Host(worker, devices, threads, outbox)
+    return host

@@ -1,0 +1,1 @@
+"""Ways to start worker processes: one a file."""

@@ -1,0 +1,30 @@
+"""The first file that a launched worker runs: imports the very graphflow that its parent runs.
+
+It is run by path, and finds the package by where it lies itself, so that `sys.path` stays as it is:
+nothing next to a checkout can shadow the standard library, and no other installed graphflow is
+taken for the parent's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+
+
+def import_own_package() -> None:
+    """Puts the package that this file belongs to, as `graphflow`, in its place."""
+    root = Path(__file__).absolute().parents[3]  # not resolved: the packages may be links
+    spec = PathFinder.find_spec("graphflow", [str(root)])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no graphflow in {root}")
+    package = module_from_spec(spec)
+    sys.modules["graphflow"] = package
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    import_own_package()
+    sys.exit(importlib.import_module("graphflow.runtime.worker").main())

@@ -1,0 +1,211 @@
+"""Workers as processes of this machine, which end when the session or this process does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import IO, TextIO
+
+from graphflow.errors import RendezvousTimeout
+from graphflow.runtime.launch import child
+
+_GRACE = 2.0  # seconds between the request to end and the kill
+_TAIL_LINES = 20
+_READY = " listening on "
+_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class LocalWorker:
+    """One worker process. What it prints goes on to this process's stdout and stderr."""
+
+    def __init__(
+        self,
+        index: int,
+        listen: str,
+        devices: Sequence[str],
+        threads: int | None,
+        host: str | None,
+    ) -> None:
+        self.index = index
+        command = [sys.executable, "-P", child.__file__, "--listen", listen]
+        command += ["--parent", str(os.getpid())]
+        for device in devices:
+            command += ["--device", device]
+        if threads is not None:
+            command += ["--threads", str(threads)]
+        if host is not None:
+            command += ["--host", host]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(threads)
+        )
+        self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self._readers = [
+            self._read(self._process.stdout, self._pass_output),
+            self._read(self._process.stderr, self._pass_error),
+        ]
+        self.address = ""
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def wait_ready(self, until: float) -> None:
+        """Waits for the worker's address, until a monotonic time.
+
+        Raises:
+            RendezvousTimeout: it ended, or gave none in time; with what it wrote to stderr.
+        """
+        started = time.monotonic()
+        try:
+            line = self._first.get(timeout=max(0.0, until - started))
+        except queue.Empty:
+            line = None
+        if line and _READY in line:
+            self.address = line.partition(_READY)[2].split()[0]
+            return
+        if line is None:
+            what = f"did not start within {time.monotonic() - started:.1f} s"
+        else:
+            what = f"ended before it listened, {self.describe_end(1.0) or 'it printed ' + line!r}"
+        raise RendezvousTimeout(f"local worker {self.index} {what}; it wrote:\n{self.tail()}")
+
+    def describe_end(self, seconds: float) -> str:
+        """How the process ended, or "" if it has not within some seconds."""
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
+
+    def tail(self) -> str:
+        """The last lines that it wrote to stderr."""
+        if self._process.poll() is not None:
+            for reader in self._readers:
+                reader.join(1.0)
+        return "\n".join(self._tail) or "(nothing)"
+
+    def terminate(self) -> None:
+        """Asks the process to end."""
+        with contextlib.suppress(OSError):
+            self._process.terminate()
+
+    def finish(self, until: float) -> None:
+        """Waits for the end until a monotonic time, then kills; frees the pipes."""
+        try:
+            self._process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for reader in self._readers:
+            reader.join(1.0)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    # Reading what it prints ----------------------------------------------------------------------
+
+    def _read(self, stream: IO[bytes], take: Callable[[str | None], None]) -> threading.Thread:
+        def run() -> None:
+            for line in stream:
+                take(line.decode(errors="replace").rstrip("\n"))
+            take(None)
+
+        thread = threading.Thread(target=run, name=f"worker-{self.index}-output", daemon=True)
+        thread.start()
+        return thread
+
+    def _pass_output(self, line: str | None) -> None:
+        if line is None or (not self.address and _READY in line):
+            self._first.put(line or "")
+            return
+        _print(line, sys.stdout)
+
+    def _pass_error(self, line: str | None) -> None:
+        if line is not None:
+            self._tail.append(line)
+            _print(line, sys.stderr)
+
+
+class LocalWorkers:
+    """Some worker processes, started at the same time."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        devices: Sequence[str] = ("cpu:0",),
+        threads: int | None = None,
+        deadline: float = 30.0,
+        host: str | None = None,
+        listen: str = "tcp://127.0.0.1:*",
+    ) -> None:
+        """Starts the workers and waits until all listen.
+
+        Args:
+            deadline: seconds for all of them.
+            host: `path.py:Name` of another host, for tests.
+            listen: an address on this machine; any free port, for more than one worker.
+
+        Raises:
+            RendezvousTimeout: one did not come up; none is left running.
+        """
+        until = time.monotonic() + deadline
+        self._workers: list[LocalWorker] = []
+        # Also when the object is dropped without `stop`, and when the interpreter ends.
+        self._end = weakref.finalize(self, _end_all, self._workers)
+        try:
+            for index in range(count):
+                self._workers.append(LocalWorker(index, listen, devices, threads, host))
+            for worker in self._workers:
+                worker.wait_ready(until)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the workers listen, in order."""
+        return [worker.address for worker in self._workers]
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes' numbers, in order."""
+        return [worker.pid for worker in self._workers]
+
+    def describe_end(self, index: int, seconds: float = 0.0) -> str:
+        """How a worker ended, or "" if it has not within some seconds."""
+        return self._workers[index].describe_end(seconds)
+
+    def stop(self) -> None:
+        """Ends the processes: by request, and after a grace by force. Idempotent."""
+        self._end()
+
+
+def _end_all(workers: list[LocalWorker]) -> None:
+    for worker in workers:
+        worker.terminate()
+    until = time.monotonic() + _GRACE
+    for worker in workers:
+        worker.finish(until)
+
+
+def _print(line: str, stream: TextIO | None) -> None:
+    with contextlib.suppress(ValueError, OSError):  # closed, or a full pipe that nobody reads
+        print(line, file=stream)
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    """The environment of a worker: BLAS must not start a thread for each core in each worker."""
+    return {**os.environ, **dict.fromkeys(_BLAS_THREADS, str(threads or 1))}

@@ -1,0 +1,280 @@
+"""What travels while a graph runs: tensors between hosts, results, and the control messages.
+
+Plain frozen values without behaviour. `wire` turns the control messages into frames by their field
+types, the state machines of `protocol` pass them around, `Host` and the session exchange the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Span = tuple[str, str, int, int]  # track, name, start and end in ns (monotonic)
+
+COORDINATOR = -1  # the origin of a session's coordinator; workers are 0, 1, …
+
+# Field types of messages. wire refuses a value that is not of the type that the field declares.
+Count = Annotated[int, "not negative"]
+Plain = Annotated[Any, "plain data"]  # None, bool, int, float, str, and lists and dicts of them
+Key = int | str
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A tensor on its way to another worker, over the cut edge `edge` of one step.
+
+    `owned` says that nobody writes to the array again, so that it is sent without a copy;
+    otherwise it is copied before `outbox` returns, and its buffer may be reused at once.
+    """
+
+    session: str
+    step: int
+    edge: Key
+    target_worker: int
+    array: Array
+    owned: bool = False
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What one host computed in a step. The fetched arrays belong to the receiver; peaks are in
+    bytes a device."""
+
+    fetches: Mapping[str, Array] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    peak: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What all hosts computed in a step, once it is decided that the step commits."""
+
+    fetches: dict[str, Array]
+    spans: list[Span]
+    peak: dict[str, int]
+
+
+# Control messages ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What every message carries beside its content.
+
+    `epoch` fences what a session sent before it was recovered. `sequence` counts the messages of
+    one sender to one receiver within a session, from 1; `acknowledged` is the last one that the
+    sender has received in the other direction.
+    """
+
+    session: str
+    epoch: Count
+    origin: int
+    step: Count
+    sequence: Count
+    acknowledged: Count = 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """Base of all control messages; the class name is the kind on the wire."""
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """A coordinator asks who listens. `Hello` and `Welcome` never change, so that versions that
+    differ can still tell each other."""
+
+    request: Count
+    version: str
+    wire: Count
+    python: str
+
+
+@dataclass(frozen=True)
+class Welcome(Message):
+    """A worker says which program it runs and what it offers."""
+
+    request: Count
+    version: str
+    wire: Count
+    python: str
+    devices: list[str]
+
+
+@dataclass(frozen=True)
+class Open(Message):
+    """Starts a session on a worker: its index, the addresses of all workers in order, and after
+    how many silent seconds the worker may forget the session."""
+
+    request: Count
+    worker: Count
+    peers: list[str]
+    lease: float
+
+
+@dataclass(frozen=True)
+class Load(Message):
+    """A program follows its `parts` chunks: part 0 is the header, the others are its constants."""
+
+    request: Count
+    program: str
+    parts: Count
+
+
+@dataclass(frozen=True)
+class Compute(Message):
+    """Runs the compute half of the envelope's step; its feeds were sent before it."""
+
+    request: Count
+    program: str
+    bindings: dict[str, int]
+    feeds: list[str]
+    trace: bool
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Commit(Message):
+    """The envelope's step happened: apply its assignments."""
+
+
+@dataclass(frozen=True)
+class Abort(Message):
+    """The envelope's step did not happen: forget it, and wake what waits in it."""
+
+    error: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Read(Message):
+    """Asks for the value of a variable."""
+
+    request: Count
+    variable: str
+
+
+@dataclass(frozen=True)
+class Write(Message):
+    """Sets a variable to the value that was sent before."""
+
+    request: Count
+    variable: str
+
+
+@dataclass(frozen=True)
+class Measure(Message):
+    """Asks for a calibration of the worker's machine."""
+
+    request: Count
+
+
+@dataclass(frozen=True)
+class Probe(Message):
+    """Asks a worker to time round trips of `nbytes` to another worker and back."""
+
+    request: Count
+    target: Count
+    nbytes: Count
+    repeats: Count
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Close(Message):
+    """Ends the session on this worker and frees its state."""
+
+    request: Count
+
+
+@dataclass(frozen=True)
+class Ping(Message):
+    """Keeps a session's lease."""
+
+
+@dataclass(frozen=True)
+class Pong(Message):
+    """Answers a ping."""
+
+
+@dataclass(frozen=True)
+class Chunk(Message):
+    """A piece of an array, in the frame behind it, from byte `offset` of the array's memory.
+
+    `purpose` says what the array is for, `number` is the step (edges) or the request (all others),
+    and `name` the edge, feed, fetch or part. `axes` orders the axes from the slowest to the fastest
+    in memory, so that an array keeps its layout when it travels.
+    """
+
+    purpose: str
+    number: Count
+    name: Key
+    dtype: str
+    shape: list[Count]
+    axes: list[Count]
+    nbytes: Count
+    offset: Count
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """A request without a result of its own is done."""
+
+    request: Count
+
+
+@dataclass(frozen=True)
+class Spans(Message):
+    """A part of what a traced step measured."""
+
+    request: Count
+    spans: list[tuple[str, str, int, int]]
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """A step is computed and can commit; the arrays it names were sent before."""
+
+    request: Count
+    fetches: list[str]
+    peak: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Measured(Message):
+    """The calibration of the worker's machine."""
+
+    request: Count
+    report: Plain
+
+
+@dataclass(frozen=True)
+class Probed(Message):
+    """The median one-way time in seconds."""
+
+    request: Count
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """A request failed with an error class of `graphflow.errors`, or OpError for any other."""
+
+    request: Count
+    error: str
+    text: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Broken(Message):
+    """The worker cannot go on with the session: it does not know it, or lost messages of it."""
+
+    reason: str
+
+
+KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}

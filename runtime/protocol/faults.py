@@ -1,0 +1,34 @@
+"""Errors as messages: a class of `graphflow.errors` by name, its text, and where it was raised."""
+
+from __future__ import annotations
+
+import traceback
+
+from graphflow import errors
+from graphflow.errors import GraphflowError, OpError
+from graphflow.runtime.messages import Failed
+from graphflow.runtime.wire import TEXT_CAP
+
+
+def failed(request: int, error: BaseException) -> Failed:
+    """The message that tells a coordinator of an error."""
+    known = isinstance(error, GraphflowError) and hasattr(errors, type(error).__name__)
+    kind = type(error).__name__ if known else OpError.__name__
+    text = str(error) if known else f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    return Failed(request, kind, text[:TEXT_CAP], trace[-TEXT_CAP:])
+
+
+def error_of(kind: str, text: str) -> GraphflowError:
+    """The error of a class by name; an OpError where there is no such class."""
+    found = getattr(errors, kind, None)
+    if not (isinstance(found, type) and issubclass(found, GraphflowError)):
+        found = OpError
+    return found(text)
+
+
+def raised(message: Failed, where: str) -> GraphflowError:
+    """The error that a worker told of; the worker's traceback is attached as a note."""
+    error = error_of(message.error, message.text)
+    error.add_note(f"Traceback on {where}:\n{message.traceback}")
+    return error

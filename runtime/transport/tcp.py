@@ -1,0 +1,267 @@
+"""ZeroMQ over TCP: a worker listens with one ROUTER, everybody who talks to it has a DEALER.
+
+Thin shells: they move frames and say whether a peer's process is there. ZeroMQ's own heartbeats run
+in its I/O thread, so they tell a dead or stopped process from one whose Python is busy.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from graphflow.errors import AddressInUse, InsecureAddress, TransportError
+from graphflow.runtime.wire import CHUNK_BYTES, DIRECT_BYTES
+
+Frames = Sequence[bytes | memoryview]
+
+_FRAME_CAP = CHUNK_BYTES  # of one frame; control frames have a lower cap of their own
+_FRAMES_KEPT = 4  # one more than any valid message has, so that it is seen to be invalid
+_HIGH_WATER = 1000  # messages in a socket's queue
+_BEAT_MS = 1000
+_SILENCE_MS = 2500  # after a beat: a stopped worker is noticed within 3.5 s
+_PATIENCE_MS = 30_000  # of a worker towards those who connect to it
+
+_ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._*-]+):(\d{1,5}|\*)")
+
+
+@dataclass(frozen=True)
+class Address:
+    """The parts of a `tcp://host:port`; port 0 lets the system choose one."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only processes of this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port or '*'}"
+
+
+def check(address: str, *, insecure: bool, listening: bool) -> Address:
+    """The parts of an address that may be used.
+
+    Raises:
+        TransportError: it is malformed.
+        InsecureAddress: it is beyond loopback, and `insecure` is not set.
+    """
+    match = _ADDRESS.fullmatch(address)
+    port = int(match[2].replace("*", "0")) if match else -1
+    if match is None or port > 65535 or (not listening and (port == 0 or match[1] == "*")):
+        example = "tcp://127.0.0.1:7001"
+        raise TransportError(f"{address!r} is not of the form tcp://host:port, such as {example}")
+    parts = Address(match[1].strip("[]"), port)
+    if not parts.loopback and not insecure:
+        raise InsecureAddress(
+            f"{address} can be reached from other machines, and nothing there is authenticated or "
+            "encrypted; use 127.0.0.1, or --insecure (insecure = true in a cluster file) on a "
+            "network that you trust"
+        )
+    return parts
+
+
+def _options(sock: zmq.Socket[bytes], silence_ms: int) -> None:
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.SNDHWM, _HIGH_WATER)
+    sock.setsockopt(zmq.RCVHWM, _HIGH_WATER)
+    sock.setsockopt(zmq.MAXMSGSIZE, _FRAME_CAP)
+    sock.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
+    sock.setsockopt(zmq.IPV6, 1)
+
+
+def _send(sock: zmq.Socket[bytes], frames: Frames) -> None:
+    # Below this size a copy costs less than the bookkeeping of a frame that is lent.
+    lent = any(len(frame) >= DIRECT_BYTES for frame in frames)
+    sock.send_multipart(frames, flags=zmq.NOBLOCK, copy=not lent)
+
+
+def _receive(sock: zmq.Socket[bytes], lent_from: int) -> list[Any] | None:
+    """The next message's frames, or None; those from index `lent_from` on without a copy."""
+    try:
+        frames: list[Any] = [sock.recv(zmq.NOBLOCK)]
+    except zmq.Again:
+        return None
+    while sock.getsockopt(zmq.RCVMORE):
+        frame: Any = sock.recv(copy=False).buffer if len(frames) >= lent_from else sock.recv()
+        if len(frames) < _FRAMES_KEPT:
+            frames.append(frame)
+    return frames
+
+
+class Listener:
+    """Where a worker is reached. For one thread only."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, *, insecure: bool) -> None:
+        """Binds the address.
+
+        Raises:
+            AddressInUse: another socket listens there.
+            TransportError: the address is malformed, not of this machine, or insecure.
+        """
+        parts = check(address, insecure=insecure, listening=True)
+        self.socket = context.socket(zmq.ROUTER)
+        _options(self.socket, _PATIENCE_MS)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            self.socket.bind(str(_numeric(parts)))
+        except zmq.ZMQError as error:
+            self.socket.close()
+            if error.errno == zmq.EADDRINUSE:
+                raise AddressInUse(
+                    f"another process listens at {address} already; choose another port, or "
+                    "port * for any that is free"
+                ) from error
+            raise TransportError(f"cannot listen at {address}: {error.strerror}") from error
+        endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        bound = endpoint.rstrip(b"\0").decode()
+        self.address = str(Address(parts.host, int(bound.rpartition(":")[2])))
+
+    def receive(self) -> tuple[bytes, list[Any]] | None:
+        """The next message: the connection that it came by, and its frames; None if there is
+        none now."""
+        frames = _receive(self.socket, 2)
+        return (frames[0], frames[1:]) if frames else None
+
+    def send(self, route: bytes, frames: Frames) -> bool:
+        """Sends to a connection; False when its queue is full. For a peer that is gone there is
+        nothing to send, which is no failure."""
+        try:
+            _send(self.socket, [route, *frames])
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+        return True
+
+    def close(self) -> None:
+        """Stops listening; what is queued is dropped."""
+        self.socket.close(linger=0)
+
+
+def _numeric(parts: Address) -> Address:
+    """The address with its host as ZeroMQ can bind it: a number or *."""
+    if parts.host == "*":
+        return parts
+    try:
+        found = socket.getaddrinfo(parts.host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise TransportError(f"host {parts.host!r} is unknown: {error}") from error
+    return Address(str(found[0][4][0]), parts.port)
+
+
+class Channel:
+    """A connection to a listener. Sending is safe from any thread; all else is for one thread."""
+
+    def __init__(
+        self, context: zmq.Context[Any], address: str, *, insecure: bool, watch: bool = False
+    ) -> None:
+        """Starts to connect, and goes on trying. With `watch`, `changes` tells of the link.
+
+        Raises:
+            TransportError: the address is malformed or insecure.
+        """
+        parts = check(address, insecure=insecure, listening=False)
+        self.address = address
+        self._lock = threading.Lock()
+        self.socket = context.socket(zmq.DEALER)
+        _options(self.socket, _SILENCE_MS)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self.monitor: zmq.Socket[bytes] | None = None
+        if watch:
+            events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            self.monitor = self.socket.get_monitor_socket(events)
+        self.socket.connect(str(parts))
+
+    def send(self, frames: Frames) -> bool:
+        """Sends without waiting; False when the queue is full."""
+        with self._lock:
+            return self.send_unlocked(frames)
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Hold it to send several messages in a row with `send_unlocked`."""
+        return self._lock
+
+    def send_unlocked(self, frames: Frames) -> bool:
+        """As `send`, for a thread that holds the lock."""
+        try:
+            _send(self.socket, frames)
+        except zmq.Again:
+            return False
+        return True
+
+    def wait_writable(self, seconds: float) -> bool:
+        """Waits until the queue has room, with the lock held."""
+        return bool(self.socket.poll(max(1, int(seconds * 1000)), zmq.POLLOUT))
+
+    def receive(self) -> list[Any] | None:
+        """The next message's frames, or None."""
+        return _receive(self.socket, 1)
+
+    def changes(self) -> list[bool]:
+        """What has happened to the link since the last call: True for up, False for down."""
+        found = []
+        while self.monitor is not None and self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            found.append(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        return found
+
+    def close(self) -> None:
+        """Ends the connection; what is queued is dropped."""
+        with self._lock:
+            if self.monitor is not None:
+                self.socket.disable_monitor()
+            self.socket.close(linger=0)
+
+
+class Bell:
+    """Wakes a thread that polls sockets from another thread, or from a signal handler."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._read.fileno()
+
+    def ring(self) -> None:
+        """Wakes the thread; rings that it has not heard yet become one."""
+        try:
+            self._write.send(b"!")
+        except (BlockingIOError, OSError):
+            return  # it has rung already, or nobody listens any more
+
+    def hear(self) -> None:
+        """Takes the rings in, before looking for what they were about."""
+        try:
+            while self._read.recv(4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Frees its sockets."""
+        self._read.close()
+        self._write.close()

@@ -1,0 +1,448 @@
+"""Frames: between the messages of the protocol and the bytes that a transport carries.
+
+A message is one msgpack frame; a `Chunk` has the bytes of a piece of an array in a second frame.
+Everything that arrives is taken as hostile: a frame is measured before it is decoded, a value is
+checked against the type that its field declares, and an array's header is checked before a byte of
+memory is allocated for it. Only the message classes and dtypes that are listed here exist.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import numpy as np
+
+from graphflow.errors import MessageTooLarge, ProtocolError
+from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Message
+
+WIRE_VERSION = 1
+CONTROL_CAP = 1 << 20  # bytes of a control frame
+CHUNK_BYTES = 4 << 20  # bytes of an array in one frame
+DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
+BUDGET = 4 << 30  # bytes that one session may have under way to one process
+ENTRIES = 1 << 17  # arrays that one session may have under way to one process
+TEXT_CAP = 1 << 16  # characters of an error's text or traceback
+SPANS_A_MESSAGE = 2048
+
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+_LENGTH_CAP = 1 << 16  # entries of a list or dict
+_DEPTH_CAP = 8  # nesting of plain data
+_MAPS_CAP = 1 << 12  # dicts in one frame
+_RANK_CAP = 32
+
+_INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_FLOATS = {"float16", "float32", "float64", "complex64", "complex128"}
+_NUMPY_DTYPES = frozenset({"bool"} | _INTEGERS | _FLOATS)
+
+Check = Callable[[Any, str], Any]
+Buffer = bytes | memoryview
+
+
+# Messages --------------------------------------------------------------------------------------
+
+
+def encode(envelope: Envelope, message: Message) -> bytes:
+    """The control frame of a message.
+
+    Raises:
+        MessageTooLarge: the frame exceeds CONTROL_CAP bytes.
+        ProtocolError: a field holds what cannot be sent.
+    """
+    kind = type(message).__name__
+    head = [getattr(envelope, name) for name in _NAMES[Envelope]]
+    body = {name: getattr(message, name) for name in _NAMES[type(message)]}
+    try:
+        frame: bytes = msgpack.packb([kind, head, body], default=_plain_scalar)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"a {kind} message holds what cannot be sent: {error}") from error
+    if len(frame) > CONTROL_CAP:
+        raise MessageTooLarge(
+            f"a {kind} message has {len(frame)} bytes, a control frame at most {CONTROL_CAP}"
+        )
+    return frame
+
+
+def decode(frame: Buffer) -> tuple[Envelope, Message]:
+    """The message in a control frame.
+
+    Raises:
+        MessageTooLarge: the frame exceeds CONTROL_CAP bytes; it is not decoded.
+        ProtocolError: the frame is not a message of this protocol.
+    """
+    if len(frame) > CONTROL_CAP:
+        raise MessageTooLarge(f"a control frame has {len(frame)} bytes, the cap is {CONTROL_CAP}")
+    parts = _unpack(frame)
+    if not (isinstance(parts, tuple) and len(parts) == 3):
+        raise ProtocolError("a control frame holds a kind, an envelope and a body")
+    kind, head, body = parts
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ProtocolError(f"unknown kind of message {str(kind)[:40]!r}")
+    if not isinstance(head, tuple) or len(head) != len(_NAMES[Envelope]):
+        raise ProtocolError(f"the envelope of a {kind} message is malformed")
+    if not isinstance(body, dict):
+        raise ProtocolError(f"the body of a {kind} message is not a map")
+    envelope = _build(Envelope, dict(zip(_NAMES[Envelope], head, strict=True)))
+    message = _build(KINDS[kind], body)
+    assert isinstance(envelope, Envelope) and isinstance(message, Message)
+    return envelope, message
+
+
+def decode_frames(frames: Sequence[Buffer]) -> tuple[Envelope, Message, Buffer | None]:
+    """The message in the frames of one multipart, with the bytes of its second frame, if any."""
+    if not 1 <= len(frames) <= 2:
+        raise ProtocolError(f"a message has 1 or 2 frames, not {len(frames)}")
+    envelope, message = decode(frames[0])
+    data = frames[1] if len(frames) == 2 else None
+    if isinstance(message, Chunk) != (data is not None):
+        raise ProtocolError("a chunk, and only a chunk, has a second frame")
+    return envelope, message, data
+
+
+def _unpack(frame: Buffer) -> Any:
+    maps = 0
+
+    def pairs_to_dict(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        nonlocal maps
+        maps += 1
+        if maps > _MAPS_CAP:
+            raise ProtocolError(f"a control frame holds more than {_MAPS_CAP} maps")
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise ProtocolError("a map of a control frame holds a key twice")
+        if not all(type(key) is str for key in result):
+            raise ProtocolError("a key of a map is not a string")
+        return result
+
+    # A fresh unpacker each time: one that failed keeps what it had read.
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        use_list=False,
+        strict_map_key=True,
+        object_pairs_hook=pairs_to_dict,
+        ext_hook=_refuse_extension,
+        max_buffer_size=CONTROL_CAP,
+        max_str_len=4 * TEXT_CAP,
+        max_bin_len=0,
+        max_array_len=_LENGTH_CAP,
+        max_map_len=_LENGTH_CAP,
+        max_ext_len=0,
+    )
+    try:
+        unpacker.feed(frame)
+        value = unpacker.unpack()
+    except ProtocolError:
+        raise
+    except Exception as error:  # msgpack raises a dozen kinds of its own and of the interpreter's
+        raise ProtocolError(f"a control frame is not valid msgpack: {error!r:.200}") from error
+    if unpacker.tell() != len(frame):
+        raise ProtocolError("bytes follow the end of a control frame")
+    return value
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ProtocolError(f"a control frame holds the msgpack extension type {code}")
+
+
+def _plain_scalar(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+# The declarative codec: a check for each field, made from the field's type -----------------------
+
+
+def _build(kind: type, body: Mapping[str, Any]) -> object:
+    checks = _CHECKS[kind]
+    if body.keys() != checks.keys():
+        raise ProtocolError(
+            f"a {kind.__name__} message has the fields {str(sorted(body))[:200]}, "
+            f"not {sorted(checks)}"
+        )
+    return kind(**{name: check(body[name], name) for name, check in checks.items()})
+
+
+def _check_of(hint: Any) -> Check:
+    if get_origin(hint) is Annotated:
+        base, note = get_args(hint)
+        return _check_plain if note == "plain data" else _check_count(_check_of(base))
+    if hint in (str, bool):
+        return _check_exactly(hint)
+    if hint is int:
+        return _check_int
+    if hint is float:
+        return _check_float
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is list:
+        return _check_list(_check_of(arguments[0]))
+    if origin is tuple:
+        return _check_tuple([_check_of(argument) for argument in arguments])
+    if origin is dict:
+        return _check_dict(_check_of(arguments[1]))
+    if origin is UnionType and set(arguments) == {int, str}:
+        return _check_key
+    raise TypeError(f"no message field can have the type {hint}")
+
+
+def _wrong(value: Any, name: str, expected: str) -> ProtocolError:
+    return ProtocolError(f"field {name} is {str(value)[:80]!r}, not {expected}")
+
+
+def _check_exactly(kind: type) -> Check:
+    def check(value: Any, name: str) -> Any:
+        if type(value) is not kind:
+            raise _wrong(value, name, f"a {kind.__name__}")
+        return value
+
+    return check
+
+
+def _check_int(value: Any, name: str) -> Any:
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise _wrong(value, name, "an integer of 64 bits")
+    return value
+
+
+def _check_float(value: Any, name: str) -> Any:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise _wrong(value, name, "a finite number")
+    return float(value)
+
+
+def _check_key(value: Any, name: str) -> Any:
+    return value if type(value) is str else _check_int(value, name)
+
+
+def _check_count(check: Check) -> Check:
+    def check_sign(value: Any, name: str) -> Any:
+        if check(value, name) < 0:
+            raise _wrong(value, name, "zero or more")
+        return value
+
+    return check_sign
+
+
+def _check_list(check: Check) -> Check:
+    def check_items(value: Any, name: str) -> Any:
+        if type(value) is not tuple:
+            raise _wrong(value, name, "a list")
+        return [check(item, name) for item in value]
+
+    return check_items
+
+
+def _check_tuple(checks: list[Check]) -> Check:
+    def check_items(value: Any, name: str) -> Any:
+        if type(value) is not tuple or len(value) != len(checks):
+            raise _wrong(value, name, f"a list of {len(checks)}")
+        return tuple(check(item, name) for check, item in zip(checks, value, strict=True))
+
+    return check_items
+
+
+def _check_dict(check: Check) -> Check:
+    def check_values(value: Any, name: str) -> Any:
+        if type(value) is not dict:
+            raise _wrong(value, name, "a map")
+        return {key: check(item, name) for key, item in value.items()}
+
+    return check_values
+
+
+def _check_plain(value: Any, name: str, depth: int = 0) -> Any:
+    if depth > _DEPTH_CAP:
+        raise ProtocolError(f"field {name} is nested deeper than {_DEPTH_CAP}")
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is tuple:
+        return [_check_plain(item, name, depth + 1) for item in value]
+    if type(value) is dict:
+        return {key: _check_plain(item, name, depth + 1) for key, item in value.items()}
+    raise _wrong(value, name, "plain data")
+
+
+_TRAVELLERS: list[type[Envelope] | type[Message]] = [Envelope, *KINDS.values()]
+_NAMES: dict[type, tuple[str, ...]] = {
+    kind: tuple(entry.name for entry in fields(kind)) for kind in _TRAVELLERS
+}
+_CHECKS: dict[type, dict[str, Check]] = {
+    kind: {
+        name: _check_of(hint) for name, hint in get_type_hints(kind, include_extras=True).items()
+    }
+    for kind in _NAMES
+}
+
+
+# Arrays ----------------------------------------------------------------------------------------
+
+
+def chunks(
+    purpose: str, number: int, name: Key, array: Array
+) -> Iterator[tuple[Chunk, memoryview[Any]]]:
+    """The pieces of an array in the order of its memory, without a copy where it is contiguous
+    in some order of its axes; any other array is copied into C order first.
+
+    Raises:
+        ProtocolError: the array's dtype has no name on the wire.
+    """
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    dtype = array.dtype.name
+    if array.dtype != dtype_of(dtype):
+        raise ProtocolError(f"an array of dtype {array.dtype} cannot be sent")
+    compact, axes = _compact(array)
+    raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
+    for offset in range(0, max(raw.nbytes, 1), CHUNK_BYTES):
+        yield (
+            Chunk(purpose, number, name, dtype, list(array.shape), axes, raw.nbytes, offset),
+            raw[offset : offset + CHUNK_BYTES],
+        )
+
+
+def _compact(array: Array) -> tuple[Array, list[int]]:
+    axes = list(range(array.ndim))
+    if array.flags.c_contiguous:
+        return array, axes
+    slowest_first = sorted(axes, key=lambda axis: -array.strides[axis])
+    turned = array.transpose(slowest_first)
+    if turned.flags.c_contiguous:
+        return turned, slowest_first
+    return np.ascontiguousarray(array), axes
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype of that name, if it is one that may travel.
+
+    Raises:
+        ProtocolError: it is not.
+    """
+    if name in _NUMPY_DTYPES:
+        return np.dtype(name)
+    if name == "bfloat16":
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    raise ProtocolError(f"dtype {name[:40]!r} may not travel between processes")
+
+
+def check_header(chunk: Chunk, data: Buffer) -> np.dtype[Any]:
+    """The dtype of a chunk whose header is consistent with itself and with its data.
+
+    Raises:
+        ProtocolError: it is not consistent.
+    """
+    dtype = dtype_of(chunk.dtype)
+    if len(chunk.shape) > _RANK_CAP:
+        raise ProtocolError(f"an array has {len(chunk.shape)} axes, at most {_RANK_CAP} may travel")
+    if sorted(chunk.axes) != list(range(len(chunk.shape))):
+        raise ProtocolError(f"axes {chunk.axes} are no order of {len(chunk.shape)} axes")
+    nbytes = math.prod(chunk.shape) * dtype.itemsize
+    if nbytes != chunk.nbytes or any(size >= 1 << 48 for size in chunk.shape):
+        raise ProtocolError(
+            f"an array of shape {chunk.shape} and dtype {chunk.dtype} has {nbytes} bytes, "
+            f"but its header says {chunk.nbytes}"
+        )
+    if len(data) != min(CHUNK_BYTES, nbytes - chunk.offset) or chunk.offset % CHUNK_BYTES:
+        raise ProtocolError(
+            f"a chunk of {len(data)} bytes at byte {chunk.offset} of {nbytes} has the wrong size"
+        )
+    return dtype
+
+
+@dataclass
+class _Partial:
+    header: Chunk
+    array: Array
+    memory: Array  # the same bytes, flat
+    filled: int
+
+
+class Assembler:
+    """Puts the chunks of one session's arrays together, within a budget of bytes.
+
+    An array counts against the budget from its first chunk until it is taken.
+    """
+
+    def __init__(self, budget: int = BUDGET, entries: int = ENTRIES) -> None:
+        self._budget = budget
+        self._entries = entries
+        self._held = 0
+        self._partial: dict[tuple[int, str, int, Key], _Partial] = {}
+        self._whole: dict[tuple[int, str, int, Key], Array] = {}
+
+    def add(self, origin: int, chunk: Chunk, data: Buffer) -> bool:
+        """Takes in one chunk from `origin`; whether its array is now whole.
+
+        Raises:
+            ProtocolError: the chunk contradicts itself or those before it.
+            MessageTooLarge: the array does not fit in the budget.
+        """
+        key = (origin, chunk.purpose, chunk.number, chunk.name)
+        dtype = check_header(chunk, data)
+        partial = self._partial.get(key)
+        if partial is None:
+            partial = self._start(key, chunk, dtype)
+        header = partial.header
+        same = (chunk.dtype, chunk.shape, chunk.axes) == (header.dtype, header.shape, header.axes)
+        if not same or chunk.offset != partial.filled:
+            raise ProtocolError(
+                f"a chunk of {chunk.purpose} {chunk.name} does not continue the one before it"
+            )
+        partial.memory[partial.filled : partial.filled + len(data)] = np.frombuffer(data, np.uint8)
+        partial.filled += len(data)
+        if partial.filled < chunk.nbytes:
+            return False
+        del self._partial[key]
+        self._whole[key] = partial.array
+        return True
+
+    def _start(self, key: tuple[int, str, int, Key], chunk: Chunk, dtype: Any) -> _Partial:
+        if chunk.offset:
+            raise ProtocolError(f"{chunk.purpose} {chunk.name} starts at byte {chunk.offset}")
+        if key in self._whole:
+            raise ProtocolError(f"{chunk.purpose} {chunk.name} arrives a second time")
+        if self._held + chunk.nbytes > self._budget:
+            raise MessageTooLarge(
+                f"{chunk.purpose} {chunk.name} of {chunk.nbytes} bytes exceeds what is left of "
+                f"the session's budget of {self._budget} bytes"
+            )
+        if len(self._partial) + len(self._whole) >= self._entries:
+            raise MessageTooLarge(f"more than {self._entries} arrays are under way in a session")
+        memory = aligned(chunk.nbytes)
+        stored = [chunk.shape[axis] for axis in chunk.axes]
+        array = memory.view(dtype).reshape(stored).transpose(np.argsort(chunk.axes))
+        self._held += chunk.nbytes
+        self._partial[key] = partial = _Partial(chunk, array, memory, 0)
+        return partial
+
+    def take(self, origin: int, purpose: str, number: int, name: Key) -> Array:
+        """Hands a whole array over.
+
+        Raises:
+            ProtocolError: it has not arrived.
+        """
+        array = self._whole.pop((origin, purpose, number, name), None)
+        if array is None:
+            raise ProtocolError(f"{purpose} {name} of request {number} was announced but not sent")
+        self._held -= array.nbytes
+        return array
+
+    def forget(self, purpose: str, number: int) -> None:
+        """Drops what has arrived for a request or step."""
+        for key in [key for key in self._partial if key[1:3] == (purpose, number)]:
+            self._held -= self._partial.pop(key).header.nbytes
+        for key in [key for key in self._whole if key[1:3] == (purpose, number)]:
+            self._held -= self._whole.pop(key).nbytes
+
+
+def aligned(nbytes: int) -> Array:
+    """Uninitialised memory that starts at a multiple of 64 bytes, as a flat uint8 array."""
+    memory = np.empty(nbytes + _ALIGNMENT - 1, np.uint8)
+    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
+    return memory[start : start + nbytes]

@@ -1,0 +1,307 @@
+"""Frames: what was sent arrives, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from dataclasses import fields, replace
+from typing import Any
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from graphflow.errors import MessageTooLarge, ProtocolError
+from graphflow.runtime import wire
+from graphflow.runtime.messages import (
+    KINDS,
+    Chunk,
+    Compute,
+    Done,
+    Envelope,
+    Measured,
+    Open,
+    Ping,
+    Spans,
+)
+from graphflow.runtime.wire import Assembler, chunks, decode, decode_frames, encode
+
+ENVELOPE = Envelope("a" * 32, 1, 0, 5, 7, 3)
+COMPUTE = Compute(4, "p", {"n": 128}, ["x", "y"], True, 2.5)
+CHUNK = Chunk("edge", 5, "e", "float32", [2, 3], [0, 1], 24, 0)
+
+
+def repack(change: Any, message: Any = COMPUTE) -> bytes:
+    """The frame of a message after `change` has had its way with the plain data in it."""
+    plain = msgpack.unpackb(encode(ENVELOPE, message))
+    return msgpack.packb(change(plain) or plain)
+
+
+# Messages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        COMPUTE,
+        CHUNK,
+        replace(CHUNK, name=17),
+        Ping(),
+        Open(1, 0, ["tcp://127.0.0.1:7001"], 30.0),
+        Done(2, ["loss"], {"/worker:0/cpu:0": 4096}),
+        Spans(2, [("/worker:0/cpu:0", "matmul", 1, 2)]),
+        Measured(3, {"flops": 1e9, "sizes": [1, 2], "gpu": None, "fast": True}),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
+    assert decode(encode(ENVELOPE, message)) == (ENVELOPE, message)
+
+
+def test_every_kind_has_a_check_for_every_field() -> None:
+    for kind in KINDS.values():
+        assert set(wire._CHECKS[kind]) == {field.name for field in fields(kind)}
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_refused_as_no_message(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(frame)
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(KINDS)), plain, plain, st.data())
+def test_a_frame_of_any_plain_data_decodes_to_valid_fields_or_is_refused(
+    kind: str, head: Any, value: Any, data: st.DataObject
+) -> None:
+    names = [field.name for field in fields(KINDS[kind])]
+    body = {name: data.draw(plain) for name in names}
+    good = msgpack.unpackb(encode(ENVELOPE, Ping()))[1]
+    for frame in ([kind, head, body], [kind, good, body], [kind, good, value], value):
+        try:
+            envelope, message = decode(msgpack.packb(frame))
+        except ProtocolError:
+            continue
+        assert envelope == ENVELOPE and type(message) is KINDS[kind]
+        assert decode(encode(envelope, message)) == (envelope, message) or kind == "Measured"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda f: [["Steal", *f[1:]]][0], "unknown kind"),
+        (lambda f: f[:2], "envelope and a body"),
+        (lambda f: [f[0], f[1][:-1], f[2]], "envelope"),
+        (lambda f: [f[0], f[1], [1]], "not a map"),
+        (lambda f: f[2].pop("trace") and None, "fields"),
+        (lambda f: f[2].update(extra=1), "fields"),
+        (lambda f: f[2].update(trace=1), "trace"),
+        (lambda f: f[2].update(request=True), "request"),
+        (lambda f: f[2].update(request=-1), "request"),
+        (lambda f: f[2].update(request=2**64 - 1), "request"),
+        (lambda f: f[2].update(program=b"p"), "msgpack"),
+        (lambda f: f[2].update(deadline=math.nan), "deadline"),
+        (lambda f: f[2].update(deadline=math.inf), "deadline"),
+        (lambda f: f[2].update(bindings={"n": "m"}), "bindings"),
+        (lambda f: f[2].update(bindings={1: 2}), "msgpack|not a string"),
+        (lambda f: f[2].update(feeds="xy"), "feeds"),
+        (lambda f: f[1].__setitem__(4, -1), "sequence"),
+        (lambda f: f[2].update(feeds=["x"] * 70_000), "msgpack"),
+        (lambda f: f[2].update(program="p" * 300_000), "msgpack"),
+        (lambda f: f[2].update(program=msgpack.ExtType(5, b"")), "ext|msgpack"),
+        (lambda f: f[2].update(program=msgpack.Timestamp(1)), "msgpack|ext"),
+    ],
+)
+def test_a_field_that_is_not_what_it_declares_is_refused(change: Any, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        decode(repack(change))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(b"\x82\xa1a\x01\xa1a\x02", id="a key twice"),
+        pytest.param(b"\x93\xa2\xff\xfe\x90\x80", id="bad UTF-8"),
+        pytest.param(b"\x91" * 100_000 + b"\x80", id="deep nesting"),
+        pytest.param(b"\xdd\x00\x0f\xff\xf0" + b"\x80" * 0xFFFF0, id="a bomb of empty maps"),
+        pytest.param((b"\xdc\xff\xff" + b"\x80" * 0xFFFF) * 12, id="a bomb of lists of maps"),
+        pytest.param(b"\xc6\x7f\xff\xff\xff", id="a claim of 2 GiB"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", id="HTTP"),
+        pytest.param(b"\x80\x04\x95\x10\x00\x00\x00", id="a pickle"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_hostile_frames_are_refused_in_little_memory(frame: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            decode(frame)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_plain_data_may_not_be_nested_for_ever() -> None:
+    deep: Any = 1
+    for _ in range(20):
+        deep = [deep]
+    with pytest.raises(ProtocolError, match="nested"):
+        decode(repack(lambda f: f[2].update(report=deep), Measured(1, {})))
+
+
+def test_a_control_frame_over_the_cap_is_not_decoded_and_not_sent() -> None:
+    with pytest.raises(MessageTooLarge):
+        decode(bytes(wire.CONTROL_CAP + 1))
+    with pytest.raises(MessageTooLarge):
+        encode(ENVELOPE, replace(COMPUTE, program="p" * (wire.CONTROL_CAP + 1)))
+    with pytest.raises(ProtocolError, match="plain data"):
+        encode(ENVELOPE, Measured(1, {"f": object()}))
+
+
+def test_only_a_chunk_has_a_second_frame() -> None:
+    assert decode_frames([encode(ENVELOPE, CHUNK), b"x"])[2] == b"x"
+    for frames in (
+        [],
+        [encode(ENVELOPE, CHUNK)],
+        [encode(ENVELOPE, COMPUTE), b"x"],
+        [encode(ENVELOPE, CHUNK), b"x", b"y"],
+    ):
+        with pytest.raises(ProtocolError):
+            decode_frames(frames)
+
+
+# Arrays ----------------------------------------------------------------------------------------
+
+
+def travel(array: Any) -> Any:
+    inbox = Assembler()
+    for chunk, data in chunks("edge", 1, "e", array):
+        _, message, frame = decode_frames([encode(ENVELOPE, chunk), bytes(data)])
+        assert isinstance(message, Chunk) and frame is not None
+        inbox.add(0, message, frame)
+    return inbox.take(0, "edge", 1, "e")
+
+
+dtypes = st.sampled_from(sorted(wire._NUMPY_DTYPES)).map(np.dtype)
+shapes = arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
+
+
+@given(arrays_of.arrays(dtypes, shapes), st.randoms())
+def test_an_array_arrives_bit_for_bit_aligned_and_in_its_layout(array: Any, random: Any) -> None:
+    axes = random.sample(range(array.ndim), array.ndim)
+    sent = array.transpose(axes)
+    got = travel(sent)
+    assert got.dtype == sent.dtype and got.shape == sent.shape
+    assert got.tobytes() == sent.tobytes() and got.flags.writeable
+    assert got.ctypes.data % 64 == 0 or got.size == 0
+    if sent.size > 1:
+        wide = [axis for axis in range(sent.ndim) if sent.shape[axis] > 1]
+        assert [got.strides[axis] for axis in wide] == [sent.strides[axis] for axis in wide]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(np.arange(6, dtype=ml_dtypes.bfloat16), id="bfloat16"),
+        pytest.param(np.arange(24.0).reshape(4, 6)[::2, ::3], id="strided"),
+        pytest.param(np.broadcast_to(np.float32(3), (3, 2)), id="broadcast"),
+        pytest.param(np.arange(5, dtype=">f4"), id="foreign byte order"),
+        pytest.param(np.arange(9.0)[::-1], id="reversed"),
+    ],
+)
+def test_special_arrays_arrive_with_their_values(array: Any) -> None:
+    got = travel(array)
+    assert got.dtype == array.dtype.newbyteorder("=") and (got == array).all()
+
+
+def test_a_large_array_travels_in_several_chunks_without_a_copy() -> None:
+    array = np.arange(3 * wire.CHUNK_BYTES // 8 + 5, dtype=np.int64)
+    pieces = list(chunks("part", 1, 0, array))
+    assert [len(data) for _, data in pieces] == [wire.CHUNK_BYTES] * 3 + [40]
+    assert np.shares_memory(np.frombuffer(pieces[1][1], np.uint8), array)
+    assert (travel(array) == array).all()
+
+
+@pytest.mark.parametrize("array", [np.array([None]), np.array(["x"]), np.zeros(2, "M8[s]")])
+def test_arrays_of_other_dtypes_are_not_sent(array: Any) -> None:
+    with pytest.raises(ProtocolError):
+        list(chunks("edge", 1, "e", array))
+
+
+@pytest.mark.parametrize(
+    ("change", "data"),
+    [
+        ({"dtype": "object"}, b"\0" * 24),
+        ({"dtype": "O"}, b"\0" * 24),
+        ({"dtype": "float32,float32"}, b"\0" * 24),
+        ({"dtype": "longdouble"}, b"\0" * 24),
+        ({"shape": [2, 4]}, b"\0" * 24),
+        ({"shape": [2**62, 2**62]}, b"\0" * 24),
+        ({"shape": [2**63 - 1, 0], "nbytes": 0}, b""),
+        ({"shape": [1] * 40, "axes": list(range(40)), "nbytes": 4}, b"\0" * 4),
+        ({"axes": [0, 0]}, b"\0" * 24),
+        ({"axes": [0]}, b"\0" * 24),
+        ({"nbytes": 20}, b"\0" * 20),
+        ({}, b"\0" * 20),
+        ({}, b"\0" * 28),
+        ({"offset": 8}, b"\0" * 16),
+        ({"offset": wire.CHUNK_BYTES}, b""),
+        ({"shape": [2**40], "axes": [0], "nbytes": 2**42}, b"\0" * wire.CHUNK_BYTES),
+    ],
+)
+def test_a_header_is_checked_before_memory_is_allocated(change: Any, data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            Assembler().add(0, replace(CHUNK, **change), data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_budget_bounds_what_is_under_way_until_it_is_taken_or_forgotten() -> None:
+    inbox = Assembler(budget=100, entries=3)
+    for number in range(3):
+        inbox.add(0, replace(CHUNK, number=number), b"\0" * 24)
+    with pytest.raises(MessageTooLarge, match="arrays"):
+        inbox.add(0, replace(CHUNK, number=3), b"\0" * 24)
+    inbox.forget("edge", 0)
+    inbox.take(0, "edge", 1, "e")
+    wide = replace(CHUNK, number=4, shape=[4, 5], nbytes=80)
+    with pytest.raises(MessageTooLarge, match="budget"):
+        inbox.add(0, wide, b"\0" * 80)
+    inbox.forget("edge", 2)
+    assert inbox.add(0, wide, b"\0" * 80)
+
+
+def test_chunks_must_continue_each_other() -> None:
+    array = np.zeros(wire.CHUNK_BYTES + 8, np.uint8)
+    (first, data), (second, rest) = chunks("edge", 1, "e", array)
+    inbox = Assembler()
+    with pytest.raises(ProtocolError, match="starts at"):
+        inbox.add(0, second, rest)
+    assert not inbox.add(0, first, data)
+    with pytest.raises(ProtocolError, match="continue"):
+        inbox.add(0, replace(second, dtype="bool"), rest)
+    with pytest.raises(ProtocolError, match="continue"):
+        inbox.add(0, first, data)
+    with pytest.raises(ProtocolError, match="not sent"):
+        inbox.take(0, "edge", 1, "e")
+    assert inbox.add(0, second, rest)
+    with pytest.raises(ProtocolError, match="second time"):
+        inbox.add(0, first, data)
