@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError
-from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.op import Cost, Op, Tensor, as_tensor, promoted, register, sample
+from graphflow.ops.public import public
 from graphflow.ops.shape import broadcast_to
 from graphflow.spec import (
     Dim,
@@ -44,7 +45,7 @@ fill = register(
 )
 
 
-@function
+@public
 def full(shape: Any, value: Any, dtype: Any = None) -> Tensor:
     """A tensor of one value: a Python scalar (int64, float32, bool unless told) or a scalar tensor.
 
@@ -63,14 +64,14 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Tensor:
     return result
 
 
-@function
+@public
 def zeros(shape: Any, dtype: Any = "float32") -> Tensor:
     """All 0."""
     dtype = as_dtype(dtype)
     return full(shape, dtype.type(0).item(), dtype)
 
 
-@function
+@public
 def ones(shape: Any, dtype: Any = "float32") -> Tensor:
     """All 1."""
     dtype = as_dtype(dtype)
@@ -108,7 +109,7 @@ arange_op = register(
 )
 
 
-@function
+@public
 def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) -> Tensor:
     """start, start + step, … before `stop`; `arange(stop)` starts at 0.
 
@@ -123,13 +124,13 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
     if any(
         isinstance(b, bool) or not isinstance(b, int | float | np.number | Dim) for b in numbers
     ):
-        raise ArgumentError(f"arange: bounds and step are numbers, not {numbers}")
+        raise ArgumentError(f"bounds and step are numbers, not {numbers}")
     if isinstance(step, Dim) or step == 0:
-        raise ArgumentError(f"arange: the step is a number other than 0, not {step!r}")
+        raise ArgumentError(f"the step is a number other than 0, not {step!r}")
     symbolic = any(isinstance(b, Dim) for b in numbers)
     floats = any(isinstance(b, float | np.floating) for b in numbers)
     if symbolic and floats:
-        raise ArgumentError("arange: sizes and floats do not mix; convert the result with .astype")
+        raise ArgumentError("sizes and floats do not mix; convert the result with .astype")
     size: Size
     if symbolic:
         sign = 1 if step > 0 else -1
@@ -143,7 +144,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
     return result
 
 
-@function
+@public
 def linspace(
     start: float, stop: float, num: int, *, dtype: Any = "float32", endpoint: bool = True
 ) -> Tensor:
@@ -153,7 +154,7 @@ def linspace(
         ArgumentError: `num` is no int >= 0.
     """
     if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
-        raise ArgumentError(f"linspace: the number of points is an int >= 0, not {num!r}")
+        raise ArgumentError(f"the number of points is an int >= 0, not {num!r}")
     return as_tensor(np.linspace(start, stop, int(num), endpoint=endpoint).astype(as_dtype(dtype)))
 
 
@@ -187,7 +188,7 @@ eye_op = register(
 )
 
 
-@function
+@public
 def eye(n_rows: Any, n_cols: Any = None, *, k: int = 0, dtype: Any = "float32") -> Tensor:
     """1 on the diagonal number k (above the main one where positive), else 0."""
     rows, columns = normalize_shape((n_rows, n_rows if n_cols is None else n_cols), "eye")

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.op import FUNCTIONS, Tensor, function, promoted
+from graphflow.op import FUNCTIONS, Tensor, promoted
 from graphflow.ops.linalg import diagonal, matmul
+from graphflow.ops.public import public
 from graphflow.ops.rules import normalize_axis
 from graphflow.ops.shape import broadcast_to, expand_dims, permute_dims, reshape
 from graphflow.spec import Shape, Size, equate, product, show_shape
@@ -16,7 +17,7 @@ from graphflow.spec import Shape, Size, equate, product, show_shape
 _Label = Any  # a letter, or ("...", position from the right)
 
 
-@function
+@public
 def einsum(subscripts: str, *operands: Any) -> Tensor:
     """Sum of products named by letters: `einsum("bij,bjk->bik", a, b)`.
 
@@ -31,7 +32,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     """
     tensors = list(promoted("einsum", operands)) if operands else []
     inputs, output = _parse(subscripts, tensors)
-    return _einsum(tensors, inputs, output, f"einsum {subscripts!r}")
+    return _einsum(tensors, inputs, output, repr(subscripts))
 
 
 def _parse(subscripts: str, operands: Sequence[Tensor]) -> tuple[list[list[_Label]], list[_Label]]:
@@ -40,14 +41,14 @@ def _parse(subscripts: str, operands: Sequence[Tensor]) -> tuple[list[list[_Labe
     terms = left.split(",")
     if len(terms) != len(operands) or not operands:
         raise ArgumentError(
-            f"einsum {subscripts!r}: names {len(terms)} operands, {len(operands)} are given"
+            f"{subscripts!r}: names {len(terms)} operands, {len(operands)} are given"
         )
     inputs = []
     for term, x in zip(terms, operands, strict=True):
         labels = _labels(term, x.ndim, subscripts)
         if len(labels) != x.ndim:
             raise ArgumentError(
-                f"einsum {subscripts!r}: {term!r} names {len(labels)} axes of {show_shape(x.shape)}"
+                f"{subscripts!r}: {term!r} names {len(labels)} axes of {show_shape(x.shape)}"
             )
         inputs.append(labels)
     every = list(itertools.chain.from_iterable(inputs))
@@ -59,7 +60,7 @@ def _parse(subscripts: str, operands: Sequence[Tensor]) -> tuple[list[list[_Labe
     unknown = [x for x in output if x not in every]
     if unknown or len(set(output)) != len(output):
         raise ArgumentError(
-            f"einsum {subscripts!r}: the output names an axis twice, or one that no operand has"
+            f"{subscripts!r}: the output names an axis twice, or one that no operand has"
         )
     return inputs, output
 
@@ -67,7 +68,7 @@ def _parse(subscripts: str, operands: Sequence[Tensor]) -> tuple[list[list[_Labe
 def _labels(term: str, rank: int, subscripts: str) -> list[_Label]:
     before, dots, after = term.partition("...")
     if not all(c.isascii() and c.isalpha() for c in before + after):
-        raise ArgumentError(f"einsum {subscripts!r}: {term!r} is not letters and one '...'")
+        raise ArgumentError(f"{subscripts!r}: {term!r} is not letters and one '...'")
     hidden = max(0, rank - len(before) - len(after)) if dots else 0
     return [*before, *(("...", i) for i in reversed(range(hidden))), *after]
 
@@ -197,7 +198,7 @@ def _as_matrix(
     ), flipped
 
 
-@function
+@public
 def tensordot(a: Tensor, b: Tensor, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
     """Sum of products over pairs of axes: the last `axes` of a with the first of b, or those named.
 
@@ -212,13 +213,13 @@ def tensordot(a: Tensor, b: Tensor, axes: int | tuple[Sequence[int], Sequence[in
         axes = (tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes)))
     first, second = ([x] if isinstance(x, int) else list(x) for x in axes)
     if len(first) != len(second):
-        raise ArgumentError(f"tensordot: {len(first)} axes of a, {len(second)} of b")
+        raise ArgumentError(f"{len(first)} axes of a, {len(second)} of b")
     labels_a = [("a", i) for i in range(a.ndim)]
     labels_b = [("b", i) for i in range(b.ndim)]
     for i, j in zip(first, second, strict=True):
         labels_b[normalize_axis(j, b.ndim)] = labels_a[normalize_axis(i, a.ndim)]
     shared = set(labels_a) & set(labels_b)
     if len(shared) != len(first):
-        raise ArgumentError(f"tensordot: axes {axes} name an axis twice")
+        raise ArgumentError(f"axes {axes} name an axis twice")
     out = [label for label in (*labels_a, *labels_b) if label not in shared]
     return _einsum([a, b], [labels_a, labels_b], out, "tensordot")

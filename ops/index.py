@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.op import Cost, Op, Tensor, as_tensor, register, sample
 from graphflow.ops.creation import zeros
+from graphflow.ops.public import public
 from graphflow.ops.rules import normalize_axis, require_kind
 from graphflow.spec import (
     Dim,
@@ -128,7 +129,7 @@ take_op = register(
 )
 
 
-@function
+@public
 def take(x: Tensor, indices: Any, axis: int | None = None) -> Tensor:
     """The slices of x at integer `indices` (any shape, negative ones from the end) along an axis.
 
@@ -142,7 +143,7 @@ def take(x: Tensor, indices: Any, axis: int | None = None) -> Tensor:
     x = as_tensor(x)
     if axis is None:
         if x.ndim != 1:
-            raise ArgumentError(f"take: name the axis of x, which has {x.ndim}")
+            raise ArgumentError(f"name the axis of x, which has {x.ndim}")
         axis = 0
     result: Tensor = take_op(x, as_indices(indices), axis=normalize_axis(axis, x.ndim))
     return result
@@ -216,7 +217,7 @@ scatter_add_op = register(
 )
 
 
-@function
+@public
 def scatter_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tensor:
     """x with `updates` added to its slices at `indices` along an axis, in order.
 
@@ -291,7 +292,7 @@ take_along_axis_op = register(
 )
 
 
-@function
+@public
 def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
     """Elements of x whose position along `axis` is given by `indices`.
 
@@ -305,7 +306,7 @@ def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
     return result
 
 
-@function
+@public
 def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
     """`take_along_axis` under its other name."""
     return take_along_axis(x, indices, axis)
@@ -351,7 +352,7 @@ scatter_add_along_axis_op = register(
 )
 
 
-@function
+@public
 def scatter_add_along_axis(x: Tensor, indices: Any, updates: Tensor, axis: int = -1) -> Tensor:
     """x with each of `updates` added at the position that `indices` gives along `axis`, in order.
 
@@ -404,7 +405,7 @@ one_hot_op = register(
 )
 
 
-@function
+@public
 def one_hot(indices: Tensor, depth: int | Dim, dtype: Any = "float32") -> Tensor:
     """1 where the new last axis, of size `depth`, equals the index, else 0.
 

@@ -19,12 +19,12 @@ from graphflow.op import (
     Op,
     Tensor,
     as_tensor,
-    function,
     promoted,
     register,
     sample,
 )
 from graphflow.ops.kernels.threads import run_parts
+from graphflow.ops.public import public
 from graphflow.ops.rules import normalize_axis, require_kind, unbroadcast
 from graphflow.ops.shape import (
     expand_dims,
@@ -187,7 +187,7 @@ matmul_op = register(
 )
 
 
-@function
+@public
 def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """Matrix product over the last two axes, broadcast over the others; vectors as in numpy.
 
@@ -199,9 +199,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     """
     a, b = promoted("matmul", (a, b))
     if not a.ndim or not b.ndim:
-        raise ShapeError(
-            f"matmul: {show_shape(a.shape)} @ {show_shape(b.shape)}: use * for scalars"
-        )
+        raise ShapeError(f"{show_shape(a.shape)} @ {show_shape(b.shape)}: use * for scalars")
     if a.ndim == 1:
         row = matmul(expand_dims(a, 0), b, transpose_b=transpose_b)
         return squeeze(row, -2 if b.ndim > 1 else 0)
@@ -218,7 +216,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
 # What is made of it -----------------------------------------------------------------------------
 
 
-@function
+@public
 def outer(a: Tensor, b: Tensor) -> Tensor:
     """All products of the elements of two vectors, shape (m, n).
 
@@ -233,7 +231,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
     return expand_dims(a, 1) * expand_dims(b, 0)  # type: ignore[no-any-return]
 
 
-@function
+@public
 def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
     """Sum of the products along an axis that both have; other axes broadcast.
 
@@ -252,7 +250,7 @@ def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
 # Diagonals and triangles ------------------------------------------------------------------------
 
 
-@function
+@public
 def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
     """The elements whose indices on two axes of one size are equal, as a last axis.
 
@@ -274,7 +272,7 @@ def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
     return result
 
 
-@function
+@public
 def trace(x: Tensor) -> Tensor:
     """Sum of the diagonal of the last two axes."""
     result: Tensor = FUNCTIONS["sum"](diagonal(x), axis=-1)
@@ -303,14 +301,14 @@ def _triangle(name: str) -> Op:
 tril_op, triu_op = _triangle("tril"), _triangle("triu")
 
 
-@function
+@public
 def tril(x: Tensor, *, k: int = 0) -> Tensor:
     """x with zeros above the diagonal number k."""
     result: Tensor = tril_op(as_tensor(x), k=k)
     return result
 
 
-@function
+@public
 def triu(x: Tensor, *, k: int = 0) -> Tensor:
     """x with zeros below the diagonal number k."""
     result: Tensor = triu_op(as_tensor(x), k=k)

@@ -18,10 +18,10 @@ from graphflow.op import (
     Op,
     Tensor,
     as_tensor,
-    function,
     register,
     sample,
 )
+from graphflow.ops.public import public
 from graphflow.ops.rules import normalize_axes, normalize_axis, unbroadcast
 from graphflow.spec import (
     Dim,
@@ -73,7 +73,7 @@ reshape_op = register(
 )
 
 
-@function
+@public
 def reshape(x: Tensor, shape: Any) -> Tensor:
     """The same elements, in C order, under another shape; one size may be -1: whatever remains.
 
@@ -84,7 +84,7 @@ def reshape(x: Tensor, shape: Any) -> Tensor:
     entries = list(shape) if isinstance(shape, tuple | list) else [shape]
     unknown = [i for i, s in enumerate(entries) if isinstance(s, int | np.integer) and s == -1]
     if None in entries:
-        raise ShapeError("reshape: write -1, not None, for the size that remains")
+        raise ShapeError("write -1, not None, for the size that remains")
     if len(unknown) > 1:
         raise ShapeError(f"reshape to {tuple(entries)}: only one size may be -1")
     if not unknown:
@@ -126,7 +126,7 @@ expand_dims_op = register(
 )
 
 
-@function
+@public
 def expand_dims(x: Tensor, axis: int | Sequence[int] = 0) -> Tensor:
     """Insert axes of size 1 so that they stand at `axis` in the result.
 
@@ -166,7 +166,7 @@ squeeze_op = register(
 )
 
 
-@function
+@public
 def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
     """Drop axes of size 1; without `axis`, all whose size is known to be 1.
 
@@ -202,7 +202,7 @@ permute_dims_op = register(
 )
 
 
-@function
+@public
 def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
     """Axis i of the result is axis `axes[i]` of x.
 
@@ -212,14 +212,14 @@ def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
     x = as_tensor(x)
     order = tuple(normalize_axis(a, x.ndim) for a in axes)
     if sorted(order) != list(range(x.ndim)):
-        raise ArgumentError(f"permute_dims: {tuple(axes)} is no permutation of {x.ndim} axes")
+        raise ArgumentError(f"{tuple(axes)} is no permutation of {x.ndim} axes")
     if order == tuple(range(x.ndim)):
         return x
     result: Tensor = permute_dims_op(x, axes=order)
     return result
 
 
-@function
+@public
 def matrix_transpose(x: Tensor) -> Tensor:
     """The last two axes exchanged.
 
@@ -229,7 +229,7 @@ def matrix_transpose(x: Tensor) -> Tensor:
     return swapaxes(x, -1, -2)
 
 
-@function
+@public
 def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:
     """Two axes exchanged."""
     x = as_tensor(x)
@@ -239,7 +239,7 @@ def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:
     return permute_dims(x, order)
 
 
-@function
+@public
 def moveaxis(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Axes `source` moved to the positions `destination`, the others kept in order.
 
@@ -255,7 +255,7 @@ def moveaxis(x: Tensor, source: int | Sequence[int], destination: int | Sequence
         for given in (source, destination)
     )
     if len(sources) != len(targets) or len({*sources}) + len({*targets}) != 2 * len(sources):
-        raise ArgumentError(f"moveaxis: {source} to {destination} is no one-to-one move")
+        raise ArgumentError(f"{source} to {destination} is no one-to-one move")
     order = [i for i in range(x.ndim) if i not in sources]
     for target, origin in sorted(zip(targets, sources, strict=True)):
         order.insert(target, origin)
@@ -292,7 +292,7 @@ broadcast_to_op = register(
 )
 
 
-@function
+@public
 def broadcast_to(x: Tensor, shape: Any) -> Tensor:
     """x repeated along axes of size 1 and new leading axes.
 
@@ -307,7 +307,7 @@ def broadcast_to(x: Tensor, shape: Any) -> Tensor:
     return result
 
 
-@function
+@public
 def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
     """Tensors broadcast to their common shape.
 
@@ -319,7 +319,7 @@ def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
     return [broadcast_to(x, shape) for x in tensors]
 
 
-@function
+@public
 def tile(x: Tensor, repetitions: int | Sequence[Any]) -> Tensor:
     """x as a tile, laid out `repetitions` times along each axis (left out: once)."""
     x = as_tensor(x)
@@ -336,7 +336,7 @@ def tile(x: Tensor, repetitions: int | Sequence[Any]) -> Tensor:
     return reshape(broadcast_to(x, tuple(shape)), final)
 
 
-@function
+@public
 def repeat(x: Tensor, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
     """Each element `repeats` times in a row: one count, or one for each element of a known axis.
 
@@ -350,9 +350,7 @@ def repeat(x: Tensor, repeats: int | Sequence[int], axis: int | None = None) -> 
     if not isinstance(repeats, int | np.integer | Dim):
         counts = np.asarray(repeats)
         if counts.dtype.kind not in "iu" or counts.shape != (x.shape[at],) or (counts < 0).any():
-            raise ArgumentError(
-                f"repeat: axis {at} of size {x.shape[at]} takes as many counts >= 0"
-            )
+            raise ArgumentError(f"axis {at} of size {x.shape[at]} takes as many counts >= 0")
         taken: Tensor = REGISTRY["take"](x, np.repeat(np.arange(len(counts)), counts), axis=at)
         return taken
     (times,) = normalize_shape(repeats, "repeat")

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.op import Cost, Op, Tensor, as_tensor, promoted, register, sample
+from graphflow.ops.public import public
 from graphflow.ops.rules import normalize_axes, normalize_axis
 from graphflow.ops.shape import expand_dims, reshape, squeeze
 from graphflow.spec import (
@@ -158,7 +159,7 @@ pad_op: Op = register(
 )
 
 
-@function
+@public
 def pad(x: Tensor, widths: Any, mode: str = "constant", value: float = 0) -> Tensor:
     """`value` before and after the elements of each axis.
 
@@ -173,7 +174,7 @@ def pad(x: Tensor, widths: Any, mode: str = "constant", value: float = 0) -> Ten
     """
     x = as_tensor(x)
     if mode != "constant":
-        raise ArgumentError(f"pad: mode {mode!r} is not known; use 'constant'")
+        raise ArgumentError(f"mode {mode!r} is not known; use 'constant'")
     promoted("pad", (x, value))  # refuses a value that does not fit the dtype
     pairs = _pad_pairs(widths, x.ndim)
     before = normalize_shape([b for b, _ in pairs], "pad")
@@ -191,11 +192,11 @@ def _pad_pairs(widths: Any, rank: int) -> list[tuple[Any, Any]]:
     if not any(isinstance(w, tuple | list) for w in widths):
         widths = [widths] * rank
     if len(widths) != rank or any(len(w) != 2 for w in widths):
-        raise ArgumentError(f"pad: {rank} axes need {rank} pairs (before, after), got {widths}")
+        raise ArgumentError(f"{rank} axes need {rank} pairs (before, after), got {widths}")
     return [(b, a) for b, a in widths]
 
 
-@function
+@public
 def flip(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
     """The order of elements reversed along `axis` (default: every axis)."""
     x = as_tensor(x)
@@ -224,7 +225,7 @@ def window(x: Tensor, axis: int, start: Size, size: Size) -> Tensor:
     return result
 
 
-@function
+@public
 def roll(x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
     """Elements moved by `shift` along `axis`, those that leave come in at the other end.
 
@@ -239,7 +240,7 @@ def roll(x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None
     axes = list(axis) if isinstance(axis, tuple | list) else [axis]
     shifts: list[Any] = list(shift) if isinstance(shift, tuple | list) else [shift] * len(axes)
     if len(shifts) != len(axes):
-        raise ArgumentError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
+        raise ArgumentError(f"{len(shifts)} shifts for {len(axes)} axes")
     for a, s in zip((normalize_axis(a, x.ndim) for a in axes), shifts, strict=True):
         n = x.shape[a]
         at_least_one = maximum(n, 1)
@@ -290,7 +291,7 @@ concat_op = register(
 )
 
 
-@function
+@public
 def concat(arrays: Sequence[Tensor], axis: int | None = 0) -> Tensor:
     """Tensors joined along an axis (None: flattened first).
 
@@ -300,7 +301,7 @@ def concat(arrays: Sequence[Tensor], axis: int | None = 0) -> Tensor:
     """
     tensors = list(arrays)
     if not tensors:
-        raise ArgumentError("concat: give at least one tensor")
+        raise ArgumentError("give at least one tensor")
     if axis is None:
         return concat([reshape(as_tensor(t), (-1,)) for t in tensors], 0)
     first = next((t for t in tensors if isinstance(t, Tensor)), None)
@@ -309,7 +310,7 @@ def concat(arrays: Sequence[Tensor], axis: int | None = 0) -> Tensor:
     return result
 
 
-@function
+@public
 def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Tensors of one shape joined along a new axis.
 
@@ -319,17 +320,17 @@ def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
     """
     tensors = [as_tensor(t) for t in arrays]
     if not tensors:
-        raise ArgumentError("stack: give at least one tensor")
+        raise ArgumentError("give at least one tensor")
     at = normalize_axis(axis, tensors[0].ndim + 1)
     for other in tensors[1:]:
         if other.ndim != tensors[0].ndim:
             raise ShapeError(
-                f"stack: shapes {show_shape(tensors[0].shape)} and {show_shape(other.shape)} differ"
+                f"shapes {show_shape(tensors[0].shape)} and {show_shape(other.shape)} differ"
             )
     return concat([expand_dims(t, at) for t in tensors], at)
 
 
-@function
+@public
 def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
     """A tensor cut along an axis into equal parts (an int) or parts of given sizes.
 
@@ -341,7 +342,7 @@ def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
     n = x.shape[at]
     if isinstance(parts, int | np.integer):
         if parts < 1 or (isinstance(n, int) and n % parts):
-            raise ShapeError(f"split: axis {at} of size {n} has no {parts} equal parts")
+            raise ShapeError(f"axis {at} of size {n} has no {parts} equal parts")
         sizes: Shape = (floordiv(n, int(parts)),) * int(parts)
     else:
         sizes = normalize_shape(list(parts), "split")
@@ -349,7 +350,7 @@ def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
     for size in sizes:
         total = total + size
     if isinstance(n, int) and isinstance(total, int) and n != total:
-        raise ShapeError(f"split: sizes {show_shape(sizes)} add up to {total}, axis {at} has {n}")
+        raise ShapeError(f"sizes {show_shape(sizes)} add up to {total}, axis {at} has {n}")
     if total != n:  # the last part's window checks the sum when fed
         sizes = (*sizes[:-1], n - (total - sizes[-1]))
     results, start = [], 0
@@ -359,7 +360,7 @@ def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
     return results
 
 
-@function
+@public
 def unstack(x: Tensor, axis: int = 0) -> list[Tensor]:
     """The tensors along an axis, which is dropped.
 
@@ -370,7 +371,5 @@ def unstack(x: Tensor, axis: int = 0) -> list[Tensor]:
     at = normalize_axis(axis, x.ndim)
     n = x.shape[at]
     if not isinstance(n, int):
-        raise ShapeError(
-            f"unstack: the size {n} of axis {at} is not known while the graph is built"
-        )
+        raise ShapeError(f"the size {n} of axis {at} is not known while the graph is built")
     return [squeeze(window(x, at, i, 1), at) for i in range(n)]
