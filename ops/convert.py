@@ -48,7 +48,7 @@ def astype(x: Any, dtype: Any, name: str | None = None) -> Tensor:
     return result
 
 
-# No gradient passes. Its sample is of ints: finite differences see what the gradient is told not to.
+# No gradient passes. Its sample is of ints: finite differences would see one.
 stop_gradient = register(
     Op(
         "stop_gradient",

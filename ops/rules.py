@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -96,13 +96,26 @@ def zeros_like(x: Tensor) -> Tensor:
     return FUNCTIONS["full_like"](x, 0)  # type: ignore[no-any-return]
 
 
-@contextmanager
-def located(op_name: str) -> Iterator[None]:
-    """Name the op and the user's line in errors of arguments checked before a node is made."""
-    try:
-        yield
-    except GraphError as error:
-        raise type(error)(f"{op_name} at {user_location()}: {error}") from None
+class located:
+    """Name the op and the user's line in errors of arguments checked before a node is made.
+
+    Not a generator: the frames of contextlib would be taken for the user's.
+    """
+
+    def __init__(self, op_name: str) -> None:
+        self.op_name = op_name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, GraphError):
+            raise type(error)(f"{self.op_name} at {user_location()}: {error}") from None
 
 
 def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:

@@ -123,10 +123,12 @@ _Q = (1.3541983617394452e-05, -0.00034620312169174783, 0.003738810919811754,
 
 
 def _horner(coefficients: Sequence[float], x: Any) -> Any:
-    """A polynomial, highest power first, in the dtype of x."""
-    total = x * coefficients[0] + coefficients[1]
+    """A polynomial, highest power first, in the dtype of x; in place: fresh memory costs more."""
+    total = x * coefficients[0]
+    total += coefficients[1]
     for coefficient in coefficients[2:]:
-        total = total * x + coefficient
+        total *= x
+        total += coefficient
     return total
 
 
@@ -137,8 +139,12 @@ def erf_of(xp: Any, x: Any) -> Any:
     if x.dtype.itemsize == 4:
         t = xp.minimum(xp.abs(x), 4.0)  # erf(4) rounds to 1
         is_small = t < 1.0
-        small = t + t * _horner(_P, t * t)
-        large = 1 - xp.exp(-t * _horner(_Q, t))
+        small = _horner(_P, t * t)
+        small *= t
+        small += t
+        large = _horner(_Q, t)
+        large *= -t
+        large = 1 - xp.exp(large)
     else:
         t = xp.minimum(xp.abs(x), 6.0)
         is_small = t < 0.46875
@@ -146,7 +152,10 @@ def erf_of(xp: Any, x: Any) -> Any:
         small = t * _horner(_A, s) / _horner(_B, s)
         large = 1 - xp.exp(-s) * _horner(_C, t) / _horner(_D, t)
     # Both are finite: multiplying by truth values chooses exactly, and much faster than `where`.
-    return xp.copysign(small * is_small + large * ~is_small, x)
+    small *= is_small
+    large *= ~is_small
+    small += large
+    return xp.copysign(small, x)
 
 
 _PER_ROOT_PI = 2 / math.sqrt(math.pi)

@@ -1,0 +1,147 @@
+"""Random ops: Philox against known answers, streams, seeds, steps and distributions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphflow.build import placeholder
+from graphflow.errors import ArgumentError, DTypeError
+from graphflow.interpret import evaluate
+from graphflow.op import REGISTRY, as_tensor, name_scope
+from graphflow.ops import philox, random
+
+PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+
+
+@pytest.mark.parametrize(
+    "counter, key, words",
+    [
+        ((0,) * 4, (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (
+            (0xFFFFFFFF,) * 4,
+            (0xFFFFFFFF,) * 2,
+            (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+        ),
+        (PI, (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    ],
+)
+def test_philox_gives_the_known_answers_of_random123(
+    counter: Any, key: Any, words: tuple[int, ...]
+) -> None:
+    assert tuple(int(w) for w in philox.philox(np, counter, key)) == words
+    twice = philox.philox(np, tuple(np.full(2, c, "uint64") for c in counter), key)
+    assert [w.tolist() for w in twice] == [[w, w] for w in words]
+
+
+def test_words_are_a_function_of_their_index_alone() -> None:
+    whole = philox.words(np, 70_001, (5, 1), 2)
+    assert (philox.words(np, 13, (5, 1), 2) == whole[:13]).all()
+    seed, number, step, block = 5, 1, 2, 69_999 // 4
+    one = philox.philox(np, (block, 0, step, number), (seed, 0))
+    assert int(one[69_999 % 4]) == whole[69_999]
+
+
+def test_seeds_streams_and_steps_all_change_the_words() -> None:
+    cases = [((0, 0), 0), ((1, 0), 0), ((2**32, 0), 0), ((0, 1), 0), ((0, 0), 1), ((0, 0), 2**32)]
+    drawn = {philox.words(np, 4, stream, step).tobytes() for stream, step in cases}
+    assert len(drawn) == len(cases)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_uniform_numbers_fill_their_interval_evenly(dtype: str) -> None:
+    with random.seed(1):
+        x = random.uniform((20_001,), -1, 3, dtype)
+    have = evaluate([x])[0]
+    assert have.dtype == np.dtype(dtype)
+    assert have.min() >= -1 and have.max() < 3
+    counts = np.histogram(have.astype(float), bins=8, range=(-1, 3))[0]
+    assert np.abs(counts - 2500).max() < 250
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_normal_numbers_have_the_moments_of_a_normal(dtype: str) -> None:
+    with random.seed(2):
+        x = random.normal((201, 101), 1.0, 2.0, dtype)
+    have = evaluate([x])[0].astype(float)
+    assert have.shape == (201, 101)
+    unit = (have - 1) / 2
+    moments = [np.mean(unit**k) for k in (1, 2, 3, 4)]
+    assert moments == pytest.approx([0, 1, 0, 3], abs=0.15)
+    assert np.corrcoef(unit.ravel()[::2][:-1], unit.ravel()[1::2])[0, 1] == pytest.approx(
+        0, abs=0.03
+    )
+
+
+def test_bernoulli_takes_a_number_or_probabilities() -> None:
+    with random.seed(4):
+        coin, certain, never = (random.bernoulli(p, (10_000,)) for p in (0.3, 1, 0))
+        each = random.bernoulli(as_tensor(np.array([0.0, 0.5, 1.0])), shape=(2000, 3))
+    drawn = evaluate([coin, certain, never, each])
+    assert [d.dtype for d in drawn] == [np.bool_] * 4
+    assert drawn[0].mean() == pytest.approx(0.3, abs=0.02)
+    assert (drawn[1].all(), drawn[2].any()) == (True, False)
+    assert drawn[3].mean(0) == pytest.approx([0, 0.5, 1], abs=0.04)
+
+
+def test_a_seed_is_a_statement_or_a_block() -> None:
+    with random.seed(7):
+        a, b = random.uniform((4,)), random.uniform((4,))
+    with random.seed(7):
+        c = random.uniform((4,))
+        with random.seed(8):
+            inner = random.uniform((4,))
+        d = random.uniform((4,))
+    outside = random.seed(7)
+    e = random.uniform((4,))
+    outside.__exit__(None, None, None)
+    values = [v.tolist() for v in evaluate([a, b, c, d, e, inner])]
+    assert values[0] == values[2] == values[4]
+    assert values[1] == values[3]
+    assert len({str(v) for v in values}) == 3
+
+
+def test_streams_go_on_counting_inside_name_scopes() -> None:
+    with random.seed(7):
+        a = random.uniform(())
+        with name_scope("inside"):
+            b = random.uniform(())
+    assert [t.node.attrs["stream"] for t in (a, b)] == [(7, 0), (7, 1)]
+
+
+def test_numbers_are_drawn_anew_in_each_step_and_the_same_in_the_same() -> None:
+    x = random.normal((8,))
+    steps = [evaluate([x], step=s)[0].tolist() for s in (0, 1, 0)]
+    assert steps[0] == steps[2] != steps[1]
+
+
+def test_shapes_may_be_those_of_fed_tensors() -> None:
+    x = placeholder("float32", (None, 3))
+    noisy = x + random.normal(x.shape)
+    assert evaluate([noisy], {x: np.zeros((5, 3), "f")})[0].shape == (5, 3)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True, "0"])
+def test_a_seed_is_a_whole_number_of_64_bits(seed: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"random\.seed at .*test_random\.py"):
+        random.seed(seed)
+
+
+def test_wrong_parameters_are_refused_with_the_line() -> None:
+    for wrong in (
+        lambda: random.uniform((2,), 1, 0),
+        lambda: random.normal((2,), std=-1),
+        lambda: random.normal((2,), mean=float("nan")),
+        lambda: random.bernoulli(1.5, (2,)),
+    ):
+        with pytest.raises(ArgumentError, match=r"random\.\w+ at .*test_random\.py:\d+"):
+            wrong()
+    with pytest.raises(DTypeError, match=r"random\.uniform at .*int32"):
+        random.uniform((2,), dtype="int32")
+
+
+def test_random_ops_are_never_merged_or_folded() -> None:
+    for name in ("random_uniform", "random_normal", "random_bernoulli"):
+        assert (REGISTRY[name].pure, REGISTRY[name].random) == (False, True)
