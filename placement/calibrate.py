@@ -1,0 +1,255 @@
+"""Calibration: how fast this machine is, measured with the ops' own kernels and kept on disk.
+
+Before planning, `profile()` gives the cost model what it knows of a machine: plain data, so that a
+worker can send its own. What travels between processes is measured by callables that are handed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphflow._version import __version__
+from graphflow.placement.host import cores
+from graphflow.placement.measure import measure_device, measure_handoff
+
+FORMAT = 1
+Profile = dict[str, Any]
+"""{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]}}.
+
+The speeds of a device kind:
+    launch: seconds to start an op; handoff: seconds to hand work to another thread;
+    cache_bytes, cache_bandwidth, memory_bandwidth: bytes and bytes/s, of one thread;
+    matmul: {"float32", "float64", "other": [[flops, seconds beyond the launch], …]}, one thread;
+    ops: {name: {"launch", "rate", "itemsize"}}, flop/s (bytes/s for ops without flops) in cache;
+    classes: the same for classes of ops, medians;
+    contention: {"threads": [1, 2, …], "compute": […], "memory": […]}: how many times longer each
+        of so many busy threads takes than one alone.
+A link's bandwidth of None is infinite: a reference is passed.
+"""
+Probe = Callable[[int, int, int, int], float]
+"""(source, target, nbytes, repeats) -> median seconds from one worker to another, one way."""
+Link = tuple[float, float]
+"""Seconds of latency, bytes/s."""
+
+DEFAULT_LINKS: dict[str, Link] = {
+    "thread": (30e-6, float("inf")),  # devices of one process: a hand-over of a reference
+    "process": (150e-6, 1.5e9),  # processes of one host, over loopback
+    "client": (150e-6, 1.5e9),  # the client and a worker process of its host
+    "network": (300e-6, 1.0e9),  # hosts: a 10 Gbit/s network
+    "gpu": (20e-6, 10e9),  # a process's CPU and GPU, over PCIe
+}
+"""What links are taken to be where nobody described or measured them."""
+
+
+# Measuring ------------------------------------------------------------------------------------
+
+
+def measure_machine(devices: Iterable[Any] = ("cpu",)) -> Profile:
+    """Measure the kinds of devices named, and the hand-over between threads; about two seconds.
+
+    Args:
+        devices: kinds ("cpu"), device names ("/worker:0/cpu:0") or `Device`s; equal kinds once.
+
+    Raises:
+        DeviceError: a GPU is asked for and there is none.
+    """
+    kinds = sorted({_kind(device) for device in devices}) or ["cpu"]
+    return {
+        "format": FORMAT,
+        "key": machine_key(),
+        "devices": {kind: measure_device(kind) for kind in kinds},
+        "links": {"thread": [measure_handoff(), None]},
+    }
+
+
+def _kind(device: Any) -> str:
+    name = str(getattr(device, "kind", device))
+    return "gpu" if "gpu" in name else "cpu"
+
+
+def measure_links(
+    probe: Probe, workers: int, sizes: Sequence[int] = (1 << 10, 1 << 20, 1 << 22), repeats: int = 7
+) -> dict[tuple[str, str], Link]:
+    """Latency and bandwidth from each worker to each other one, by name, "/worker:0"."""
+    found: dict[tuple[str, str], Link] = {}
+    for source in range(workers):
+        for target in range(workers):
+            if source != target:
+                times = [probe(source, target, size, repeats) for size in sizes]
+                found[f"/worker:{source}", f"/worker:{target}"] = fit_link(sizes, times)
+    return found
+
+
+def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
+    """The line latency + size / bandwidth through measured times, relative errors least.
+
+    A fit that makes no sense (noise: larger messages came sooner) falls back to the largest size.
+    """
+    x, t = np.asarray(sizes, float), np.maximum(np.asarray(seconds, float), 1e-9)
+    columns = np.stack([1 / t, x / t], axis=1)
+    (latency, slope), *_ = np.linalg.lstsq(columns, np.ones(len(x)), rcond=None)
+    if slope <= 0:
+        slope = t[-1] / max(1.0, x[-1])
+    return float(min(max(latency, 0.0), t.min())), float(1 / slope)
+
+
+# Keeping --------------------------------------------------------------------------------------
+
+
+def profile(
+    kinds: Iterable[str] = ("cpu",), *, refresh: bool = False, folder: Path | None = None
+) -> Profile:
+    """This machine's profile: kept from before, or measured now and kept.
+
+    A file that is damaged, or of another machine or version, is measured anew; where nothing can
+    be written, the profile is measured in each process.
+
+    Args:
+        kinds: device kinds that it must cover.
+        refresh: measure again in any case.
+        folder: default: $GRAPHFLOW_CACHE, else graphflow in $XDG_CACHE_HOME or ~/.cache.
+    """
+    path = profile_path(folder)
+    known = None if refresh else _load(path)
+    missing = sorted(set(kinds) - set(known["devices"] if known else ()))
+    if known is not None and not missing:
+        return known
+    fresh = measure_machine(missing)
+    before = known or _load(path) or {"devices": {}, "links": {}}
+    made = {
+        **fresh,
+        "devices": {**before["devices"], **fresh["devices"]},
+        "links": {**before["links"], **fresh["links"]},
+    }
+    _keep(path, made)
+    return made
+
+
+def keep_links(links: Mapping[str, Link], folder: Path | None = None) -> Profile:
+    """Remember links of a kind ("process", "client", …) that were measured on this machine."""
+    known = profile(folder=folder)
+    text = {kind: [latency, bandwidth] for kind, (latency, bandwidth) in links.items()}
+    made = {**known, "links": {**known["links"], **text}}
+    _keep(profile_path(folder), made)
+    return made
+
+
+def link_of(profile: Mapping[str, Any], kind: str) -> Link:
+    """A profile's link of a kind, else the default."""
+    kept = profile.get("links", {}).get(kind)
+    if kept is None:
+        return DEFAULT_LINKS[kind]
+    return float(kept[0]), float("inf") if kept[1] is None else float(kept[1])
+
+
+def profile_path(folder: Path | None = None) -> Path:
+    """Where this machine's profile is kept."""
+    key = json.dumps(machine_key(), sort_keys=True)
+    name = hashlib.sha256(key.encode()).hexdigest()[:12]
+    return (folder or cache_folder()) / f"machine-{name}.json"
+
+
+def cache_folder() -> Path:
+    """The user's folder for what graphflow keeps between processes."""
+    if own := os.environ.get("GRAPHFLOW_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "graphflow"
+
+
+@cache
+def _processor() -> tuple[str, str]:
+    """Model and features of the processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine(), ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.M)
+    return (
+        model[1] if model else platform.machine(),
+        hashlib.sha256((flags[1] if flags else "").encode()).hexdigest()[:12],
+    )
+
+
+@cache
+def _blas() -> str:
+    built: Any = np.show_config(mode="dicts")
+    found = built.get("Build Dependencies", {}).get("blas", {})
+    return f"{found.get('name', '?')} {found.get('version', '?')}"
+
+
+def machine_key() -> dict[str, Any]:
+    """What a profile depends on; another machine, or another build, has another key."""
+    model, features = _processor()
+    return {
+        "processor": model,
+        "features": features,
+        "cores": cores(),
+        "numpy": np.__version__,
+        "blas": _blas(),
+        "graphflow": __version__,
+    }
+
+
+def _load(path: Path) -> Profile | None:
+    try:
+        known = json.loads(path.read_text())
+        return known if _whole(known) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _whole(known: Any) -> bool:
+    """Whether a file holds a profile of this machine, with sane numbers."""
+    if not isinstance(known, dict) or known.get("format") != FORMAT:
+        return False
+    devices, links = known.get("devices"), known.get("links")
+    if known.get("key") != machine_key() or not isinstance(devices, dict):
+        return False
+    needed = ("launch", "handoff", "cache_bytes", "cache_bandwidth", "memory_bandwidth")
+    return (
+        bool(devices)
+        and isinstance(links, dict)
+        and all(isinstance(link, list) and len(link) == 2 for link in links.values())
+        and all(
+            isinstance(speeds, dict)
+            and all(_positive(speeds.get(name)) for name in needed)
+            and all(isinstance(speeds.get(part), dict) for part in _PARTS)
+            and all(speeds["matmul"].get(dtype) for dtype in ("float32", "float64", "other"))
+            for speeds in devices.values()
+        )
+    )
+
+
+_PARTS = ("matmul", "ops", "classes", "contention")
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < float("inf")
+
+
+def _keep(path: Path, made: Profile) -> None:
+    """Write a profile whole or not at all; a folder that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+    except OSError:
+        return
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(made, file, indent=1)
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)

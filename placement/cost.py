@@ -1,0 +1,260 @@
+"""The cost model: a graph and a cluster -> a `Problem`, by a roofline over calibrated rates.
+
+What a placer needs to know of ops, pins, homes and links becomes arrays here, and its complaints
+about node numbers become errors about the user's lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import MemoryLimitError
+from graphflow.graph import Graph, bind_attrs
+from graphflow.op import Node, Tensor
+from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.hardware import Links, link_matrices, rates
+from graphflow.placement.limits import Limits, teams
+from graphflow.placement.problem import Problem
+from graphflow.placement.rates import Rates, nbytes
+from graphflow.spec import TensorSpec
+
+UNPLACED = frozenset({"constant", "group"})
+"""Ops outside the problem: constants are wherever they are read, groups only hold others."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphProblem:
+    """A problem, and what its numbers mean.
+
+    Args:
+        nodes: node i of the problem is `nodes[i]`; after them come the fetches.
+        sinks: tensors that the client gets; node `len(nodes) + j` of the problem is `sinks[j]`.
+        tensors: by tensor id.
+        devices: by device index; the client comes last.
+        specs: of all tensors, with known shapes.
+    """
+
+    problem: Problem
+    graph: Graph
+    nodes: tuple[Node, ...]
+    sinks: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
+    devices: tuple[str, ...]
+    specs: Mapping[Tensor, TensorSpec]
+
+    @cached_property
+    def index(self) -> dict[Node, int]:
+        """Number of each node in the problem."""
+        return {node: i for i, node in enumerate(self.nodes)}
+
+    def name(self, i: int) -> str:
+        """Name of a node of the problem; of a fetch: that of the tensor."""
+        if i < len(self.nodes):
+            return self.graph.names[self.nodes[i]]
+        return self.graph.names[self.sinks[i - len(self.nodes)].node]
+
+
+def build_problem(
+    graph: Graph,
+    cluster: Cluster,
+    bindings: Mapping[str, int],
+    homes: Mapping[Node, str] | None = None,
+    profiles: Mapping[int, Mapping[str, Any]] | None = None,
+    links: Links | None = None,
+    contention: bool = True,
+) -> GraphProblem:
+    """The placement problem of a graph.
+
+    Args:
+        bindings: sizes of the graph's symbols.
+        homes: where variables live already.
+        profiles: of each worker's machine; default: this machine's.
+        links: measured ones; else those of the profile, else defaults.
+        contention: whether devices that share a machine slow each other down. They do, if more
+            than one of them is used.
+
+    Raises:
+        DeviceError: a pin fits no device, or none that has a kernel; a home is unknown; a device
+            was neither described nor measured.
+    """
+    builder = _Builder(graph, cluster, bindings)
+    limits = Limits(graph, cluster, homes or {})
+    compute = builder.compute(limits, rates(cluster, profiles, contention))
+    latency, bandwidth = link_matrices(cluster, profiles, links)
+    edges, sizes, tensors = builder.edges()
+    memory, output_memory = builder.memory()
+    problem = Problem(
+        compute=compute,
+        edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
+        bytes=np.array(sizes, dtype=np.float64),
+        tensor=np.array(tensors, dtype=np.int64),
+        latency=latency,
+        bandwidth=bandwidth,
+        memory=np.array(memory),
+        output_memory=np.array(output_memory),
+        capacity=np.array([*(cluster.device(name).memory for name in cluster.devices), np.inf]),
+        groups=np.array(builder.groups(), dtype=np.int64),
+        contention=True,
+        prefer=np.array(builder.preferences(), dtype=np.int64),
+        client=len(cluster.devices),
+    )
+    return GraphProblem(
+        problem, graph, builder.nodes, builder.sinks, tuple(builder.tensors),
+        (*cluster.devices, CLIENT), builder.specs,
+    )  # fmt: skip
+
+
+class _Builder:
+    """The parts of a problem that the graph alone decides, given sizes."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, bindings: Mapping[str, int]) -> None:
+        self.graph = graph
+        self.cluster = cluster
+        self.bindings = bindings
+        self.nodes = tuple(node for node in graph.nodes if node.op.name not in UNPLACED)
+        free = (*UNPLACED, "placeholder")
+        self.sinks = tuple(dict.fromkeys(t for t in graph.outputs if t.node.op.name not in free))
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        self.specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
+        self.tensors: dict[Tensor, int] = {}
+        self._teams = teams(graph)
+
+    @property
+    def count(self) -> int:
+        return len(self.nodes) + len(self.sinks)
+
+    def compute(self, limits: Limits, speeds: Mapping[str, Rates]) -> np.ndarray[Any, Any]:
+        """(n, d) seconds; inf where a node may not be."""
+        devices = self.cluster.devices
+        compute = np.full((self.count, len(devices) + 1), np.inf)
+        compute[len(self.nodes) :, -1] = 0.0
+        alike: dict[int, list[int]] = {}
+        for at, name in enumerate(devices):
+            alike.setdefault(id(speeds[name]), []).append(at)
+        for i, node in enumerate(self.nodes):
+            if node.op.name == "placeholder":
+                compute[i, -1] = 0.0
+                continue
+            attrs = bind_attrs(node.attrs, self.bindings)
+            inputs = [self.specs[t] for t in node.inputs]
+            outputs = [self.specs[t] for t in node.outputs]
+            allowed = limits.allowed(node)
+            for members in alike.values():
+                seconds = speeds[devices[members[0]]].seconds(node.op, inputs, outputs, attrs)
+                for at in members:
+                    if devices[at] in allowed:
+                        compute[i, at] = seconds
+        return compute
+
+    def edges(self) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+        """Producer and consumer, bytes and tensor id of each edge."""
+        edges: list[tuple[int, int]] = []
+        carried: list[Tensor] = []
+        for i, node in enumerate(self.nodes):
+            for tensor in dict.fromkeys(node.inputs):
+                if tensor.node.op.name not in UNPLACED:
+                    edges.append((self.index[tensor.node], i))
+                    carried.append(tensor)
+        for i, tensor in enumerate(self.sinks, start=len(self.nodes)):
+            edges.append((self.index[tensor.node], i))
+            carried.append(tensor)
+        for tensor in carried:
+            self.tensors.setdefault(tensor, len(self.tensors))
+        return (
+            edges, [nbytes(self.specs[t]) for t in carried], [self.tensors[t] for t in carried],
+        )  # fmt: skip
+
+    def memory(self) -> tuple[list[float], list[float]]:
+        """Bytes that stay (variables; constants, at their first reader), and bytes of outputs."""
+        stays, outputs = [0.0] * self.count, [0.0] * self.count
+        last = _last_readers(self.graph)
+        for i, node in enumerate(self.nodes):
+            size = float(sum(nbytes(self.specs[t]) for t in node.outputs))
+            if node.op.name == "variable":
+                stays[i] = size
+            elif node.op.alias:
+                # The memory of its input: of account only if it outlives that.
+                outlives = last.get(node, 0) > last.get(node.inputs[0].node, 0)
+                outputs[i] = size if outlives else 0.0
+            elif node.op.name not in ("placeholder", "assign"):
+                outputs[i] = size
+        for node in self.graph.of_op("constant"):
+            reader = next((r for r in self.graph.consumers[node] if r in self.index), None)
+            if reader is not None:
+                stays[self.index[reader]] += nbytes(self.specs[node.outputs[0]])
+        return stays, outputs
+
+    def groups(self) -> list[int]:
+        """A variable, its slots and what assigns them share an id."""
+        groups = [-1] * self.count
+        for node, variable in self._teams.items():
+            groups[self.index[node]] = self.index[variable]
+        return groups
+
+    def preferences(self) -> list[int]:
+        """Gradients near what they differentiate, new values near their variable."""
+        prefer = [-1] * self.count
+        for i, node in enumerate(self.nodes):
+            near = self.index.get(node.origin) if node.origin is not None else None
+            if near is not None and near != i:
+                prefer[i] = near
+            elif node.op.name == "assign":
+                maker = self.index.get(node.inputs[1].node)
+                if maker is not None and prefer[maker] < 0:
+                    prefer[maker] = self.index[node.inputs[0].node]
+        return prefer
+
+
+def _last_readers(graph: Graph) -> dict[Node, int]:
+    """The serial of the last node that reads each node's memory, directly or through aliases.
+
+    An alias counts for its input only by itself: where it outlives it, it is counted on its own.
+    """
+    last: dict[Node, int] = {}
+    for node in graph.nodes:
+        for tensor in node.inputs:
+            last[tensor.node] = max(last.get(tensor.node, 0), node.serial)
+    return last
+
+
+# Errors ---------------------------------------------------------------------------------------
+
+
+def memory_limit(
+    made: GraphProblem, nodes: Iterable[int], needed: Sequence[float]
+) -> MemoryLimitError:
+    """A placer's complaint that nothing fits, in the user's terms.
+
+    Args:
+        nodes: of the problem, the biggest first.
+        needed: bytes for each device, of the placement that came closest.
+    """
+    problem = made.problem
+    transient = problem.output_memory
+    assert transient is not None
+    room = ", ".join(
+        f"{name} has {_mib(capacity)}" + (f" and would need {_mib(need)}" if need else "")
+        for name, capacity, need in zip(made.devices[:-1], problem.capacity, needed, strict=False)
+    )
+    biggest = "; ".join(
+        f"{made.nodes[i].op.name} {made.name(i)!r} {_mib(problem.memory[i] + transient[i])} "
+        f"(made at {made.nodes[i].location})"
+        for i in nodes
+        if i < len(made.nodes)
+    )
+    error = MemoryLimitError(
+        f"no placement fits in memory: {room}; variables and constants keep "
+        f"{_mib(float(problem.memory.sum()))} between steps. The biggest: {biggest}. "
+        "Use smaller batches, more or larger devices (memory= in the cluster file), or loosen pins"
+    )
+    error.nodes = tuple(nodes)
+    return error
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:.3g} MiB"

@@ -1,0 +1,239 @@
+"""Why a node is where it is: in a sentence when the plan is made, and in full when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from graphflow.placement.cluster import CLIENT
+from graphflow.placement.problem import Assignment, Problem
+from graphflow.placement.simulate import Run, Timeline, execute, simulate
+
+if TYPE_CHECKING:
+    from graphflow.placement.plan import Plan, PlannedNode
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The problem behind a plan and its answer, kept to ask what else could have been.
+
+    Args:
+        names: of the problem's nodes; fetches have the name of what is fetched.
+        tensors: names by tensor id.
+        devices: names by index, the client last.
+        limits: node name -> what took choices away.
+    """
+
+    problem: Problem
+    assignment: Assignment
+    names: tuple[str, ...]
+    tensors: tuple[str, ...]
+    devices: tuple[str, ...]
+    limits: Mapping[str, str]
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The predicted step."""
+        return simulate(self.problem, self.assignment)
+
+    @cached_property
+    def position(self) -> list[int]:
+        """Place of each node in the order."""
+        position = [0] * self.problem.nodes
+        for place, node in enumerate(self.assignment.order.tolist()):
+            position[node] = place
+        return position
+
+    def moved(self, node: int, device: int) -> Run:
+        """The step with a node, and what must live with it, on another device; the order stays."""
+        group = int(self.problem.groups[node])
+        devices = self.assignment.device.tolist()
+        team = [v for v, g in enumerate(self.problem.groups.tolist()) if g == group >= 0] or [node]
+        for member in team:
+            devices[member] = device
+        return execute(self.problem, devices, self.position, self.assignment.order.tolist())
+
+    def finishes(self, node: int) -> dict[int, float]:
+        """When a node would finish on each device that may run it, all else being as it is."""
+        timeline, problem = self.timeline, self.problem
+        here = int(timeline.device[node])
+        found = {}
+        for at in range(problem.devices):
+            if not problem.allowed[node, at]:
+                continue
+            if at == here:
+                found[at] = float(timeline.finish[node])
+                continue
+            begin = self._free(node, at)
+            for edge in problem.predecessors.of(node).tolist():
+                begin = max(begin, self._arrival(edge, at))
+            found[at] = begin + float(problem.compute[node, at])
+        return found
+
+    @cached_property
+    def _arrived(self) -> dict[tuple[int, int], float]:
+        rows = self.timeline.transfers
+        return {(int(r["tensor"]), int(r["target"])): float(r["finish"]) for r in rows}
+
+    @cached_property
+    def _lines(self) -> dict[int, tuple[list[int], list[int]]]:
+        """By device: its nodes in order, and their places."""
+        lines = {}
+        for at in range(self.problem.devices):
+            mine = self.timeline.on(at).tolist()
+            lines[at] = (mine, [self.position[node] for node in mine])
+        return lines
+
+    def before(self, node: int, at: int) -> int | None:
+        """The node that a device runs last before the turn of `node`."""
+        from bisect import bisect_left
+
+        mine, places = self._lines[at]
+        index = bisect_left(places, self.position[node])
+        return mine[index - 1] if index else None
+
+    def _free(self, node: int, at: int) -> float:
+        last = self.before(node, at)
+        return 0.0 if last is None else float(self.timeline.finish[last])
+
+    def _arrival(self, edge: int, at: int) -> float:
+        problem = self.problem
+        source = int(problem.edges[edge, 0])
+        home = int(self.timeline.device[source])
+        made = float(self.timeline.finish[source])
+        if home == at:
+            return made
+        known = self._arrived.get((int(problem.tensor[edge]), at))
+        if known is not None:
+            return known
+        moving = float(problem.bytes[edge]) / float(problem.bandwidth[home, at])
+        return made + float(problem.latency[home, at]) + moving
+
+
+def reason(model: Model, node: int, op: str, variable: str | None) -> str:
+    """One sentence: why a node is where it is.
+
+    Args:
+        variable: name of the variable with which it must live, or None.
+    """
+    at = int(model.assignment.device[node])
+    name = model.names[node]
+    if model.devices[at] == CLIENT:
+        return "fed by the client"
+    if model.problem.devices == 2:
+        return "the only device"
+    if name in model.limits:
+        return model.limits[name]
+    if variable is not None:
+        return f"beside its variable {variable!r}"
+    if int(model.problem.allowed[node].sum()) == 1:
+        return "with what it must live with, which has no other device"
+    if op == "variable":
+        return _variable_reason(model, node, at)
+    finishes = model.finishes(node)
+    here = finishes[at]
+    others = [f"{model.devices[d]} {show_seconds(t)}" for d, t in finishes.items() if d != at]
+    best = min(finishes.values())
+    if here <= best * (1 + 1e-9):
+        return f"finishes first here: {show_seconds(here)}, {', '.join(others)}"
+    return (
+        f"finishes here at {show_seconds(here)} ({', '.join(others)}): "
+        "chosen for the step as a whole"
+    )
+
+
+def _variable_reason(model: Model, node: int, at: int) -> str:
+    edges = model.problem.successors.of(node).tolist()
+    readers = dict.fromkeys(int(model.problem.edges[edge, 1]) for edge in edges)
+    near = [model.names[r] for r in readers if int(model.assignment.device[r]) == at]
+    if near:
+        return f"read here by {', '.join(map(repr, near[:3]))}"
+    return "all devices are alike for it"
+
+
+def explain(plan: Plan, name: str) -> str:
+    """Everything about one node of a plan, as text."""
+    node = plan.by_name[name]
+    lines = [
+        f"{name}: {node.op} on {node.device}, made at {node.location}",
+        f"  output: {node.output}, {show_bytes(node.bytes)}",
+        f"  predicted: from {show_seconds(node.start)} to {show_seconds(node.finish)} "
+        f"({show_seconds(node.finish - node.start)})",
+        f"  why here: {node.why}",
+    ]
+    lines += _waits(plan, node)
+    if node.device != CLIENT:
+        lines += _elsewhere(plan, node)
+    return "\n".join(lines)
+
+
+def _waits(plan: Plan, node: PlannedNode) -> list[str]:
+    """What it waited for: the input that came last, or the device."""
+    if node.start <= 0.0:
+        return ["  waited for: nothing"]
+    came: list[tuple[float, str]] = []
+    for name in node.inputs:
+        source = plan.by_name[name]
+        if source.device == node.device:
+            came.append((source.finish, f"input {name!r}, made here"))
+    for transfer in plan.transfers:
+        if transfer.target == node.device and transfer.tensor.split(":")[0] in node.inputs:
+            took = show_seconds(transfer.finish - transfer.start)
+            told = f"input {transfer.tensor!r} from {transfer.source} (on its way for {took})"
+            came.append((transfer.finish, told))
+    for other in plan.nodes:
+        if other.device == node.device and other.finish <= node.start and other is not node:
+            came.append((other.finish, f"its device, busy with {other.name!r}"))
+    if not came:
+        return ["  waited for: its turn"]
+    when, what = max(came, key=lambda pair: pair[0])
+    return [f"  waited for: {what}, until {show_seconds(when)}"]
+
+
+def _elsewhere(plan: Plan, node: PlannedNode) -> list[str]:
+    """What each other device would mean for the node and for the step."""
+    model, lines = plan.model, []
+    for device in plan.cluster.devices:
+        if device == node.device:
+            continue
+        if device not in node.candidates:
+            lines.append(f"  on {device}: not possible ({_limit(plan, node)})")
+            continue
+        text = f"  on {device}: {show_seconds(node.candidates[device])} to compute"
+        if model is not None:
+            number, at = model.names.index(node.name), model.devices.index(device)
+            if not model.problem.allowed[number, at]:
+                lines.append(f"  on {device}: not possible (what it lives with cannot move there)")
+                continue
+            run = model.moved(number, at)
+            change = run.makespan - plan.makespan
+            text += (
+                f", would finish at {show_seconds(run.finish[number])}; the step would take "
+                f"{show_seconds(run.makespan)} ({'+' if change >= 0 else '-'}"
+                f"{show_seconds(abs(change))})"
+            )
+        lines.append(text)
+    return lines
+
+
+def _limit(plan: Plan, node: PlannedNode) -> str:
+    return plan.model.limits.get(node.name, node.why) if plan.model else node.why
+
+
+def show_seconds(seconds: float) -> str:
+    """Seconds for people: three digits and a unit."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if abs(seconds) * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
+
+
+def show_bytes(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"

@@ -1,0 +1,405 @@
+"""Plan: what users hold of a placement: where each node runs and when, why, and what it costs.
+
+    Graph + Cluster + shapes ─cost─→ Problem ─placer─→ Assignment ─simulate─→ Plan
+
+A session places by a Plan; a saved one gives the same placement again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphflow.errors import PlanError
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.passes import optimize
+from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.explain import Model, explain, show_bytes, show_seconds
+from graphflow.placement.fingerprint import fingerprint
+from graphflow.spec import show_shape
+from graphflow.structure import bind, flatten
+
+if TYPE_CHECKING:
+    import networkx
+
+SUFFIXES = (".html", ".svg", ".json", ".dot")
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """A node with its place; placeholders are on "/client", constants have no place.
+
+    Args:
+        start, finish: predicted seconds from the start of the step.
+        output: what it makes, "float32(128, 64)".
+        bytes: of its outputs.
+        inputs: names of the nodes that it reads, constants left out.
+        location: the user's line.
+        why: one sentence: why it is there.
+        candidates: seconds of computation on each device that may run it.
+    """
+
+    name: str
+    op: str
+    device: str
+    start: float
+    finish: float
+    output: str
+    bytes: int
+    inputs: tuple[str, ...]
+    location: str
+    why: str
+    candidates: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PlannedTransfer:
+    """A tensor on its way. `edge` is its number in the running program; -1: a feed or a fetch."""
+
+    tensor: str
+    source: str
+    target: str
+    start: float
+    finish: float
+    bytes: int
+    edge: int
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What a track (a device, or a link "/worker:0/cpu:0 → /worker:1/cpu:0") does for some time.
+
+    `kind` is "compute", "transfer" or "wait"; start and finish in seconds.
+    """
+
+    track: str
+    name: str
+    start: float
+    finish: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What traced steps really took: median seconds, one step's timeline, bytes by device."""
+
+    makespan: float
+    timeline: tuple[Interval, ...]
+    peak_memory: Mapping[str, int]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement of a graph on a cluster, predicted.
+
+    Args:
+        nodes: in the global order of execution.
+        makespan: seconds of a step.
+        peak_memory: bytes by device.
+        baselines: seconds of "one device: …" for each device, and of "round robin".
+        shapes: of the placeholders, for which it was made.
+        fingerprint: of the graph; a plan is for one graph.
+    """
+
+    cluster: Cluster
+    placer: str
+    nodes: tuple[PlannedNode, ...]
+    transfers: tuple[PlannedTransfer, ...]
+    makespan: float
+    peak_memory: Mapping[str, int]
+    baselines: Mapping[str, float]
+    shapes: Mapping[str, tuple[int, ...]]
+    fingerprint: str
+    measured: Measured | None = None
+    model: Model | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def placement(self) -> Mapping[str, str]:
+        """Node name -> device name."""
+        return {node.name: node.device for node in self.nodes}
+
+    @property
+    def timeline(self) -> tuple[Interval, ...]:
+        """What devices and links are predicted to do, by start."""
+        rows = [
+            Interval(node.device, node.name, node.start, node.finish, "compute")
+            for node in self.nodes
+            if node.finish > node.start
+        ]
+        rows += [
+            Interval(f"{t.source} → {t.target}", t.tensor, t.start, t.finish, "transfer")
+            for t in self.transfers
+        ]
+        return tuple(sorted(rows, key=lambda row: (row.start, row.finish, row.track, row.name)))
+
+    @cached_property
+    def by_name(self) -> dict[str, PlannedNode]:
+        """Nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    def explain(self, name: str) -> str:
+        """Why a node is where it is, what it waited for, and what moving it would do to the step.
+
+        Raises:
+            PlanError: no node of that name is placed.
+        """
+        if isinstance(name, Tensor):
+            name = name.name
+        if name not in self.by_name:
+            close = difflib.get_close_matches(str(name), list(self.by_name), n=3)
+            hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
+            raise PlanError(f"no node {name!r} is placed by this plan{hint} (constants are not)")
+        return explain(self, name)
+
+    def compare(self, other: Plan) -> str:
+        """What another plan of the same graph does otherwise, as text."""
+        ratio = other.makespan / self.makespan if self.makespan else 1.0
+        lines = [
+            f"predicted step: {show_seconds(self.makespan)} here, "
+            f"{show_seconds(other.makespan)} there ({ratio:.2f}×)"
+        ]
+        for text, plan in (("here", self), ("there", other)):
+            if plan.measured is not None:
+                lines.append(f"measured step {text}: {show_seconds(plan.measured.makespan)}")
+        here, there = _traffic(self), _traffic(other)
+        lines.append(
+            f"transfers: {len(self.transfers)} ({show_bytes(here)}) here, "
+            f"{len(other.transfers)} ({show_bytes(there)}) there"
+        )
+        mine, theirs = self.placement, other.placement
+        moved = [n for n in mine if n in theirs and mine[n] != theirs[n]]
+        lines.append(f"{len(moved)} of {len(mine)} nodes are on other devices")
+        lines += [f"  {name}: {mine[name]} here, {theirs[name]} there" for name in moved[:20]]
+        if len(moved) > 20:
+            lines.append(f"  … and {len(moved) - 20} more")
+        only = [sorted(set(mine) - set(theirs)), sorted(set(theirs) - set(mine))]
+        for text, names in zip(("here", "there"), only, strict=True):
+            if names:
+                lines.append(f"only {text}: {', '.join(names[:10])}")
+        return "\n".join(lines)
+
+    def with_measured(self, measured: Measured) -> Plan:
+        """The plan with what happened beside what was predicted."""
+        return replace(self, measured=measured)
+
+    # Out and in -------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plan: .json (to load again), or a drawing: .html, .svg, .dot.
+
+        Raises:
+            PlanError: another suffix, a folder that cannot be written, or (.html) a drawing
+                library that is not installed.
+        """
+        target = Path(path)
+        if target.suffix not in SUFFIXES:
+            raise PlanError(
+                f"a plan is saved as {', '.join(SUFFIXES)}, not {target.suffix or 'no suffix'!r}: "
+                f"{target}"
+            )
+        text = self._rendered(target.suffix)
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise PlanError(f"cannot write the plan to {target}: {error.strerror}") from None
+        return target
+
+    def _rendered(self, suffix: str) -> str:
+        if suffix == ".json":
+            from graphflow.placement.plan_file import dumps
+
+            return dumps(self)
+        if suffix == ".html":
+            from graphflow.placement.view import html
+
+            return html.render(self)
+        if suffix == ".svg":
+            from graphflow.placement.view import svg
+
+            return svg.render(self)
+        from graphflow.placement.view import dot
+
+        return dot.render(self)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read a plan that was saved as .json.
+
+        Raises:
+            PlanError: unreadable, no plan, or one of another version.
+        """
+        from graphflow.placement.plan_file import loads
+
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"cannot read the plan {path}: {error}") from None
+        return loads(text, str(path))
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """The placed graph: attributes of nodes are those of `PlannedNode`; edges have `bytes`, and
+        `transfer` (seconds) where they cross devices."""
+        import networkx
+
+        graph = networkx.DiGraph(makespan=self.makespan, placer=self.placer)
+        for node in self.nodes:
+            attributes = {k: v for k, v in vars(node).items() if k not in ("name", "inputs")}
+            graph.add_node(node.name, **attributes)
+        took = {(t.tensor.split(":")[0], t.target): t.finish - t.start for t in self.transfers}
+        for node in self.nodes:
+            for name in node.inputs:
+                source = self.by_name[name]
+                crossing = took.get((name, node.device), 0.0)
+                graph.add_edge(name, node.name, bytes=source.bytes, transfer=crossing)
+        return graph
+
+    def _repr_html_(self) -> str:
+        return self._rendered(".svg")
+
+    def __str__(self) -> str:
+        rows = [f"plan of {len(self.nodes)} nodes by {self.placer}: {show_seconds(self.makespan)}"]
+        for device in (*self.cluster.devices, CLIENT):
+            mine = [node for node in self.nodes if node.device == device]
+            busy = sum(node.finish - node.start for node in mine)
+            peak = self.peak_memory.get(device)
+            memory = f", peak {show_bytes(peak)}" if peak is not None else ""
+            rows.append(f"  {device}: {len(mine)} nodes, busy {show_seconds(busy)}{memory}")
+        rows.append(f"  {len(self.transfers)} transfers, {show_bytes(_traffic(self))}")
+        rows += [f"  {name}: {show_seconds(value)}" for name, value in self.baselines.items()]
+        if self.measured is not None:
+            rows.append(f"  measured: {show_seconds(self.measured.makespan)}")
+        return "\n".join(rows)
+
+
+def _traffic(plan: Plan) -> int:
+    return sum(t.bytes for t in plan.transfers)
+
+
+# Making plans ---------------------------------------------------------------------------------
+
+
+def plan(
+    fetches: Any,
+    cluster: Cluster | str | os.PathLike[str] | None = None,
+    shapes: Mapping[Tensor, Sequence[int]] | None = None,
+    placer: str = "greedy",
+) -> Plan:
+    """Decide where the nodes of some fetches would run, without running anything.
+
+    Args:
+        fetches: a tensor, or a nest of them, as `Session.run` takes it.
+        cluster: default: this process. A path is read as a cluster file.
+        shapes: for placeholders with sizes that are not known.
+        placer: name of the algorithm.
+
+    Raises:
+        FetchError, PlanError: fetches that are no tensors; shapes that are missing, unknown, wrong.
+        DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
+    """
+    if cluster is None:
+        cluster = Cluster.here()
+    elif not isinstance(cluster, Cluster):
+        cluster = Cluster.load(cluster)
+    source = Graph(flatten(fetches)[0]).verify()
+    sizes = _sizes(source, shapes or {})
+    bindings = bind(source, sizes, error=PlanError)
+    return plan_graph(optimize(source), cluster, sizes, bindings, placer)
+
+
+def _sizes(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node, tuple[int, ...]]:
+    """Shapes of all placeholders: given, or known anyway."""
+    if not isinstance(shapes, Mapping):
+        raise PlanError(f"shapes are a dict from placeholders to tuples of sizes, not {shapes!r}")
+    sizes: dict[Node, tuple[int, ...]] = {}
+    for tensor, shape in shapes.items():
+        if not isinstance(tensor, Tensor):
+            raise PlanError(f"{tensor!r} in shapes is no placeholder; use the tensor itself as key")
+        try:
+            sizes[tensor.node] = tuple(int(size) for size in shape)
+        except (TypeError, ValueError):
+            raise PlanError(
+                f"the shape of {tensor.name!r} is a tuple of ints such as (128, 64), not {shape!r}"
+            ) from None
+        if tensor.node.op.name == "placeholder" and tensor.node not in graph.placeholders:
+            raise PlanError(
+                f"placeholder {tensor.name!r} (made at {tensor.node.location}) has a shape, but "
+                "nothing fetched depends on it; leave it out"
+            )
+    for node in graph.placeholders:
+        spec = node.specs[0]
+        if node not in sizes:
+            if not spec.is_concrete:
+                raise PlanError(
+                    f"placeholder {graph.names[node]!r} (made at {node.location}) takes "
+                    f"{show_shape(spec.shape)}: give its sizes, shapes={{{node.name}: (…)}}"
+                )
+            sizes[node] = tuple(int(s) for s in spec.shape)  # type: ignore[arg-type]
+    return sizes
+
+
+def plan_graph(
+    graph: Graph,
+    cluster: Cluster,
+    shapes: Mapping[Node, tuple[int, ...]],
+    bindings: Mapping[str, int],
+    placer: str = "greedy",
+    homes: Mapping[Node, str] | None = None,
+    profiles: Mapping[int, Mapping[str, Any]] | None = None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+) -> Plan:
+    """Place an optimised graph.
+
+    Args:
+        shapes: of the placeholders; bindings: sizes of symbols that follow from them.
+        homes: where variables live already.
+        profiles, links: measured speeds, by worker and by ends; default: see `build_problem`.
+
+    Raises:
+        DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
+    """
+    from graphflow.placement.planning import make_plan
+
+    return make_plan(graph, cluster, shapes, bindings, placer, homes or {}, profiles, links)
+
+
+def devices_of(plan: Plan, graph: Graph) -> dict[Node, str]:
+    """The device of each node of a graph, other than constants, placeholders and groups.
+
+    Raises:
+        PlanError: the plan is of another graph.
+    """
+    _check_fingerprint(plan, graph)
+    by_name = graph.by_name
+    return {by_name[n.name]: n.device for n in plan.nodes if n.device != CLIENT}
+
+
+def order_of(plan: Plan, graph: Graph) -> list[Node]:
+    """All nodes of a graph in the plan's order: constants first, groups last.
+
+    Raises:
+        PlanError: the plan is of another graph.
+    """
+    _check_fingerprint(plan, graph)
+    by_name = graph.by_name
+    planned = [by_name[node.name] for node in plan.nodes]
+    return [*graph.of_op("constant"), *planned, *graph.of_op("group")]
+
+
+def _check_fingerprint(plan: Plan, graph: Graph) -> None:
+    if fingerprint(graph) == plan.fingerprint:
+        return
+    planned = set(plan.by_name)
+    have = {n for node, n in graph.names.items() if node.op.name not in ("constant", "group")}
+    differ = sorted(planned ^ have)[:5]
+    told = f"they differ in {', '.join(map(repr, differ))}" if differ else "ops or shapes differ"
+    raise PlanError(
+        f"the plan is of another graph ({len(planned)} nodes; this one has {len(have)}): {told}; "
+        "plan these fetches again with gf.plan"
+    )

@@ -1,0 +1,195 @@
+"""Planning: build the problem, place it, compare with the baselines, and tell it as a Plan.
+
+Devices of one machine slow each other down. So there are two problems: one in which neighbours are
+busy, for placements over several devices, and one in which they are not, for those on one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import MemoryLimitError
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.cost import GraphProblem, build_problem, memory_limit
+from graphflow.placement.explain import Model, reason
+from graphflow.placement.fingerprint import fingerprint
+from graphflow.placement.limits import Limits, teams
+from graphflow.placement.placers import place
+from graphflow.placement.placers.evaluate import Candidate, Evaluator
+from graphflow.placement.placers.round_robin import round_robin
+from graphflow.placement.placers.single import singles
+from graphflow.placement.plan import Plan, PlannedNode, PlannedTransfer
+from graphflow.placement.problem import Assignment
+from graphflow.placement.rates import nbytes
+from graphflow.placement.simulate import simulate
+
+
+def make_plan(
+    graph: Graph,
+    cluster: Cluster,
+    shapes: Mapping[Node, tuple[int, ...]],
+    bindings: Mapping[str, int],
+    placer: str,
+    homes: Mapping[Node, str],
+    profiles: Mapping[int, Mapping[str, Any]] | None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None,
+) -> Plan:
+    """See `plan.plan_graph`."""
+
+    def problem(contention: bool) -> GraphProblem:
+        return build_problem(graph, cluster, bindings, homes, profiles, links, contention)
+
+    alone = problem(contention=False)
+    shared = problem(contention=True) if len(cluster.devices) > 1 else alone
+    ones = singles(Evaluator(alone.problem))
+    made, assignment = _placed(alone, shared, placer, ones)
+    baselines = {
+        f"one device: {name}": candidate.run.makespan
+        for name, candidate in zip(cluster.devices, ones, strict=True)
+    }
+    baselines["round robin"] = round_robin(Evaluator(shared.problem)).run.makespan
+    limits = Limits(graph, cluster, homes)
+    told = {made.name(i): limits.why(node) for i, node in enumerate(made.nodes)}
+    model = Model(
+        made.problem,
+        assignment,
+        tuple(made.name(i) for i in range(made.problem.nodes)),
+        tuple(_tensor_name(graph, t) for t in made.tensors),
+        made.devices,
+        {name: why for name, why in told.items() if why is not None},
+    )
+    timeline = model.timeline
+    return Plan(
+        cluster=cluster,
+        placer=placer if isinstance(placer, str) else type(placer).__name__,
+        nodes=_nodes(made, model),
+        transfers=_transfers(made, model),
+        makespan=timeline.makespan,
+        peak_memory={
+            name: int(np.ceil(peak))
+            for name, peak in zip(cluster.devices, timeline.peak_memory, strict=False)
+        },
+        baselines=baselines,
+        shapes={graph.names.get(node, node.name): tuple(s) for node, s in shapes.items()},
+        fingerprint=fingerprint(graph),
+        model=model,
+    )
+
+
+def _placed(
+    alone: GraphProblem, shared: GraphProblem, placer: str, ones: list[Candidate]
+) -> tuple[GraphProblem, Assignment]:
+    """The placer's answer, and the problem in whose numbers it is to be told.
+
+    `greedy` promises to be no slower than one device; other placers are taken at their word.
+    """
+    try:
+        assignment = place(shared.problem, placer)
+    except MemoryLimitError as error:
+        needed = [
+            float(simulate(alone.problem, c.run.assignment()).peak_memory[at])
+            for at, c in enumerate(ones)
+        ]
+        raise memory_limit(alone, error.nodes, needed) from None
+    if shared is alone:
+        return alone, assignment
+    best = min((c for c in ones if c.fits), key=lambda c: c.key, default=None)
+    if _used(assignment, alone) <= 1:
+        if best is not None and placer == "greedy":
+            return alone, best.run.assignment()
+        return alone, assignment
+    if placer == "greedy" and best is not None and _used(best.run.assignment(), alone) <= 1:
+        shared_seconds = simulate(shared.problem, assignment).makespan
+        if best.run.makespan <= shared_seconds:
+            return alone, best.run.assignment()
+    return shared, assignment
+
+
+def _used(assignment: Assignment, made: GraphProblem) -> int:
+    """How many devices compute something."""
+    device = assignment.device
+    busy = made.problem.compute[np.arange(len(device)), device] > 0
+    return len(set(device[busy].tolist()) - {made.problem.client})
+
+
+def _nodes(made: GraphProblem, model: Model) -> tuple[PlannedNode, ...]:
+    timeline, names = model.timeline, made.graph.names
+    beside = {node: leader for node, leader in teams(made.graph).items() if node is not leader}
+    planned = []
+    for i in timeline.order.tolist():
+        if i >= len(made.nodes):
+            continue
+        node = made.nodes[i]
+        specs = [made.specs[t] for t in node.outputs]
+        leader = beside.get(node)
+        row = made.problem.compute[i, :-1]
+        planned.append(
+            PlannedNode(
+                name=names[node],
+                op=node.op.name,
+                device=made.devices[timeline.device[i]],
+                start=float(timeline.start[i]),
+                finish=float(timeline.finish[i]),
+                output=", ".join(map(str, specs)),
+                bytes=sum(map(nbytes, specs)),
+                inputs=tuple(
+                    names[source]
+                    for source in dict.fromkeys(t.node for t in node.inputs)
+                    if source in made.index
+                ),
+                location=f"{os.path.basename(node.location.file)}:{node.location.line}",
+                why=reason(model, i, node.op.name, None if leader is None else names[leader]),
+                candidates={
+                    name: float(seconds)
+                    for name, seconds in zip(made.devices, row, strict=False)
+                    if np.isfinite(seconds)
+                },
+            )
+        )
+    return tuple(planned)
+
+
+def _transfers(made: GraphProblem, model: Model) -> tuple[PlannedTransfer, ...]:
+    edges = _edge_numbers(made, model)
+    planned = []
+    for row in model.timeline.transfers:
+        tensor, source, target = int(row["tensor"]), int(row["source"]), int(row["target"])
+        planned.append(
+            PlannedTransfer(
+                tensor=model.tensors[tensor],
+                source=made.devices[source],
+                target=made.devices[target],
+                start=float(row["start"]),
+                finish=float(row["finish"]),
+                bytes=int(row["bytes"]),
+                edge=edges.get((tensor, target), -1),
+            )
+        )
+    return tuple(planned)
+
+
+def _edge_numbers(made: GraphProblem, model: Model) -> dict[tuple[int, int], int]:
+    """Numbers of the cut edges as the partition counts them: by first reader in the order."""
+    ids = {tensor: i for i, tensor in enumerate(made.tensors)}
+    numbers: dict[tuple[int, int], int] = {}
+    device = model.assignment.device
+    for i in model.assignment.order.tolist():
+        if i >= len(made.nodes) or made.devices[device[i]] == CLIENT:
+            continue
+        for tensor in made.nodes[i].inputs:
+            source = made.index.get(tensor.node)
+            if source is None or tensor.node.op.name == "placeholder":
+                continue
+            if device[source] != device[i]:
+                numbers.setdefault((ids[tensor], int(device[i])), len(numbers))
+    return numbers
+
+
+def _tensor_name(graph: Graph, tensor: Tensor) -> str:
+    return graph.names[tensor.node] + (f":{tensor.index}" if tensor.index else "")

@@ -1,0 +1,166 @@
+"""Rates: what one node takes on one device, by a roofline over measured or given speeds.
+
+seconds = launch + max(work / rate of the op, bytes / bandwidth of where they lie). Work is flops,
+or bytes for ops that only move data.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphflow.op import Op
+from graphflow.spec import TensorSpec, evaluate
+
+MATMUL = frozenset({"matmul", "einsum", "vecdot", "tensordot"})
+"""Ops whose time is that of matrix products."""
+STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
+"""Ops that run nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a node needs, in numbers: floating point operations and bytes moved."""
+
+    flops: float
+    bytes: float
+
+
+def nbytes(spec: TensorSpec) -> int:
+    """Bytes of a tensor of known shape."""
+    return evaluate(spec.nbytes, {})
+
+
+def work(
+    op: Op, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> Work:
+    """The work of an op on concrete specs; without a cost rule, a flop for each output element."""
+    moved = sum(map(nbytes, inputs)) + sum(map(nbytes, outputs))
+    if op.cost is None:
+        return Work(float(sum(evaluate(s.size, {}) for s in outputs)), moved)
+    cost = op.cost(*inputs, **attrs)
+    given = moved if cost.bytes is None else evaluate(cost.bytes, {})
+    return Work(float(evaluate(cost.flops, {})), float(given))
+
+
+def op_class(op: Op) -> str:
+    """matmul, random, alias, elementwise, or other (reductions, copies, indexing)."""
+    if op.name in MATMUL:
+        return "matmul"
+    if op.random:
+        return "random"
+    if op.alias:
+        return "alias"
+    return "elementwise" if op.elementwise else "other"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Speeds of one device.
+
+    Args:
+        speeds: of its kind, as in `calibrate.Profile`.
+        threads: that share a matrix product.
+        compute, memory, launch: how many times longer work in the cache, work in memory, and
+            launches take because neighbours are busy too.
+    """
+
+    speeds: Mapping[str, Any]
+    threads: int = 1
+    compute: float = 1.0
+    memory: float = 1.0
+    launch: float = 1.0
+
+    def seconds(
+        self,
+        op: Op,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        attrs: Mapping[str, Any],
+    ) -> float:
+        """Seconds that a node takes; 0 for ops that run nothing."""
+        if op.name in STATELESS:
+            return 0.0
+        entry = self.speeds["ops"].get(op.name, {})
+        launch = float(entry.get("launch", self.speeds["launch"])) * self.launch
+        if op.alias:
+            return launch
+        amount = work(op, inputs, outputs, attrs)
+        if op_class(op) == "matmul":
+            busy = self._product(amount.flops, outputs[0].dtype)
+        else:
+            busy = self._rest(op, amount, entry, inputs, outputs)
+        return launch + max(busy * self.compute, self._traffic(amount.bytes))
+
+    def _traffic(self, moved: float) -> float:
+        if moved <= self.speeds["cache_bytes"]:
+            return float(moved / self.speeds["cache_bandwidth"])
+        return float(moved / self.speeds["memory_bandwidth"]) * self.memory
+
+    def _rest(
+        self,
+        op: Op,
+        amount: Work,
+        entry: Mapping[str, float],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+    ) -> float:
+        if "rate" not in entry:
+            classes = self.speeds["classes"]
+            entry = classes.get(op_class(op)) or classes.get("other") or {}
+            if "rate" not in entry or not amount.flops:
+                return 0.0  # what it moves is counted as traffic
+        if not amount.flops:
+            return amount.bytes / entry["rate"]
+        itemsize = max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1)
+        return amount.flops / entry["rate"] * max(1.0, itemsize / entry["itemsize"])
+
+    def _product(self, flops: float, dtype: np.dtype[Any]) -> float:
+        tables = self.speeds["matmul"]
+        alone = interpolated(tables.get(dtype.name, tables["other"]), flops)
+        if self.threads == 1:
+            return alone
+        factor = contended(self.speeds["contention"], "compute", self.threads)
+        shared = alone / self.threads * factor + 2 * float(self.speeds["handoff"])
+        return min(alone, shared)
+
+
+def interpolated(points: Sequence[Sequence[float]], flops: float) -> float:
+    """Seconds for so many flops: lines between points in logarithms, their rates beyond them."""
+    for end in (points[0], points[-1]):
+        if flops <= end[0] or (end is points[-1] and flops >= end[0]):
+            return float(end[1]) * flops / end[0]
+    at = bisect_left([p[0] for p in points], flops)
+    (f0, t0), (f1, t1) = points[at - 1], points[at]
+    share = math.log(flops / f0) / math.log(f1 / f0)
+    return math.exp(math.log(t0) + share * math.log(t1 / t0))
+
+
+def contended(contention: Mapping[str, Sequence[float]], what: str, threads: int) -> float:
+    """How many times longer each of so many busy threads takes ("compute" or "memory").
+
+    Beyond what was measured (all cores), threads take turns.
+    """
+    counts, factors = contention["threads"], contention[what]
+    beyond = max(1.0, threads / counts[-1]) if len(counts) > 1 else 1.0
+    return float(np.interp(threads, counts, factors)) * beyond
+
+
+def given_speeds(flops: float, bandwidth: float, launch: float) -> dict[str, Any]:
+    """Speeds of a device that is described by three numbers: flop/s, bytes/s, seconds."""
+    return {
+        "launch": launch,
+        "handoff": 0.0,
+        "cache_bytes": 0,
+        "cache_bandwidth": bandwidth,
+        "memory_bandwidth": bandwidth,
+        "matmul": {"other": [[1.0, 1.0 / flops]], "float64": [[1.0, 2.0 / flops]]},
+        "ops": {},
+        "classes": {"other": {"launch": launch, "rate": flops, "itemsize": 4}},
+        "contention": {"threads": [1], "compute": [1.0], "memory": [1.0]},
+    }
