@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,7 @@ from graphflow.runtime.wire import decode_frames, encode
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
+    from graphflow.runtime.partition import Partition
 
 LEASE = 30.0  # seconds without a ping after which a worker forgets the session
 _RETRY = 0.005  # seconds, while a connection's queue is full
@@ -298,6 +299,12 @@ class RemoteHosts:
             raise
 
     # Programs and steps --------------------------------------------------------------------------
+
+    def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
+        """Gives each worker its partitions of a program; raises as `load` does."""
+        from graphflow.runtime.codec import encode as encode_partitions
+
+        self.load(program, {w: encode_partitions(mine) for w, mine in partitions.items()})
 
     def load(self, program: str, partitions: Mapping[int, tuple[bytes, list[Array]]]) -> None:
         """Gives each worker its partition of a program: header and constants.

@@ -1,8 +1,8 @@
 """A deterministic world for the protocol: machines, a network and a clock, all from one seed.
 
-Links deliver in order but late, and some messages twice. A worker may crash at any time: what it had
-sent may still arrive, and its coordinator hears of it later, by a broken link or by silence. Every
-message goes through its frame, so the codec is exercised too.
+Links deliver in order but late, and some messages twice. A worker may crash at any time: what it
+had sent may still arrive, and its coordinator hears of it later, by a broken link or by silence.
+Every message goes through its frame, so the codec is exercised too.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class World:
         self.coordinators = {name: c.CoordinatorMachine(name, addresses, 0.0) for name in names}
         self.outcomes: dict[tuple[str, int], Any] = {}
         self.applied: dict[tuple[int, str, int], str] = {}
+        self.started: set[tuple[int, str, int]] = set()
+        self.computed: set[tuple[int, str, int]] = set()
+        self.told: set[tuple[int, str, int]] = set()
         self.violations: list[str] = []
         self.steps = steps
         self.addresses = addresses
@@ -89,6 +92,9 @@ class World:
             self.violations.append(f"{key} settled twice")
         self.outcomes[key] = settle.outcome
         workers = range(len(self.machines))
+        committed = settle.request > 2 and isinstance(settle.outcome, c.Replies)
+        if committed and any((index, *key) not in self.computed for index in workers):
+            self.violations.append(f"{key} committed before all had computed it")
         if settle.request == 1 and isinstance(settle.outcome, c.Replies):
             opens = {index: Open(2, index, self.addresses, 20.0) for index in workers}
             self._begin(name, 2, opens)
@@ -143,6 +149,10 @@ class World:
 
     def _job(self, index: int, run: w.Run) -> None:
         """Jobs of a session take a random time each, one after the other."""
+        if isinstance(run.job, Compute):
+            self.started.add((index, run.session, run.step))
+        if isinstance(run.job, Commit | Abort):
+            self.told.add((index, run.session, run.step))
         key = (index, run.session)
         quick = self.random.random() < 0.9
         start = max(self.now, self.busy.get(key, 0.0))
@@ -157,6 +167,8 @@ class World:
         if isinstance(run.job, Compute):
             fetches = {f"y{index}": np.full(2, run.step, np.float32)}
             failed = self.random.random() < 0.1
+            if not failed:
+                self.computed.add((index, run.session, run.step))
             outcome = OpError("it failed") if failed else Computed(fetches, [], {"cpu:0": 1})
         if isinstance(run.job, Commit | Abort):
             verdict = type(run.job).__name__
@@ -173,6 +185,6 @@ class World:
     def _crash(self, index: int) -> None:
         self.alive[index] = False
         if self.link_events:
+            notice = c.LinkDown(index, "it crashed")
             for name in self.coordinators:
-                notice = c.LinkDown(index, "it crashed")
                 self._travel((index, name), lambda name=name: self._coordinate(name, notice))
