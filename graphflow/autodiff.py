@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import DifferentiationError, GraphflowError, ShapeError
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, made_by, user_location
@@ -20,14 +22,14 @@ from graphflow.spec import kind, show_shape
 def gradients(
     y: Tensor | Sequence[Tensor],
     xs: Sequence[Tensor],
-    grad_ys: Tensor | Sequence[Tensor | None] | None = None,
+    grad_ys: Any = None,
 ) -> list[Tensor]:
     """d(sum of y · grad_y) / dx for each x; zeros where y does not depend on x.
 
     Args:
         y: float tensor(s); without `grad_ys` a scalar, or an array that counts as summed.
         xs: float tensors (variables, placeholders or anything computed).
-        grad_ys: cotangents of `y`, of the same shapes; None means ones.
+        grad_ys: cotangent(s) of `y` (tensors or arrays), of the same shapes; None means ones.
 
     Raises:
         DifferentiationError: y or an x is not float, or an op on the way has no gradient.
@@ -124,7 +126,7 @@ def _depends_on(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
 def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
     if given is None:
         given = [None] * len(ys)
-    elif isinstance(given, Tensor):
+    elif isinstance(given, Tensor | np.ndarray):
         given = [given]
     if len(given) != len(ys):
         raise DifferentiationError(

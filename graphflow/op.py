@@ -485,7 +485,7 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     Raises:
         DTypeError: kinds would mix, or a scalar does not fit.
     """
-    strong = [as_tensor(x) for x in inputs if not isinstance(x, bool | int | float)]
+    strong = [as_tensor(x) for x in inputs if not _is_scalar(x)]
     if not strong:
         strong = [as_tensor(max(inputs, key=lambda x: (bool, int, float).index(type(x))))]
     try:
@@ -493,12 +493,15 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         for tensor in strong[1:]:
             dtype = promote(dtype, tensor.dtype)
         scalars = iter(strong)
-        converted = (
-            _weak(x, dtype) if isinstance(x, bool | int | float) else next(scalars) for x in inputs
-        )
+        converted = (_weak(x, dtype) if _is_scalar(x) else next(scalars) for x in inputs)
         return tuple(t if t.dtype == dtype else FUNCTIONS["astype"](t, dtype) for t in converted)
     except DTypeError as error:
         raise DTypeError(f"{op_name} at {user_location()}: {error}") from None
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether a value is a Python scalar (np.float64 is a float, but keeps its dtype)."""
+    return type(value) in (bool, int, float)
 
 
 def _weak(scalar: float, dtype: np.dtype[Any]) -> Tensor:

@@ -1,10 +1,9 @@
 """Shapes and dtypes: what is known of a tensor before it exists.
 
 A dim is an int or a `Dim`: an integer polynomial over named sizes ("symbols"). `None` in a
-    placeholder's
-shape makes a fresh symbol, a string a shared one. Shape rules (`infer` of an op) work on
-`TensorSpec`s only; where a rule equates two symbolic sizes, the equation is recorded and checked
-when a step is fed.
+placeholder's shape makes a fresh symbol, a string a shared one. Shape rules (`infer` of an op)
+work on `TensorSpec`s only; where a rule equates two symbolic sizes, the equation is recorded and
+checked when a step is fed.
 """
 
 from __future__ import annotations
@@ -115,6 +114,8 @@ def _divide_exactly(a: Size, b: Size) -> Size | None:
     """a / b for a single-term b, if every term of a is divisible by it."""
     if a == b:
         return 1
+    if a == 0:
+        return 0
     divisor = list(_terms(b).items())
     if len(divisor) != 1:
         return None

@@ -45,10 +45,10 @@ from graphflow.spec import (
 
 # matmul -----------------------------------------------------------------------------------------
 
-# Products of fewer flops are not split: handing over to a thread takes about 25 µs there and back,
-# BLAS does about 100 GFLOP/s a core, and blocks of one product share their reads of the other
-# operand.
-_BLOCKS = ((8e9, 16), (2e9, 8), (4e8, 4), (2.4e7, 2))
+# (least flops, blocks). Handing a block to a thread and hearing back takes about 50 µs, and blocks
+# cost one thread alone 4 to 8 % of the time of the whole product (measured, MLP sizes): products of
+# under about 0.3 ms stay whole.
+_BLOCKS = ((8e9, 16), (2e9, 8), (4e8, 4), (4e7, 2))
 _SMALLEST_BLOCK = 32  # rows or columns
 
 

@@ -27,7 +27,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda a: np.pad(a, ((0, 1), (2, 0), (0, 0)), constant_values=3),
     ),
     "flip": (lambda x: G["flip"](x, (0, 2)), lambda a: np.flip(a, (0, 2))),
-    "flip all": (lambda x: G["flip"](x), lambda a: np.flip(a)),
+    "flip all": (G["flip"], np.flip),
     "roll": (lambda x: G["roll"](x, 2, 1), lambda a: np.roll(a, 2, 1)),
     "roll back": (lambda x: G["roll"](x, -7, 1), lambda a: np.roll(a, -7, 1)),
     "roll flat": (lambda x: G["roll"](x, 5), lambda a: np.roll(a, 5)),

@@ -1,0 +1,167 @@
+"""Sizes as polynomials, shapes that broadcast, dtypes that promote."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphflow.errors import DTypeError, ShapeError
+from graphflow.spec import (
+    DTYPES,
+    Dim,
+    Size,
+    TensorSpec,
+    as_dtype,
+    broadcast_shapes,
+    equate,
+    evaluate,
+    floordiv,
+    kind,
+    maximum,
+    minimum,
+    normalize_shape,
+    product,
+    promote,
+    recorded_equations,
+    show_shape,
+    spec,
+    symbols,
+)
+
+N, M = Dim.symbol("n"), Dim.symbol("m")
+BINDINGS = st.fixed_dictionaries({"n": st.integers(1, 9), "m": st.integers(1, 9)})
+LEAVES = st.sampled_from([N, M]) | st.integers(-4, 6)
+SIZES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map(lambda ab: ab[0] + ab[1]),
+        st.tuples(inner, inner).map(lambda ab: ab[0] - ab[1]),
+        st.tuples(inner, inner).map(lambda ab: ab[0] * ab[1]),
+        st.tuples(inner, inner).map(lambda ab: minimum(*ab)),
+        st.tuples(inner, inner).map(lambda ab: maximum(*ab)),
+    ),
+    max_leaves=6,
+)
+
+
+@given(SIZES, SIZES, BINDINGS)
+def test_evaluation_commutes_with_arithmetic(a: Size, b: Size, bindings: dict[str, int]) -> None:
+    x, y = evaluate(a, bindings), evaluate(b, bindings)
+    assert evaluate(a + b, bindings) == x + y
+    assert evaluate(a - b, bindings) == x - y
+    assert evaluate(a * b, bindings) == x * y
+    assert evaluate(-a, bindings) == -x
+    assert evaluate(minimum(a, b), bindings) == min(x, y)
+    assert evaluate(maximum(a, b), bindings) == max(x, y)
+    if y:
+        assert evaluate(floordiv(a, b), bindings) == x // y
+
+
+@given(SIZES, SIZES, SIZES)
+def test_polynomials_have_one_form(a: Size, b: Size, c: Size) -> None:
+    assert (a + b) * c == a * c + b * c
+    assert a + b == b + a and a * b == b * a
+    assert a - a == 0
+    assert hash((a + b) * c) == hash(a * c + b * c)
+
+
+@given(SIZES, st.sampled_from([1, 2, 6, N, 3 * N, N * M]))
+def test_a_product_divides_exactly_by_its_factors(a: Size, b: Size) -> None:
+    assert floordiv(a * b, b) == a
+
+
+@given(SIZES, BINDINGS)
+def test_a_size_depends_on_no_other_symbol_than_it_names(a: Size, bindings: dict[str, int]) -> None:
+    assert set(symbols(a)) <= {"n", "m"}
+    assert evaluate(a, {k: v for k, v in bindings.items() if k in set(symbols(a))}) == evaluate(
+        a, bindings
+    )
+
+
+def test_constants_are_plain_ints_and_sizes_print_as_written() -> None:
+    assert (N + 2) - N == 2 and isinstance((N + 2) - N, int)
+    assert repr(2 * N + 1) in ("1 + 2*n", "2*n + 1")
+    assert show_shape((N, 64)) == "(n, 64)" and show_shape((3,)) == "(3,)"
+    assert N // 2 != N and floordiv(7, N) == 7 // N
+
+
+def test_each_unnamed_size_is_equal_to_no_other() -> None:
+    a, b = normalize_shape((None, None))
+    assert a != b and a == a
+    assert normalize_shape(("n", 3)) == (N, 3) and normalize_shape(None)[0] != a
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "2n", "", object()])
+def test_what_is_no_size_is_refused(wrong: object) -> None:
+    with pytest.raises(ShapeError):
+        normalize_shape((wrong,))
+
+
+SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
+
+
+@given(SHAPES, SHAPES)
+def test_known_shapes_broadcast_as_numpys(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    try:
+        wanted = np.broadcast_shapes(a, b)
+    except ValueError:
+        with pytest.raises(ShapeError, match="do not broadcast"):
+            broadcast_shapes(a, b)
+    else:
+        assert broadcast_shapes(a, b) == wanted
+
+
+def test_a_symbol_broadcasts_with_itself_or_one_and_else_is_equated() -> None:
+    with recorded_equations() as equations:
+        assert broadcast_shapes((N, 3), (1, 3)) == (N, 3)
+        assert broadcast_shapes((N, 3), (N, 1)) == (N, 3)
+    assert equations == []
+    with recorded_equations() as equations:
+        assert broadcast_shapes((N, 1), (M, 4)) == (N, 4)
+        assert broadcast_shapes((N,), (7,)) == (7,)
+    assert equations == [(N, M), (N, 7)]
+
+
+def test_equating_known_sizes_that_differ_names_both() -> None:
+    with pytest.raises(ShapeError, match="rows: 3 != 4"):
+        equate(3, 4, "rows")
+
+
+def test_specs_bind_and_count() -> None:
+    x = spec("float64", ("n", 3))
+    assert x.rank == 2 and x.size == 3 * N and x.nbytes == 24 * N and not x.is_concrete
+    assert x.bind({"n": 5}) == TensorSpec((5, 3), np.dtype("float64"))
+    assert repr(x) == "float64(n, 3)" and product(()) == 1
+    with pytest.raises(KeyError):
+        x.bind({"m": 5})
+
+
+@pytest.mark.parametrize("wrong", ["complex64", "object", "U3", None, "float99", "datetime64[s]"])
+def test_other_dtypes_are_refused_with_the_list(wrong: object) -> None:
+    with pytest.raises(DTypeError, match="use one of bool"):
+        as_dtype(wrong)
+
+
+# Python array API standard, "Type Promotion Rules": smallest type that holds both.
+MIXED_INTS = {
+    ("int8", "uint8"): "int16", ("int8", "uint16"): "int32", ("int8", "uint32"): "int64",
+    ("int16", "uint8"): "int16", ("int16", "uint16"): "int32", ("int16", "uint32"): "int64",
+    ("int32", "uint8"): "int32", ("int32", "uint16"): "int32", ("int32", "uint32"): "int64",
+    ("int64", "uint8"): "int64", ("int64", "uint16"): "int64", ("int64", "uint32"): "int64",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("a, b", list(itertools.product(DTYPES, DTYPES)))
+def test_dtypes_promote_by_the_array_api_table(a: str, b: str) -> None:
+    x, y = np.dtype(a), np.dtype(b)
+    kinds_differ = kind(x) != kind(y)
+    if kinds_differ or ({a[:1], b[:1]} == {"i", "u"} and "uint64" in (a, b)):
+        with pytest.raises(DTypeError, match="do not mix"):
+            promote(x, y)
+        return
+    mixed = MIXED_INTS.get((a, b)) or MIXED_INTS.get((b, a))
+    assert promote(x, y) == (mixed or max(x, y, key=lambda d: d.itemsize))
