@@ -195,7 +195,10 @@ class HostedSession:
                 outcome = self._do(run)
             except BaseException as error:  # the coordinator is told, whatever it was
                 outcome = error
-            self._report(Finished(self._session, run.job, run.step, outcome))
+            # Nobody waits for these, and waking the I/O thread costs more than most commits.
+            silent = isinstance(run.job, Commit | Abort) and outcome is None
+            if not silent:
+                self._report(Finished(self._session, run.job, run.step, outcome))
             if isinstance(run.job, Close):
                 return
 
