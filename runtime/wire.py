@@ -151,7 +151,7 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 def _plain_scalar(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{type(value).__name__} is not plain data")
+    raise ProtocolError(f"{type(value).__name__} is not plain data")
 
 
 # The declarative codec: a check for each field, made from the field's type -----------------------
@@ -186,7 +186,7 @@ def _check_of(hint: Any) -> Check:
         return _check_dict(_check_of(arguments[1]))
     if origin is UnionType and set(arguments) == {int, str}:
         return _check_key
-    raise TypeError(f"no message field can have the type {hint}")
+    raise ProtocolError(f"no message field can have the type {hint}")
 
 
 def _wrong(value: Any, name: str, expected: str) -> ProtocolError:
