@@ -1,0 +1,66 @@
+"""Plan → Graphviz DOT: a cluster for each device, for those who lay graphs out themselves.
+
+dot -Tpdf plan.dot -o plan.pdf
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graphflow.placement.cluster import CLIENT
+from graphflow.placement.view import colours
+from graphflow.placement.view.text import printable, seconds, size
+
+if TYPE_CHECKING:
+    from graphflow.placement.plan import Plan, PlannedNode
+
+
+def render(plan: Plan) -> str:
+    """A DOT digraph; node identifiers are n0, n1, … in the order of execution."""
+    devices = dict.fromkeys([*plan.cluster.devices, *(node.device for node in plan.nodes)])
+    index = {node.name: i for i, node in enumerate(plan.nodes)}
+    lines = [
+        "digraph plan {",
+        f"  label={quoted(f'{len(plan.nodes)} nodes, {seconds(plan.makespan)} a step')};",
+        '  graph [rankdir=TB, fontname="Helvetica", labelloc=t];',
+        '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=10];',
+        f'  edge [color="{colours.WIRE}", arrowsize=0.6, fontname="Helvetica", fontsize=8];',
+    ]
+    for i, device in enumerate(devices):
+        members = [node for node in plan.nodes if node.device == device]
+        if not members:
+            continue
+        shade = colours.CLIENT if device == CLIENT else colours.shade(i)
+        lines.append(f"  subgraph cluster_{i} {{")
+        lines.append(f'    label={quoted(device)}; color="{shade.strong}"; style=rounded;')
+        lines.append(f'    node [fillcolor="{shade.tint}", color="{shade.strong}"];')
+        lines += [f"    n{index[node.name]} {_attributes(node)};" for node in members]
+        lines.append("  }")
+    lines += _edges(plan, index)
+    return "\n".join([*lines, "}", ""])
+
+
+def _attributes(node: PlannedNode) -> str:
+    label = f"{node.name}\n{node.op} {node.output}\n{seconds(node.finish - node.start)}"
+    tip = f"{node.why}\n{node.location}"
+    return f"[label={quoted(label)}, tooltip={quoted(tip)}]"
+
+
+def _edges(plan: Plan, index: dict[str, int]) -> list[str]:
+    lines = []
+    for node in plan.nodes:
+        for name in dict.fromkeys(node.inputs):
+            if name not in index:
+                continue
+            source = plan.nodes[index[name]]
+            look = ""
+            if source.device not in (node.device, CLIENT):
+                look = f' [color="{colours.CUT}", penwidth=2, label={quoted(size(source.bytes))}]'
+            lines.append(f"  n{index[name]} -> n{index[node.name]}{look};")
+    return lines
+
+
+def quoted(text: str) -> str:
+    """A DOT string that shows exactly `text`: in labels a backslash starts an escape."""
+    text = printable(text).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + text.replace("\r", "").replace("\n", "\\n") + '"'

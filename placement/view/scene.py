@@ -1,0 +1,281 @@
+"""Plan → Scene: boxes, wires, bars and headline numbers, before any of them is HTML or SVG.
+
+The two big drawings show the same things, so what they show is decided here, once, and as plain
+values: names are still raw text and must be escaped by whoever writes them out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from graphflow.placement.cluster import CLIENT
+from graphflow.placement.view import colours
+from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange
+from graphflow.placement.view.text import printable, seconds, shorten, size
+
+if TYPE_CHECKING:
+    from graphflow.placement.plan import Interval, Plan, PlannedNode, PlannedTransfer
+
+LABEL_LETTERS, DETAIL_LETTERS = 16, 20
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node as drawn: its upper left corner, two lines of text, and `heat`, its share of the
+    longest node's seconds."""
+
+    node: PlannedNode
+    left: float
+    top: float
+    label: str
+    detail: str
+    shade: colours.Shade
+    heat: float
+    measured: float | None
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What hovering over it tells, as (what, text)."""
+        node = self.node
+        took = seconds(node.finish - node.start)
+        if self.measured is not None:
+            took += f" predicted, {seconds(self.measured)} measured"
+        facts = [
+            ("op", node.op),
+            ("output", f"{node.output} · {size(node.bytes)}"),
+            ("device", node.device),
+            ("takes", f"{took}, from {seconds(node.start)}"),
+            ("why here", node.why),
+            ("made at", node.location),
+        ]
+        return [(what, printable(text)) for what, text in facts if text]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A tensor's way to its readers on one device.
+
+    `cut` where it leaves one device for another (feeds come from the client, and are not cut);
+    `transfer` is what the plan says of that.
+    """
+
+    route: Route
+    cut: bool
+    transfer: PlannedTransfer | None
+
+    @cached_property
+    def middle(self) -> tuple[float, float]:
+        """Where on a cut wire its mark goes: the middle of its first piece, where it crosses."""
+        x0, y0, x1, y1 = self.route.segments()[0]
+        return (x0 + x1) / 2, (y0 + y1) / 2
+
+    def title(self) -> str:
+        if self.transfer is None:
+            return "leaves its device"
+        t = self.transfer
+        took = seconds(t.finish - t.start)
+        return printable(f"{t.tensor}: {size(t.bytes)}, {t.source} → {t.target}, {took}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the timelines: a device or link, predicted or measured."""
+
+    track: str
+    measured: bool
+    shade: colours.Shade
+    link: bool
+    bars: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a step asks of one device; measured values are None before a run."""
+
+    device: str
+    shade: colours.Shade
+    nodes: int
+    busy: float
+    busy_measured: float | None
+    peak: int
+    peak_measured: int | None
+    limit: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything the drawings show of a plan."""
+
+    plan: Plan
+    layout: Layout
+    boxes: tuple[Box, ...]
+    wires: tuple[Wire, ...]
+    rows: tuple[Row, ...]
+    usage: tuple[Usage, ...]
+    lanes: tuple[str, ...]
+    shades: dict[str, colours.Shade]
+
+    @property
+    def span(self) -> float:
+        """Seconds that the common time axis covers."""
+        ends = [bar.finish for row in self.rows for bar in row.bars]
+        measured = self.plan.measured.makespan if self.plan.measured else 0.0
+        return max([self.plan.makespan, measured, *ends]) or 1e-6
+
+    def headlines(self) -> list[tuple[str, str, str]]:
+        """(title, number, remark): the step, what it would be otherwise, what moves."""
+        plan = self.plan
+        lines = [("Predicted step", seconds(plan.makespan), f"placer: {printable(plan.placer)}")]
+        if plan.measured is not None:
+            steps = plan.measured.steps
+            remark = f"median of {steps} step{'s' if steps != 1 else ''}"
+            if plan.makespan > 0:
+                remark += f" · {plan.measured.makespan / plan.makespan:.2f}× the prediction"
+            lines.append(("Measured step", seconds(plan.measured.makespan), remark))
+        for name, value in self._baselines():
+            title = printable(name)
+            lines.append((title[:1].upper() + title[1:], seconds(value), self._gain(value)))
+        moved = [t.bytes for t in plan.transfers if CLIENT not in (t.source, t.target)]
+        lines.append(("Transfers a step", str(len(moved)), f"{size(sum(moved))} between devices"))
+        return lines
+
+    def _baselines(self) -> list[tuple[str, float]]:
+        """All of them, or of many single devices only the fastest."""
+        alone = [item for item in self.plan.baselines.items() if item[0].startswith("one device")]
+        kept = alone if len(alone) < 3 else [min(alone, key=lambda item: item[1])]
+        return kept + [item for item in self.plan.baselines.items() if item not in alone]
+
+    def _gain(self, baseline: float) -> str:
+        if self.plan.makespan <= 0:
+            return "predicted"
+        ratio = baseline / self.plan.makespan
+        return f"this plan is {ratio:.2f}× as fast" if ratio > 1.005 else "this plan gains nothing"
+
+
+def scene(plan: Plan) -> Scene:
+    """Lay a plan out.
+
+    Raises:
+        PlanError: its nodes read each other in a circle.
+    """
+    lanes = _lanes(plan)
+    shades = {name: colours.shade(i) for i, name in enumerate(plan.cluster.devices)}
+    shades.setdefault(CLIENT, colours.CLIENT)
+    for extra, name in enumerate(lanes):
+        shades.setdefault(name, colours.shade(len(plan.cluster.devices) + extra))
+    index = {node.name: i for i, node in enumerate(plan.nodes)}
+    lane = {name: i for i, name in enumerate(lanes)}
+    edges = [
+        (index[name], i)
+        for i, node in enumerate(plan.nodes)
+        for name in node.inputs
+        if name in index
+    ]
+    where = [lane[node.device] for node in plan.nodes]
+    layout = arrange(len(plan.nodes), edges, where, len(lanes))
+    return Scene(
+        plan,
+        layout,
+        _boxes(plan, layout, shades),
+        _wires(plan, layout, lanes),
+        _rows(plan, shades),
+        _usage(plan, shades),
+        lanes,
+        shades,
+    )
+
+
+def _lanes(plan: Plan) -> tuple[str, ...]:
+    """Devices that hold nodes; the client in the middle, near to all that it feeds."""
+    used = dict.fromkeys(node.device for node in plan.nodes)
+    devices = [name for name in plan.cluster.devices if name in used]
+    devices += [name for name in used if name not in devices and name != CLIENT]
+    if CLIENT in used:
+        devices.insert(len(devices) // 2, CLIENT)
+    return tuple(devices)
+
+
+def _boxes(plan: Plan, layout: Layout, shades: dict[str, colours.Shade]) -> tuple[Box, ...]:
+    longest = max((node.finish - node.start for node in plan.nodes), default=0.0)
+    measured: dict[tuple[str, str], float] = {}
+    for bar in plan.measured.timeline if plan.measured else ():
+        key = (bar.track, bar.name)
+        measured[key] = measured.get(key, 0.0) + bar.finish - bar.start
+    return tuple(
+        Box(
+            node,
+            x - NODE_WIDTH / 2,
+            y,
+            printable(shorten(node.name, LABEL_LETTERS)),
+            printable(shorten(_detail(node), DETAIL_LETTERS)),
+            shades[node.device],
+            (node.finish - node.start) / longest if longest > 0 else 0.0,
+            measured.get((node.device, node.name)),
+        )
+        for node, x, y in zip(plan.nodes, layout.x, layout.y, strict=True)
+    )
+
+
+def _detail(node: PlannedNode) -> str:
+    """The shape alone, "(128, 64)": the dtype is told on hovering."""
+    start = node.output.find("(")
+    return node.output[start:] if start >= 0 else node.op
+
+
+def _wires(plan: Plan, layout: Layout, lanes: tuple[str, ...]) -> tuple[Wire, ...]:
+    transfers: dict[tuple[str, str], PlannedTransfer] = {}
+    for transfer in plan.transfers:
+        head, colon, port = transfer.tensor.rpartition(":")
+        transfers.setdefault((transfer.tensor, transfer.target), transfer)
+        if colon and port.isdigit():
+            transfers.setdefault((head, transfer.target), transfer)
+    wires = []
+    for route in layout.routes:
+        source, target = plan.nodes[route.source], lanes[route.lane]
+        cut = source.device not in (target, CLIENT)
+        wires.append(Wire(route, cut, transfers.get((source.name, target))))
+    return tuple(wires)
+
+
+def _rows(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Row, ...]:
+    """Devices, links, feeds and fetches; each predicted and, after a run, measured right below."""
+    sides: list[tuple[bool, tuple[Interval, ...]]] = [(False, plan.timeline)]
+    if plan.measured is not None:
+        sides.append((True, plan.measured.timeline))
+    bars: dict[str, dict[bool, list[Interval]]] = {name: {} for name in plan.cluster.devices}
+    for measured, timeline in sides:
+        for bar in timeline:
+            bars.setdefault(bar.track, {}).setdefault(measured, []).append(bar)
+    rows = []
+    for track, halves in sorted(bars.items(), key=lambda item: CLIENT in item[0]):
+        for measured, _ in sides:
+            if not halves:
+                continue  # a device of the cluster that this plan leaves idle
+            mine = sorted(halves.get(measured, []), key=lambda bar: (bar.start, bar.finish))
+            link = track not in shades
+            shade = shades[track] if not link else colours.Shade(colours.CUT, "#fbdde8")
+            rows.append(Row(track, measured, shade, link, tuple(mine)))
+    return tuple(rows)
+
+
+def _usage(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Usage, ...]:
+    return tuple(
+        Usage(
+            device=name,
+            shade=shades[name],
+            nodes=sum(node.device == name for node in plan.nodes),
+            busy=sum(node.finish - node.start for node in plan.nodes if node.device == name),
+            busy_measured=sum(
+                bar.finish - bar.start
+                for bar in plan.measured.timeline
+                if bar.track == name and bar.kind == "compute"
+            )
+            if plan.measured
+            else None,
+            peak=int(plan.peak_memory.get(name, 0)),
+            peak_measured=plan.measured.peak_memory.get(name) if plan.measured else None,
+            limit=plan.cluster.device(name).memory,
+        )
+        for name in plan.cluster.devices
+    )

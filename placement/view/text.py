@@ -1,0 +1,66 @@
+"""How drawings write numbers and names: with their units, and short enough for a box."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+# Characters that XML 1.0 has no way to write.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+def seconds(value: float) -> str:
+    """1.23 ms"""
+    for unit, name in _SECONDS:
+        if abs(value) >= unit:
+            return f"{_three(value / unit)} {name}"
+    return "0 s" if value == 0 else f"{_three(value / 1e-9)} ns"
+
+
+def size(value: float) -> str:
+    """Bytes: 1.21 MiB"""
+    for unit, name in _BYTES:
+        if value >= unit:
+            return f"{_three(value / unit)} {name}"
+    return f"{int(value)} B"
+
+
+def _three(value: float) -> str:
+    """Three digits, as far as they say something."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """(seconds, name) of the unit in which an axis up to `longest` seconds reads well."""
+    return next(((unit, name) for unit, name in _SECONDS if longest >= unit), _SECONDS[-1])
+
+
+def shorten(name: str, letters: int) -> str:
+    """The name in at most `letters`: its last part tells most, then its first."""
+    if len(name) <= letters:
+        return name
+    first, *rest = name.split("/")
+    if rest:
+        if len(short := f"{first}/…/{rest[-1]}") <= letters and first:
+            return short
+        for i in range(len(rest)):
+            if len(short := "…/" + "/".join(rest[i:])) <= letters:
+                return short
+    head = (letters - 1) // 3
+    return f"{name[:head]}…{name[len(name) - (letters - 1 - head) :]}"
+
+
+def printable(text: str) -> str:
+    """The text without the control characters that no XML or HTML document may hold."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def ticks(longest: float, about: int = 10) -> list[tuple[float, str]]:
+    """(seconds, text) of some `about` round marks on an axis from 0 to `longest` seconds."""
+    unit, name = time_unit(longest)
+    step = 10.0 ** math.floor(math.log10(longest / unit / about))
+    step = next(step * k for k in (1, 2, 5, 10) if longest / unit <= step * k * about)
+    count = int(longest / unit / step + 1e-9)
+    return [(i * step * unit, f"{i * step:.6g} {name}" if i else "0") for i in range(count + 1)]

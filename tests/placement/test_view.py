@@ -1,0 +1,287 @@
+"""The drawings of a plan: complete, escaped, offline, and without errors in a real browser."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphflow.errors import PlanError
+from graphflow.placement.plan import Plan
+from graphflow.placement.view import colours, dot, html, svg
+from graphflow.placement.view.scene import scene
+from graphflow.placement.view.text import seconds, shorten, size, ticks
+from tests.placement.view_plans import HOSTILE, chain, hostile, measured, towers
+
+SVG = "{http://www.w3.org/2000/svg}"
+# Attributes with which a page loads something, and the elements that exist to do so.
+LOADS = {"src", "href", "srcset", "data", "action", "poster", "background", "formaction", "ping"}
+LOADERS = {"iframe", "object", "embed", "base", "form", "img", "video", "audio", "frame"}
+
+
+class Reader(HTMLParser):
+    """What a page would load, and the scripts it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.scripts: list[str] = []
+        self.text: list[str] = []
+        self._tag = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._tag = tag
+        if tag == "script":
+            self.scripts.append("")
+        if tag in LOADERS:
+            self.loads.append(tag)
+        self.loads += [
+            f"{tag} {key}={value}"
+            for key, value in attrs
+            if key in LOADS and not (value or "").startswith("data:")
+        ]
+        assert not [key for key, _ in attrs if key.startswith("on")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._tag = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._tag == "script":
+            self.scripts[-1] += data
+        elif self._tag == "style":
+            assert "@import" not in data and "url(" not in data
+        else:
+            self.text.append(data)
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    return reader
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return measured(towers())
+
+
+@pytest.fixture(scope="module")
+def page(plan: Plan) -> str:
+    pytest.importorskip("bokeh")
+    return html.render(plan)
+
+
+# HTML ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_loads_nothing_from_anywhere(page: str) -> None:
+    assert read(page).loads == []
+
+
+def test_the_page_forbids_the_browser_to_make_requests(page: str) -> None:
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    assert "http" not in policy[1] and "*" not in policy[1]
+
+
+def test_the_page_says_what_the_plan_says(page: str, plan: Plan) -> None:
+    text = " ".join(read(page).text)
+    assert seconds(plan.makespan) in text
+    assert plan.measured is not None and seconds(plan.measured.makespan) in text
+    for name, value in plan.baselines.items():
+        assert name[1:] in text and seconds(value) in text
+    for device in plan.cluster.devices:
+        assert device in text
+        assert size(plan.cluster.device(device).memory) in text
+    for node in plan.nodes:
+        assert node.name in page
+
+
+def test_hostile_names_stay_text_in_the_page() -> None:
+    pytest.importorskip("bokeh")
+    evil, good = read(html.render(hostile())), read(html.render(chain(3)))
+    assert evil.loads == []
+    # As many scripts as the page of a harmless plan, and none that the user wrote.
+    assert len(evil.scripts) == len(good.scripts)
+    assert not [script for script in evil.scripts if script.strip().startswith("alert")]
+    assert "<script>alert" not in html.render(hostile())
+
+
+def test_dollar_signs_in_names_are_not_placeholders_of_the_page() -> None:
+    pytest.importorskip("bokeh")
+    plan = towers(count=1, workers=1)
+    marked = Plan(**{**vars(plan), "placer": "$css $library $nothing"})
+    assert "placer: $css $library $nothing" in html.render(marked)
+
+
+def test_without_bokeh_one_line_says_what_to_install(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *rest: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "bokeh":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(PlanError, match=r"pip install 'graphflow\[viz\]'.*\.svg") as caught:
+        html.render(plan)
+    assert "\n" not in str(caught.value)
+    assert svg.render(plan).startswith("<?xml")
+
+
+# SVG ----------------------------------------------------------------------------------------------
+
+
+def test_the_svg_is_xml_and_shows_every_node_and_interval(plan: Plan) -> None:
+    root = ET.fromstring(svg.render(plan))
+    titles = [title.text or "" for title in root.iter(f"{SVG}title")]
+    for node in plan.nodes:
+        assert any(title.startswith(node.name + "\n") and node.why in title for title in titles)
+    assert plan.measured is not None
+    bars = [title for title in titles if re.search(r": (compute|wait|transfer), ", title)]
+    assert len(bars) == len(plan.timeline) + len(plan.measured.timeline)
+
+
+def test_the_svg_refers_to_nothing_outside(plan: Plan) -> None:
+    drawn = svg.render(plan).replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"https?:|href|url\(|@import|<script|<image|<foreignObject", drawn)
+
+
+def test_hostile_names_stay_text_in_the_svg() -> None:
+    drawn = svg.render(hostile())
+    root = ET.fromstring(drawn)
+    assert not list(root.iter(f"{SVG}script"))
+    assert any(
+        HOSTILE.replace("\x00", "\ufffd") in (t.text or "") for t in root.iter(f"{SVG}title")
+    )
+
+
+@pytest.mark.parametrize("drawing", [svg, dot, html], ids=["svg", "dot", "html"])
+def test_a_plan_without_nodes_is_drawn(drawing: Any) -> None:
+    if drawing is html:
+        pytest.importorskip("bokeh")
+    assert drawing.render(chain(0))
+
+
+# DOT ----------------------------------------------------------------------------------------------
+
+
+def test_dot_strings_are_quoted() -> None:
+    assert dot.quoted('a"b\\N\nc') == '"a\\"b\\\\N\\nc"'
+    drawn = dot.render(hostile())
+    # Without its strings, nothing is left of DOT but its own words.
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "S", drawn)
+    assert '"' not in bare and "script" not in bare
+    for line in bare.splitlines():
+        assert re.fullmatch(r"[\w\s\[\]=,;{}.>-]*", line), line
+
+
+def test_dot_has_a_cluster_for_each_device_and_every_edge(plan: Plan) -> None:
+    drawn = dot.render(plan)
+    for device in plan.cluster.devices:
+        assert f"label={dot.quoted(device)}" in drawn
+    assert drawn.count(" -> ") == sum(len(set(node.inputs)) for node in plan.nodes)
+    assert drawn.count("{") == drawn.count("}")
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
+@pytest.mark.parametrize("make", [towers, hostile])
+def test_graphviz_reads_the_dot(make: Any) -> None:
+    done = subprocess.run(
+        ["dot", "-Tcanon"], input=dot.render(make()), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# Scene --------------------------------------------------------------------------------------------
+
+
+def test_cut_wires_are_those_that_leave_a_device_and_know_their_transfer(plan: Plan) -> None:
+    drawn = scene(plan)
+    cut = [wire for wire in drawn.wires if wire.cut]
+    between = [t for t in plan.transfers if t.source != "/client"]
+    assert {wire.transfer for wire in cut} == set(between)
+    assert all(size(t.bytes) in " ".join(wire.title() for wire in cut) for t in between)
+
+
+def test_measured_rows_stand_right_below_the_predicted(plan: Plan) -> None:
+    rows = scene(plan).rows
+    assert [row.measured for row in rows] == [False, True] * (len(rows) // 2)
+    assert [row.track for row in rows[::2]] == [row.track for row in rows[1::2]]
+
+
+def test_a_plan_that_gains_nothing_says_so() -> None:
+    plan = chain(3)
+    slow = Plan(**{**vars(plan), "baselines": {"one device: /worker:0/cpu:0": plan.makespan}})
+    assert ("this plan gains nothing") in [remark for _, _, remark in scene(slow).headlines()]
+
+
+def test_each_of_many_devices_has_its_own_colour() -> None:
+    assert len({colours.shade(i) for i in range(40)}) == 40
+
+
+def test_numbers_are_written_with_three_digits_and_a_unit() -> None:
+    assert [seconds(v) for v in (0, 1.23456e-3, 2.5, 999.6e-6, 3e-9)] == [
+        "0 s", "1.23 ms", "2.5 s", "1000 µs", "3 ns",
+    ]  # fmt: skip
+    assert [size(v) for v in (0, 1023, 1536, 5 * 2**30)] == ["0 B", "1023 B", "1.5 KiB", "5 GiB"]
+
+
+def test_long_names_keep_their_last_part() -> None:
+    assert shorten("tower0/dense1/w/momentum", 18) == "tower0/…/momentum"
+    assert shorten("an_ensemble/dense1/matmul", 14) == "…/matmul"
+    assert len(shorten("x" * 100, 16)) == 16
+    assert shorten("matmul", 16) == "matmul"
+
+
+@pytest.mark.parametrize("longest", [3e-9, 7.7e-5, 1.94e-3, 0.3, 86.0, 4000.0])
+def test_an_axis_has_a_handful_of_round_marks(longest: float) -> None:
+    marks = ticks(longest)
+    assert 3 <= len(marks) <= 12
+    assert marks[0][1] == "0" and marks[-1][0] <= longest * (1 + 1e-9)
+
+
+# In a browser -------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("make", [lambda: measured(towers()), hostile], ids=["towers", "hostile"])
+def test_a_browser_opens_the_page_without_errors(make: Any, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+    if browser is None:
+        pytest.skip("chromium is not installed")
+    pytest.importorskip("bokeh")
+    page, shot = tmp_path / "plan.html", tmp_path / "plan.png"
+    # A click, as the page's own code sees it: a node selected and followed into the timeline.
+    click = (
+        "<script>setTimeout(() => { gfModel('gf-nodes').selected.indices = [1] }, 1500);"
+        "setTimeout(() => console.log('title: '"
+        " + document.querySelector('#detail h2').textContent), 3000)</script>"
+    )
+    plan = make()
+    page.write_text(html.render(plan).replace("</body>", click + "</body>"), encoding="utf-8")
+    done = subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+            "--no-first-run", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr",
+            "--virtual-time-budget=6000", "--window-size=1500,1800", f"--screenshot={shot}",
+            page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    wrong = [line for line in said if re.search(r"error|refused|violat|nonexistent", line, re.I)]
+    assert not wrong
+    assert any(f"title: {plan.nodes[1].name[:6]}" in line for line in said), done.stderr[-2000:]
+    assert shot.stat().st_size > 60_000
