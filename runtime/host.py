@@ -20,6 +20,7 @@ import numpy as np
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, OpError, SessionError, StepTimeout, VariableError
 from graphflow.graph import Graph
+from graphflow.placement.host import cores
 from graphflow.runtime.backend import Backend, backend_for
 from graphflow.runtime.codec import decode
 from graphflow.runtime.executor import Program, Span
@@ -52,7 +53,7 @@ class Host:
     ) -> None:
         self.worker = worker
         self.devices = tuple(devices)
-        count = threads or max(1, (_cores() // max(1, len(self.devices))))
+        count = threads or max(1, cores() // max(1, len(self.devices)))
         self._backends = {d: backend_for(DeviceName.parse(d), count) for d in self.devices}
         self._outbox = outbox
         self._sessions: dict[str, _Session] = {}
@@ -142,12 +143,6 @@ class Host:
         if session not in self._sessions:
             raise SessionError(f"session {session!r} is not open on worker {self.worker}")
         return self._sessions[session]
-
-
-def _cores() -> int:
-    import os
-
-    return os.cpu_count() or 1
 
 
 class Mail:

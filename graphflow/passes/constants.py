@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphflow.graph import Graph
+from graphflow.graph import Graph, bind_attrs
 from graphflow.op import REGISTRY, Node, Tensor
 from graphflow.passes.base import Pass
 
@@ -38,7 +38,8 @@ class FoldConstants(Pass):
             return None
         try:
             with np.errstate(all="ignore"):
-                values = node.op.run(np, [t.node.attrs["value"] for t in inputs], node.attrs)
+                attrs = bind_attrs(node.attrs, {})
+                values = node.op.run(np, [t.node.attrs["value"] for t in inputs], attrs)
         except Exception:
             return None  # it fails in the same way, with its line, when the step runs
         return [

@@ -1,0 +1,322 @@
+"""The command line: `graphflow worker|run|plan|devices|calibrate`.
+
+A wrong argument gets one line that says what to do, never a traceback of ours; a failing user
+script keeps its own.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from graphflow._version import __version__
+from graphflow.errors import ArgumentError, DeviceError, GraphflowError, PlanError
+from graphflow.graph import Graph
+from graphflow.op import Tensor
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.host import gpu_memory
+from graphflow.placement.plan import SUFFIXES, plan
+from graphflow.session import default_cluster
+from graphflow.structure import flatten
+
+app = typer.Typer(
+    name="graphflow",
+    help="Dataflow graphs with autodiff, placed on devices by a cost model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"graphflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Dataflow graphs with autodiff, placed on devices by a cost model."""
+
+
+Devices = Annotated[
+    str, typer.Option("--devices", help="Devices of each worker, e.g. 'cpu:0,cpu:1' or 'gpu:0'.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Threads of each CPU device; default: its share."),
+]
+ClusterFile = Annotated[
+    Path | None, typer.Option("--cluster", "-c", help="Cluster file (TOML); see docs/clusters.md.")
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", "-w", min=1, help="Start that many worker processes.")
+]
+
+
+@app.command()
+def worker(
+    listen: Annotated[str, typer.Option(help="Where to listen: tcp://127.0.0.1:7001.")],
+    devices: Devices = "cpu:0",
+    threads: Threads = None,
+    insecure: Annotated[
+        bool, typer.Option(help="Listen beyond loopback without keys: on a trusted network only.")
+    ] = False,
+) -> None:
+    """Serve this machine's devices to sessions until Ctrl-C.
+
+    Example: graphflow worker --listen tcp://127.0.0.1:7001
+    """
+    from graphflow.runtime.worker import serve  # loads ZeroMQ
+
+    if insecure:
+        typer.echo(
+            "warning: --insecure: whoever reaches this address can run graphs here", err=True
+        )
+    names = _names(devices)
+    Cluster.here(devices=names)  # refuses names of devices that are not here
+    serve(listen, devices=names, threads=threads, insecure=insecure)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python script that opens gf.Session().")],
+    workers: Workers = None,
+    cluster: ClusterFile = None,
+    devices: Devices = "cpu:0",
+    threads: Threads = None,
+) -> None:
+    """Run a script whose plain gf.Session() uses these workers; the rest goes to the script.
+
+    Example: graphflow run train.py --workers 2
+    """
+    chosen = _cluster(workers, cluster, devices, threads)
+    _readable(script)
+    sys.argv = [str(script), *context.args]
+    token = default_cluster.set(chosen)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except Exception as error:
+        traceback.print_exception(error)
+        raise typer.Exit(1) from None
+    finally:
+        default_cluster.reset(token)
+
+
+@app.command("plan")
+def plan_command(
+    target: Annotated[
+        str,
+        typer.Argument(help="script.py:name; a tensor, a nest of them, or a function giving one."),
+    ],
+    cluster: ClusterFile = None,
+    workers: Workers = None,
+    devices: Devices = "cpu:0",
+    threads: Threads = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", "-s", help="Size of a placeholder, e.g. x=128,64; repeatable."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A .html, .svg, .json or .dot file.")
+    ] = None,
+    placer: Annotated[str, typer.Option(help="The placement algorithm.")] = "greedy",
+) -> None:
+    """Place a graph without running it: predicted step time, placement, a page to look at.
+
+    Example: graphflow plan train.py:fetches --workers 2 --shape x=128,64 -o plan.html
+    """
+    if output is not None and output.suffix not in SUFFIXES:
+        raise PlanError(f"{output}: a plan is saved as {', '.join(SUFFIXES)}")
+    chosen = _cluster(workers, cluster, devices, threads)
+    fetches = _attribute(target)
+    made = plan(fetches, chosen, shapes=_shapes(fetches, shape or []), placer=placer)
+    typer.echo(str(made))
+    if output is not None:
+        made.save(output)
+        typer.echo(f"wrote {output}")
+
+
+@app.command("devices")
+def devices_command(cluster: ClusterFile = None) -> None:
+    """List the devices of this machine, or of a cluster file, with their speeds."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if cluster is None:
+        shown = Cluster.here(devices=["cpu:0", *_gpus()])
+    else:
+        shown = Cluster.load(_readable(cluster))
+    table = Table(box=None, header_style="bold")
+    for column in ("device", "address", "memory", "threads", "GFLOP/s", "GB/s"):
+        table.add_column(column, justify="left" if column in ("device", "address") else "right")
+    for each in shown.workers:
+        for device in each.devices:
+            table.add_row(
+                device.name,
+                each.address or "this process",
+                f"{device.memory / 2**30:.1f} GiB",
+                "" if device.threads is None else str(device.threads),
+                _scaled(device.flops),
+                _scaled(device.bandwidth),
+            )
+    Console().print(table)
+    if cluster is None:
+        typer.echo("speeds are measured by: graphflow calibrate")
+
+
+@app.command()
+def calibrate() -> None:
+    """Measure this machine (some seconds) and keep the result for the cost model."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from graphflow.placement.calibrate import profile, profile_path
+
+    console = Console()
+    with console.status("measuring this machine…"):
+        measured = profile(["cpu", *(["gpu"] if _gpus() else [])], refresh=True)
+    for kind, speeds in measured["devices"].items():
+        table = Table(title=kind, title_justify="left", box=None, show_header=False)
+        products = speeds["matmul"]["float32"]
+        table.add_row("matmul, float32", f"{max(f / s for f, s in products) / 1e9:.1f} GFLOP/s")
+        table.add_row("memory, in cache", f"{speeds['cache_bandwidth'] / 1e9:.1f} GB/s")
+        table.add_row("memory, beyond", f"{speeds['memory_bandwidth'] / 1e9:.1f} GB/s")
+        table.add_row("starting an op", f"{speeds['launch'] * 1e6:.2f} µs")
+        if "contention" in speeds:
+            slower = speeds["contention"]
+            for what in ("compute", "memory"):
+                table.add_row(
+                    f"{what}, {slower['threads'][-1]:.0f} busy threads",
+                    f"{slower[what][-1]:.2f} times as long",
+                )
+        console.print(table)
+    typer.echo(f"kept in {profile_path()}")
+
+
+# Reading arguments ----------------------------------------------------------------------------
+
+
+def _names(devices: str) -> list[str]:
+    names = [name.strip() for name in devices.split(",") if name.strip()]
+    if not names:
+        raise ArgumentError(f"--devices {devices!r} names no device; give e.g. cpu:0")
+    return names
+
+
+def _gpus() -> list[str]:
+    """Names of this machine's GPUs."""
+    found: list[str] = []
+    while True:
+        try:
+            gpu_memory(f"gpu:{len(found)}")
+        except DeviceError:
+            return found
+        found.append(f"gpu:{len(found)}")
+
+
+def _cluster(
+    workers: int | None, path: Path | None, devices: str, threads: int | None
+) -> Cluster:
+    if workers is not None and path is not None:
+        raise ArgumentError("give --workers or --cluster, not both")
+    if path is not None:
+        return Cluster.load(_readable(path))
+    if workers is None:
+        return Cluster.here(devices=_names(devices), threads=threads)
+    return Cluster.local(workers=workers, devices=_names(devices), threads=threads)
+
+
+def _readable(path: Path) -> Path:
+    if not path.is_file():
+        raise ArgumentError(f"{path}: there is no such file")
+    return path
+
+
+def _attribute(target: str) -> Any:
+    """What `script.py:name` names; a function is called."""
+    path, separator, name = target.rpartition(":")
+    if not separator or not name.isidentifier():
+        raise ArgumentError(f"{target!r} is not of the form script.py:name")
+    sys.argv = [path]
+    names = runpy.run_path(str(_readable(Path(path))), run_name="graphflow_plan")
+    if name not in names:
+        public = ", ".join(n for n in names if not n.startswith("_"))
+        raise ArgumentError(f"{path} defines no {name!r}; it defines {public}")
+    value = names[name]
+    return value() if callable(value) and not isinstance(value, Tensor) else value
+
+
+def _shapes(fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ...]]:
+    graph = Graph(flatten(fetches)[0])
+    by_name = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
+    shapes = {}
+    for text in given:
+        name, _, sizes = text.partition("=")
+        if name not in by_name:
+            raise ArgumentError(
+                f"--shape {text!r}: no placeholder is named {name!r}; "
+                f"there are {', '.join(by_name) or 'none'}"
+            )
+        try:
+            shapes[by_name[name]] = tuple(int(size) for size in sizes.split(",") if size.strip())
+        except ValueError:
+            raise ArgumentError(
+                f"--shape {text!r} is not of the form name=128,64"
+            ) from None
+    return shapes
+
+
+def _scaled(value: float | None) -> str:
+    return "measured" if value is None else f"{value / 1e9:.1f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 2 for wrong arguments, 1 for other errors."""
+    try:
+        result = app(arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except typer.Exit as error:
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo("interrupted", err=True)
+        return 130
+    except ArgumentError as error:
+        typer.echo(f"graphflow: {error}", err=True)
+        return 2
+    except GraphflowError as error:
+        typer.echo(f"graphflow: {type(error).__name__}: {error}", err=True)
+        return 1
+    except Exception as error:
+        return _usage(error)
+
+
+def _usage(error: Exception) -> int:
+    """One line for an error of the command line parser, which typer may bring along or import."""
+    message = getattr(error, "format_message", None)
+    if message is None:
+        raise error
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(message())
+        return 2
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "graphflow"
+    typer.echo(f"{command}: {message()} (see {command} --help)", err=True)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
