@@ -44,9 +44,9 @@ Link = tuple[float, float]
 
 DEFAULT_LINKS: dict[str, Link] = {
     "thread": (30e-6, float("inf")),  # devices of one process: a hand-over of a reference
-    "process": (150e-6, 1.5e9),  # processes of one host, over loopback
-    "client": (150e-6, 1.5e9),  # the client and a worker process of its host
-    "network": (300e-6, 1.0e9),  # hosts: a 10 Gbit/s network
+    "process": (300e-6, 2.0e9),  # processes of one host, over loopback
+    "client": (300e-6, 2.0e9),  # the client and a worker process of its host
+    "network": (500e-6, 1.0e9),  # hosts: a 10 Gbit/s network
     "gpu": (20e-6, 10e9),  # a process's CPU and GPU, over PCIe
 }
 """What links are taken to be where nobody described or measured them."""

@@ -132,9 +132,10 @@ class Rates:
 
 def interpolated(points: Sequence[Sequence[float]], flops: float) -> float:
     """Seconds for so many flops: lines between points in logarithms, their rates beyond them."""
-    for end in (points[0], points[-1]):
-        if flops <= end[0] or (end is points[-1] and flops >= end[0]):
-            return float(end[1]) * flops / end[0]
+    if flops <= points[0][0]:
+        return float(points[0][1]) * flops / points[0][0]
+    if flops >= points[-1][0]:
+        return float(points[-1][1]) * flops / points[-1][0]
     at = bisect_left([p[0] for p in points], flops)
     (f0, t0), (f1, t1) = points[at - 1], points[at]
     share = math.log(flops / f0) / math.log(f1 / f0)

@@ -1,0 +1,219 @@
+"""Calibration: what is measured is plain and positive, kept on disk, and made anew when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphflow.errors import DeviceError
+from graphflow.op import REGISTRY
+from graphflow.placement import calibrate
+from graphflow.placement.calibrate import (
+    DEFAULT_LINKS,
+    fit_link,
+    keep_links,
+    link_of,
+    machine_key,
+    measure_links,
+    measure_machine,
+    profile,
+    profile_path,
+)
+from tests.placement.speeds import speeds
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    return measure_machine(["/worker:0/cpu:0"])
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Replaces measuring by a made-up machine; lists the kinds of each measurement."""
+    calls: list[list[str]] = []
+
+    def measure(kinds: Any = ("cpu",)) -> dict[str, Any]:
+        calls.append(sorted(kinds))
+        return {
+            "format": calibrate.FORMAT,
+            "key": machine_key(),
+            "devices": {kind: speeds(launch=float(len(calls))) for kind in kinds},
+            "links": {"thread": [1e-5, None]},
+        }
+
+    monkeypatch.setattr(calibrate, "measure_machine", measure)
+    return calls
+
+
+def _numbers(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [n for v in value.values() for n in _numbers(v)]
+    if isinstance(value, list):
+        return [n for v in value for n in _numbers(v)]
+    return [value] if isinstance(value, int | float) else []
+
+
+def test_a_measurement_is_plain_positive_and_covers_the_ops(measured: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(measured)) == measured
+    cpu = measured["devices"]["cpu"]
+    assert all(0 < number < float("inf") for number in _numbers(cpu))
+    with_samples = {op.name for op in REGISTRY.values() if op.samples and (op.pure or op.random)}
+    assert with_samples <= set(cpu["ops"])
+    assert {"elementwise", "other", "random"} <= set(cpu["classes"])
+
+
+def test_measured_products_take_longer_the_larger_and_slowdowns_only_grow(
+    measured: dict[str, Any],
+) -> None:
+    cpu = measured["devices"]["cpu"]
+    for points in cpu["matmul"].values():
+        assert [flops for flops, _ in points] == sorted(flops for flops, _ in points)
+        assert [seconds for _, seconds in points] == sorted(seconds for _, seconds in points)
+    for what in ("compute", "memory"):
+        factors = cpu["contention"][what]
+        assert factors[0] == 1.0
+        assert factors == sorted(factors)
+
+
+def test_a_measured_profile_is_one_that_is_accepted_back(
+    measured: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "measure_machine", lambda kinds: measured)
+    assert profile(folder=tmp_path) == measured
+    monkeypatch.setattr(calibrate, "measure_machine", lambda kinds: pytest.fail("measured again"))
+    assert profile(folder=tmp_path) == measured
+
+
+def test_a_gpu_that_is_not_there_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="gpu:0"):
+        measure_machine(["gpu"])
+
+
+# Keeping --------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_measured_once_and_kept(counted: list[list[str]], tmp_path: Path) -> None:
+    first = profile(folder=tmp_path)
+    assert profile(folder=tmp_path) == first
+    assert counted == [["cpu"]]
+    assert [path.name for path in tmp_path.iterdir()] == [profile_path(tmp_path).name]
+
+
+def test_refreshing_measures_again_and_keeps_links(
+    counted: list[list[str]], tmp_path: Path
+) -> None:
+    profile(folder=tmp_path)
+    keep_links({"process": (1e-4, 2e9), "thread": (2e-5, float("inf"))}, tmp_path)
+    again = profile(folder=tmp_path, refresh=True)
+    assert again["devices"]["cpu"]["launch"] == 2.0
+    assert link_of(again, "process") == (1e-4, 2e9)
+    assert link_of(again, "client") == DEFAULT_LINKS["client"]
+
+
+def test_a_missing_kind_is_added_to_what_is_known(counted: list[list[str]], tmp_path: Path) -> None:
+    profile(folder=tmp_path)
+    both = profile(["cpu", "gpu"], folder=tmp_path)
+    assert counted == [["cpu"], ["gpu"]]
+    assert both["devices"]["cpu"]["launch"] == 1.0
+    assert both["devices"]["gpu"]["launch"] == 2.0
+
+
+def _without(data: dict[str, Any], *path: str) -> str:
+    part = data
+    for key in path[:-1]:
+        part = part[key]
+    del part[path[-1]]
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[1, 2]",
+        lambda text: text.replace('"format": 1', '"format": 99'),
+        lambda text: _without(json.loads(text), "devices", "cpu", "launch"),
+        lambda text: _without(json.loads(text), "devices", "cpu", "matmul", "float64"),
+        lambda text: text.replace('"launch": 1.0', '"launch": NaN'),
+        lambda text: text.replace('"launch": 1.0', '"launch": -1.0'),
+        lambda text: json.dumps({**json.loads(text), "key": {"processor": "another"}}),
+        lambda text: json.dumps({**json.loads(text), "links": {"thread": 3}}),
+    ],
+)
+def test_a_damaged_file_is_measured_anew(
+    damage: Callable[[str], str], counted: list[list[str]], tmp_path: Path
+) -> None:
+    profile(folder=tmp_path)
+    path = profile_path(tmp_path)
+    path.write_text(damage(path.read_text()))
+    assert profile(folder=tmp_path)["devices"]["cpu"]["launch"] == 2.0
+    assert profile(folder=tmp_path)["devices"]["cpu"]["launch"] == 2.0
+    assert len(counted) == 2
+
+
+def test_binary_rubbish_is_measured_anew(counted: list[list[str]], tmp_path: Path) -> None:
+    profile_path(tmp_path).write_bytes(os.urandom(512) + b"\xff\xfe")
+    assert profile(folder=tmp_path)["devices"]["cpu"]["launch"] == 1.0
+
+
+def test_a_folder_that_cannot_be_written_only_costs_the_keeping(
+    counted: list[list[str]], tmp_path: Path
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    assert profile(folder=blocked / "below")["devices"]["cpu"]["launch"] == 1.0
+    assert profile(folder=blocked / "below")["devices"]["cpu"]["launch"] == 2.0
+
+
+def test_the_folder_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRAPHFLOW_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert profile_path().parent == tmp_path / "graphflow"
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path / "own"))
+    assert profile_path().parent == tmp_path / "own"
+    monkeypatch.delenv("GRAPHFLOW_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert profile_path().parent == Path.home() / ".cache" / "graphflow"
+
+
+# Links ----------------------------------------------------------------------------------------
+
+_SIZES = (1 << 10, 1 << 20, 1 << 22)
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e7, 1e11))
+def test_a_link_is_recovered_from_exact_times(latency: float, bandwidth: float) -> None:
+    found = fit_link(_SIZES, [latency + size / bandwidth for size in _SIZES])
+    assert found[0] == pytest.approx(latency, rel=1e-3, abs=1e-9)
+    assert found[1] == pytest.approx(bandwidth, rel=1e-3)
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=3))
+def test_any_times_give_a_link_that_a_problem_accepts(times: list[float]) -> None:
+    latency, bandwidth = fit_link(_SIZES, times)
+    assert 0 <= latency < float("inf")
+    assert 0 < bandwidth < float("inf")
+
+
+def test_links_are_probed_pairwise_both_ways() -> None:
+    def probe(source: int, target: int, nbytes: int, repeats: int) -> float:
+        return (source + 1) * 1e-4 + nbytes / ((target + 1) * 1e9)
+
+    found = measure_links(probe, 3)
+    assert len(found) == 6
+    latency, bandwidth = found["/worker:2", "/worker:1"]
+    assert latency == pytest.approx(3e-4)
+    assert bandwidth == pytest.approx(2e9)
