@@ -185,19 +185,25 @@ def _transfers(made: GraphProblem, model: Model) -> tuple[PlannedTransfer, ...]:
 
 
 def _edge_numbers(made: GraphProblem, model: Model) -> dict[tuple[int, int], int]:
-    """Numbers of the cut edges as the partition counts them: by first reader in the order."""
+    """Numbers of the cut edges as the partition counts them: by maker, then by first reader."""
     ids = {tensor: i for i, tensor in enumerate(made.tensors)}
-    numbers: dict[tuple[int, int], int] = {}
-    device = model.assignment.device
-    for i in model.timeline.order.tolist():
-        if i >= len(made.nodes) or made.devices[device[i]] == CLIENT:
-            continue
+    device = model.assignment.device.tolist()
+    order = [
+        i
+        for i in model.timeline.order.tolist()
+        if i < len(made.nodes) and made.devices[device[i]] != CLIENT
+    ]
+    targets: dict[int, dict[int, None]] = {}
+    for i in order:
         for tensor in made.nodes[i].inputs:
             source = made.index.get(tensor.node)
-            if source is None or tensor.node.op.name == "placeholder":
-                continue
-            if device[source] != device[i]:
-                numbers.setdefault((ids[tensor], int(device[i])), len(numbers))
+            if source is not None and device[source] not in (device[i], made.problem.client):
+                targets.setdefault(ids[tensor], {})[device[i]] = None
+    numbers: dict[tuple[int, int], int] = {}
+    for i in order:
+        for tensor in made.nodes[i].outputs:
+            for target in targets.get(ids.get(tensor, -1), ()):
+                numbers[ids[tensor], target] = len(numbers)
     return numbers
 
 

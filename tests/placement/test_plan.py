@@ -220,7 +220,12 @@ def test_transfers_are_numbered_as_the_partition_numbers_its_edges() -> None:
     made = plan_graph(graph, TWO, shapes, bind(graph, shapes), "round_robin")
     parts = partition(graph, devices_of(made, graph), order_of(made, graph))
     cut = {
-        (n.attrs["edge"], n.name.removeprefix("recv/"), n.attrs["source"], part.device)
+        (
+            n.attrs["edge"],
+            part.graph.names[n].removeprefix("recv/").rpartition("/")[0],
+            n.attrs["source"],
+            part.device,
+        )
         for part in parts.values()
         for n in part.graph.of_op("recv")
     }
