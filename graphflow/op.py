@@ -12,7 +12,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import DTypeError, GraphError, GraphflowError
+from graphflow.errors import DeviceError, DTypeError, GraphError, GraphflowError
 from graphflow.spec import (
     Equation,
     Shape,
@@ -50,9 +50,16 @@ class Location(NamedTuple):
 def user_location() -> Location:
     """The innermost line on the stack that is not graphflow's own."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and _is_own(frame.f_code.co_filename, frame.f_globals):
         frame = frame.f_back
     return Location(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_own(file: str, names: Mapping[str, Any]) -> bool:
+    """Whether code is ours: from our files, or written for them (`__init__` of a dataclass)."""
+    if file == "<string>":
+        return str(names.get("__name__")).startswith("graphflow.")
+    return file.startswith(_PACKAGE)
 
 
 # Scopes: the only global state ----------------------------------------------------------------
@@ -93,8 +100,7 @@ def name_scope(name: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def device(name: str | DeviceName) -> Iterator[None]:
+def device(name: str | DeviceName) -> AbstractContextManager[None]:
     """Pin nodes built in the block: `/worker:1/cpu:0`, or partial names such as `gpu`, `/worker:1`.
 
     An inner scope refines the outer one, part by part.
@@ -102,8 +108,17 @@ def device(name: str | DeviceName) -> Iterator[None]:
     Raises:
         DeviceError: the name is malformed.
     """
-    name = DeviceName.parse(name) if isinstance(name, str) else name
-    token = _device_scope.set(_device_scope.get().refined(name))
+    if not isinstance(name, DeviceName):
+        try:
+            name = DeviceName.parse(name)
+        except DeviceError as error:
+            raise DeviceError(f"gf.device at {user_location()}: {error}") from None
+    return _pinned(_device_scope.get().refined(name))
+
+
+@contextmanager
+def _pinned(device: DeviceName) -> Iterator[None]:
+    token = _device_scope.set(device)
     try:
         yield
     finally:
@@ -114,12 +129,11 @@ def device(name: str | DeviceName) -> Iterator[None]:
 def made_by(origin: Node, prefix: str = "gradients/") -> Iterator[None]:
     """Nodes built in the block (gradients, updates) count as made at the line of `origin`, and
     stay near it."""
-    with _scope(prefix=prefix, location=origin.location, origin=origin):
-        token = _device_scope.set(origin.device)
-        try:
-            yield
-        finally:
-            _device_scope.reset(token)
+    with (
+        _scope(prefix=prefix, location=origin.location, origin=origin),
+        _pinned(origin.device),
+    ):
+        yield
 
 
 @contextmanager
@@ -180,15 +194,16 @@ def sample(
 class Op:
     """One operation, declared in one block.
 
-    infer(*specs, **attrs) -> TensorSpec or a tuple of them; may `equate` sizes, raises ShapeError,
-    DTypeError. kernel(xp, *arrays, **attrs) -> array(s); xp is numpy or cupy; never changes its
-    inputs.
-    into(xp, out, *arrays, **attrs): the same, written to `out` (C-contiguous; a tuple for several
-        outputs).
-    expr(xp, *scalars): the value of one element; given for elementwise ops instead of a kernel.
-    vjp(g, y, *inputs, **attrs) -> one cotangent tensor (or None) for each input; builds graph
-    nodes. cost(*specs, **attrs) -> Cost; default: one flop an output element.
-    samples: calls for the tests over the registry.
+    Args:
+        infer: (*specs, **attrs) -> a TensorSpec, or a tuple of them; may `equate` sizes; raises
+            ShapeError or DTypeError.
+        kernel: (xp, *arrays, **attrs) -> array(s); xp is numpy or cupy; never changes its inputs.
+        into: (xp, out, *arrays, **attrs): the same bits, written to `out`, which is contiguous (a
+            tuple for several outputs).
+        expr: (xp, *scalars) -> the value of one element; for elementwise ops, instead of a kernel.
+        vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
+        cost: (*specs, **attrs) -> Cost; default: one flop an output element.
+        samples: calls for the tests over the registry.
     """
 
     name: str
@@ -196,6 +211,7 @@ class Op:
     kernel: Callable[..., Any] | None = None
     into: Callable[..., None] | None = None
     expr: Callable[..., Any] | None = None
+    ufunc: str | None = None  # the name in xp of the ufunc that is the whole op
     vjp: Callable[..., Sequence[Tensor | None]] | None = None
     cost: Callable[..., Cost] | None = None
     samples: Sequence[Sample] = ()
@@ -470,7 +486,10 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         return value
     if not _convertible(value):
         raise DTypeError(f"cannot make a tensor of {type(value).__name__} {value!r}")
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DTypeError(f"{value!r} is no regular array: {error}") from None
     if dtype is None and not isinstance(value, np.ndarray | np.generic) and array.dtype.kind == "f":
         dtype = "float32"
     array = array.astype(as_dtype(array.dtype if dtype is None else dtype))

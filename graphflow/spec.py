@@ -346,7 +346,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def kind(dtype: np.dtype[Any]) -> str:
-    """ "bool", "int" (signed and unsigned) or "float"."""
+    """One of "bool", "int" (signed or not) and "float"."""
     return {"b": "bool", "i": "int", "u": "int", "f": "float"}[dtype.kind]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import DTypeError, ShapeError
-from graphflow.op import Cost, Op, Tensor, register
+from graphflow.op import Cost, Op, register
 from graphflow.spec import Shape, TensorSpec, as_dtype, equate, show_shape
 
 
@@ -86,8 +86,3 @@ group = register(
         pure=False,
     )
 )
-
-
-def is_group(tensor: Tensor) -> bool:
-    """Whether fetching the tensor gives None."""
-    return tensor.node.op is group

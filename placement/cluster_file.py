@@ -3,11 +3,13 @@
 insecure = false                      # true: addresses beyond loopback without keys
 deadline = 60.0                       # seconds for the workers to come up
 
-[defaults]                            # for every device that does not say devices = ["cpu:0"]
-# of every worker that does not say memory = "8GiB"                       # bytes, or a string with
-a unit threads = 4 flops = 1.0e12                        # flop/s; flops, bandwidth and launch are
-measured where missing bandwidth = 4.0e10                    # bytes/s launch = 5.0e-6
-# seconds
+[defaults]                            # for every device that does not say
+devices = ["cpu:0"]                   # of every worker that does not say
+memory = "8GiB"                       # bytes, or a string with a unit
+threads = 4
+flops = 1.0e12                        # flop/s; these three are measured where missing
+bandwidth = 4.0e10                    # bytes/s
+launch = 5.0e-6                       # seconds
 
 [defaults.link]                       # between devices that no [[links]] covers
 latency = 1.0e-4                      # seconds

@@ -1,0 +1,202 @@
+"""The command line as a stranger uses it: each command, and each way to get it wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphflow.cli import main
+
+MODEL = """
+import numpy as np
+import graphflow as gf
+
+x = gf.placeholder("float32", (None, 4), name="x")
+y = x @ gf.variable(np.ones((4, 3), "float32"), name="w")
+fetches = {"y": y, "total": gf.sum(y)}
+
+
+def build():
+    return y
+
+
+if __name__ == "__main__":
+    import sys
+    with gf.Session() as s:
+        value = s.run(y, {x: np.ones((2, 4), "float32")})
+        print(len(s.cluster.workers), float(value.sum()), *sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plna"], "No such command"),
+        (["plan"], "Missing argument"),
+        (["plan", "model.py"], "script.py:name"),
+        (["plan", "nowhere.py:fetches"], "no such file"),
+        (["worker"], "--listen"),
+        (["worker", "--listen", "7001"], "tcp://host:port"),
+        (["worker", "--listen", "tcp://0.0.0.0:7001"], "--insecure"),
+        (["worker", "--listen", "tcp://127.0.0.1:0x"], "tcp://host:port"),
+        (["worker", "--listen", "tcp://127.0.0.1:7001", "--devices", "tpu:0"], "tpu:0"),
+        (["worker", "--listen", "tcp://127.0.0.1:7001", "--threads", "0"], "--threads"),
+        (["run", "nowhere.py"], "no such file"),
+        (["run", "nowhere.py", "--workers", "two"], "--workers"),
+        (["devices", "--cluster", "nowhere.toml"], "no such file"),
+        (["calibrate", "--fast"], "No such option"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_argument_gets_one_line_that_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code in (1, 2)
+    assert says in err
+    assert err.count("\n") == 1 and not out and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--shape", "z=1"], "there are x"),
+        (["--shape", "x=a,b"], "name=128,64"),
+        (["--shape", "x=2,5"], "x"),
+        ([], "'x'"),
+        (["--shape", "x=2,4", "--placer", "fast"], "greedy"),
+        (["--shape", "x=2,4", "-o", "plan.pdf"], ".html"),
+        (["--shape", "x=2,4", "--workers", "2", "--cluster", "c.toml"], "not both"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_made_gets_one_line(
+    capsys: pytest.CaptureFixture[str], script: Path, options: list[str], says: str
+) -> None:
+    code, _, err = run(capsys, "plan", f"{script}:fetches", *options)
+    assert code in (1, 2)
+    assert says in err
+    assert err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_an_unknown_name_in_a_script_lists_those_that_it_defines(
+    capsys: pytest.CaptureFixture[str], script: Path
+) -> None:
+    code, _, err = run(capsys, "plan", f"{script}:fetch")
+    assert code == 2
+    assert "fetches" in err and "build" in err
+
+
+@pytest.mark.parametrize("name", ["fetches", "build", "y"])
+def test_plan_prints_the_prediction_and_writes_what_is_asked(
+    capsys: pytest.CaptureFixture[str], script: Path, tmp_path: Path, name: str
+) -> None:
+    target = tmp_path / "plan.json"
+    code, out, _ = run(
+        capsys, "plan", f"{script}:{name}", "--workers", "2", "-s", "x=8,4", "-o", str(target)
+    )
+    assert code == 0
+    assert "plan of" in out and "round robin" in out and str(target) in out
+    assert json.loads(target.read_text())
+
+
+def test_devices_lists_this_machine_and_a_cluster_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, _ = run(capsys, "devices")
+    assert code == 0 and "/worker:0/cpu:0" in out
+    file = tmp_path / "c.toml"
+    file.write_text('[[workers]]\naddress = "tcp://127.0.0.1:7009"\n')
+    code, out, _ = run(capsys, "devices", "--cluster", str(file))
+    assert code == 0 and "7009" in out
+
+
+def test_a_cluster_file_with_nan_names_file_and_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[[workers]]\naddress = "tcp://127.0.0.1:7009"\nflops = nan\n')
+    code, _, err = run(capsys, "devices", "--cluster", str(file))
+    assert code == 1
+    assert "c.toml" in err and "nan" in err.lower()
+
+
+def graphflow(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, importing the same graphflow."""
+    return subprocess.run(
+        [sys.executable, "-m", "graphflow.cli", *arguments],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def environment() -> dict[str, str]:
+    root = Path(__file__).resolve().parents[2]
+    return {**os.environ, "PYTHONPATH": str(root)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_run_gives_the_script_its_cluster_and_its_arguments(script: Path, workers: int) -> None:
+    options = ["--workers", str(workers)] if workers else []
+    done = graphflow("run", str(script), *options, "--", "--epochs", "3", cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(workers or 1), "24.0", "--epochs", "3"]
+
+
+def test_a_failing_script_keeps_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import graphflow as gf\ngf.Session().run('loss')\n")
+    done = graphflow("run", "bad.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "FetchError" in done.stderr and 'bad.py", line 2' in done.stderr
+
+
+def test_a_worker_serves_a_session_and_ends_on_ctrl_c(tmp_path: Path, script: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "graphflow.cli", "worker", "--listen"]
+    worker = subprocess.Popen(
+        [*command, f"tcp://127.0.0.1:{port}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    try:
+        assert worker.stdout is not None
+        assert f"listening on tcp://127.0.0.1:{port}" in worker.stdout.readline()
+        taken = graphflow("worker", "--listen", f"tcp://127.0.0.1:{port}", cwd=tmp_path)
+        assert taken.returncode == 1
+        assert "AddressInUse" in taken.stderr and taken.stderr.count("\n") == 1
+        (tmp_path / "c.toml").write_text(f'[[workers]]\naddress = "tcp://127.0.0.1:{port}"\n')
+        done = graphflow("run", str(script), "--cluster", "c.toml", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["1", "24.0"]
+        worker.send_signal(signal.SIGINT)
+        assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
