@@ -29,7 +29,8 @@ Profile = dict[str, Any]
 
 The speeds of a device kind:
     launch: seconds to start an op; handoff: seconds to hand work to another thread;
-    cache_bytes, cache_bandwidth, memory_bandwidth: bytes and bytes/s, of one thread;
+    cache_bytes: beyond which neighbours share the way to memory;
+    traffic: [[bytes, seconds], …] of passing over arrays of growing size, one thread;
     matmul: {"float32", "float64", "other": [[flops, seconds beyond the launch], …]}, one thread;
     ops: {name: {"launch", "rate", "itemsize"}}, flop/s (bytes/s for ops without flops) in cache;
     classes: the same for classes of ops, medians;
@@ -218,7 +219,7 @@ def _whole(known: Any) -> bool:
     devices, links = known.get("devices"), known.get("links")
     if known.get("key") != machine_key() or not isinstance(devices, dict):
         return False
-    needed = ("launch", "handoff", "cache_bytes", "cache_bandwidth", "memory_bandwidth")
+    needed = ("launch", "handoff", "cache_bytes")
     return (
         bool(devices)
         and isinstance(links, dict)
@@ -228,6 +229,7 @@ def _whole(known: Any) -> bool:
             and all(_positive(speeds.get(name)) for name in needed)
             and all(isinstance(speeds.get(part), dict) for part in _PARTS)
             and all(speeds["matmul"].get(dtype) for dtype in ("float32", "float64", "other"))
+            and bool(speeds.get("traffic"))
             for speeds in devices.values()
         )
     )

@@ -121,6 +121,7 @@ class _Builder:
         self.sinks = tuple(dict.fromkeys(t for t in graph.outputs if t.node.op.name not in free))
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
+        self.outputs = frozenset(graph.outputs)
         self.tensors: dict[Tensor, int] = {}
         self._teams = teams(graph)
 
@@ -143,13 +144,28 @@ class _Builder:
             attrs = bind_attrs(node.attrs, self.bindings)
             inputs = [self.specs[t] for t in node.inputs]
             outputs = [self.specs[t] for t in node.outputs]
-            allowed = limits.allowed(node)
+            allowed, in_place = limits.allowed(node), self._in_place(node)
             for members in alike.values():
-                seconds = speeds[devices[members[0]]].seconds(node.op, inputs, outputs, attrs)
+                rate = speeds[devices[members[0]]]
+                seconds = 0.0 if in_place else rate.seconds(node.op, inputs, outputs, attrs)
                 for at in members:
                     if devices[at] in allowed:
                         compute[i, at] = seconds
         return compute
+
+    def _in_place(self, node: Node) -> bool:
+        """Whether a new value is computed straight into its variable, so that nothing is copied."""
+        if node.op.name != "assign":
+            return False
+        variable, value = node.inputs
+        return (
+            value.node.op.elementwise
+            and value.dtype.kind == "f"
+            and value.spec == variable.spec
+            and self.graph.consumers[value.node] == [node]
+            and node.outputs[0] not in self.outputs
+            and value not in self.outputs
+        )
 
     def edges(self) -> tuple[list[tuple[int, int]], list[int], list[int]]:
         """Producer and consumer, bytes and tensor id of each edge."""

@@ -93,8 +93,9 @@ def _adjusted(speeds: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
             for dtype, points in speeds["matmul"].items()
         }
     if device.bandwidth is not None:
-        made["memory_bandwidth"] = device.bandwidth
-        made["cache_bandwidth"] = max(device.bandwidth, speeds["cache_bandwidth"])
+        moved, seconds = speeds["traffic"][-1]
+        factor = moved / seconds / device.bandwidth
+        made["traffic"] = [[size, t * factor] for size, t in speeds["traffic"]]
     if device.launch is not None:
         made["launch"] = device.launch
         made["ops"] = {n: {**entry, "launch": device.launch} for n, entry in speeds["ops"].items()}

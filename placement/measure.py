@@ -26,8 +26,8 @@ SIDE = 192
 """Rows and columns of the larger samples: some hundred KiB, which any second-level cache holds."""
 MATRICES = (8, 24, 64, 128, 256, 512)
 """Sides of the matrix products."""
-STREAM = 1 << 23
-"""Elements of the arrays that no cache holds."""
+STREAMS = (1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)
+"""Elements of arrays that lie in ever slower memory; few caches hold the last."""
 ROUNDS = 7
 LEAST = 60e-6
 """Seconds that one timing lasts at least."""
@@ -51,8 +51,7 @@ def measure_device(kind: str) -> dict[str, Any]:
             "launch": median(entry["launch"] for entry in ops.values()),
             "handoff": measure_handoff(),
             "cache_bytes": _cache_bytes(kind),
-            "cache_bandwidth": clock.bandwidth(SIDE * SIDE),
-            "memory_bandwidth": clock.bandwidth(STREAM),
+            "traffic": clock.traffic(),
             "matmul": products,
             "ops": ops,
             "classes": _classes(ops),
@@ -185,10 +184,15 @@ class _Clock:
             point[1] = least = max(least, point[1], point[0] / best)
         return points
 
-    def bandwidth(self, elements: int) -> float:
-        """bytes/s of adding float32 arrays."""
-        a, b, out = (self._xp.ones(elements, "float32") for _ in range(3))
-        return 12 * elements / self.seconds(lambda: self._xp.add(a, b, out=out), 3)
+    def traffic(self) -> list[list[float]]:
+        """[bytes, seconds] of adding float32 arrays of growing size; times never fall."""
+        points, least = [], 0.0
+        for elements in STREAMS:
+            a, b, out = (self._xp.ones(elements, "float32") for _ in range(3))
+            taken = self.seconds(partial(self._xp.add, a, b, out=out), 3)
+            least = max(least, taken)
+            points.append([12.0 * elements, least])
+        return points
 
 
 def _grown(size: Size) -> Size:
@@ -272,7 +276,7 @@ def _product() -> Callable[[], object]:
 
 
 def _stream() -> Callable[[], object]:
-    a = np.ones(STREAM // 4, np.float32)
+    a = np.ones(1 << 21, np.float32)
     out = np.zeros_like(a)
     return lambda: np.add(a, a, out=out)
 

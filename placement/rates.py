@@ -1,7 +1,7 @@
 """Rates: what one node takes on one device, by a roofline over measured or given speeds.
 
-seconds = launch + max(work / rate of the op, bytes / bandwidth of where they lie). Work is flops,
-or bytes for ops that only move data.
+seconds = launch + max(work / rate of the op, bytes / bandwidth of where they lie); of a matrix
+product, the sum of both. Work is flops, or bytes for ops that only move data.
 """
 
 from __future__ import annotations
@@ -92,15 +92,15 @@ class Rates:
             return launch
         amount = work(op, inputs, outputs, attrs)
         if op_class(op) == "matmul":
-            busy = self._product(amount.flops, outputs[0].dtype)
-        else:
-            busy = self._rest(op, amount, entry, inputs, outputs)
-        return launch + max(busy * self.compute, self._traffic(amount.bytes))
+            # Its operands are fetched and packed before they are multiplied: nothing overlaps.
+            busy = self._product(amount.flops, outputs[0].dtype) * self.compute
+            return launch + busy + self._traffic(amount.bytes)
+        busy = self._rest(op, amount, entry, inputs, outputs) * self.compute
+        return launch + max(busy, self._traffic(amount.bytes))
 
     def _traffic(self, moved: float) -> float:
-        if moved <= self.speeds["cache_bytes"]:
-            return float(moved / self.speeds["cache_bandwidth"])
-        return float(moved / self.speeds["memory_bandwidth"]) * self.memory
+        shared = self.memory if moved > self.speeds["cache_bytes"] else 1.0
+        return interpolated(self.speeds["traffic"], moved) * shared
 
     def _rest(
         self,
@@ -130,15 +130,18 @@ class Rates:
         return min(alone, shared)
 
 
-def interpolated(points: Sequence[Sequence[float]], flops: float) -> float:
-    """Seconds for so many flops: lines between points in logarithms, their rates beyond them."""
-    if flops <= points[0][0]:
-        return float(points[0][1]) * flops / points[0][0]
-    if flops >= points[-1][0]:
-        return float(points[-1][1]) * flops / points[-1][0]
-    at = bisect_left([p[0] for p in points], flops)
+def interpolated(points: Sequence[Sequence[float]], amount: float) -> float:
+    """Seconds for so many flops or bytes: lines between points in logarithms, their rates beyond.
+
+    `points` are (amount, seconds), both rising.
+    """
+    if amount <= points[0][0]:
+        return float(points[0][1]) * amount / points[0][0]
+    if amount >= points[-1][0]:
+        return float(points[-1][1]) * amount / points[-1][0]
+    at = bisect_left([p[0] for p in points], amount)
     (f0, t0), (f1, t1) = points[at - 1], points[at]
-    share = math.log(flops / f0) / math.log(f1 / f0)
+    share = math.log(amount / f0) / math.log(f1 / f0)
     return math.exp(math.log(t0) + share * math.log(t1 / t0))
 
 
@@ -158,8 +161,7 @@ def given_speeds(flops: float, bandwidth: float, launch: float) -> dict[str, Any
         "launch": launch,
         "handoff": 0.0,
         "cache_bytes": 0,
-        "cache_bandwidth": bandwidth,
-        "memory_bandwidth": bandwidth,
+        "traffic": [[1.0, 1.0 / bandwidth]],
         "matmul": {"other": [[1.0, 1.0 / flops]], "float64": [[1.0, 2.0 / flops]]},
         "ops": {},
         "classes": {"other": {"launch": launch, "rate": flops, "itemsize": 4}},

@@ -11,8 +11,7 @@ def speeds(**changes: Any) -> dict[str, Any]:
         "launch": 1e-6,
         "handoff": 10e-6,
         "cache_bytes": 1 << 20,
-        "cache_bandwidth": 40e9,
-        "memory_bandwidth": 4e9,
+        "traffic": [[1e6, 25e-6], [1e8, 25e-3]],
         "matmul": {
             "float32": [[1e4, 1e-6], [1e6, 1e-5], [1e9, 1e-2]],
             "float64": [[1e4, 2e-6], [1e6, 2e-5], [1e9, 2e-2]],
