@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, DTypeError, GraphError, VariableError
+from graphflow.errors import ArgumentError, DTypeError, GraphError, ShapeError, VariableError
+from graphflow.feeding import cast
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Tensor, as_tensor, user_location
-from graphflow.spec import as_dtype, normalize_shape
+from graphflow.spec import Dim, as_dtype, normalize_shape
 
 
 def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
@@ -22,11 +24,11 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     Raises:
         DTypeError, ShapeError: not a dtype, not a shape.
     """
-    at = user_location()
-    try:
+    with _located("placeholder", name):
+        known = isinstance(shape, int | str | list | tuple | Dim | np.integer | None)
+        if not known:
+            raise ShapeError(f"a shape is a tuple of sizes such as (None, 64), not {shape!r}")
         sizes, name_of_dtype = normalize_shape(shape), as_dtype(dtype).name
-    except GraphError as error:
-        raise type(error)(f"placeholder at {at}: {error}") from None
     tensor: Tensor = REGISTRY["placeholder"](shape=sizes, dtype=name_of_dtype, name=name)
     return tensor
 
@@ -44,24 +46,15 @@ def variable(
 
     Raises:
         VariableError, DTypeError: the initial value is symbolic, or has no supported dtype.
+        ArgumentError: trainable is no bool, name no str.
     """
-    at = user_location()
-    if isinstance(initial, Tensor):
-        raise VariableError(f"variable at {at}: the initial value is a tensor; give an array")
-    if not isinstance(trainable, bool):
-        raise ArgumentError(f"variable at {at}: trainable is True or False, not {trainable!r}")
-    if not isinstance(initial, Initializer):
-        plain = not isinstance(initial, np.ndarray | np.generic)
-        initial = np.asarray(initial)
-        if plain and initial.dtype == np.float64:
-            initial = initial.astype(np.float32)
-        try:
-            initial = np.array(initial, as_dtype(dtype or initial.dtype), order="C")
-        except DTypeError as error:
-            raise DTypeError(f"variable at {at}: {error}") from None
-        initial.flags.writeable = False
-    elif dtype is not None:
-        initial = initial.with_dtype(dtype)
+    with _located("variable", name):
+        if not isinstance(trainable, bool):
+            raise ArgumentError(f"trainable is True or False, not {trainable!r}")
+        if not isinstance(initial, Initializer):
+            initial = _initial(initial, dtype)
+        elif dtype is not None:
+            initial = initial.with_dtype(dtype)
     tensor: Tensor = REGISTRY["variable"](
         initial=initial,
         trainable=trainable,
@@ -73,9 +66,31 @@ def variable(
     return tensor
 
 
+def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """A copy of an initial value that nobody changes."""
+    if isinstance(value, Tensor):
+        raise VariableError("the initial value is a tensor; give an array")
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, GraphError) as error:
+        raise DTypeError(f"the initial value is no array: {error}; give an array") from None
+    if not isinstance(value, np.ndarray | np.generic) and array.dtype == np.float64:
+        array = array.astype(np.float32)
+    array = np.array(array, as_dtype(array.dtype if dtype is None else dtype), order="C")
+    array.flags.writeable = False
+    return array
+
+
 def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
-    """A fixed array in the graph (a copy; plain lists of floats become float32)."""
-    tensor = as_tensor(value, dtype)
+    """A fixed array in the graph (a copy; plain lists of floats become float32).
+
+    Raises:
+        DTypeError: no array of a supported dtype.
+    """
+    with _located("constant", name):
+        tensor = as_tensor(value, dtype)
+        if tensor is value and (name is not None or dtype is not None):
+            raise ArgumentError("the value is a tensor already; use .astype for another dtype")
     if name is None:
         return tensor
     named: Tensor = REGISTRY["constant"](value=tensor.node.attrs["value"], name=name)
@@ -89,9 +104,31 @@ def assign(variable: Tensor, value: Any, name: str | None = None) -> Tensor:
         VariableError: the first argument is not a variable.
         ShapeError, DTypeError: the value does not fit.
     """
-    if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
-        raise VariableError(f"assign at {user_location()}: {variable!r} is not a variable")
-    if not isinstance(value, Tensor):
-        value = as_tensor(value, variable.dtype)
+    with _located("assign", name):
+        if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
+            raise VariableError(f"{variable!r} is not a variable")
+        if not isinstance(value, Tensor):
+            value = as_tensor(cast(variable.node, value, DTypeError), variable.dtype)
     tensor: Tensor = REGISTRY["assign"](variable, value, name=name)
     return tensor
+
+
+class _located:
+    """Errors in the block say what was built, and on which line."""
+
+    def __init__(self, what: str, name: Any) -> None:
+        self._what = f"{what} at {user_location()}"
+        if name is not None and not (isinstance(name, str) and name):
+            raise ArgumentError(f"{self._what}: name is a str that is not empty, not {name!r}")
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, GraphError):
+            raise type(error)(f"{self._what}: {error}") from None

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 
 from graphflow.device import DeviceName
+from graphflow.errors import FeedError, MemoryLimitError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
+from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import Plan
+from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.partition import Partition
+from graphflow.spec import evaluate
 from graphflow.structure import bind
 
 Array = np.ndarray[Any, Any]
@@ -41,6 +45,7 @@ class Compiled:
     devices: Mapping[Node, str] = field(default_factory=dict)
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     _bindings: dict[tuple[tuple[int, ...], ...], dict[str, int]] = field(default_factory=dict)
+    _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
 
     @property
     def by_worker(self) -> dict[int, list[Partition]]:
@@ -49,6 +54,27 @@ class Compiled:
         for device, part in self.partitions.items():
             result.setdefault(worker_of(device), []).append(part)
         return result
+
+    def arrays(self, given: Mapping[Node, Array]) -> dict[Node, Array]:
+        """Feeds, checked to be those that the fetches need.
+
+        Raises:
+            FeedError: one is missing, or unknown here.
+        """
+        wanted = self.source.placeholders
+        for node in given:
+            if node not in wanted:
+                raise FeedError(
+                    f"feed {node.name!r} (made at {node.location}) is unknown to these fetches: "
+                    "nothing fetched depends on it; leave it out"
+                )
+        for node in wanted:
+            if node not in given:
+                raise FeedError(
+                    f"placeholder {node.name!r} (made at {node.location}) is not fed, and the "
+                    f"fetches depend on it; add it to the feeds: {node.specs[0]}"
+                )
+        return dict(given)
 
     def bindings(self, arrays: Mapping[Node, Array]) -> dict[str, int]:
         """Sizes of the symbols under some feeds; checked once for each combination of shapes.
@@ -60,6 +86,18 @@ class Compiled:
         if key not in self._bindings:
             self._bindings[key] = bind(self.source, {n: a.shape for n, a in arrays.items()})
         return self._bindings[key]
+
+    def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> None:
+        """Check, once for each combination of sizes, that every device has the memory.
+
+        Raises:
+            MemoryLimitError: one has not; names the largest tensors.
+        """
+        key = tuple(sorted(bindings.items()))
+        if key not in self._fitting:
+            for name, part in self.partitions.items():
+                _check_fit(part, bindings, cluster.device(name).memory)
+            self._fitting.add(key)
 
     def feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
         """What each worker is fed, by name."""
@@ -76,7 +114,7 @@ class Compiled:
                 node.name.removeprefix("recv/"),
                 node.attrs["source"],
                 part.device,
-                int(node.specs[0].bind(bindings).nbytes),  # type: ignore[call-overload]
+                evaluate(node.specs[0].nbytes, bindings),
             )
             for part in self.partitions.values()
             for node in part.graph.of_op("recv")
@@ -88,6 +126,27 @@ class Compiled:
             _own_value(output, arrays) if str(i) not in fetched else fetched[str(i)]
             for i, output in enumerate(self.graph.outputs)
         ]
+
+
+def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None:
+    tensors = [t for node in part.graph.nodes for t in node.outputs]
+    sizes = {t: evaluate(t.spec.nbytes, bindings) for t in tensors}
+    if sum(sizes.values()) <= limit:  # without any reuse: no need to look closer
+        return
+    layout = plan_layout(part, bindings)
+    outside = [t for t in tensors if t not in layout.blocks and layout.roots[t] is t]
+    need = layout.arena.nbytes + sum(sizes[t] for t in outside)
+    if need > limit:
+        largest = sorted(sizes, key=lambda t: -sizes[t])[:3]
+        told = ", ".join(
+            f"{part.graph.names[t.node]!r} of {t.spec.bind(bindings)} (made at {t.node.location})"
+            for t in largest
+        )
+        raise MemoryLimitError(
+            f"these fetches need {need / 1e9:.3g} GB on {part.device}, which has "
+            f"{limit / 1e9:.3g} GB; the largest tensors are {told}; feed smaller batches, or use "
+            "more devices"
+        )
 
 
 def _own_value(output: Tensor, arrays: Mapping[Node, Array]) -> Array | None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import FeedError, GraphflowError
+from graphflow.errors import FeedError, GraphError, GraphflowError
 from graphflow.op import Node, Tensor
-from graphflow.spec import Dim, TensorSpec
+from graphflow.spec import Dim, TensorSpec, show_shape
 
 
 def convert(
@@ -23,14 +23,33 @@ def convert(
         FeedError (or `error`): another dtype, rank or size; names the node, its line and both
             sides.
     """
+    array = cast(node, value, error)
     spec = node.specs[0]
-    what = f"{node.op.name} {node.name!r} (made at {node.location})"
+    if array.ndim != spec.rank or any(
+        isinstance(want, int) and want != have
+        for want, have in zip(spec.shape, array.shape, strict=True)
+    ):
+        raise error(
+            f"{_described(node)} has shape {_expected(spec)}, the given value "
+            f"{show_shape(array.shape)}; reshape one of them"
+        )
+    return array
+
+
+def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any, Any]:
+    """The value as an array of the node's dtype, of whatever shape.
+
+    Raises:
+        error: no array, or of a dtype that does not convert.
+    """
+    spec = node.specs[0]
+    what = _described(node)
     if isinstance(value, Tensor):
         raise error(f"{what} is given a symbolic tensor {value.name!r}; give an array")
     try:
         array = np.asarray(value)
-    except ValueError as cause:
-        raise error(f"{what} is given what is no array: {cause}") from None
+    except (ValueError, TypeError, GraphError) as cause:
+        raise error(f"{what} is given what is no array: {cause}; give an array") from None
     if array.dtype != spec.dtype:
         plain = not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__")
         if not _safe(array, spec.dtype, plain):
@@ -38,13 +57,13 @@ def convert(
                 f"{what} is {spec.dtype}, the given value {array.dtype}, which does not convert "
                 f"safely; give value.astype({spec.dtype.name!r})"
             )
-        array = array.astype(spec.dtype)
-    if array.ndim != spec.rank or any(
-        isinstance(want, int) and want != have
-        for want, have in zip(spec.shape, array.shape, strict=True)
-    ):
-        raise error(f"{what} has shape {_expected(spec)}, the given value {array.shape}")
+        with np.errstate(over="ignore"):  # beyond float32 is inf, as for any op
+            array = array.astype(spec.dtype)
     return array
+
+
+def _described(node: Node) -> str:
+    return f"{node.op.name} {node.name!r} (made at {node.location})"
 
 
 def _safe(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: bool) -> bool:
@@ -59,7 +78,9 @@ def _safe(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: bool) -> boo
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         return bool((array >= limits.min).all() and (array <= limits.max).all())
-    return dtype.kind == "f" and bool((array.astype(dtype).astype(array.dtype) == array).all())
+    with np.errstate(over="ignore", invalid="ignore"):
+        back = array.astype(dtype).astype(array.dtype)
+    return dtype.kind == "f" and bool((back == array).all())
 
 
 def _expected(spec: TensorSpec) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import GraphError
+from graphflow.errors import GraphError, VariableError
 from graphflow.op import Node, Tensor
 from graphflow.spec import Dim, Equation, evaluate
 
@@ -74,8 +74,8 @@ class Graph:
         """Check the invariants that every function on graphs keeps; O(nodes).
 
         Raises:
-            GraphError: inputs come late or are foreign, a name is used twice, a variable is
-                assigned twice.
+            GraphError: inputs come late or are foreign, a name is used twice.
+            VariableError: a variable is assigned twice.
         """
         seen: set[Node] = set()
         assigned: dict[Node, Node] = {}
@@ -89,10 +89,11 @@ class Graph:
             if node.op.name == "assign":
                 variable = node.inputs[0].node
                 if variable in assigned:
-                    raise GraphError(
+                    raise VariableError(
                         f"variable {self.names[variable]!r} (made at {variable.location}) is "
-                        f"assigned twice in one step: at {assigned[variable].location} and {node.location}; "
-                        "assign the combined value once, or run the two in separate steps"
+                        f"assigned twice in one step: at {assigned[variable].location} and "
+                        f"{node.location}; assign the combined value once, or run the two in "
+                        "separate steps"
                     )
                 assigned[variable] = node
         if len(self.by_name) != len(self.nodes):

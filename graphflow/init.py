@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, ShapeError
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import next_stream, user_location
 from graphflow.spec import as_dtype
 
@@ -32,26 +32,48 @@ class Initializer:
     stream: tuple[int, int] = (0, 0)
 
     def with_dtype(self, dtype: Any) -> Initializer:
-        return replace(self, dtype=as_dtype(dtype).name)
+        return replace(self, dtype=_dtype(dtype).name)
 
     def __call__(self) -> np.ndarray[Any, Any]:
         """The array; the same at each call."""
         if self.kind == "constant":
             return np.full(self.shape, self.a, self.dtype)
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.stream)))
-        draw = {"uniform": generator.uniform, "normal": generator.normal}[self.kind]
-        return draw(self.a, self.b, self.shape).astype(self.dtype)
+        draw = generator.uniform if self.kind == "uniform" else generator.normal
+        return np.asarray(draw(self.a, self.b, self.shape), self.dtype)
 
 
 def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(s, int | np.integer) and s >= 0 for s in shape):
-        raise ShapeError(
-            f"initializer at {user_location()}: the shape of a variable is known, got {shape}"
-        )
-    if not (math.isfinite(a) and math.isfinite(b)):
-        raise ArgumentError(f"initializer at {user_location()}: parameters {a}, {b} are not finite")
-    return Initializer(kind, tuple(map(int, shape)), as_dtype(dtype).name, a, b, next_stream())
+    wanted = _dtype(dtype)
+    if kind != "constant":
+        if wanted.kind != "f":
+            raise DTypeError(f"{_here()}: random values are floats, not {wanted}")
+        if not all(_is_number(x) and math.isfinite(x) for x in (a, b)):
+            raise ArgumentError(f"{_here()}: its parameters are finite numbers, not {a!r}, {b!r}")
+    return Initializer(kind, _known(shape), wanted.name, float(a), float(b), next_stream())
+
+
+def _dtype(dtype: Any) -> np.dtype[Any]:
+    try:
+        return as_dtype(dtype)
+    except DTypeError as error:
+        raise DTypeError(f"{_here()}: {error}") from None
+
+
+def _known(shape: Any) -> tuple[int, ...]:
+    """The shape of a variable."""
+    sizes = tuple(shape) if isinstance(shape, list | tuple) else (shape,)
+    if not all(isinstance(s, int | np.integer) and s >= 0 for s in sizes):
+        raise ShapeError(f"{_here()}: the shape of a variable is known: ints, not {shape!r}")
+    return tuple(map(int, sizes))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number)
+
+
+def _here() -> str:
+    return f"initializer at {user_location()}"
 
 
 def zeros(shape: Any, dtype: Any = "float32") -> Initializer:
@@ -65,19 +87,37 @@ def ones(shape: Any, dtype: Any = "float32") -> Initializer:
 
 
 def full(shape: Any, value: float, dtype: Any = "float32") -> Initializer:
-    """All `value`."""
-    return _make("constant", shape, dtype, float(value), 0.0)
+    """All `value`.
+
+    Raises:
+        ArgumentError: not a number, or not one of that dtype.
+    """
+    wanted = _dtype(dtype)
+    fits = _is_number(value) and (wanted.kind == "f" or _is_exact(value, wanted))
+    if not fits:
+        raise ArgumentError(f"{_here()}: {value!r} is no value of dtype {wanted}")
+    return _make("constant", shape, dtype, value, 0.0)
+
+
+def _is_exact(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether an integer or bool dtype holds the value, and a float carries it there."""
+    limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return bool(limits[0] <= value <= limits[1] and value == int(value) == int(float(value)))
 
 
 def uniform(
     shape: Any, low: float = -0.05, high: float = 0.05, dtype: Any = "float32"
 ) -> Initializer:
     """Uniform on [low, high)."""
+    if _is_number(low) and _is_number(high) and low > high:
+        raise ArgumentError(f"{_here()}: low {low} is above high {high}")
     return _make("uniform", shape, dtype, low, high)
 
 
 def normal(shape: Any, mean: float = 0.0, std: float = 0.05, dtype: Any = "float32") -> Initializer:
     """Normal of the given mean and standard deviation."""
+    if _is_number(std) and std < 0:
+        raise ArgumentError(f"{_here()}: a standard deviation is not negative: {std}")
     return _make("normal", shape, dtype, mean, std)
 
 
@@ -101,7 +141,7 @@ def he(shape: Any, dtype: Any = "float32") -> Initializer:
 
 def _fans(shape: Any) -> tuple[int, int]:
     """Inputs and outputs of a weight (..., in, out)."""
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = _known(shape)
     if not shape:
         return 1, 1
     field = math.prod(shape[:-2]) if len(shape) > 1 else 1

@@ -50,6 +50,8 @@ class Optimizer:
             raise ArgumentError(
                 f"minimize at {user_location()}: strategy {strategy!r} is unknown; leave it out"
             )
+        if isinstance(variables, Tensor):
+            raise VariableError(f"minimize at {user_location()}: variables are a list, [w]")
         if not isinstance(loss, Tensor) or loss.ndim or kind(loss.dtype) != "float":
             raise DifferentiationError(
                 f"minimize at {user_location()}: the loss is a float scalar, not {loss!r}; "
@@ -68,9 +70,14 @@ class Optimizer:
     def apply(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> Tensor:
         """A node that updates variables by given gradients; fetching it gives None.
 
+        A float16 variable is updated, and its slots are kept, in float32: squares and small rates
+        are below what float16 holds.
+
         Raises:
-            VariableError: not variables, or another number of them than of gradients.
+            VariableError: not variables, one twice, or another number of them than of gradients.
+            ArgumentError: a gradient is no tensor.
         """
+        grads, variables = list(grads), list(variables)
         if len(grads) != len(variables):
             raise VariableError(
                 f"apply at {user_location()}: {len(grads)} gradients for {len(variables)} variables"
@@ -78,11 +85,21 @@ class Optimizer:
         for variable in variables:
             if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
                 raise VariableError(f"apply at {user_location()}: {variable!r} is no variable")
+            if sum(variable is other for other in variables) > 1:
+                raise VariableError(f"apply at {user_location()}: {variable!r} is given twice")
+        for gradient in grads:
+            if not isinstance(gradient, Tensor):
+                raise ArgumentError(
+                    f"apply at {user_location()}: a gradient is a tensor, not {gradient!r}; does "
+                    "transform return a list of gradients?"
+                )
         with name_scope("train"):
             shared, updates = self._begin(grads)
             for gradient, variable in zip(grads, variables, strict=True):
                 with made_by(variable.node, "train/"):
-                    updates += self._update(variable, gradient, shared)
+                    value = _wide(variable)
+                    step, slots = self._update(variable, value, _as(gradient, value), shared)
+                    updates += [*slots, assign(variable, _as(step, variable))]
             group: Tensor = REGISTRY["group"](*updates, name="step")
         return group
 
@@ -90,8 +107,14 @@ class Optimizer:
         """What all variables share in a step, and the updates of that."""
         return None, []
 
-    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
-        """Assignments of a variable and its slots."""
+    def _update(
+        self, variable: Tensor, value: Tensor, gradient: Tensor, shared: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The next value of a variable, and assignments of its slots.
+
+        Args:
+            value, gradient: the variable's, in the dtype to compute in.
+        """
         raise NotImplementedError
 
 
@@ -106,7 +129,8 @@ def _trainable(loss: Tensor) -> list[Tensor]:
 def _slot(variable: Tensor, name: str, value: float = 0.0) -> Tensor:
     """A variable like another, that lives with it."""
     shape = tuple(int(s) for s in variable.shape)  # type: ignore[arg-type]
-    return _state(f"{variable.node.name}/{name}", init.full(shape, value, variable.dtype))
+    initial = init.full(shape, value, _wide_dtype(variable.dtype))
+    return _state(f"{variable.node.name}/{name}", initial)
 
 
 def _state(name: str, initial: init.Initializer) -> Tensor:
@@ -119,9 +143,23 @@ def _state(name: str, initial: init.Initializer) -> Tensor:
 
 def _rate(rate: Rate, like: Tensor) -> Any:
     """A rate as it mixes with a variable: Python numbers are weak, tensors are converted."""
-    if isinstance(rate, Tensor) and rate.dtype != like.dtype:
-        return FUNCTIONS["astype"](rate, like.dtype)
-    return rate
+    return _as(rate, like) if isinstance(rate, Tensor) else float(rate)
+
+
+def _as(x: Tensor, like: Tensor) -> Tensor:
+    """x in the dtype of another tensor."""
+    same: Tensor = x if x.dtype == like.dtype else FUNCTIONS["astype"](x, like.dtype)
+    return same
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in the dtype to compute in: at least float32."""
+    wide: Tensor = x if x.dtype != np.float16 else FUNCTIONS["astype"](x, _wide_dtype(x.dtype))
+    return wide
+
+
+def _wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.promote_types(dtype, np.float32)
 
 
 def _sqrt(x: Tensor) -> Tensor:
@@ -129,16 +167,24 @@ def _sqrt(x: Tensor) -> Tensor:
     return root
 
 
-def _check(**values: Any) -> None:
+def _numbers(optimizer: Optimizer, **values: Any) -> None:
+    """Check an optimiser's numbers, and keep them as Python floats: numpy's would set the dtype."""
     for name, value in values.items():
-        low, high = (0.0, 1.0) if name in ("momentum", "beta1", "beta2", "decay") else (0.0, np.inf)
-        if isinstance(value, Tensor):
+        if name == "rate" and isinstance(value, Tensor):
+            if value.ndim or kind(value.dtype) == "bool":
+                raise ArgumentError(
+                    f"optimiser at {user_location()}: a rate is a scalar number, not {value!r}"
+                )
             continue
-        if not isinstance(value, int | float) or not low <= value <= high:
+        share = name in ("momentum", "beta1", "beta2", "decay")
+        number = isinstance(value, int | float | np.number) and bool(0 <= value < np.inf)
+        if not number or (share and value > 1) or (name.startswith("beta") and value == 1):
+            bound = "from 0 to 1" if share else "from 0"
+            bound += ", 1 left out" if name.startswith("beta") else ""
             raise ArgumentError(
-                f"optimiser at {user_location()}: {name} is a number from {low:g} to {high:g}, "
-                f"not {value!r}"
+                f"optimiser at {user_location()}: {name} is a number {bound}, not {value!r}"
             )
+        object.__setattr__(optimizer, name, float(value))
 
 
 @dataclass(frozen=True)
@@ -154,18 +200,20 @@ class SGD(Optimizer):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _check(rate=self.rate, momentum=self.momentum)
+        _numbers(self, rate=self.rate, momentum=self.momentum)
         if self.nesterov and not self.momentum:
             raise ArgumentError(f"SGD at {user_location()}: nesterov needs a momentum above 0")
 
-    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
-        rate = _rate(self.rate, variable)
+    def _update(
+        self, variable: Tensor, value: Tensor, gradient: Tensor, shared: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        rate = _rate(self.rate, value)
         if not self.momentum:
-            return [assign(variable, variable - rate * gradient)]
+            return value - rate * gradient, []
         velocity = _slot(variable, "momentum")
         new = velocity * self.momentum + gradient
         direction = gradient + new * self.momentum if self.nesterov else new
-        return [assign(velocity, new), assign(variable, variable - rate * direction)]
+        return value - rate * direction, [assign(velocity, new)]
 
 
 @dataclass(frozen=True)
@@ -181,30 +229,29 @@ class Adam(Optimizer):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check(rate=self.rate, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+        _numbers(self, rate=self.rate, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
-        """1 − β₁ᵗ and 1 − β₂ᵗ of the step, from the powers that are carried along."""
+        """1 − β₁ᵗ and √(1 − β₂ᵗ) of the step, from the powers that are carried along."""
         power1 = _state("adam/beta1_power", init.ones((), "float64"))
         power2 = _state("adam/beta2_power", init.ones((), "float64"))
         new1, new2 = power1 * self.beta1, power2 * self.beta2
         return (1.0 - new1, _sqrt(1.0 - new2)), [assign(power1, new1), assign(power2, new2)]
 
-    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
-        correction1, root2 = (_rate(x, variable) for x in shared)
+    def _update(
+        self, variable: Tensor, value: Tensor, gradient: Tensor, shared: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        correction1, root2 = (_as(x, value) for x in shared)
         mean, square = _slot(variable, "adam_mean"), _slot(variable, "adam_square")
         new_mean = mean * self.beta1 + gradient * (1 - self.beta1)
         new_square = square * self.beta2 + (gradient * gradient) * (1 - self.beta2)
-        step = _rate(self.rate, variable) / correction1
+        step = _rate(self.rate, value) / correction1
         direction = new_mean / (_sqrt(new_square) / root2 + self.epsilon)
-        return [
-            assign(mean, new_mean),
-            assign(square, new_square),
-            assign(variable, self._decayed(variable) - step * direction),
-        ]
+        slots = [assign(mean, new_mean), assign(square, new_square)]
+        return self._decayed(value) - step * direction, slots
 
-    def _decayed(self, variable: Tensor) -> Tensor:
-        return variable
+    def _decayed(self, value: Tensor) -> Tensor:
+        return value
 
 
 @dataclass(frozen=True)
@@ -218,10 +265,11 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(weight_decay=self.weight_decay)
+        _numbers(self, weight_decay=self.weight_decay)
 
-    def _decayed(self, variable: Tensor) -> Tensor:
-        return variable * (1.0 - _rate(self.rate, variable) * self.weight_decay)
+    def _decayed(self, value: Tensor) -> Tensor:
+        decayed: Tensor = value * (1.0 - _rate(self.rate, value) * self.weight_decay)
+        return decayed
 
 
 @dataclass(frozen=True)
@@ -230,7 +278,7 @@ class RMSProp(Optimizer):
     quotient.
 
     Source: Tieleman & Hinton, Coursera lecture 6.5, 2012, in the form that torch.optim.RMSprop
-        uses.
+    uses.
     """
 
     rate: Rate = 1e-2
@@ -239,19 +287,22 @@ class RMSProp(Optimizer):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check(rate=self.rate, decay=self.decay, momentum=self.momentum, epsilon=self.epsilon)
+        _numbers(
+            self, rate=self.rate, decay=self.decay, momentum=self.momentum, epsilon=self.epsilon
+        )
 
-    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
+    def _update(
+        self, variable: Tensor, value: Tensor, gradient: Tensor, shared: Any
+    ) -> tuple[Tensor, list[Tensor]]:
         square = _slot(variable, "rms_square")
         new_square = square * self.decay + (gradient * gradient) * (1 - self.decay)
         direction = gradient / (_sqrt(new_square) + self.epsilon)
-        updates = [assign(square, new_square)]
+        slots = [assign(square, new_square)]
         if self.momentum:
             velocity = _slot(variable, "momentum")
             direction = velocity * self.momentum + direction
-            updates.append(assign(velocity, direction))
-        rate = _rate(self.rate, variable)
-        return [*updates, assign(variable, variable - rate * direction)]
+            slots.append(assign(velocity, direction))
+        return value - _rate(self.rate, value) * direction, slots
 
 
 @dataclass(frozen=True)
@@ -266,35 +317,39 @@ class Adagrad(Optimizer):
     epsilon: float = 1e-10
 
     def __post_init__(self) -> None:
-        _check(rate=self.rate, initial=self.initial, epsilon=self.epsilon)
+        _numbers(self, rate=self.rate, initial=self.initial, epsilon=self.epsilon)
 
-    def _update(self, variable: Tensor, gradient: Tensor, shared: Any) -> list[Tensor]:
+    def _update(
+        self, variable: Tensor, value: Tensor, gradient: Tensor, shared: Any
+    ) -> tuple[Tensor, list[Tensor]]:
         total = _slot(variable, "adagrad_sum", self.initial)
         new = total + gradient * gradient
         direction = gradient / (_sqrt(new) + self.epsilon)
-        rate = _rate(self.rate, variable)
-        return [assign(total, new), assign(variable, variable - rate * direction)]
+        return value - _rate(self.rate, value) * direction, [assign(total, new)]
 
 
 def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[Tensor], Tensor]:
     """Gradients scaled down together so that their joint 2-norm is at most `max_norm`, and that
-    norm.
+    norm (at least float32).
 
     Source: Pascanu, Mikolov & Bengio, ICML 2013.
 
     Raises:
-        ArgumentError: no gradients, or a norm that is not above 0.
+        ArgumentError: no gradients, or a norm that is not a number above 0.
     """
-    if not grads:
-        raise ArgumentError(f"clip_by_global_norm at {user_location()}: there are no gradients")
-    if not isinstance(max_norm, Tensor) and not max_norm > 0:
-        raise ArgumentError(
-            f"clip_by_global_norm at {user_location()}: max_norm is above 0, not {max_norm!r}"
-        )
-    total = FUNCTIONS["sum"](grads[0] * grads[0])
-    for gradient in grads[1:]:
-        total = total + _rate(FUNCTIONS["sum"](gradient * gradient), total)
-    norm = _sqrt(total)
+    at = f"clip_by_global_norm at {user_location()}"
+    if not grads or not all(isinstance(g, Tensor) for g in grads):
+        raise ArgumentError(f"{at}: give a list of gradients, not {grads!r}")
+    if not isinstance(max_norm, Tensor) and not (
+        isinstance(max_norm, int | float | np.number) and max_norm > 0
+    ):
+        raise ArgumentError(f"{at}: max_norm is a number above 0, not {max_norm!r}")
+    widest = _wide_dtype(np.result_type(*(g.dtype for g in grads)))
+    wide = (FUNCTIONS["astype"](g, widest) for g in grads)
+    total, *rest = (FUNCTIONS["sum"](g * g) for g in wide)
+    for square in rest:
+        total = total + square
+    norm: Tensor = FUNCTIONS["sqrt"](total)
     limit = _rate(max_norm, norm)
     scale = limit / FUNCTIONS["maximum"](norm, limit)
-    return [gradient * _rate(scale, gradient) for gradient in grads], norm
+    return [gradient * _as(scale, gradient) for gradient in grads], norm

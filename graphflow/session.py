@@ -2,13 +2,13 @@
 data.
 
 A set of fetches is compiled once: optimised, placed, partitioned and given to the workers. Its
-    placement then stays;
-programs specialise by the sizes that are fed. State belongs to the session: a variable lives where
-it was first placed.
+placement then stays; programs specialise by the sizes that are fed. State belongs to the session: a
+variable lives where it was first placed.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +24,10 @@ import numpy as np
 from graphflow.compiled import Compiled, worker_of
 from graphflow.errors import (
     CheckpointError,
+    DeviceError,
     FeedError,
-    GraphflowError,
+    FetchError,
+    PlanError,
     SessionError,
     StateLost,
     VariableError,
@@ -33,15 +35,17 @@ from graphflow.errors import (
 )
 from graphflow.feeding import convert
 from graphflow.graph import Graph
-from graphflow.op import Node, Tensor
+from graphflow.op import Node, Tensor, user_location
 from graphflow.passes import optimize
-from graphflow.placement.cluster import Cluster
+from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.placers import get_placer
 from graphflow.placement.plan import Plan, devices_of, order_of, plan_graph
 from graphflow.runtime.checkpoint import Checkpoint, load, save
 from graphflow.runtime.host import DRAWS
 from graphflow.runtime.hosts import Hosts, LocalHosts
 from graphflow.runtime.partition import FREE, partition
 from graphflow.runtime.trace import Trace
+from graphflow.spec import show_shape
 from graphflow.structure import bind, flatten
 
 Array = np.ndarray[Any, Any]
@@ -57,11 +61,12 @@ class Session:
 
     Args:
         cluster: None for this process; a `Cluster`; or the path of a cluster file.
-        plan: a plan to place by, instead of planning.
+        plan: a plan to place the first fetches by; what runs later is planned around it.
         placer: name of the placement algorithm.
         deadline: seconds that a step may take.
 
     Raises:
+        SessionError, PlanError, PlacementError: an argument is wrong.
         ClusterError, RendezvousTimeout, VersionMismatch: the cluster cannot be used, or does not
             come up.
     """
@@ -74,24 +79,28 @@ class Session:
         placer: str = "greedy",
         deadline: float = DEADLINE,
     ) -> None:
-        if not (isinstance(deadline, int | float) and deadline > 0):
+        if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
+        get_placer(placer)
         self.cluster = _cluster(cluster, plan)
-        self._plan = plan
+        self._plan = plan  # until it has placed something
         self._placer = placer
         self._deadline = float(deadline)
         self._names: dict[Node, str] = {}
         self._variables: dict[str, Tensor] = {}
         self._homes: dict[Node, str] = {}
+        self._loaded: set[Node] = set()  # variables that their home holds
         self._pending: dict[str, Array] = {}
         self._compiled: dict[tuple[int, ...], Compiled] = {}
+        self._programs = 0
         self._steps = 0  # committed
         self._attempts = 0
         self._trace: Trace | None = None
         self._last: Compiled | None = None
         self._lost: WorkerLost | None = None
         self._closed = False
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held while a step runs
+        self._queue = threading.Lock()  # held while a step is queued
         self._runner: ThreadPoolExecutor | None = None
         self._hosts = _hosts(self.cluster)
 
@@ -116,18 +125,32 @@ class Session:
         with self._lock:
             self._check_open()
             tensors, rebuild = flatten(fetches)
-            given = self._checked_feeds(feeds)
-            compiled = self._compile(tensors, given)
-            arrays = {node: self._fed(compiled, node, value) for node, value in given.items()}
-            return rebuild(self._step(compiled, arrays, compiled.bindings(arrays)))
+            compiled = self._compiled.get(_key(tensors)) or _prepared(tensors)
+            arrays = compiled.arrays(_converted(feeds))
+            bindings = compiled.bindings(arrays)
+            if compiled.program:
+                compiled.check_memory(self.cluster, bindings)
+            else:
+                self._place(compiled, {node: a.shape for node, a in arrays.items()}, bindings)
+            return rebuild(self._step(compiled, arrays, bindings))
 
     def run_async(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Future[Any]:
-        """As `run`, in the order of the calls, without waiting: a future of the result."""
+        """As `run`, in the order of the calls, without waiting: a future of the result.
+
+        Feeds are copied, so that the caller's arrays are free at once.
+
+        Raises:
+            FetchError, FeedError: at once, where the mistake shows without the graph; else from the
+                future, as all other errors.
+        """
         self._check_open()
-        with self._lock:
+        flatten(fetches)
+        copies = {node.outputs[0]: np.array(a) for node, a in _converted(feeds).items()}
+        with self._queue:
+            self._check_open()
             if self._runner is None:
                 self._runner = ThreadPoolExecutor(1, "graphflow-session")
-            return self._runner.submit(self.run, fetches, dict(feeds or {}))
+            return self._runner.submit(self.run, fetches, copies)
 
     def compile(
         self, fetch_sets: Sequence[Any], shapes: Mapping[Tensor, Sequence[int]] | None = None
@@ -136,22 +159,35 @@ class Session:
 
         Args:
             fetch_sets: each what a `run` will fetch.
-            shapes: sizes of placeholders that have symbolic ones.
+            shapes: of the placeholders that have sizes which are not known.
+
+        Raises:
+            FetchError, FeedError: not sets of fetches; a shape that is missing or wrong.
         """
         with self._lock:
             self._check_open()
+            if isinstance(fetch_sets, Tensor) or not isinstance(fetch_sets, Sequence):
+                raise FetchError(f"compile takes a list of sets of fetches, not {fetch_sets!r}")
             sets = [flatten(fetches)[0] for fetches in fetch_sets]
-            sizes = {t.node: tuple(shape) for t, shape in (shapes or {}).items()}
-            everything = [t for tensors in sets for t in tensors]
-            if len(self.cluster.devices) > 1 and everything:
-                joint = self._prepare(tuple(everything))
-                joint.sizes = _shapes(joint.source, sizes)
-                plan = self._make_plan(joint)
-                for node, device in devices_of(plan, joint.graph).items():
-                    if node.op.name == "variable":
-                        self._homes.setdefault(node, device)
+            sizes = {_placeholder(t): tuple(shape) for t, shape in (shapes or {}).items()}
+            self._choose_homes([t for tensors in sets for t in tensors], sizes)
             for tensors in sets:
-                self._placed(tuple(tensors), sizes)
+                if _key(tensors) not in self._compiled:
+                    compiled = _prepared(tensors)
+                    known = _shapes(compiled.source, sizes)
+                    self._place(compiled, known, bind(compiled.source, known))
+
+    def _choose_homes(self, tensors: Sequence[Tensor], sizes: Mapping[Node, Any]) -> None:
+        """Place variables as one graph of everything would. Sets may assign a variable each, so
+        that this is no graph to run, and it is not verified."""
+        if len(self.cluster.devices) == 1 or not tensors or self._plan is not None:
+            return
+        graph = Graph(tensors)
+        joint = Compiled(tuple(tensors), graph, graph)
+        joint.sizes = _shapes(graph, sizes)
+        for node, device in devices_of(self._make_plan(joint), graph).items():
+            if node.op.name == "variable":
+                self._homes.setdefault(node, device)
 
     def _step(
         self, compiled: Compiled, arrays: Mapping[Node, Array], bindings: dict[str, int]
@@ -172,88 +208,29 @@ class Session:
             except WorkerLost as error:
                 self._lost = error
                 raise
+            except KeyboardInterrupt:
+                self._steps += 1  # it may have committed: its random numbers are not drawn again
+                raise
+            self._steps += 1
             fetched = result.fetches
             if self._trace is not None:
                 edges = compiled.edges(bindings)
-                self._trace.add_step(self._attempts, start, monotonic_ns(), result.spans, edges)
-                self._trace.peak_memory = result.peak
-        self._steps += 1
+                self._trace.add_step(
+                    self._attempts, start, monotonic_ns(), result.spans, edges, result.peak
+                )
+        else:
+            self._steps += 1
         self._last = compiled
         return compiled.values(fetched, arrays)
 
-    # Feeds ------------------------------------------------------------------------------------
-
-    def _checked_feeds(self, feeds: Mapping[Tensor, Any] | None) -> dict[Node, Any]:
-        if feeds is not None and not isinstance(feeds, Mapping):
-            raise FeedError(f"feeds are a dict from placeholders to values, not {feeds!r}")
-        given = {}
-        for tensor, value in (feeds or {}).items():
-            if not isinstance(tensor, Tensor):
-                raise FeedError(f"feed {tensor!r} is no placeholder; use the tensor itself as key")
-            if tensor.node.op.name != "placeholder":
-                raise FeedError(
-                    f"feed {tensor.name!r} (made at {tensor.node.location}) is no placeholder "
-                    f"but a {tensor.node.op.name}; only placeholders are fed"
-                )
-            given[tensor.node] = value
-        return given
-
-    def _fed(self, compiled: Compiled, node: Node, value: Any) -> Array:
-        if node not in compiled.source.placeholders:
-            raise FeedError(
-                f"feed {node.name!r} (made at {node.location}) is unknown to these fetches: "
-                "nothing fetched depends on it; leave it out"
-            )
-        return convert(node, value)
-
     # Compiling --------------------------------------------------------------------------------
 
-    def _compile(self, tensors: Sequence[Tensor], given: Mapping[Node, Any]) -> Compiled:
-        """The compiled form of fetches; planned for the shapes of the first feeds."""
-        compiled = self._compiled.get(tuple(map(id, tensors)))
-        if compiled is None:
-            compiled = self._prepare(tuple(tensors))
-        missing = [n for n in compiled.source.placeholders if n not in given]
-        if missing:
-            node = missing[0]
-            raise FeedError(
-                f"placeholder {node.name!r} (made at {node.location}) is not fed, and the fetches "
-                f"depend on it; add it to the feeds: {node.specs[0]}"
-            )
-        if not compiled.program:
-            shapes = {n: np.shape(convert(n, v)) for n, v in given.items()}
-            compiled = self._placed(compiled.fetches, shapes)
-        return compiled
-
-    def _prepare(self, tensors: tuple[Tensor, ...]) -> Compiled:
-        """Verify and optimise; nothing is placed or sent."""
-        source = Graph(tensors).verify()
-        for node in source.variables:
-            self._name(node)
-        return Compiled(tensors, source, optimize(source))
-
-    def _name(self, node: Node) -> str:
-        """The variable's name in this session, unique."""
-        if node in self._names:
-            return self._names[node]
-        name, number = node.name, 0
-        while name in self._variables:
-            if node.attrs["named"]:
-                other = self._variables[name].node
-                raise VariableError(
-                    f"two variables are named {name!r}: made at {other.location} and "
-                    f"{node.location}; give one another name"
-                )
-            number += 1
-            name = f"{node.name}_{number}"
-        self._names[node] = name
-        self._variables[name] = node.outputs[0]
-        return name
-
-    def _placed(self, tensors: tuple[Tensor, ...], sizes: Mapping[Node, Any]) -> Compiled:
-        compiled = self._prepare(tensors)
-        compiled.sizes = _shapes(compiled.source, sizes)
+    def _place(
+        self, compiled: Compiled, sizes: Mapping[Node, Any], bindings: Mapping[str, int]
+    ) -> None:
+        """Place, partition and hand out; on an error the session is as it was."""
         graph = compiled.graph
+        compiled.sizes = sizes
         order: Sequence[Node] | None = None
         if len(self.cluster.devices) == 1 and self._plan is None:
             compiled.devices = self._only_device(graph)
@@ -261,28 +238,65 @@ class Session:
             compiled.plan = self._plan or self._make_plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)
             order = order_of(compiled.plan, graph)
-        names = {node: self._names[node] for node in graph.variables}
-        compiled.partitions = partition(graph, compiled.devices, order, names)
-        compiled.program = f"p{len(self._compiled)}"
-        self._hosts.add(compiled.program, compiled.by_worker)
-        self._settle(compiled)
-        self._compiled[tuple(map(id, tensors))] = compiled
-        return compiled
+        names = self._new_names(graph.variables)
+        for node, name in names.items():
+            if name in self._pending:
+                _check_value(node, name, self._pending[name])
+        compiled.partitions = partition(graph, compiled.devices, order, {**self._names, **names})
+        compiled.check_memory(self.cluster, bindings)
+        program = f"p{self._programs}"
+        self._programs += 1
+        self._hosts.add(program, compiled.by_worker)
+        compiled.program = program
+        self._plan = None
+        self._compiled[_key(compiled.fetches)] = compiled
+        self._register(names)
+        for node in graph.variables:
+            self._settle(node, compiled.devices[node])
 
-    def _settle(self, compiled: Compiled) -> None:
-        """Note where new variables live, and give them the values they were set to before."""
-        for node in compiled.graph.variables:
-            home = self._homes.setdefault(node, compiled.devices[node])
-            pending = self._pending.pop(self._names[node], None)
-            if pending is not None:
-                _check_value(node, self._names[node], pending, CheckpointError)
-                self._hosts.write(worker_of(home), self._names[node], pending)
+    def _new_names(self, nodes: Sequence[Node]) -> dict[Node, str]:
+        """Names, unique in this session, of the variables that it does not know yet."""
+        names: dict[Node, str] = {}
+        taken = {name: tensor.node for name, tensor in self._variables.items()}
+        for node in nodes:
+            if node in self._names:
+                continue
+            name, number = node.name, 0
+            while name in taken:
+                if node.attrs["named"]:
+                    raise VariableError(
+                        f"two variables are named {name!r}: made at {taken[name].location} and "
+                        f"{node.location}; give one another name"
+                    )
+                number += 1
+                name = f"{node.name}_{number}"
+            names[node] = name
+            taken[name] = node
+        return names
+
+    def _register(self, names: Mapping[Node, str]) -> None:
+        for node, name in names.items():
+            self._names[node] = name
+            self._variables[name] = node.outputs[0]
+
+    def _name(self, node: Node) -> str:
+        """The variable's name in this session."""
+        self._register(self._new_names([node]))
+        return self._names[node]
+
+    def _settle(self, node: Node, device: str) -> None:
+        """Note where a variable lives, and give it the value that it was set to before."""
+        home = self._homes.setdefault(node, device)
+        self._loaded.add(node)
+        pending = self._pending.pop(self._names[node], None)
+        if pending is not None:
+            self._hosts.write(worker_of(home), self._names[node], pending)
 
     def _only_device(self, graph: Graph) -> dict[Node, str]:
         (device,) = self.cluster.devices
         for node in graph.nodes:
             if node.device:
-                self.cluster.match(node.device, node)
+                _check_pin(node, graph.names[node], self.cluster)
         return {node: device for node in graph.nodes if node.op.name not in FREE}
 
     def _make_plan(self, compiled: Compiled) -> Plan:
@@ -302,7 +316,7 @@ class Session:
         with self._lock:
             compiled = self._last
             if fetches is not None:
-                compiled = self._compiled.get(tuple(map(id, flatten(fetches)[0])))
+                compiled = self._compiled.get(_key(flatten(fetches)[0]))
             if compiled is None:
                 raise SessionError("these fetches have no plan yet; run them first, or use gf.plan")
             if compiled.plan is None:
@@ -315,9 +329,9 @@ class Session:
         """A copy of a variable's value: its initial one if no step has used it."""
         with self._lock:
             self._check_open()
-            node = _variable(variable)
+            node = _variable(variable, "get")
             name = self._name(node)
-            if node in self._homes and self._is_loaded(node):
+            if node in self._loaded:
                 return self._hosts.read(worker_of(self._homes[node]), name)
             if name in self._pending:
                 return self._pending[name].copy()
@@ -332,10 +346,10 @@ class Session:
         """
         with self._lock:
             self._check_open()
-            node = _variable(variable)
+            node = _variable(variable, "set")
             array = np.array(convert(node, value, VariableError))
             name = self._name(node)
-            if self._is_loaded(node):
+            if node in self._loaded:
                 self._hosts.write(worker_of(self._homes[node]), name, array)
             else:
                 self._pending[name] = array
@@ -368,10 +382,10 @@ class Session:
                     f"{', '.join(sorted(checkpoint.variables))}"
                 )
             for name, tensor in self._variables.items():
-                _check_value(tensor.node, name, checkpoint.variables[name], CheckpointError)
+                _check_value(tensor.node, name, checkpoint.variables[name])
             for name, value in checkpoint.variables.items():
                 known = self._variables.get(name)
-                if known is not None and self._is_loaded(known.node):
+                if known is not None and known.node in self._loaded:
                     self._hosts.write(worker_of(self._homes[known.node]), name, value)
                 else:
                     self._pending[name] = value
@@ -400,10 +414,14 @@ class Session:
                 self._last.plan = self._last.plan.with_measured(trace.measured())
 
     def close(self) -> None:
-        """End the session; workers that it started end too. A second call does nothing."""
+        """End the session; workers that it started end too. A second call does nothing.
+
+        Waits for the step of `run_async` that runs; those still queued are cancelled.
+        """
         if self._closed:
             return
-        self._closed = True
+        with self._queue:
+            self._closed = True
         if self._runner is not None:
             self._runner.shutdown(wait=True, cancel_futures=True)
         self._hosts.close()
@@ -428,11 +446,10 @@ class Session:
                 "and load a checkpoint: s.load(folder)"
             )
 
-    def _is_loaded(self, node: Node) -> bool:
-        return any(node in c.devices for c in self._compiled.values())
-
 
 def _cluster(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | None) -> Cluster:
+    if plan is not None and not isinstance(plan, Plan):
+        raise SessionError(f"plan is a gf.Plan, not {plan!r}; read a saved one with gf.Plan.load")
     if cluster is None:
         cluster = plan.cluster if plan is not None else default_cluster.get()
     if cluster is None:
@@ -441,6 +458,13 @@ def _cluster(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | None
         return Cluster.load(cluster)
     if not isinstance(cluster, Cluster):
         raise SessionError(f"a session takes a gf.Cluster or the path of a file, not {cluster!r}")
+    if plan is not None:
+        foreign = set(plan.placement.values()) - {*cluster.devices, CLIENT}
+        if foreign:
+            raise PlanError(
+                f"the plan places nodes on {', '.join(sorted(foreign))}, the cluster has "
+                f"{', '.join(cluster.devices)}; plan for this cluster"
+            )
     return cluster
 
 
@@ -451,7 +475,8 @@ def _hosts(cluster: Cluster) -> Hosts:
             "session; give each worker an address"
         )
     if cluster.kind == "here":
-        return LocalHosts(cluster.devices, cluster.threads)
+        threads = [d.threads for d in cluster.workers[0].devices if d.threads is not None]
+        return LocalHosts(cluster.devices, max(threads, default=None))
     from graphflow.runtime.coordinator import RemoteHosts  # loads ZeroMQ
 
     return RemoteHosts(cluster, deadline=cluster.deadline)
@@ -468,16 +493,57 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
     return shapes
 
 
-def _variable(tensor: Any) -> Node:
-    if not isinstance(tensor, Tensor) or tensor.node.op.name != "variable":
-        raise VariableError(f"{tensor!r} is not a variable")
+def _check_pin(node: Node, name: str, cluster: Cluster) -> None:
+    try:
+        cluster.match(str(node.device))
+    except DeviceError as error:
+        raise DeviceError(f"{name!r} (made at {node.location}) is pinned: {error}") from None
+
+
+def _key(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Fetches, told apart by identity; what is compiled keeps them alive."""
+    return tuple(map(id, tensors))
+
+
+def _prepared(tensors: Sequence[Tensor]) -> Compiled:
+    """Verified and optimised; nothing is placed or sent."""
+    source = Graph(tensors).verify()
+    return Compiled(tuple(tensors), source, optimize(source))
+
+
+def _converted(feeds: Any) -> dict[Node, Array]:
+    """Feeds by placeholder, each as an array of its dtype."""
+    if feeds is None:
+        return {}
+    if not isinstance(feeds, Mapping):
+        raise FeedError(f"feeds are a dict from placeholders to values, not {feeds!r}")
+    return {_placeholder(t): convert(_placeholder(t), value) for t, value in feeds.items()}
+
+
+def _placeholder(tensor: Any) -> Node:
+    if not isinstance(tensor, Tensor):
+        raise FeedError(
+            f"feed at {user_location()}: {tensor!r} is no placeholder; use the tensor itself as key"
+        )
+    if tensor.node.op.name != "placeholder":
+        raise FeedError(
+            f"feed {tensor.name!r} (made at {tensor.node.location}) is no placeholder "
+            f"but a {tensor.node.op.name}; only placeholders are fed"
+        )
     return tensor.node
 
 
-def _check_value(node: Node, name: str, value: Array, error: type[GraphflowError]) -> None:
+def _variable(tensor: Any, what: str) -> Node:
+    if not isinstance(tensor, Tensor) or tensor.node.op.name != "variable":
+        raise VariableError(f"{what} at {user_location()}: {tensor!r} is not a variable")
+    return tensor.node
+
+
+def _check_value(node: Node, name: str, value: Array) -> None:
+    """Refuse a checkpoint's value that does not fit the variable."""
     spec = node.specs[0]
     if value.shape != spec.shape or value.dtype != spec.dtype:
-        raise error(
-            f"variable {name!r} (made at {node.location}) is {spec}, the value {value.dtype}"
-            f"{value.shape}"
+        raise CheckpointError(
+            f"variable {name!r} (made at {node.location}) is {spec}, but in the checkpoint it is "
+            f"{value.dtype}{show_shape(value.shape)}; load one of this model, or set the variable"
         )

@@ -2,12 +2,14 @@
 crash leaves the old.
 
 A checkpoint is a folder with `state.safetensors` (any safetensors reader opens it) and
-`manifest.json`. It is written beside its place, synced to disk, and renamed.
+`manifest.json`. It is written beside its place, synced to disk, and renamed. While an old one makes
+room it is set aside, and `load` finds it there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -43,12 +45,10 @@ def save(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
     """
     from safetensors.numpy import save as to_bytes  # loads with its own extension module
 
-    target = Path(folder)
-    if target.exists() and not (target / _MANIFEST).is_file():
-        raise CheckpointError(
-            f"{target} exists and is no checkpoint; give a new folder, or remove it first"
-        )
-    data = to_bytes({name: np.ascontiguousarray(v) for name, v in checkpoint.variables.items()})
+    target = Path(os.path.abspath(folder))
+    if "__metadata__" in checkpoint.variables:
+        raise CheckpointError("the format keeps the name '__metadata__'; rename that variable")
+    data = to_bytes({name: np.array(v, order="C") for name, v in checkpoint.variables.items()})
     manifest = {
         "format": FORMAT,
         "step": checkpoint.step,
@@ -59,6 +59,10 @@ def save(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
     }
     fresh = None
     try:
+        if target.exists() and not (target / _MANIFEST).is_file():
+            raise CheckpointError(
+                f"{target} exists and is no checkpoint; give a new folder, or remove it first"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         _write(fresh / _STATE, data)
@@ -66,11 +70,12 @@ def save(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
         _sync(fresh)
         _replace(fresh, target)
     except OSError as error:
-        if fresh is not None:
-            shutil.rmtree(fresh, ignore_errors=True)
         raise CheckpointError(
             f"cannot write checkpoint {target}: {error}; what was there before is intact"
         ) from error
+    finally:
+        if fresh is not None:  # it still has this name only if something went wrong
+            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def load(folder: str | os.PathLike[str]) -> Checkpoint:
@@ -82,21 +87,24 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
     from safetensors import SafetensorError
     from safetensors.numpy import load as from_bytes
 
-    source = Path(folder)
+    source = _found(Path(os.path.abspath(folder)))
     try:
         manifest = json.loads((source / _MANIFEST).read_text())
+        if manifest["format"] > FORMAT:
+            raise CheckpointError(
+                f"checkpoint {source} has format {manifest['format']}, this version reads up to "
+                f"{FORMAT}; update graphflow"
+            )
         data = (source / _STATE).read_bytes()
-        newer = manifest["format"] > FORMAT
         digest, step = manifest["sha256"][_STATE], int(manifest["step"])
     except FileNotFoundError as error:
-        raise CheckpointError(f"{source} is no checkpoint: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"cannot read checkpoint {source}: {error!r}") from error
-    if newer:
         raise CheckpointError(
-            f"checkpoint {source} has format {manifest['format']}, this version reads up to "
-            f"{FORMAT}; update graphflow"
-        )
+            f"{source} is no checkpoint: {error}; give a folder that Session.save wrote"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"cannot read checkpoint {source}: {error!r}; use an older one"
+        ) from error
     if hashlib.sha256(data).hexdigest() != digest:
         raise CheckpointError(
             f"checkpoint {source} was changed or damaged after it was written: "
@@ -106,6 +114,15 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
         return Checkpoint(from_bytes(data), step)
     except SafetensorError as error:
         raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
+
+
+def _found(target: Path) -> Path:
+    """The checkpoint's place: where the old one was set aside, if saving stopped just then."""
+    if target.exists():
+        return target
+    name = glob.escape(target.name)
+    aside = sorted(target.parent.glob(f".{name}-old-*/{name}/{_MANIFEST}"))
+    return aside[-1].parent if aside else target
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -131,9 +148,10 @@ def _replace(fresh: Path, target: Path) -> None:
         os.rename(target, old / target.name)
     try:
         os.rename(fresh, target)
-    except OSError:
+    except BaseException:
         if old is not None:
             os.rename(old / target.name, target)
+            os.rmdir(old)
         raise
     _sync(target.parent)
     if old is not None:
