@@ -115,7 +115,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise PlanError(f"{value!r} is no text")
     return value
 
 
