@@ -71,8 +71,10 @@ def _safe(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: bool) -> boo
         return True
     if array.dtype == np.float64 and dtype == np.float32:
         return True
+    if plain and array.size == 0:
+        return True  # an empty list has the dtype that one likes
     if not plain or array.dtype.kind not in "biuf" or array.dtype.kind == "b" != dtype.kind:
-        return array.size == 0 and plain
+        return False
     if array.dtype.kind == "f":
         return dtype.kind == "f"
     if dtype.kind in "iu":

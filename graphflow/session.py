@@ -334,6 +334,7 @@ class Session:
             if node in self._loaded:
                 return self._hosts.read(worker_of(self._homes[node]), name)
             if name in self._pending:
+                _check_value(node, name, self._pending[name])
                 return self._pending[name].copy()
             initial = node.attrs["initial"]
             return np.array(initial() if callable(initial) else initial)

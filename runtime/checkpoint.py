@@ -8,7 +8,6 @@ room it is set aside, and `load` finds it there.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import json
@@ -118,11 +117,13 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
 
 def _found(target: Path) -> Path:
     """The checkpoint's place: where the old one was set aside, if saving stopped just then."""
-    if target.exists():
-        return target
+    return target if target.exists() else next(iter(_aside(target)), target)
+
+
+def _aside(target: Path) -> list[Path]:
+    """Checkpoints that were set aside for a new one here."""
     name = glob.escape(target.name)
-    aside = sorted(target.parent.glob(f".{name}-old-*/{name}/{_MANIFEST}"))
-    return aside[-1].parent if aside else target
+    return [file.parent for file in target.parent.glob(f".{name}-old-*/{name}/{_MANIFEST}")]
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -143,17 +144,17 @@ def _sync(folder: Path) -> None:
 def _replace(fresh: Path, target: Path) -> None:
     """Put the new folder in place of the old one, which goes only when the new one is there."""
     old = None
-    if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-        os.rename(target, old / target.name)
     try:
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+            os.rename(target, old / target.name)
         os.rename(fresh, target)
     except BaseException:
         if old is not None:
-            os.rename(old / target.name, target)
+            if (old / target.name).exists():
+                os.rename(old / target.name, target)
             os.rmdir(old)
         raise
     _sync(target.parent)
-    if old is not None:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(old)
+    for aside in _aside(target):
+        shutil.rmtree(aside.parent, ignore_errors=True)

@@ -21,11 +21,11 @@ class FoldTransposes(Pass):
 def _fold(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
     if node.op.name != "matmul" or any(t.ndim < 2 for t in inputs):
         return None
-    flags = [node.attrs["transpose_a"], node.attrs["transpose_b"]]
+    flags = [node.attrs.get("transpose_a", False), node.attrs.get("transpose_b", False)]
     operands = list(inputs)
-    for i, operand in enumerate(inputs):
-        if _swaps_last_two(operand.node):
-            operands[i] = operand.node.inputs[0]
+    for i in range(2):
+        while _swaps_last_two(operands[i].node):
+            operands[i] = operands[i].node.inputs[0]
             flags[i] = not flags[i]
     if all(a is b for a, b in zip(operands, inputs, strict=True)):
         return None

@@ -1,0 +1,164 @@
+"""Feeds: what converts, what is refused, and that any layout of an array is the same array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import graphflow as gf
+from graphflow.errors import FeedError
+from graphflow.feeding import convert
+from graphflow.spec import DTYPES
+
+
+def _convert(dtype: str, shape: Any, value: Any) -> np.ndarray[Any, Any]:
+    return convert(gf.placeholder(dtype, shape, name="p").node, value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "value"),
+    [
+        ("float32", (), 1),
+        ("float32", (), 1.5),
+        ("float32", (), True),
+        ("float32", (None,), [1, 2, 3]),
+        ("float32", (None,), [0.1, 0.2]),
+        ("float32", (None,), []),
+        ("int64", (None,), []),
+        ("float32", (None,), np.arange(3, dtype="float64")),
+        ("float32", (None,), np.arange(3, dtype="int16")),
+        ("float16", (None,), [0.5, 0.25]),
+        ("float64", (None,), np.arange(3, dtype="float32")),
+        ("float64", (None,), np.arange(3, dtype="int32")),
+        ("int64", (None,), np.arange(3, dtype="int8")),
+        ("int8", (None,), [-128, 127]),
+        ("uint64", (), 2**63),
+        ("float32", (2, None), ((1, 2), (3, 4))),
+        ("float32", (None,), range(4)),
+        ("bool", (None,), [True, False]),
+        ("float32", (None,), [np.float32(1), np.float64(2)]),
+    ],
+)
+def test_what_converts_keeps_its_values(dtype: str, shape: Any, value: Any) -> None:
+    array = _convert(dtype, shape, value)
+    assert array.dtype == dtype
+    assert np.array_equal(array, np.asarray(value).astype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "value", "told"),
+    [
+        ("float32", (), 1j, "complex128"),
+        ("float32", (None,), ["a"], "<U1"),
+        ("float32", (), None, "object"),
+        ("float32", (), "1.5", "<U3"),
+        ("float32", (None,), [[1], [1, 2]], "no array"),
+        ("float32", (None,), np.arange(3), "int64"),
+        ("float32", (), 2**24 + 1, "int64"),
+        ("float32", (), 2**63 - 1, "int64"),
+        ("int64", (), 1.0, "float64"),
+        ("int64", (), 2**63, "uint64"),
+        ("int64", (), 2**70, "object"),
+        ("int8", (), 128, "int64"),
+        ("uint8", (), -1, "int64"),
+        ("uint64", (), -1, "int64"),
+        ("int32", (None,), np.arange(3, dtype="int64"), "int64"),
+        ("bool", (), 1, "int64"),
+        ("float16", (), np.float32(1), "float32"),
+        ("float32", (3,), [1, 2], r"\(3,\), the given value \(2,\)"),
+        ("float32", (), [1], r"\(\), the given value \(1,\)"),
+        ("float32", (None, 3), np.zeros(3, "float32"), r"\(None, 3\), the given value \(3,\)"),
+        ("float32", ("n",), 5.0, r"\(n,\), the given value \(\)"),
+        ("float32", (), {1: 2}, "object"),
+    ],
+)
+def test_what_does_not_convert_names_placeholder_line_and_both_sides(
+    dtype: str, shape: Any, value: Any, told: str
+) -> None:
+    with pytest.raises(FeedError, match=told) as caught:
+        _convert(dtype, shape, value)
+    assert "placeholder 'p' (made at " in str(caught.value)
+    assert "test_feeding.py:" in str(caught.value)
+
+
+def test_symbolic_tensors_are_no_values() -> None:
+    t = gf.constant(1.0)
+    with pytest.raises(FeedError, match="symbolic"):
+        _convert("float32", (), t)
+    with pytest.raises(FeedError, match="no array"):
+        _convert("float32", (None,), [t, t])
+
+
+def test_a_masked_or_foreign_array_is_taken_by_its_array_interface() -> None:
+    class Foreign:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+            return np.array([1, 2], "float32")
+
+    assert _convert("float32", (None,), Foreign()).tolist() == [1, 2]
+
+
+def test_float64_beyond_float32_becomes_infinite_without_a_warning() -> None:
+    with np.errstate(all="raise"):
+        assert _convert("float32", (), np.float64(1e300)) == np.inf
+        assert _convert("float32", (), -1e300) == -np.inf
+
+
+@st.composite
+def _layouts(draw: st.DrawFn) -> np.ndarray[Any, Any]:
+    """An array behind some strides, order, byte order and flags; sizes may be 0."""
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    array = draw(
+        hnp.arrays(dtype, shape, elements={"allow_nan": False} if dtype.kind == "f" else None)
+    )
+    for axis in range(array.ndim):
+        step = draw(st.sampled_from([1, 2, -1]))
+        array = array[(slice(None),) * axis + (slice(None, None, step),)]
+    if draw(st.booleans()):
+        array = np.asfortranarray(array) if array.ndim else array
+    if draw(st.booleans()):
+        array = array.T
+    if draw(st.booleans()):
+        array = array.astype(array.dtype.newbyteorder(">"))
+    if draw(st.booleans()):
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+@given(array=_layouts())
+def test_any_layout_of_an_array_is_fed_as_the_same_array(array: np.ndarray[Any, Any]) -> None:
+    native = array.astype(array.dtype.newbyteorder("="))
+    x = gf.placeholder(native.dtype.name, (None,) * array.ndim)
+    before = array.copy()
+    with gf.Session() as s:
+        same, moved = s.run([x, gf.reshape(gf.where(x == x, x, x), (-1,))], {x: array})
+    assert same.dtype == native.dtype and same.flags.writeable
+    assert same.tobytes() == native.tobytes()
+    assert moved.tobytes() == native.tobytes()
+    assert np.array_equal(before, array)
+
+
+def test_batches_of_any_size_run_under_one_placement() -> None:
+    x = gf.placeholder("float32", (None, 3))
+    total = gf.sum(x, axis=0)
+    with gf.Session() as s:
+        for rows in (4, 4, 1, 0, 7):
+            batch = np.arange(rows * 3, dtype="float32").reshape(rows, 3)
+            assert np.array_equal(s.run(total, {x: batch}), batch.sum(0))
+
+
+def test_a_named_size_is_shared_and_the_two_that_differ_are_named() -> None:
+    x = gf.placeholder("float32", ("n", 2), name="x")
+    y = gf.placeholder("float32", ("n",), name="y")
+    out = gf.sum(x, axis=1) + y
+    with gf.Session() as s:
+        assert s.run(out, {x: np.ones((3, 2)), y: [1, 2, 3]}).tolist() == [3, 4, 5]
+        with pytest.raises(FeedError, match=r"'y'.*'n' is 2 here, but 3 in placeholder 'x'"):
+            s.run(out, {x: np.ones((3, 2)), y: [1, 2]})
+        assert s.run(out, {x: np.ones((1, 2)), y: [1]}).tolist() == [3]
