@@ -191,10 +191,10 @@ def calibrate() -> None:
         measured = profile(["cpu", *(["gpu"] if _gpus() else [])], refresh=True)
     for kind, speeds in measured["devices"].items():
         table = Table(title=kind, title_justify="left", box=None, show_header=False)
-        products = speeds["matmul"]["float32"]
+        products, traffic = speeds["matmul"]["float32"], speeds["traffic"]
         table.add_row("matmul, float32", f"{max(f / s for f, s in products) / 1e9:.1f} GFLOP/s")
-        table.add_row("memory, in cache", f"{speeds['cache_bandwidth'] / 1e9:.1f} GB/s")
-        table.add_row("memory, beyond", f"{speeds['memory_bandwidth'] / 1e9:.1f} GB/s")
+        table.add_row("memory, in cache", f"{traffic[0][0] / traffic[0][1] / 1e9:.1f} GB/s")
+        table.add_row("memory, beyond", f"{traffic[-1][0] / traffic[-1][1] / 1e9:.1f} GB/s")
         table.add_row("starting an op", f"{speeds['launch'] * 1e6:.2f} µs")
         if "contention" in speeds:
             slower = speeds["contention"]
@@ -228,9 +228,7 @@ def _gpus() -> list[str]:
         found.append(f"gpu:{len(found)}")
 
 
-def _cluster(
-    workers: int | None, path: Path | None, devices: str, threads: int | None
-) -> Cluster:
+def _cluster(workers: int | None, path: Path | None, devices: str, threads: int | None) -> Cluster:
     if workers is not None and path is not None:
         raise ArgumentError("give --workers or --cluster, not both")
     if path is not None:
@@ -274,9 +272,7 @@ def _shapes(fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ..
         try:
             shapes[by_name[name]] = tuple(int(size) for size in sizes.split(",") if size.strip())
         except ValueError:
-            raise ArgumentError(
-                f"--shape {text!r} is not of the form name=128,64"
-            ) from None
+            raise ArgumentError(f"--shape {text!r} is not of the form name=128,64") from None
     return shapes
 
 

@@ -283,7 +283,8 @@ def _stream() -> Callable[[], object]:
 
 def _slowdown(calls: list[Callable[[], object]], counts: list[int]) -> list[float]:
     # The quietest rounds: a stranger on one of the cores would look like contention of our own.
-    times = [min(_together(calls[:n]) for _ in range(ROUNDS)) for n in counts]
+    rounds = [[_together(calls[:n]) for n in counts] for _ in range(3 * ROUNDS)]
+    times = [min(of_count) for of_count in zip(*rounds, strict=True)]
     factors = [max(1.0, t / times[0]) for t in times]
     return [float(f) for f in np.maximum.accumulate(factors)]
 

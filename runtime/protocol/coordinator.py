@@ -254,6 +254,8 @@ class CoordinatorMachine:
             ]
             for worker, order in begin.orders.items()
         }
+        if not operation.waiting:
+            return [Settle(begin.request, operation.replies)]
         self._operations[begin.request] = operation
         actions: list[CoordinatorAction] = []
         for worker, order in begin.orders.items():
