@@ -7,13 +7,13 @@ with gf.Session() as s:
     s.run(x @ w, {x: images})
 """
 
-from graphflow import errors, init, nn, optim, placement
+from graphflow import errors, init, optim, placement
 from graphflow._version import __version__
 from graphflow.autodiff import gradients
 from graphflow.build import assign, constant, placeholder, variable
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, device, name_scope
-from graphflow.ops import debug, random
+from graphflow.ops import debug, nn, random
 from graphflow.ops.convert import astype, full_like, ones_like, stop_gradient, zeros_like
 from graphflow.ops.creation import arange, eye, full, linspace, ones, zeros
 from graphflow.ops.einsum import einsum, tensordot

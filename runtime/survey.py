@@ -1,0 +1,60 @@
+"""Survey: what the cost model can only learn by asking a cluster: speeds of its machines, its links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from graphflow.placement.calibrate import Link, keep_links, measure_links, profile
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.hardware import is_described
+
+if TYPE_CHECKING:
+    from graphflow.runtime.coordinator import RemoteHosts
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Measurements by worker and by link; None where the cost model knows by itself."""
+
+    profiles: Mapping[int, Mapping[str, Any]] | None = None
+    links: Mapping[tuple[str, str], Link] | None = None
+
+
+def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
+    """Ask what is neither described in the cluster file nor kept from before.
+
+    Workers that a session starts are this machine, whose profile is kept; their links are measured
+    once and kept with it. Workers elsewhere measure themselves, about a second each.
+    """
+    if cluster.kind == "local":
+        if len(cluster.workers) > 1 and "process" not in profile()["links"]:
+            keep_process_links(hosts, cluster)
+        return Survey()
+    return Survey(
+        None if is_described(cluster) else hosts.measure(),
+        _measured(hosts, cluster) if _has_unknown_links(cluster) else None,
+    )
+
+
+def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> Link:
+    """Measure the links between this machine's processes, and keep their median."""
+    found = _measured(hosts, cluster).values()
+    link = (median(latency for latency, _ in found), median(rate for _, rate in found))
+    keep_links({"process": link, "client": link})
+    return link
+
+
+def _measured(hosts: RemoteHosts, cluster: Cluster) -> dict[tuple[str, str], Link]:
+    return measure_links(hosts.probe_link, len(cluster.workers))
+
+
+def _has_unknown_links(cluster: Cluster) -> bool:
+    return any(
+        cluster.link(a.devices[0].name, b.devices[0].name) is None
+        for a in cluster.workers
+        for b in cluster.workers
+        if a is not b
+    )
