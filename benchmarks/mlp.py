@@ -1,14 +1,15 @@
-"""A training step of an MLP 784-512-256-10 with momentum: graphflow against torch and JAX, in one run.
+"""A training step of an MLP 784-512-256-10 with momentum, against torch and JAX in one run.
 
     python benchmarks/mlp.py [--rounds 40] [--output results/mlp.json]
 
-All contenders take the same batch from numpy and hand the loss back to Python. "matmuls" is numpy doing the step's
-matrix products alone, the floor for anything that calls the same BLAS.
+All contenders take the same batch from numpy and hand the loss back to Python. "matmuls" is numpy
+doing the step's matrix products alone, the floor for anything that calls the same BLAS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 from peers import arguments, interleaved, optional, report, write
@@ -20,7 +21,7 @@ Arrays = list[np.ndarray]
 
 def weights() -> Arrays:
     random = np.random.default_rng(0)
-    shapes = list(zip(SIZES, SIZES[1:], strict=False))
+    shapes = list(pairwise(SIZES))
     return [(random.normal(size=s) * np.sqrt(2 / s[0])).astype("float32") for s in shapes]
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark shares: peers that are missing are left out, turns interleave, figures are ratios of medians."""
+"""What benchmarks share: missing peers are left out, turns interleave, figures are ratios."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def interleaved(
     return seconds
 
 
-def report(title: str, seconds: Mapping[str, list[float]], ours: str = "graphflow") -> dict[str, Any]:
+def report(
+    title: str, seconds: Mapping[str, list[float]], ours: str = "graphflow"
+) -> dict[str, Any]:
     """Print medians and our ratio to each peer; the same as plain data."""
     medians = {name: median(times) for name, times in seconds.items()}
     print(f"\n{title}")
@@ -65,7 +67,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def optional(name: str, make: Callable[[], Callable[[], object]]) -> dict[str, Callable[[], object]]:
+def optional(
+    name: str, make: Callable[[], Callable[[], object]]
+) -> dict[str, Callable[[], object]]:
     """A contender by name, or nothing (and a line that says so) where its library is missing."""
     try:
         return {name: make()}

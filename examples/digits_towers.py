@@ -150,9 +150,11 @@ def report(console, plans, measured, loss, accuracy, same, out: Path) -> None:
             per_device.setdefault(device, set()).add(scope)
     for device, towers in sorted(per_device.items()):
         console.print(f"{device} holds the weights of {', '.join(sorted(towers))}")
-    console.print(f"The weights trained on one and on two workers are {'bit-equal' if same else 'DIFFERENT'}.")
+    verdict = "bit-equal" if same else "DIFFERENT"
+    console.print(f"The weights trained on one and on two workers are {verdict}.")
     console.print(f"Loss {loss:.4f}, held-out accuracy [bold]{accuracy:.2%}[/bold].")
-    console.print(f"Wrote {out / 'plan.html'} (open it in a browser) and {out / 'trace.json'} (ui.perfetto.dev).")
+    console.print(f"Wrote {out / 'plan.html'} (open it in a browser)")
+    console.print(f"  and {out / 'trace.json'} (open it at ui.perfetto.dev).")
 
 
 def arguments() -> argparse.Namespace:

@@ -35,7 +35,7 @@ def gradients(
         DifferentiationError: y or an x is not float, or an op on the way has no gradient.
         ShapeError: a cotangent is of another shape.
     """
-    ys = list(y) if isinstance(y, list | tuple) else [y]
+    ys: list[Any] = list(y) if isinstance(y, list | tuple) else [y]
     if not isinstance(xs, list | tuple):
         raise DifferentiationError(
             f"gradients at {user_location()}: give a list of tensors, gf.gradients(y, [x])"

@@ -407,11 +407,12 @@ class Tensor:
 
     @property
     def T(self) -> Tensor:
-        return FUNCTIONS["matrix_transpose"](self) if self.ndim != 1 else self
+        return self if self.ndim == 1 else self.mT
 
     @property
     def mT(self) -> Tensor:
-        return FUNCTIONS["matrix_transpose"](self)
+        transposed: Tensor = FUNCTIONS["matrix_transpose"](self)
+        return transposed
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name!r} {self.spec} at {self.node.location}>"
@@ -456,8 +457,8 @@ class Tensor:
     __matmul__, __rmatmul__ = _binary("matmul"), _binary("matmul", True)
     __lt__, __le__ = _binary("less"), _binary("less_equal")
     __gt__, __ge__ = _binary("greater"), _binary("greater_equal")
-    __eq__ = _binary("equal")  # type: ignore[assignment]
-    __ne__ = _binary("not_equal")  # type: ignore[assignment]
+    __eq__ = _binary("equal")
+    __ne__ = _binary("not_equal")
     __and__, __rand__ = _binary("logical_and"), _binary("logical_and", True)
     __or__, __ror__ = _binary("logical_or"), _binary("logical_or", True)
     __xor__, __rxor__ = _binary("logical_xor"), _binary("logical_xor", True)

@@ -342,7 +342,8 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         result = None
     if result is None or dtype is None or result.name not in DTYPES:
         raise DTypeError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
-    return result.newbyteorder("=")
+    native: np.dtype[Any] = result.newbyteorder("=")
+    return native
 
 
 def kind(dtype: np.dtype[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Survey: what the cost model can only learn by asking a cluster: speeds of its machines, its links."""
+"""Survey: what the cost model can only learn by asking: speeds of other machines, and of links."""
 
 from __future__ import annotations
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from graphflow.graph import Graph, bind_attrs
 from graphflow.op import REGISTRY, Node, Tensor
 from graphflow.passes.base import Pass
+from graphflow.spec import evaluate
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class FoldConstants(Pass):
             return None
         if not all(s.is_concrete for s in node.specs):
             return None
-        size = sum(int(s.nbytes) for s in node.specs)  # type: ignore[call-overload]
+        size = sum(evaluate(s.nbytes, {}) for s in node.specs)
         if size > self.limit + sum(t.node.attrs["value"].nbytes for t in inputs):
             return None
         try:
@@ -43,12 +45,12 @@ class FoldConstants(Pass):
         except Exception:
             return None  # it fails in the same way, with its line, when the step runs
         return [
-            _constant(node, np.asarray(value, spec.dtype).reshape(spec.shape), i)
+            _constant(node, np.asarray(value, spec.dtype), i)
             for i, (value, spec) in enumerate(zip(values, node.specs, strict=True))
         ]
 
 
-def _constant(node: Node, value: np.ndarray, index: int) -> Tensor:  # type: ignore[type-arg]
+def _constant(node: Node, value: np.ndarray[Any, Any], index: int) -> Tensor:
     value = np.array(value, order="C")
     value.flags.writeable = False
     return Node(

@@ -149,6 +149,7 @@ def graphflow(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
+        check=False,
         timeout=90,
     )
 
