@@ -64,6 +64,7 @@ def elementwise(
 
     `into` may find its output in the buffer of an input, so it writes there last.
     """
+    ufunc = None
     if isinstance(expr, str):
         ufunc = expr
 
@@ -78,6 +79,7 @@ def elementwise(
             name,
             infer=infer,
             expr=expr,
+            ufunc=ufunc,
             into=into,
             vjp=vjp,
             cost=per_element(flops),

@@ -7,6 +7,7 @@ anything is built.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,15 +15,18 @@ import msgpack
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import DeviceError, GraphError, GraphLimitError, ProtocolError
+from graphflow.errors import GraphError, GraphflowError, GraphLimitError, ProtocolError
 from graphflow.graph import Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Location, Node, Tensor
+from graphflow.placement.host import host_memory
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Dim, TensorSpec, as_dtype
 
 MAX_NODES = 1_000_000
-MAX_RANK = 32
+MAX_RANK = 64  # numpy's
+MAX_LENGTH = 4096  # entries of a tuple
+MAX_TERMS = 256  # of the number of elements of a tensor, a polynomial in the sizes of the feeds
 
 Header = dict[str, Any]
 
@@ -82,31 +86,55 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
     raise GraphError(f"an attribute of type {type(value).__name__} cannot be sent to a worker")
 
 
-def decode(header: bytes, buffers: Sequence[np.ndarray[Any, Any]]) -> list[Partition]:
+def decode(
+    header: bytes, buffers: Sequence[np.ndarray[Any, Any]], budget: int | None = None
+) -> list[Partition]:
     """Partitions from the wire.
 
+    Args:
+        budget: bytes that the variables may take together, or any one tensor whose size is known;
+            default: the memory of this host.
+
     Raises:
-        GraphLimitError: too many nodes, or an op that is not registered here.
+        GraphLimitError: too many nodes or bytes, or an op that is not registered here.
         ProtocolError: malformed in any other way.
     """
+    budget = host_memory() if budget is None else budget
     try:
-        message = msgpack.unpackb(
-            header, strict_map_key=True, max_ext_len=0, max_array_len=MAX_NODES, max_bin_len=0
-        )
-        return [_decode_partition(each, buffers) for each in message]
+        partitions = [_decode_partition(each, buffers, budget) for each in _unpacked(header)]
     except ProtocolError:
         raise
-    except GraphError as error:
+    except GraphflowError as error:
         raise ProtocolError(f"a graph from the wire does not verify: {error}") from error
-    except DeviceError as error:
-        raise ProtocolError(f"a graph from the wire names a wrong device: {error}") from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except Exception as error:  # whatever a shape rule makes of attributes nobody built
         raise ProtocolError(f"malformed graph from the wire: {error!r}") from error
-    except msgpack.UnpackException as error:
-        raise ProtocolError(f"malformed graph from the wire: {error!r}") from error
+    variables = [node.specs[0].nbytes for p in partitions for node in p.graph.variables]
+    _check_bytes("its variables take", sum(variables), budget)
+    return partitions
 
 
-def _decode_partition(header: Header, buffers: Sequence[np.ndarray[Any, Any]]) -> Partition:
+def _unpacked(header: bytes) -> Any:
+    try:
+        return msgpack.unpackb(
+            header, strict_map_key=True, max_ext_len=0, max_array_len=MAX_NODES, max_bin_len=0
+        )
+    except ValueError as error:
+        too_long = "exceeds max_array_len" in str(error)
+        kind = GraphLimitError if too_long else ProtocolError
+        raise kind(f"malformed graph from the wire: {error!r}") from error
+
+
+def _check_bytes(what: str, nbytes: Any, budget: int) -> None:
+    if isinstance(nbytes, int) and nbytes > budget:
+        raise GraphLimitError(
+            f"a graph from the wire is refused: {what} {nbytes / 1e9:.3g} GB, the limit is "
+            f"{budget / 1e9:.3g} GB; use more workers"
+        )
+
+
+def _decode_partition(
+    header: Header, buffers: Sequence[np.ndarray[Any, Any]], budget: int
+) -> Partition:
     if len(header["nodes"]) > MAX_NODES:
         raise GraphLimitError(
             f"a graph of {len(header['nodes'])} nodes exceeds the limit of {MAX_NODES}"
@@ -117,18 +145,22 @@ def _decode_partition(header: Header, buffers: Sequence[np.ndarray[Any, Any]]) -
 
     def tensor(reference: Sequence[int]) -> Tensor:
         node, output = reference
-        if node < 0 or output < 0:
-            raise ProtocolError("a reference in a graph from the wire is negative")
-        return nodes[node].outputs[output]
+        return nodes[_index(node)].outputs[_index(output)]
 
     for entry in header["nodes"]:
         node = _decode_node(entry, tensor, device, buffers)
+        _check_node(node, budget)
         names[node] = _text(entry[4])
         nodes.append(node)
     outputs = [tensor(reference) for reference in header["outputs"]]
     fetches = {_text(name): tensor(r) for name, r in header["fetches"].items()}
+    feeds = tuple(map(_text, header["feeds"]))
     graph = Graph(outputs, names).verify()
-    return Partition(str(device), graph, tuple(map(_text, header["feeds"])), fetches)
+    if not {t.node for t in fetches.values()} <= set(graph.nodes):
+        raise ProtocolError("a graph from the wire fetches what its outputs do not need")
+    if sorted(feeds) != sorted(graph.names[node] for node in graph.placeholders):
+        raise ProtocolError("the feeds of a graph from the wire are not its placeholders")
+    return Partition(str(device), graph, feeds, fetches)
 
 
 def _decode_node(
@@ -152,26 +184,99 @@ def _decode_node(
     )
 
 
+def _check_node(node: Node, budget: int) -> None:
+    """What the executor takes for granted, and no shape rule sees."""
+    for spec in node.specs:
+        _check_shape(spec.shape)
+        if any(isinstance(size, int) and size < 0 for size in spec.shape):
+            raise ProtocolError(f"{node} from the wire has the shape {spec.shape}")
+        _check_bytes(f"{node.op.name} {node.name!r} takes", spec.nbytes, budget)
+    match node.op.name:
+        case "variable":
+            initial = node.attrs["initial"]
+            if not isinstance(initial, np.ndarray | Initializer) or (
+                TensorSpec(tuple(initial.shape), np.dtype(initial.dtype)) != node.specs[0]
+            ):
+                raise ProtocolError(f"{node} from the wire does not begin as {node.specs[0]}")
+        case "assign":
+            if node.inputs[0].node.op.name != "variable":
+                raise ProtocolError(f"{node} from the wire assigns to what is no variable")
+        case "send" | "recv":
+            DeviceName.parse(node.attrs["target" if node.op.name == "send" else "source"])
+            _index(node.attrs["edge"])
+
+
+def _check_shape(shape: Sequence[Any]) -> None:
+    """Refuse shapes whose number of elements would take long to multiply out."""
+    terms = math.prod(len(size.terms) for size in shape if isinstance(size, Dim))
+    if len(shape) > MAX_RANK or terms > MAX_TERMS:
+        raise GraphLimitError(
+            f"a shape from the wire has {len(shape)} axes and {terms} terms; "
+            f"the limits are {MAX_RANK} and {MAX_TERMS}"
+        )
+
+
 def _unpack(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
     if isinstance(value, list):
-        return tuple(_unpack(v, buffers) for v in value)
+        if len(value) > MAX_LENGTH:
+            raise GraphLimitError(f"an attribute from the wire has {len(value)} entries")
+        values = tuple(_unpack(v, buffers) for v in value)
+        _check_shape([v for v in values if isinstance(v, Dim)])
+        return values
     if not isinstance(value, Mapping):
         return value
     ((kind, content),) = value.items()
-    if kind == "array":
-        return buffers[content]
-    if kind == "dim":
-        return Dim({tuple(_unpack(a, buffers) for a in m): int(c) for m, c in content})
-    if kind == "init":
-        shape = tuple(int(s) for s in content[1])
-        if len(shape) > MAX_RANK or any(s < 0 for s in shape):
-            raise ProtocolError(f"an initializer from the wire has the shape {shape}")
-        seed, number = content[5]
-        return Initializer(
-            str(content[0]), shape, as_dtype(content[2]).name, float(content[3]),
-            float(content[4]), (int(seed), int(number)),
-        )  # fmt: skip
+    match kind:
+        case "array":
+            array = buffers[_index(content)]
+            as_dtype(array.dtype)
+            return array
+        case "dim":
+            return _dim(content)
+        case "init":
+            return _initializer(*content)
     raise ProtocolError(f"an attribute from the wire is of an unknown kind {kind!r}")
+
+
+def _dim(content: Any) -> Dim:
+    terms = {tuple(map(_atom, monomial)): _integer(factor) for monomial, factor in content}
+    if len(terms) > MAX_TERMS or any(len(monomial) > MAX_RANK for monomial in terms):
+        raise GraphLimitError(f"a size from the wire has {len(terms)} terms")
+    return Dim(terms)
+
+
+def _atom(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    function, *operands = content
+    if function not in ("floordiv", "min", "max") or len(operands) != 2:
+        raise ProtocolError(f"a size from the wire is made with {function!r}")
+    return (
+        function,
+        *(_dim(o["dim"]) if isinstance(o, Mapping) else _integer(o) for o in operands),
+    )
+
+
+def _initializer(
+    kind: str, shape: Sequence[int], dtype: str, a: float, b: float, stream: Sequence[int]
+) -> Initializer:
+    seed, number = map(_index, stream)
+    if kind not in ("constant", "uniform", "normal") or not math.isfinite(b - a):
+        raise ProtocolError(f"an initializer from the wire is {kind!r} of {a!r} and {b!r}")
+    sizes = tuple(map(_index, shape))
+    return Initializer(kind, sizes, as_dtype(dtype).name, float(a), float(b), (seed, number))
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise ProtocolError(f"a number in a graph from the wire is no integer: {value!r}")
+    return value
+
+
+def _index(value: Any) -> int:
+    if _integer(value) < 0:
+        raise ProtocolError(f"a number in a graph from the wire is negative: {value}")
+    return value  # type: ignore[no-any-return]
 
 
 def _text(value: Any) -> str:

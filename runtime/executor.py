@@ -1,30 +1,34 @@
 """Executor: a partition -> a Program, straight-line Python over preallocated buffers.
 
-Compiling fixes the sizes of symbols, plans one arena, binds every kernel to its buffers, and
-writes two functions: `compute`, which changes no state, and `commit`, where assignments happen in
-    place once every partition has computed.
-A line of the generated code is one node, so a failure's line number names the node and the user's
-line.
+Compiling fixes the sizes of symbols, plans one arena, binds every kernel to its buffers, and writes
+two functions: `compute`, which changes no state, and `commit`, where assignments happen in place
+once every partition has computed. A line of the generated code is one node, so a failure's line
+number names the node and the user's line.
+
+With GRAPHFLOW_JIT=off in the environment, a program runs each op's plain kernel and copies the
+result to its buffer: the same bits, and the way to debug.
 """
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic_ns
 from typing import Any, Protocol
 
 import numpy as np
 
+from graphflow.device import DeviceName
 from graphflow.errors import CheckError, GraphflowError, OpError
 from graphflow.graph import bind_attrs
 from graphflow.op import Node, Op, Tensor
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.layout import Layout, plan_layout
 from graphflow.runtime.partition import Partition
-from graphflow.spec import TensorSpec
+from graphflow.spec import TensorSpec, evaluate
 
 Span = tuple[str, str, int, int]
 """Track, name, start and end in nanoseconds of the monotonic clock."""
@@ -83,11 +87,14 @@ class Program:
             recvs=code.recv_bytes,
         )
         self._lines = code.lines
+        self._code = code
         self._compute = code.function("compute", "feeds, step, draws", code.compute, code.results())
         self._commit = code.function("commit", "", code.commit, "None")
-        self._traced = code.function(
-            "traced", "feeds, step, draws, mark", code.traced(), code.results()
-        )
+
+    @cached_property
+    def _traced(self) -> Callable[..., Any]:
+        code = self._code
+        return code.function("traced", "feeds, step, draws, mark", code.traced(), code.results())
 
     def compute(
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
@@ -147,7 +154,7 @@ class Program:
         traced = any(f.filename == "<traced>" for f in frames)
         node = self._lines[(lines[0] - 2) // (2 if traced else 1)]
         text = str(error) if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
-        shapes = ", ".join(str(t.spec) for t in node.inputs)
+        shapes = ", ".join(str(self._layout.specs[t]) for t in node.inputs)
         return kind(
             f"{node.op.name} {self._names[node]!r} (made at {node.location}) failed on "
             f"{self.partition.device}: {text}; its inputs are [{shapes}]"
@@ -166,14 +173,16 @@ class _Code:
         backend: Backend,
         channel: Channel,
     ) -> None:
+        self.device = DeviceName.parse(partition.device)
         self.graph = partition.graph
         self.fetches = partition.fetches
         self.layout = layout
         self.backend = backend
         self.bindings = bindings
+        self.plain = os.environ.get("GRAPHFLOW_JIT") == "off"
         self.scope: dict[str, Any] = {
             "send": channel.send, "recv": channel.recv, "asarray": backend.to_device,
-            "copyto": backend.xp.copyto, "kept": {},
+            "copy": backend.xp.copy, "copyto": backend.xp.copyto, "kept": {},
         }  # fmt: skip
         self.names: dict[Tensor, str] = {}
         self.lines: list[Node] = []
@@ -183,6 +192,7 @@ class _Code:
         self.constant_bytes = 0
         self.feed_bytes = 0
         self.recv_bytes = 0
+        self.assigned = {assign.inputs[0] for assign in layout.commits}
         memory = backend.empty(layout.arena.nbytes)
         for number, node in enumerate(self.graph.nodes):
             self._add(node, number, memory, variables)
@@ -208,14 +218,21 @@ class _Code:
                 self.recv_bytes += _nbytes(self.layout.specs[node.outputs[0]])
                 self._line(node, f"{names[0]} = asarray(recv(step, {int(node.attrs['edge'])}))")
             case "send":
-                self.scope[f"t{number}"] = str(node.attrs["target"])
-                value = self.names[node.inputs[0]]
-                self._line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
+                self._send(node, number)
             case "assign":
                 self.names[node.outputs[0]] = self.names[node.inputs[1]]
                 self._stage(node, number, memory)
             case _:
                 self._kernel(node, number, names, memory)
+
+    def _send(self, node: Node, number: int) -> None:
+        target = str(node.attrs["target"])
+        value = self.names[node.inputs[0]]
+        near = DeviceName.parse(target).worker == self.device.worker
+        if near and self.layout.roots[node.inputs[0]] in self.assigned:
+            value = f"copy({value})"  # handed over by reference, and its reader may commit after us
+        self.scope[f"t{number}"] = target
+        self._line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
 
     def _kernel(self, node: Node, number: int, names: list[str], memory: Any) -> None:
         """A line that runs the node's kernel into its buffers, or an alias of its input."""
@@ -232,12 +249,15 @@ class _Code:
                 self.scope[name] = self.variables[deferred.node.name]
             else:
                 self.scope[name] = self._buffer(tensor, memory)
-        out = names[0] if len(names) == 1 else f"({', '.join(names)})"
-        self.scope[f"k{number}"] = _into(
-            node.op, self.backend.xp, bind_attrs(node.attrs, self.bindings)
-        )
-        step = ", step=draws" if node.op.random else ""
-        line = f"k{number}({', '.join([out, *inputs])}{step})"
+        attrs = bind_attrs(node.attrs, self.bindings)
+        if node.op.ufunc is not None and not attrs and not self.plain:
+            self.scope[f"k{number}"] = getattr(self.backend.xp, node.op.ufunc)
+            line = f"k{number}({', '.join(inputs)}, out={names[0]})"
+        else:
+            self.scope[f"k{number}"] = _into(node.op, self.backend.xp, attrs, self.plain)
+            out = names[0] if len(names) == 1 else f"({', '.join(names)})"
+            step = ", step=draws" if node.op.random else ""
+            line = f"k{number}({', '.join([out, *inputs])}{step})"
         if deferred is not None:
             self.commit.append(line)
         else:
@@ -294,12 +314,12 @@ class _Code:
 
 
 def _nbytes(spec: TensorSpec) -> int:
-    return int(spec.nbytes)  # type: ignore[call-overload]
+    return evaluate(spec.nbytes, {})
 
 
-def _into(op: Op, xp: Any, attrs: Mapping[str, Any]) -> Callable[..., None]:
-    """The kernel as a function (out, *arrays)."""
-    if op.into is not None and not op.random:
+def _into(op: Op, xp: Any, attrs: Mapping[str, Any], plain: bool) -> Callable[..., None]:
+    """The kernel as a function (out, *arrays); `plain`: by way of a result of its own."""
+    if op.into is not None and not op.random and not plain:
         into = op.into
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
 

@@ -9,8 +9,8 @@ one from there comes in through `deliver`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from time import monotonic, monotonic_ns
 from typing import Any
@@ -26,6 +26,7 @@ from graphflow.runtime.codec import decode
 from graphflow.runtime.executor import Program, Span
 from graphflow.runtime.messages import Computed, Key, Parcel
 from graphflow.runtime.partition import Partition
+from graphflow.spec import Dim, symbols
 
 Array = np.ndarray[Any, Any]
 
@@ -53,17 +54,21 @@ class Host:
     ) -> None:
         self.worker = worker
         self.devices = tuple(devices)
-        count = threads or max(1, cores() // max(1, len(self.devices)))
-        self._backends = {d: backend_for(DeviceName.parse(d), count) for d in self.devices}
+        self._count = threads or max(1, cores() // max(1, len(self.devices)))
         self._outbox = outbox
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str) -> None:
-        """Begin a session with no state."""
-        self._sessions[session] = _Session(session, self.worker, self._backends, self._outbox)
+        """Begin a session with no state, and threads of its own.
+
+        Raises:
+            DeviceError: a device is not to be had here.
+        """
+        backends = {d: backend_for(DeviceName.parse(d), self._count) for d in self.devices}
+        self._sessions[session] = _Session(session, self.worker, backends, self._outbox)
 
     def close(self, session: str) -> None:
-        """Forget a session, its programs and its state."""
+        """Forget a session, its programs and its state; its threads end."""
         state = self._sessions.pop(session, None)
         if state is not None:
             state.close()
@@ -112,8 +117,8 @@ class Host:
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None:
         """Take a tensor from another worker; it may come before its step begins."""
         state = self._sessions.get(session)
-        if state is not None:
-            state.mail.put(step, int(edge), array)
+        if state is not None and isinstance(edge, int):  # edges of programs are numbered
+            state.mail.put(step, edge, array)
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
         """Wake every wait of the step with an error."""
@@ -187,8 +192,10 @@ class Mail:
             return self._arrays.pop((step, edge))
 
     def cancel(self, step: int, reason: GraphflowError) -> None:
+        """Every wait of this and earlier steps ends with the error, now or when it begins."""
         with self._changed:
-            self._cancelled = (step, reason)
+            if self._cancelled is None or step > self._cancelled[0]:
+                self._cancelled = (step, reason)
             self._changed.notify_all()
 
     def finish(self, step: int) -> None:
@@ -249,25 +256,36 @@ class _Session:
     def close(self) -> None:
         self.mail.cancel(2**62, SessionError("the session was closed"))
         if self._threads is not None:
-            self._threads.shutdown(wait=False)
+            self._threads.shutdown()
+        for backend in self._backends.values():
+            backend.close()
+        self._programs.clear()
+        self._variables.clear()
 
     def add(self, program: str, partitions: Sequence[Partition]) -> None:
+        fresh = {}
         for partition in partitions:
             if partition.device not in self._backends:
                 raise SessionError(f"worker {self._worker} has no device {partition.device}")
-            self._create(partition)
+            fresh[partition.device] = self._created(partition)
+        for device, variables in fresh.items():
+            self._variables[device].update(variables)
         self._programs[program] = _Loaded(
             {p.device: p for p in partitions}, {p.device: _symbols(p.graph) for p in partitions}
         )
 
-    def _create(self, partition: Partition) -> None:
-        """Give variables that are new here their initial value."""
+    def _created(self, partition: Partition) -> dict[str, Any]:
+        """The variables that are new here, with their initial values."""
         mine = self._variables[partition.device]
         backend = self._backends[partition.device]
+        fresh = {}
         for node in partition.graph.variables:
-            if node.name not in mine:
+            if node.name in mine:
+                _check(node.name, mine[node.name], node.specs[0].shape, node.specs[0].dtype)
+            else:
                 initial = node.attrs["initial"]
-                mine[node.name] = self._owned(backend, initial() if callable(initial) else initial)
+                fresh[node.name] = self._owned(backend, initial() if callable(initial) else initial)
+        return fresh
 
     def _owned(self, backend: Backend, value: Array) -> Any:
         memory = backend.empty(value.nbytes).view(value.dtype).reshape(value.shape)
@@ -333,12 +351,16 @@ class _Session:
                 self.mail.cancel(step, OpError(f"step {step} failed on another device: {error}"))
                 return {}
 
-        fetches: dict[str, Array] = {}
-        for values in self._threads.map(one, programs):
-            fetches.update(values)
+        futures = [self._threads.submit(one, program) for program in programs]
+        try:
+            wait(futures)
+        except BaseException:  # Ctrl-C: the next step uses the same buffers, so let go of them
+            self.mail.cancel(step, OpError(f"step {step} was interrupted"))
+            wait(futures)
+            raise
         if errors:
             raise errors[0]
-        return fetches
+        return {name: value for future in futures for name, value in future.result().items()}
 
     def send(self, step: int, edge: int, target: DeviceName, array: Any, backend: Backend) -> None:
         if self._departures is not None:
@@ -372,11 +394,7 @@ class _Session:
 
     def write(self, variable: str, value: Array) -> None:
         device, current = self._find(variable)
-        if current.shape != value.shape or current.dtype != value.dtype:
-            raise VariableError(
-                f"variable {variable!r} is {current.dtype}{current.shape}, "
-                f"not {value.dtype}{value.shape}"
-            )
+        _check(variable, current, value.shape, value.dtype)
         current[...] = self._backends[device].to_device(value)
 
     def _find(self, variable: str) -> tuple[str, Any]:
@@ -386,13 +404,26 @@ class _Session:
         raise VariableError(f"variable {variable!r} has no value on worker {self._worker} yet")
 
 
+def _check(variable: str, current: Any, shape: Sequence[Any], dtype: Any) -> None:
+    if current.shape != shape or current.dtype != dtype:
+        raise VariableError(
+            f"variable {variable!r} is {current.dtype}{current.shape}, not {dtype}{shape}"
+        )
+
+
 def _symbols(graph: Graph) -> frozenset[str]:
     """Symbols on which any shape or attribute of a graph depends."""
-    from graphflow.spec import symbols
+    return frozenset(
+        name
+        for node in graph.nodes
+        for value in (*(spec.shape for spec in node.specs), *node.attrs.values())
+        for name in _named(value)
+    )
 
-    found: set[str] = set()
-    for node in graph.nodes:
-        for spec in node.specs:
-            for size in spec.shape:
-                found.update(symbols(size))
-    return frozenset(found)
+
+def _named(value: Any) -> Iterator[str]:
+    if isinstance(value, Dim):
+        yield from symbols(value)
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _named(each)

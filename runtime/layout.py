@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from graphflow.op import Node, Tensor
 from graphflow.runtime.memory import Arena, Block, plan_arena
 from graphflow.runtime.partition import Partition
-from graphflow.spec import TensorSpec
+from graphflow.spec import TensorSpec, evaluate
 
 _ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
 """Ops whose value is not in the arena (or that have none)."""
@@ -61,8 +61,8 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     blocks: dict[Tensor, int] = {}
     members: dict[Tensor, list[Tensor]] = {}
     for tensor in deaths:
-        members.setdefault(_leader(shared, tensor), []).append(tensor)
-    lives = []
+        members.setdefault(shared.get(tensor, tensor), []).append(tensor)
+    lives: list[Block] = []
     for leader, tensors in members.items():
         for tensor in tensors:
             blocks[tensor] = len(lives)
@@ -70,7 +70,7 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
             Block(
                 position[leader.node],
                 max(deaths[t] for t in tensors),
-                int(specs[leader].nbytes),  # type: ignore[call-overload]
+                evaluate(specs[leader].nbytes, {}),
             )
         )
     return Layout(specs, roots, blocks, plan_arena(lives), deferred, staged, commits)
@@ -93,7 +93,10 @@ def _deferred(
     partition: Partition, roots: Mapping[Tensor, Tensor], commits: tuple[Node, ...]
 ) -> dict[Node, Tensor]:
     """Elementwise nodes that only an assign reads, and that read no variable this step changes but
-    its own."""
+    its own.
+
+    Floats only: numpy refuses some powers of integers, and a commit must not fail half way.
+    """
     graph = partition.graph
     assigned = {assign.inputs[0] for assign in commits}
     outputs = set(graph.outputs) - {a.outputs[0] for a in commits}  # members of groups
@@ -107,6 +110,7 @@ def _deferred(
             and node.op.into is not None
             and not node.op.random
             and len(node.outputs) == 1
+            and value.dtype.kind == "f"
             and value.spec == variable.spec
             and graph.consumers[node] == [assign]
             and not graph.consumers[assign]
@@ -128,8 +132,8 @@ def _lives(
     deferred: Mapping[Node, Tensor],
     staged: frozenset[Node],
 ) -> tuple[dict[Tensor, Tensor], dict[Tensor, int]]:
-    """The tensor whose block each arena tensor takes over in place, and the last position that
-    reads each."""
+    """The first owner of the block that each in-place result takes over, and the last position that
+    reads each arena tensor."""
     graph = partition.graph
     end = len(graph.nodes)
     deaths: dict[Tensor, int] = {}
@@ -153,16 +157,11 @@ def _lives(
         if node.op.elementwise and node.op.into is not None and len(node.outputs) == 1:
             for source in node.inputs:
                 if deaths.get(roots[source]) == i and specs[source] == specs[node.outputs[0]]:
-                    shared[node.outputs[0]] = roots[source]
+                    before = roots[source]
+                    shared[node.outputs[0]] = shared.get(before, before)
                     break
     return shared, deaths
 
 
 def _read(node: Node, roots: Mapping[Tensor, Tensor]) -> set[Tensor]:
     return {roots[t] for t in node.inputs}
-
-
-def _leader(shared: Mapping[Tensor, Tensor], tensor: Tensor) -> Tensor:
-    while tensor in shared:
-        tensor = shared[tensor]
-    return tensor
