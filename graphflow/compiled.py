@@ -18,7 +18,7 @@ from graphflow.placement.plan import Plan
 from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.partition import Partition
 from graphflow.spec import evaluate
-from graphflow.structure import bind
+from graphflow.structure import bind, concerns
 
 Array = np.ndarray[Any, Any]
 
@@ -44,7 +44,10 @@ class Compiled:
     plan: Plan | None = None
     devices: Mapping[Node, str] = field(default_factory=dict)
     partitions: Mapping[str, Partition] = field(default_factory=dict)
-    _bindings: dict[tuple[tuple[int, ...], ...], dict[str, int]] = field(default_factory=dict)
+    _bindings: dict[tuple[tuple[Node, tuple[int, ...]], ...], dict[str, int]] = field(
+        default_factory=dict
+    )
+    _measured: set[Node] = field(default_factory=set)  # fed for their sizes only
     _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
 
     @property
@@ -63,11 +66,14 @@ class Compiled:
         """
         wanted = self.source.placeholders
         for node in given:
-            if node not in wanted:
+            if node in wanted or node in self._measured:
+                continue
+            if not concerns(self.source, node):
                 raise FeedError(
                     f"feed {node.name!r} (made at {node.location}) is unknown to these fetches: "
                     "nothing fetched depends on it; leave it out"
                 )
+            self._measured.add(node)
         for node in wanted:
             if node not in given:
                 raise FeedError(
@@ -82,7 +88,7 @@ class Compiled:
         Raises:
             FeedError: sizes that must agree do not.
         """
-        key = tuple(arrays[node].shape for node in self.source.placeholders)
+        key = tuple((node, array.shape) for node, array in arrays.items())
         if key not in self._bindings:
             self._bindings[key] = bind(self.source, {n: a.shape for n, a in arrays.items()})
         return self._bindings[key]

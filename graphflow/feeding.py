@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from graphflow.errors import FeedError, GraphError, GraphflowError
-from graphflow.op import Node, Tensor
+from graphflow.op import Node, Tensor, user_location
 from graphflow.spec import Dim, TensorSpec, show_shape
+
+
+def convert_all(feeds: Any) -> dict[Node, np.ndarray[Any, Any]]:
+    """A user's feeds by placeholder, each converted.
+
+    Raises:
+        FeedError: no dict, a key that is no placeholder, a value that does not convert.
+    """
+    if feeds is None:
+        return {}
+    if not isinstance(feeds, Mapping):
+        raise FeedError(f"feeds are a dict from placeholders to values, not {feeds!r}")
+    return {
+        node: convert(node, value)
+        for node, value in ((as_placeholder(tensor), value) for tensor, value in feeds.items())
+    }
+
+
+def as_placeholder(tensor: Any) -> Node:
+    """The node of a placeholder.
+
+    Raises:
+        FeedError: it is none.
+    """
+    if not isinstance(tensor, Tensor):
+        raise FeedError(
+            f"feed at {user_location()}: {tensor!r} is no placeholder; use the tensor itself as key"
+        )
+    if tensor.node.op.name != "placeholder":
+        raise FeedError(
+            f"feed {tensor.name!r} (made at {tensor.node.location}) is no placeholder "
+            f"but a {tensor.node.op.name}; only placeholders are fed"
+        )
+    return tensor.node
 
 
 def convert(

@@ -25,7 +25,6 @@ from graphflow.compiled import Compiled, worker_of
 from graphflow.errors import (
     CheckpointError,
     DeviceError,
-    FeedError,
     FetchError,
     PlanError,
     SessionError,
@@ -33,7 +32,7 @@ from graphflow.errors import (
     VariableError,
     WorkerLost,
 )
-from graphflow.feeding import convert
+from graphflow.feeding import as_placeholder, convert, convert_all
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.passes import optimize
@@ -46,7 +45,7 @@ from graphflow.runtime.hosts import Hosts, LocalHosts
 from graphflow.runtime.partition import FREE, partition
 from graphflow.runtime.trace import Trace
 from graphflow.spec import show_shape
-from graphflow.structure import bind, flatten
+from graphflow.structure import bind, concerns, flatten
 
 Array = np.ndarray[Any, Any]
 DEADLINE = 300.0
@@ -126,7 +125,7 @@ class Session:
             self._check_open()
             tensors, rebuild = flatten(fetches)
             compiled = self._compiled.get(_key(tensors)) or _prepared(tensors)
-            arrays = compiled.arrays(_converted(feeds))
+            arrays = compiled.arrays(convert_all(feeds))
             bindings = compiled.bindings(arrays)
             if compiled.program:
                 compiled.check_memory(self.cluster, bindings)
@@ -145,7 +144,7 @@ class Session:
         """
         self._check_open()
         flatten(fetches)
-        copies = {node.outputs[0]: np.array(a) for node, a in _converted(feeds).items()}
+        copies = {node.outputs[0]: np.array(a) for node, a in convert_all(feeds).items()}
         with self._queue:
             self._check_open()
             if self._runner is None:
@@ -169,7 +168,7 @@ class Session:
             if isinstance(fetch_sets, Tensor) or not isinstance(fetch_sets, Sequence):
                 raise FetchError(f"compile takes a list of sets of fetches, not {fetch_sets!r}")
             sets = [flatten(fetches)[0] for fetches in fetch_sets]
-            sizes = {_placeholder(t): tuple(shape) for t, shape in (shapes or {}).items()}
+            sizes = {as_placeholder(t): tuple(shape) for t, shape in (shapes or {}).items()}
             self._choose_homes([t for tensors in sets for t in tensors], sizes)
             for tensors in sets:
                 if _key(tensors) not in self._compiled:
@@ -231,6 +230,7 @@ class Session:
         """Place, partition and hand out; on an error the session is as it was."""
         graph = compiled.graph
         compiled.sizes = sizes
+        _check_pins(compiled.source, self.cluster)
         order: Sequence[Node] | None = None
         if len(self.cluster.devices) == 1 and self._plan is None:
             compiled.devices = self._only_device(graph)
@@ -294,9 +294,6 @@ class Session:
 
     def _only_device(self, graph: Graph) -> dict[Node, str]:
         (device,) = self.cluster.devices
-        for node in graph.nodes:
-            if node.device:
-                _check_pin(node, graph.names[node], self.cluster)
         return {node: device for node in graph.nodes if node.op.name not in FREE}
 
     def _make_plan(self, compiled: Compiled) -> Plan:
@@ -485,20 +482,23 @@ def _hosts(cluster: Cluster) -> Hosts:
 
 def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, ...]]:
     """Shapes of all placeholders: those given, and those that are known anyway."""
-    shapes = {}
+    shapes = {node: tuple(size) for node, size in sizes.items() if concerns(source, node)}
     for node in source.placeholders:
-        if node in sizes:
-            shapes[node] = tuple(sizes[node])
-        elif node.specs[0].is_concrete:
+        if node not in shapes and node.specs[0].is_concrete:
             shapes[node] = tuple(int(s) for s in node.specs[0].shape)  # type: ignore[arg-type]
     return shapes
 
 
-def _check_pin(node: Node, name: str, cluster: Cluster) -> None:
-    try:
-        cluster.match(str(node.device))
-    except DeviceError as error:
-        raise DeviceError(f"{name!r} (made at {node.location}) is pinned: {error}") from None
+def _check_pins(source: Graph, cluster: Cluster) -> None:
+    """Refuse pins that fit no device, also of nodes that need none once they are optimised."""
+    pinned = {node.device: node for node in reversed(source.nodes) if node.device}
+    for device, node in pinned.items():
+        try:
+            cluster.match(str(device))
+        except DeviceError as error:
+            raise DeviceError(
+                f"{source.names[node]!r} (made at {node.location}) is pinned: {error}"
+            ) from None
 
 
 def _key(tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -510,28 +510,6 @@ def _prepared(tensors: Sequence[Tensor]) -> Compiled:
     """Verified and optimised; nothing is placed or sent."""
     source = Graph(tensors).verify()
     return Compiled(tuple(tensors), source, optimize(source))
-
-
-def _converted(feeds: Any) -> dict[Node, Array]:
-    """Feeds by placeholder, each as an array of its dtype."""
-    if feeds is None:
-        return {}
-    if not isinstance(feeds, Mapping):
-        raise FeedError(f"feeds are a dict from placeholders to values, not {feeds!r}")
-    return {_placeholder(t): convert(_placeholder(t), value) for t, value in feeds.items()}
-
-
-def _placeholder(tensor: Any) -> Node:
-    if not isinstance(tensor, Tensor):
-        raise FeedError(
-            f"feed at {user_location()}: {tensor!r} is no placeholder; use the tensor itself as key"
-        )
-    if tensor.node.op.name != "placeholder":
-        raise FeedError(
-            f"feed {tensor.name!r} (made at {tensor.node.location}) is no placeholder "
-            f"but a {tensor.node.op.name}; only placeholders are fed"
-        )
-    return tensor.node
 
 
 def _variable(tensor: Any, what: str) -> Node:

@@ -11,7 +11,7 @@ from typing import Any
 
 from graphflow.errors import FeedError, FetchError, GraphflowError
 from graphflow.graph import Graph
-from graphflow.op import Node, Tensor
+from graphflow.op import Node, Tensor, user_location
 from graphflow.spec import Dim, Size, evaluate, show_shape, symbols
 
 Rebuild = Callable[[Sequence[Any]], Any]
@@ -52,7 +52,7 @@ def _flatten(item: Any, path: str, tensors: list[Tensor]) -> Rebuild:
             return lambda values: [build(values) for build in parts]
         make: Callable[..., Any] | None = getattr(type(item), "_make", None)  # a named tuple
         return lambda values: (make or tuple)(build(values) for build in parts)
-    raise FetchError(f"{path} is {_described(item)}; {_remedy(item)}")
+    raise FetchError(f"{path} at {user_location()} is {_described(item)}; {_remedy(item)}")
 
 
 def _described(item: Any) -> str:
@@ -73,6 +73,24 @@ def _remedy(item: Any) -> str:
 
 
 # Shapes ---------------------------------------------------------------------------------------
+
+
+def concerns(graph: Graph, placeholder: Node) -> bool:
+    """Whether a graph reads a placeholder, or needs a size that nothing else in it fixes: the
+    gradient of `sum(x + b)` to b counts the rows of x without reading them."""
+    if placeholder in graph.placeholders:
+        return True
+    fixed = {
+        s for node in graph.placeholders for size in node.specs[0].shape for s in symbols(size)
+    }
+    needed = {
+        symbol
+        for node in graph.nodes
+        for spec in node.specs
+        for size in spec.shape
+        for symbol in symbols(size)
+    }
+    return any(s in needed - fixed for size in placeholder.specs[0].shape for s in symbols(size))
 
 
 def bind(

@@ -23,7 +23,7 @@ from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.explain import Model, explain, show_bytes, show_seconds
 from graphflow.placement.fingerprint import fingerprint
 from graphflow.spec import show_shape
-from graphflow.structure import bind, flatten
+from graphflow.structure import bind, concerns, flatten
 
 if TYPE_CHECKING:
     import networkx
@@ -327,7 +327,7 @@ def _sizes(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node, t
             raise PlanError(
                 f"the shape of {tensor.name!r} is a tuple of ints such as (128, 64), not {shape!r}"
             ) from None
-        if tensor.node.op.name == "placeholder" and tensor.node not in graph.placeholders:
+        if tensor.node.op.name == "placeholder" and not concerns(graph, tensor.node):
             raise PlanError(
                 f"placeholder {tensor.name!r} (made at {tensor.node.location}) has a shape, but "
                 "nothing fetched depends on it; leave it out"

@@ -153,6 +153,26 @@ def test_batches_of_any_size_run_under_one_placement() -> None:
             assert np.array_equal(s.run(total, {x: batch}), batch.sum(0))
 
 
+@pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]], ids=["one", "two"])
+def test_a_placeholder_of_which_only_the_size_counts_is_fed_too(devices: list[str]) -> None:
+    """The gradient of sum(x + b) to b is the number of rows of x."""
+    x = gf.placeholder("float32", (None,), name="x")
+    b = gf.variable(0.0, name="b")
+    train = gf.optim.SGD(1.0).minimize(gf.sum(x + b))
+    other = gf.placeholder("float32", (None,), name="other")
+    cluster = gf.Cluster.here(devices=devices)
+    with gf.Session(cluster) as s:
+        for rows in (3, 3, 0, 2):
+            s.run(train, {x: np.zeros(rows)})
+        assert s.get(b) == -8
+        assert s.run(gf.ones(x.shape), {x: [7, 7]}).tolist() == [1, 1]
+        with pytest.raises(FeedError, match="give the placeholder"):
+            s.run(train)
+        with pytest.raises(FeedError, match="'other'.*unknown"):
+            s.run(train, {x: [1], other: [1]})
+    assert gf.plan(train, cluster, {x: (3,)}).makespan > 0
+
+
 def test_a_named_size_is_shared_and_the_two_that_differ_are_named() -> None:
     x = gf.placeholder("float32", ("n", 2), name="x")
     y = gf.placeholder("float32", ("n",), name="y")

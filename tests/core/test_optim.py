@@ -194,7 +194,7 @@ def test_half_precision_is_trained_in_single_precision() -> None:
 
 
 def test_loss_and_training_in_one_step_see_the_old_weights() -> None:
-    w, loss, _ = _problem("float64")
+    _, loss, _ = _problem("float64")
     train = gf.optim.SGD(0.01).minimize(loss)
     with gf.Session() as s:
         losses = [float(s.run([loss, train])[0]) for _ in range(3)]

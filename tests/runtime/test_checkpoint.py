@@ -281,7 +281,7 @@ def test_a_checkpoint_that_does_not_fit_the_variables_changes_nothing(tmp_path: 
         s.save(tmp_path / "only w")
     with gf.Session() as s:
         s.run([gf.assign(w, w * 5), gf.assign(b, b * 5)])
-        with pytest.raises(CheckpointError, match="no value for b.*it has w"):
+        with pytest.raises(CheckpointError, match=r"no value for b.*it has w"):
             s.load(tmp_path / "only w")
         assert s.run([w, b])[0].tolist() == [5, 10]
     for other in (gf.variable([1.0, 2.0, 3.0], name="w"), gf.variable([1, 2], name="w")):
