@@ -21,6 +21,7 @@ from graphflow.spec import evaluate
 from graphflow.structure import bind, concerns
 
 Array = np.ndarray[Any, Any]
+_Shapes = tuple[tuple[Node, tuple[int, ...]], ...]
 
 
 @dataclass
@@ -44,9 +45,7 @@ class Compiled:
     plan: Plan | None = None
     devices: Mapping[Node, str] = field(default_factory=dict)
     partitions: Mapping[str, Partition] = field(default_factory=dict)
-    _bindings: dict[tuple[tuple[Node, tuple[int, ...]], ...], dict[str, int]] = field(
-        default_factory=dict
-    )
+    _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _measured: set[Node] = field(default_factory=set)  # fed for their sizes only
     _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
 

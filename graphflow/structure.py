@@ -6,7 +6,7 @@ same nest; the shapes of what is fed fix the symbols of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from graphflow.errors import FeedError, FetchError, GraphflowError
@@ -80,17 +80,14 @@ def concerns(graph: Graph, placeholder: Node) -> bool:
     gradient of `sum(x + b)` to b counts the rows of x without reading them."""
     if placeholder in graph.placeholders:
         return True
-    fixed = {
-        s for node in graph.placeholders for size in node.specs[0].shape for s in symbols(size)
-    }
-    needed = {
-        symbol
-        for node in graph.nodes
-        for spec in node.specs
-        for size in spec.shape
-        for symbol in symbols(size)
-    }
-    return any(s in needed - fixed for size in placeholder.specs[0].shape for s in symbols(size))
+    fixed = _symbols(graph.placeholders)
+    return not _symbols([placeholder]).isdisjoint(_symbols(graph.nodes) - fixed)
+
+
+def _symbols(nodes: Iterable[Node]) -> set[str]:
+    """Symbols in the shapes of what nodes make."""
+    sizes = (size for node in nodes for spec in node.specs for size in spec.shape)
+    return {symbol for size in sizes for symbol in symbols(size)}
 
 
 def bind(

@@ -168,7 +168,7 @@ def test_a_placeholder_of_which_only_the_size_counts_is_fed_too(devices: list[st
         assert s.run(gf.ones(x.shape), {x: [7, 7]}).tolist() == [1, 1]
         with pytest.raises(FeedError, match="give the placeholder"):
             s.run(train)
-        with pytest.raises(FeedError, match="'other'.*unknown"):
+        with pytest.raises(FeedError, match=r"'other'.*unknown"):
             s.run(train, {x: [1], other: [1]})
     assert gf.plan(train, cluster, {x: (3,)}).makespan > 0
 

@@ -218,7 +218,7 @@ def test_a_plan_places_its_fetches_and_others_are_planned_around_it() -> None:
         assert s.run(out, {x: np.ones((2, 4))}).tolist() == [[4, 4], [4, 4]]
         assert s.plan(out) == plan
         assert s.run(other) == 8
-    with pytest.raises(PlanError, match="cpu:1.*plan for this cluster"):
+    with pytest.raises(PlanError, match=r"cpu:1.*plan for this cluster"):
         gf.Session(gf.Cluster.here(), plan=plan)
 
 
