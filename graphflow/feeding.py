@@ -104,7 +104,7 @@ def _described(node: Node) -> str:
 def _safe(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: bool) -> bool:
     if np.can_cast(array.dtype, dtype, "safe"):
         return True
-    if array.dtype == np.float64 and dtype == np.float32:
+    if array.dtype.newbyteorder("=") == np.float64 and dtype == np.float32:
         return True
     if plain and array.size == 0:
         return True  # an empty list has the dtype that one likes

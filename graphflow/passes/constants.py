@@ -20,7 +20,8 @@ class FoldConstants(Pass):
     """Replace a pure node of constant inputs by its value.
 
     A value may not take more than `limit` bytes beyond those of its inputs: folding `zeros((10**4,
-    10**4))` would trade a cheap fill for a constant to store and send.
+    10**4))` would trade a cheap fill for a constant to store and send. Nor are matmuls folded: BLAS
+    has other bits with the threads that it has here than with the one of a running program.
     """
 
     limit: int = 65536
@@ -29,7 +30,7 @@ class FoldConstants(Pass):
         return graph.rewrite(self._fold)
 
     def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-        if not node.op.pure or node.op.name == "constant":
+        if not node.op.pure or node.op.name in ("constant", "matmul"):
             return None
         if not all(t.node.op.name == "constant" for t in inputs):
             return None

@@ -31,6 +31,7 @@ def _convert(dtype: str, shape: Any, value: Any) -> np.ndarray[Any, Any]:
         ("float32", (None,), []),
         ("int64", (None,), []),
         ("float32", (None,), np.arange(3, dtype="float64")),
+        ("float32", (None,), np.arange(3, dtype=">f8")),
         ("float32", (None,), np.arange(3, dtype="int16")),
         ("float16", (None,), [0.5, 0.25]),
         ("float64", (None,), np.arange(3, dtype="float32")),

@@ -47,6 +47,16 @@ def test_a_large_fill_stays_a_fill() -> None:
     assert _ops(FoldConstants(limit=10**6)(gf.Graph([big]))) == ["constant"]
 
 
+def test_a_product_of_constants_has_the_bits_of_a_running_program() -> None:
+    """BLAS splits it otherwise when it may use more threads."""
+    a, b = np.random.default_rng(0).normal(size=(2, 64, 64)).astype("float32").repeat(40, axis=2)
+    x = gf.placeholder("float32", a.shape)
+    with gf.Session() as s:
+        fixed = s.run(gf.constant(a) @ gf.constant(np.ascontiguousarray(b.T)))
+        fed = s.run(x @ gf.constant(np.ascontiguousarray(b.T)), {x: a})
+    assert fixed.tobytes() == fed.tobytes()
+
+
 def test_random_state_and_effects_are_never_folded() -> None:
     c = gf.constant([1.0, 2.0])
     v = gf.variable([0.0, 0.0], name="v")
