@@ -22,7 +22,6 @@ from graphflow.errors import GraphflowError, OpError, SessionError, StepTimeout,
 from graphflow.graph import Graph
 from graphflow.placement.host import cores
 from graphflow.runtime.backend import Backend, backend_for
-from graphflow.runtime.codec import decode
 from graphflow.runtime.executor import Program, Span
 from graphflow.runtime.messages import Computed, Key, Parcel
 from graphflow.runtime.partition import Partition
@@ -79,6 +78,8 @@ class Host:
         Raises:
             ProtocolError, GraphLimitError: it does not verify.
         """
+        from graphflow.runtime.codec import decode  # loads msgpack
+
         self.add(session, program, decode(header, buffers))
 
     def add(self, session: str, program: str, partitions: Sequence[Partition]) -> None:
