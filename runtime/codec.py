@@ -188,8 +188,6 @@ def _check_node(node: Node, budget: int) -> None:
     """What the executor takes for granted, and no shape rule sees."""
     for spec in node.specs:
         _check_shape(spec.shape)
-        if any(isinstance(size, int) and size < 0 for size in spec.shape):
-            raise ProtocolError(f"{node} from the wire has the shape {spec.shape}")
         _check_bytes(f"{node.op.name} {node.name!r} takes", spec.nbytes, budget)
     match node.op.name:
         case "variable":
@@ -207,7 +205,10 @@ def _check_node(node: Node, budget: int) -> None:
 
 
 def _check_shape(shape: Sequence[Any]) -> None:
-    """Refuse shapes whose number of elements would take long to multiply out."""
+    """Refuse what is no shape, or one whose elements would take long to count."""
+    for size in shape:
+        if not isinstance(size, Dim):
+            _index(size.item() if isinstance(size, np.integer) else size)
     terms = math.prod(len(size.terms) for size in shape if isinstance(size, Dim))
     if len(shape) > MAX_RANK or terms > MAX_TERMS:
         raise GraphLimitError(

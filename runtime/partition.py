@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphflow.device import DeviceName
+from graphflow.errors import PlacementError
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Node, Tensor
 
@@ -68,7 +69,11 @@ def partition(
 
     Returns:
         Device name to partition, for the devices that have something to do.
+
+    Raises:
+        PlacementError: an assignment is not where its variable is.
     """
+    _check_homes(graph, devices)
     order = [n for n in (graph.nodes if order is None else order) if n.op.name not in FREE]
     builders: dict[str, _Builder] = {}
     for device in devices.values():
@@ -101,6 +106,17 @@ def partition(
         for device, b in sorted(builders.items())
         if b.outputs
     }
+
+
+def _check_homes(graph: Graph, devices: Mapping[Node, str]) -> None:
+    for node in graph.of_op("assign"):
+        variable = node.inputs[0].node
+        if devices[node] != devices[variable]:
+            raise PlacementError(
+                f"assign {graph.names[node]!r} (made at {node.location}) is on {devices[node]}, "
+                f"its variable {graph.names[variable]!r} on {devices[variable]}; "
+                "put both on one device"
+            )
 
 
 def _rebuild(

@@ -1,0 +1,75 @@
+"""Graphs cut and compiled by hand, without a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.runtime.backend import CpuBackend
+from graphflow.runtime.executor import Program
+from graphflow.runtime.partition import FREE, Partition, partition
+
+CPU = "/worker:0/cpu:0"
+OTHER = "/worker:0/cpu:1"
+
+
+class NoChannel:
+    """The way to no other device."""
+
+    def send(self, step: int, edge: int, target: str, array: Any) -> None:
+        raise AssertionError(f"edge {edge} is sent to {target}")
+
+    def recv(self, step: int, edge: int) -> Any:
+        raise AssertionError(f"edge {edge} is awaited")
+
+
+class Mailbox:
+    """Keeps what is sent, and hands it over when it is asked for."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[tuple[int, int], Any] = {}
+
+    def send(self, step: int, edge: int, target: str, array: Any) -> None:
+        self.arrays[step, edge] = array
+
+    def recv(self, step: int, edge: int) -> Any:
+        return self.arrays.pop((step, edge))
+
+
+def placed(graph: Graph, device: str = CPU, **others: str) -> dict[Node, str]:
+    """All nodes on a device, but those of the given names."""
+    return {
+        node: others.get(graph.names[node], device)
+        for node in graph.nodes
+        if node.op.name not in FREE
+    }
+
+
+def alone(*fetches: Tensor) -> Partition:
+    """The one partition of fetches on one device."""
+    graph = Graph(fetches).verify()
+    return partition(graph, placed(graph))[CPU]
+
+
+def initial_state(part: Partition) -> dict[str, Any]:
+    """Buffers with the initial values of a partition's variables."""
+    state = {}
+    for node in part.graph.variables:
+        initial = node.attrs["initial"]
+        state[node.name] = np.array(initial() if callable(initial) else initial)
+    return state
+
+
+def compiled(
+    part: Partition,
+    state: Mapping[str, Any] | None = None,
+    bindings: Mapping[str, int] | None = None,
+    backend: CpuBackend | None = None,
+    channel: Any = None,
+) -> Program:
+    state = initial_state(part) if state is None else state
+    return Program(part, bindings or {}, state, backend or CpuBackend(1), channel or NoChannel())
