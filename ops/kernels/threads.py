@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+
 Part = Callable[[int], None]
 
 
@@ -31,6 +33,7 @@ class _Worker:
         self.thread.start()
 
     def _loop(self) -> None:
+        np.seterr(all="ignore")  # as in the caller's thread, where a program runs: inf is a value
         while True:
             self.go.acquire()
             part = self.part

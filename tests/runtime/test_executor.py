@@ -264,4 +264,7 @@ def test_numpy_does_not_warn_of_what_ieee_754_defines(recwarn: pytest.WarningsRe
     x = gf.placeholder("float32", (2, 3), name="x")
     program = compiled(alone(gf.log(x), gf.divide(x, x), gf.exp(x + 1e30), gf.sqrt(x - 1.0)))
     program.compute(feeds(0.0), 1, 0)
+    large = gf.placeholder("float32", (600, 600), name="x")
+    split = compiled(alone(large @ large), backend=CpuBackend(3))  # on threads of its own, too
+    split.compute({"x": np.full((600, 600), [[np.inf], [-np.inf]] * 300, np.float32)}, 1, 0)
     assert not recwarn.list
