@@ -7,6 +7,8 @@ with gf.Session() as s:
     s.run(x @ w, {x: images})
 """
 
+from typing import TYPE_CHECKING, Any
+
 from graphflow import errors, init, optim, placement
 from graphflow._version import __version__
 from graphflow.autodiff import gradients
@@ -95,7 +97,20 @@ from graphflow.ops.transcendental import (
 from graphflow.ops.window import concat, flip, pad, roll, split, stack, unstack
 from graphflow.placement.cluster import Cluster, Device, Link, Worker
 from graphflow.placement.plan import Plan, plan
-from graphflow.session import Session
+
+if TYPE_CHECKING:
+    from graphflow.session import Session
+
+
+def __getattr__(name: str) -> Any:
+    """`Session` brings the runtime along, which who only builds graphs does not wait for."""
+    if name == "Session":
+        from graphflow.session import Session
+
+        globals()[name] = Session
+        return Session
+    raise AttributeError(f"module 'graphflow' has no attribute {name!r}")
+
 
 __all__ = [
     "Cluster",

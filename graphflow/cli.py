@@ -16,13 +16,13 @@ from typing import Annotated, Any
 import typer
 
 from graphflow._version import __version__
+from graphflow.connect import default_cluster
 from graphflow.errors import ArgumentError, DeviceError, GraphflowError, PlanError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.host import gpu_memory
 from graphflow.placement.plan import SUFFIXES, plan
-from graphflow.session import default_cluster
 from graphflow.structure import flatten
 
 app = typer.Typer(
@@ -185,10 +185,19 @@ def calibrate() -> None:
     from rich.table import Table
 
     from graphflow.placement.calibrate import profile, profile_path
+    from graphflow.runtime.coordinator import RemoteHosts
+    from graphflow.runtime.survey import keep_process_links
 
     console = Console()
     with console.status("measuring this machine…"):
         measured = profile(["cpu", *(["gpu"] if _gpus() else [])], refresh=True)
+    with console.status("measuring the way between two processes…"):
+        cluster = Cluster.local(workers=2)
+        hosts = RemoteHosts(cluster, deadline=cluster.deadline)
+        try:
+            latency, bandwidth = keep_process_links(hosts, cluster)
+        finally:
+            hosts.close()
     for kind, speeds in measured["devices"].items():
         table = Table(title=kind, title_justify="left", box=None, show_header=False)
         products, traffic = speeds["matmul"]["float32"], speeds["traffic"]
@@ -204,7 +213,10 @@ def calibrate() -> None:
                     f"{slower[what][-1]:.2f} times as long",
                 )
         console.print(table)
-    typer.echo(f"kept in {profile_path()}")
+    typer.echo(
+        f"between two processes {latency * 1e6:.0f} µs and {bandwidth / 1e9:.1f} GB/s\n"
+        f"kept in {profile_path()}"
+    )
 
 
 # Reading arguments ----------------------------------------------------------------------------

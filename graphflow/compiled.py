@@ -14,9 +14,10 @@ from graphflow.errors import FeedError, MemoryLimitError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.plan import Plan
+from graphflow.placement.plan import Measured, Plan
 from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.partition import Partition
+from graphflow.runtime.trace import Trace
 from graphflow.spec import evaluate
 from graphflow.structure import bind, concerns
 
@@ -35,6 +36,8 @@ class Compiled:
         sizes: shapes of the placeholders for which it was placed.
         program: its name on the workers; empty until they have it.
         devices: where each node is.
+        trace: its steps inside the session's trace block that is open.
+        measured: what the last such block measured.
     """
 
     fetches: tuple[Tensor, ...]
@@ -45,6 +48,8 @@ class Compiled:
     plan: Plan | None = None
     devices: Mapping[Node, str] = field(default_factory=dict)
     partitions: Mapping[str, Partition] = field(default_factory=dict)
+    trace: Trace = field(default_factory=Trace)
+    measured: Measured | None = None
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _measured: set[Node] = field(default_factory=set)  # fed for their sizes only
     _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
@@ -111,6 +116,11 @@ class Compiled:
             worker: {name: named[name] for part in parts for name in part.feeds}
             for worker, parts in self.by_worker.items()
         }
+
+    def keep_measured(self) -> None:
+        """Sum up the traced steps, if any, at the end of a trace block."""
+        if self.trace.steps:
+            self.measured, self.trace = self.trace.measured(), Trace()
 
     def edges(self, bindings: Mapping[str, int]) -> dict[int, tuple[str, str, str, int]]:
         """Cut edges: tensor, source and target device, bytes."""

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
 from time import monotonic_ns
 from types import TracebackType
 from typing import Any
@@ -22,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from graphflow.compiled import Compiled, worker_of
+from graphflow.connect import cluster_of, hosts_of, survey_of
 from graphflow.errors import (
     CheckpointError,
     DeviceError,
     FetchError,
-    PlanError,
     SessionError,
     StateLost,
     VariableError,
@@ -36,13 +35,13 @@ from graphflow.feeding import as_placeholder, convert, convert_all
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.passes import optimize
-from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plan import Plan, devices_of, order_of, plan_graph
 from graphflow.runtime.checkpoint import Checkpoint, load, save
 from graphflow.runtime.host import DRAWS
-from graphflow.runtime.hosts import Hosts, LocalHosts
 from graphflow.runtime.partition import FREE, partition
+from graphflow.runtime.survey import Survey
 from graphflow.runtime.trace import Trace
 from graphflow.spec import show_shape
 from graphflow.structure import bind, concerns, flatten
@@ -50,9 +49,6 @@ from graphflow.structure import bind, concerns, flatten
 Array = np.ndarray[Any, Any]
 DEADLINE = 300.0
 """Seconds that a step may take unless the session says otherwise."""
-
-default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)
-"""What `Session()` uses instead of this process; `graphflow run` sets it."""
 
 
 class Session:
@@ -81,7 +77,7 @@ class Session:
         if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
         get_placer(placer)
-        self.cluster = _cluster(cluster, plan)
+        self.cluster = cluster_of(cluster, plan)
         self._plan = plan  # until it has placed something
         self._placer = placer
         self._deadline = float(deadline)
@@ -101,7 +97,8 @@ class Session:
         self._lock = threading.RLock()  # held while a step runs
         self._queue = threading.Lock()  # held while a step is queued
         self._runner: ThreadPoolExecutor | None = None
-        self._hosts = _hosts(self.cluster)
+        self._hosts = hosts_of(self.cluster)
+        self._survey: Survey | None = None
 
     # Running ----------------------------------------------------------------------------------
 
@@ -214,9 +211,10 @@ class Session:
             fetched = result.fetches
             if self._trace is not None:
                 edges = compiled.edges(bindings)
-                self._trace.add_step(
-                    self._attempts, start, monotonic_ns(), result.spans, edges, result.peak
-                )
+                for trace in (self._trace, compiled.trace):
+                    trace.add_step(
+                        self._attempts, start, monotonic_ns(), result.spans, edges, result.peak
+                    )
         else:
             self._steps += 1
         self._last = compiled
@@ -298,8 +296,17 @@ class Session:
 
     def _make_plan(self, compiled: Compiled) -> Plan:
         bindings = bind(compiled.source, compiled.sizes)
+        if self._survey is None:
+            self._survey = survey_of(self._hosts, self.cluster)
         return plan_graph(
-            compiled.graph, self.cluster, compiled.sizes, bindings, self._placer, self._homes
+            compiled.graph,
+            self.cluster,
+            compiled.sizes,
+            bindings,
+            self._placer,
+            self._homes,
+            self._survey.profiles,
+            self._survey.links,
         )
 
     def plan(self, fetches: Any = None) -> Plan:
@@ -318,6 +325,8 @@ class Session:
                 raise SessionError("these fetches have no plan yet; run them first, or use gf.plan")
             if compiled.plan is None:
                 compiled.plan = self._make_plan(compiled)
+            if compiled.measured is not None:
+                return compiled.plan.with_measured(compiled.measured)
             return compiled.plan
 
     # State ------------------------------------------------------------------------------------
@@ -406,10 +415,10 @@ class Session:
         finally:
             with self._lock:
                 self._trace = None
+                for compiled in self._compiled.values():
+                    compiled.keep_measured()
             if path is not None:
                 trace.save(path)
-            if self._last is not None and self._last.plan is not None and trace.steps:
-                self._last.plan = self._last.plan.with_measured(trace.measured())
 
     def close(self) -> None:
         """End the session; workers that it started end too. A second call does nothing.
@@ -443,41 +452,6 @@ class Session:
                 f"the session lost a worker and its variables ({self._lost}); open a new session "
                 "and load a checkpoint: s.load(folder)"
             )
-
-
-def _cluster(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | None) -> Cluster:
-    if plan is not None and not isinstance(plan, Plan):
-        raise SessionError(f"plan is a gf.Plan, not {plan!r}; read a saved one with gf.Plan.load")
-    if cluster is None:
-        cluster = plan.cluster if plan is not None else default_cluster.get()
-    if cluster is None:
-        return Cluster.here()
-    if isinstance(cluster, str | os.PathLike):
-        return Cluster.load(cluster)
-    if not isinstance(cluster, Cluster):
-        raise SessionError(f"a session takes a gf.Cluster or the path of a file, not {cluster!r}")
-    if plan is not None:
-        foreign = set(plan.placement.values()) - {*cluster.devices, CLIENT}
-        if foreign:
-            raise PlanError(
-                f"the plan places nodes on {', '.join(sorted(foreign))}, the cluster has "
-                f"{', '.join(cluster.devices)}; plan for this cluster"
-            )
-    return cluster
-
-
-def _hosts(cluster: Cluster) -> Hosts:
-    if cluster.kind == "hypothetical":
-        raise SessionError(
-            "this cluster is hypothetical: it has no addresses, so plans can be made for it but no "
-            "session; give each worker an address"
-        )
-    if cluster.kind == "here":
-        threads = [d.threads for d in cluster.workers[0].devices if d.threads is not None]
-        return LocalHosts(cluster.devices, max(threads, default=None))
-    from graphflow.runtime.coordinator import RemoteHosts  # loads ZeroMQ
-
-    return RemoteHosts(cluster, deadline=cluster.deadline)
 
 
 def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, ...]]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -19,16 +20,18 @@ import numpy as np
 
 from graphflow.op import REGISTRY, Op, Sample
 from graphflow.placement.host import cores, gpu_memory
-from graphflow.placement.rates import MATMUL, op_class, work
+from graphflow.placement.rates import MATMUL, interpolated, op_class, work
 from graphflow.spec import Size, TensorSpec
 
 SIDE = 192
 """Rows and columns of the larger samples: some hundred KiB, which any second-level cache holds."""
-MATRICES = (8, 24, 64, 128, 256, 512)
+MATRICES = (8, 24, 64, 128, 256, 512, 640)
 """Sides of the matrix products."""
 STREAMS = (1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)
 """Elements of arrays that lie in ever slower memory; few caches hold the last."""
 ROUNDS = 7
+TURNS = 4
+"""Sets of operands of a matrix product."""
 LEAST = 60e-6
 """Seconds that one timing lasts at least."""
 
@@ -38,9 +41,9 @@ def measure_device(kind: str) -> dict[str, Any]:
     xp, synchronize = _array_module(kind)
     with _one_blas_thread(), np.errstate(all="ignore"):
         clock = _Clock(xp, synchronize)
-        ops = clock.ops()
+        ops, traffic = clock.ops(), clock.traffic()
         products = {
-            name: clock.matmul(dtype, sides, ops["matmul"]["launch"])
+            name: clock.matmul(dtype, sides, ops["matmul"]["launch"], traffic)
             for name, dtype, sides in (
                 ("float32", "float32", MATRICES),
                 ("float64", "float64", MATRICES),
@@ -51,7 +54,7 @@ def measure_device(kind: str) -> dict[str, Any]:
             "launch": median(entry["launch"] for entry in ops.values()),
             "handoff": measure_handoff(),
             "cache_bytes": _cache_bytes(kind),
-            "traffic": clock.traffic(),
+            "traffic": traffic,
             "matmul": products,
             "ops": ops,
             "classes": _classes(ops),
@@ -168,16 +171,22 @@ class _Clock:
             array = self._random.integers(0, 2 if spec.dtype.kind == "b" else sample.classes, shape)
         return self._xp.asarray(np.asarray(array, spec.dtype))
 
-    def matmul(self, dtype: str, sides: tuple[int, ...], launch: float) -> list[list[float]]:
-        """[flops, seconds beyond the launch] of square products; times never fall."""
+    def matmul(
+        self, dtype: str, sides: tuple[int, ...], launch: float, traffic: list[list[float]]
+    ) -> list[list[float]]:
+        """[flops, seconds beyond launch and traffic] of square products; times never fall.
+
+        Several sets of operands take turns: in a step, the last product's are gone from the cache.
+        """
         op = REGISTRY["matmul"]
         assert op.into is not None
         points: list[list[float]] = []
         for n in sides:
             a = self._xp.asarray(self._random.uniform(-1, 1, (n, n)).astype(dtype))
-            run = partial(op.into, self._xp, self._xp.empty_like(a), a, a.copy())
-            taken = self.seconds(run, 3 if n > 256 else ROUNDS)
-            points.append([2.0 * n**3, max(taken - launch, 1e-9)])
+            turns = cycle([(self._xp.empty_like(a), a.copy(), a.copy()) for _ in range(TURNS)])
+            taken = self.seconds(lambda t=turns: op.into(self._xp, *next(t)), ROUNDS)
+            moved = interpolated(traffic, 3.0 * a.nbytes)
+            points.append([2.0 * n**3, max(taken - launch - moved, taken / 2, 1e-9)])
         best = max(flops / taken for flops, taken in points[-2:])
         least = 0.0
         for point in points:  # the first ones are mostly launch: what is left of them is noise

@@ -1,0 +1,72 @@
+"""Connect: which cluster a session runs on, and the hosts behind it."""
+
+from __future__ import annotations
+
+import os
+from contextvars import ContextVar
+
+from graphflow.errors import PlanError, SessionError
+from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.plan import Plan
+from graphflow.runtime.hosts import Hosts, LocalHosts
+from graphflow.runtime.survey import Survey, survey
+
+default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)
+"""What `Session()` uses instead of this process; `graphflow run` sets it."""
+
+
+def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | None) -> Cluster:
+    """The cluster that a session's arguments mean.
+
+    Raises:
+        ClusterError, SessionError: neither a cluster nor the path of a cluster file.
+        PlanError: the plan is for devices that the cluster does not have.
+    """
+    if plan is not None and not isinstance(plan, Plan):
+        raise SessionError(f"plan is a gf.Plan, not {plan!r}; read a saved one with gf.Plan.load")
+    if cluster is None:
+        cluster = plan.cluster if plan is not None else default_cluster.get()
+    if cluster is None:
+        return Cluster.here()
+    if isinstance(cluster, str | os.PathLike):
+        return Cluster.load(cluster)
+    if not isinstance(cluster, Cluster):
+        raise SessionError(f"a session takes a gf.Cluster or the path of a file, not {cluster!r}")
+    if plan is not None:
+        foreign = set(plan.placement.values()) - {*cluster.devices, CLIENT}
+        if foreign:
+            raise PlanError(
+                f"the plan places nodes on {', '.join(sorted(foreign))}, the cluster has "
+                f"{', '.join(cluster.devices)}; plan for this cluster"
+            )
+    return cluster
+
+
+def hosts_of(cluster: Cluster) -> Hosts:
+    """The hosts of a cluster, connected and ready; those of a local one are started.
+
+    Raises:
+        SessionError: the cluster is hypothetical.
+        RendezvousTimeout, VersionMismatch: a worker does not come up, or runs something else.
+    """
+    if cluster.kind == "hypothetical":
+        raise SessionError(
+            "this cluster is hypothetical: it has no addresses, so plans can be made for it but no "
+            "session; give each worker an address"
+        )
+    if cluster.kind == "here":
+        threads = [d.threads for d in cluster.workers[0].devices if d.threads is not None]
+        return LocalHosts(cluster.devices, max(threads, default=None))
+    from graphflow.runtime.coordinator import RemoteHosts  # loads ZeroMQ
+
+    return RemoteHosts(cluster, deadline=cluster.deadline)
+
+
+def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:
+    """What planning for the cluster takes that has to be measured there."""
+    if cluster.kind == "here":
+        return Survey()
+    from graphflow.runtime.coordinator import RemoteHosts
+
+    assert isinstance(hosts, RemoteHosts)
+    return survey(hosts, cluster)
