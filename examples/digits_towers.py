@@ -4,7 +4,7 @@ No node is pinned. The model is planned for one worker and for two; both run, si
 turns, and the script says what was predicted, what was measured, and how well the ensemble reads
 digits that it has not seen. It writes plan.html and trace.json.
 
-    python examples/digits_towers.py [--towers 4] [--width 1024] [--batch 256] [--epochs 12]
+    python examples/digits_towers.py [--towers 4] [--width 1024] [--batch 128] [--epochs 24]
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Towers:
                 total = total + each
             self.logits = total / float(towers)
             self.loss = gf.mean(gf.nn.cross_entropy(self.logits, self.labels))
-            self.train = gf.optim.SGD(0.2, momentum=0.9).minimize(self.loss)
+            self.train = gf.optim.SGD(0.5, momentum=0.9).minimize(self.loss)
             hits = gf.argmax(self.logits, axis=-1) == self.labels
             self.accuracy = gf.mean(hits.astype("float32"))
 
@@ -161,8 +161,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--towers", type=int, default=4)
     parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of the two files")
     return parser.parse_args()
 
