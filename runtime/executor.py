@@ -213,7 +213,8 @@ class _Code:
                 self.variables[node.name] = variables[node.name]
             case "placeholder":
                 self.feed_bytes += _nbytes(self.layout.specs[node.outputs[0]])
-                self._line(node, f"{names[0]} = asarray(feeds[{self.graph.names[node]!r}])")
+                self.scope[f"f{number}"] = self.graph.names[node]
+                self._line(node, f"{names[0]} = asarray(feeds[f{number}])")
             case "recv":
                 self.recv_bytes += _nbytes(self.layout.specs[node.outputs[0]])
                 self._line(node, f"{names[0]} = asarray(recv(step, {int(node.attrs['edge'])}))")
