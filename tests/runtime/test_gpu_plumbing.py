@@ -1,0 +1,110 @@
+"""The way of the data over a "gpu" device, with numpy standing in for CuPy.
+
+It shows that what a GPU needs of the cluster, the cost model, partitions and programs is there:
+copies at the border, synchronisation, memory limits. What kernels do on a real GPU the tests marked
+`gpu` show.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import DeviceError
+
+
+class OnDevice(np.ndarray):
+    """An array that numpy functions of the host may not be handed by mistake."""
+
+
+class Device:
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to switch back."""
+
+
+def _module(crossings: list[str]) -> types.ModuleType:
+    """A stand-in for CuPy: numpy on arrays of a class of their own; notes each crossing."""
+
+    class Cupy(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            return getattr(np, name)
+
+    def asarray(array: Any, dtype: Any = None) -> Any:
+        if not isinstance(array, OnDevice):
+            crossings.append("in")
+        return np.array(array, dtype).view(OnDevice)
+
+    def asnumpy(array: Any) -> Any:
+        crossings.append("out")
+        return np.array(array.view(np.ndarray))
+
+    module = Cupy("cupy")
+    module.asarray = asarray  # type: ignore[attr-defined]
+    module.asnumpy = asnumpy  # type: ignore[attr-defined]
+    module.empty = lambda *a: np.empty(*a).view(OnDevice)  # type: ignore[attr-defined]
+    stream = types.SimpleNamespace(synchronize=lambda: None)
+    runtime = types.SimpleNamespace(
+        getDeviceCount=lambda: 1,
+        memGetInfo=lambda: (1 << 30, 1 << 30),
+        getDeviceProperties=lambda i: {"l2CacheSize": 1 << 22},
+    )
+    module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+        Device=Device, runtime=runtime, get_current_stream=lambda: stream
+    )
+    return module
+
+
+@pytest.fixture
+def crossings(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[list[str]]:
+    found: list[str] = []
+    monkeypatch.setitem(sys.modules, "cupy", _module(found))
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+    yield found
+
+
+def test_a_graph_trains_across_a_cpu_and_a_gpu(crossings: list[str]) -> None:
+    x = gf.placeholder("float32", (None, 6))
+    with gf.device("gpu"):
+        w = gf.variable(np.full((6, 4), 0.1, "float32"))
+        h = gf.nn.relu(x @ w)
+    with gf.device("cpu"):
+        v = gf.variable(np.full((4, 1), 0.1, "float32"))
+        loss = gf.mean((h @ v - 1.0) ** 2)
+    train = gf.optim.SGD(0.1, momentum=0.9).minimize(loss)
+    data = np.random.default_rng(0).random((5, 6), "float32")
+    with gf.Session(gf.Cluster.here(devices=["cpu:0", "gpu:0"])) as both:
+        losses = [float(both.run([loss, train], {x: data})[0]) for _ in range(5)]
+        placement = both.plan([loss, train]).placement
+        there = both.get(w)
+    assert losses[-1] < losses[0]
+    assert placement["variable"] == "/worker:0/gpu:0"
+    assert placement["variable_1"] == "/worker:0/cpu:0"
+    assert "in" in crossings and "out" in crossings
+    assert type(there) is np.ndarray
+
+    plain_x = gf.placeholder("float32", (None, 6))
+    plain_w = gf.variable(np.full((6, 4), 0.1, "float32"))
+    plain_v = gf.variable(np.full((4, 1), 0.1, "float32"))
+    plain = gf.mean((gf.nn.relu(plain_x @ plain_w) @ plain_v - 1.0) ** 2)
+    step = gf.optim.SGD(0.1, momentum=0.9).minimize(plain)
+    with gf.Session() as here:
+        for _ in range(5):
+            here.run([plain, step], {plain_x: data})
+        assert np.allclose(here.get(plain_w), there, rtol=1e-5)
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_name(crossings: list[str]) -> None:
+    with pytest.raises(DeviceError, match="gpu:1"):
+        gf.Cluster.here(devices=["gpu:1"])
