@@ -7,7 +7,7 @@ rate in the cache). Medians throughout; the machine may be busy with other thing
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import cycle
@@ -178,13 +178,13 @@ class _Clock:
 
         Several sets of operands take turns: in a step, the last product's are gone from the cache.
         """
-        op = REGISTRY["matmul"]
-        assert op.into is not None
+        into = REGISTRY["matmul"].into
+        assert into is not None
         points: list[list[float]] = []
         for n in sides:
             a = self._xp.asarray(self._random.uniform(-1, 1, (n, n)).astype(dtype))
             turns = cycle([(self._xp.empty_like(a), a.copy(), a.copy()) for _ in range(TURNS)])
-            taken = self.seconds(lambda t=turns: op.into(self._xp, *next(t)), ROUNDS)
+            taken = self.seconds(partial(_next_turn, partial(into, self._xp), turns), ROUNDS)
             moved = interpolated(traffic, 3.0 * a.nbytes)
             points.append([2.0 * n**3, max(taken - launch - moved, taken / 2, 1e-9)])
         best = max(flops / taken for flops, taken in points[-2:])
@@ -206,6 +206,11 @@ class _Clock:
 
 def _grown(size: Size) -> Size:
     return SIDE if isinstance(size, int) and size > 2 else size
+
+
+def _next_turn(call: Callable[..., None], turns: Iterator[tuple[Any, ...]]) -> None:
+    """The call, with the operands whose turn it is."""
+    call(*next(turns))
 
 
 def _bound(

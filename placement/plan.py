@@ -103,7 +103,8 @@ class Plan:
         nodes: in the global order of execution.
         makespan: seconds of a step.
         peak_memory: bytes by device.
-        baselines: seconds of "one device: …" for each device, and of "round robin".
+        baselines: seconds of "one device: …" for each device, and of "round robin"; those that do
+            not fit in memory are left out.
         shapes: of the placeholders, for which it was made.
         fingerprint: of the graph; a plan is for one graph.
     """
@@ -272,7 +273,10 @@ class Plan:
             memory = f", peak {show_bytes(peak)}" if peak is not None else ""
             rows.append(f"  {device}: {len(mine)} nodes, busy {show_seconds(busy)}{memory}")
         rows.append(f"  {len(self.transfers)} transfers, {show_bytes(_traffic(self))}")
-        rows += [f"  {name}: {show_seconds(value)}" for name, value in self.baselines.items()]
+        for name in (*(f"one device: {device}" for device in self.cluster.devices), "round robin"):
+            seconds = self.baselines.get(name)
+            told = "does not fit in memory" if seconds is None else show_seconds(seconds)
+            rows.append(f"  {name}: {told}")
         if self.measured is not None:
             rows.append(f"  measured: {show_seconds(self.measured.makespan)}")
         return "\n".join(rows)

@@ -1,7 +1,8 @@
 """Planning: build the problem, place it, compare with the baselines, and tell it as a Plan.
 
 Devices of one machine slow each other down. So there are two problems: one in which neighbours are
-busy, for placements over several devices, and one in which they are not, for those on one.
+busy, for placements over several devices, and one in which they are not, for those on one. Plans
+and baselines are judged by the same rule: what pins spread over several has busy neighbours.
 """
 
 from __future__ import annotations
@@ -54,13 +55,11 @@ def make_plan(
 
     alone = problem(contention=False)
     shared = problem(contention=True) if len(cluster.devices) > 1 else alone
-    ones = singles(Evaluator(alone.problem))
+    ones = _ones(alone, shared)
     made, assignment = _placed(alone, shared, placer, ones)
-    baselines = {
-        f"one device: {name}": candidate.run.makespan
-        for name, candidate in zip(cluster.devices, ones, strict=True)
-    }
-    baselines["round robin"] = round_robin(Evaluator(shared.problem)).run.makespan
+    compared = {f"one device: {name}": one for name, one in zip(cluster.devices, ones, strict=True)}
+    compared["round robin"] = round_robin(Evaluator(shared.problem))
+    baselines = {name: each.run.makespan for name, each in compared.items() if each.fits}
     limits = Limits(graph, cluster, homes)
     told = {made.name(i): limits.why(node) for i, node in enumerate(made.nodes)}
     model = Model(
@@ -89,6 +88,18 @@ def make_plan(
     )
 
 
+def _ones(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:
+    """Everything on one device, for each device; pinned nodes where they must be."""
+    quiet = singles(Evaluator(alone.problem))
+    if shared is alone:
+        return quiet
+    busy = singles(Evaluator(shared.problem))
+    return [
+        one if _used(one.run.assignment(), alone) <= 1 else other
+        for one, other in zip(quiet, busy, strict=True)
+    ]
+
+
 def _placed(
     alone: GraphProblem, shared: GraphProblem, placer: str, ones: list[Candidate]
 ) -> tuple[GraphProblem, Assignment]:
@@ -107,18 +118,14 @@ def _placed(
             for at, c in enumerate(ones)
         ]
         raise memory_limit(alone, error.nodes, needed) from None
-    if shared is alone:
-        return alone, assignment
-    best = min((c for c in ones if c.fits), key=lambda c: c.key, default=None)
-    if _used(assignment, alone) <= 1:
-        if best is not None and placer == "greedy":
+    told = alone if _used(assignment, alone) <= 1 else shared
+    if isinstance(chosen, Greedy):
+        quiet = [c for c in ones if c.fits and _used(c.run.assignment(), alone) <= 1]
+        best = min(quiet, key=lambda c: c.key, default=None)
+        seconds = simulate(told.problem, assignment).makespan
+        if best is not None and best.run.makespan <= seconds:
             return alone, best.run.assignment()
-        return alone, assignment
-    if placer == "greedy" and best is not None and _used(best.run.assignment(), alone) <= 1:
-        shared_seconds = simulate(shared.problem, assignment).makespan
-        if best.run.makespan <= shared_seconds:
-            return alone, best.run.assignment()
-    return shared, assignment
+    return told, assignment
 
 
 def _used(assignment: Assignment, made: GraphProblem) -> int:

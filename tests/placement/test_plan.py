@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,22 @@ def test_a_plan_is_never_slower_than_one_device_or_round_robin() -> None:
         assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9)
 
 
+def test_with_pins_on_several_devices_baselines_have_busy_neighbours_too() -> None:
+    for pinned in itertools.product(("/worker:0", "/worker:1", "cpu"), repeat=4):
+        graph = optimize(Graph(_pinned(*pinned)))
+        made = plan_graph(graph, TWO, {}, {}, profiles={0: profile(), 1: profile()})
+        assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9), pinned
+
+
+def _pinned(*names: str) -> list[Tensor]:
+    sums = []
+    for i, name in enumerate(names):
+        with device(name):
+            w = variable(init.zeros((64, 64)), name=f"w{i}")
+            sums.append(FUNCTIONS["sum"](FUNCTIONS["matmul"](w, w)))
+    return sums
+
+
 def test_on_one_device_the_step_takes_the_sum_of_its_nodes() -> None:
     made = planned(Cluster.here(threads=1))
     assert made.makespan == pytest.approx(sum(n.finish - n.start for n in made.nodes))
@@ -176,6 +193,13 @@ def test_variables_that_no_device_holds_alone_are_spread() -> None:
     homes = [made.placement[f"big{i}"] for i in range(4)]
     assert sorted(map(homes.count, set(homes))) == [2, 2]
     assert all(peak <= 600 << 10 for peak in made.peak_memory.values())
+
+
+def test_baselines_that_do_not_fit_in_memory_are_not_compared_with() -> None:
+    made = plan(_weights(), _small(600 << 10))
+    assert not [name for name in made.baselines if name.startswith("one device")]
+    assert "one device: /worker:0/cpu:0: does not fit in memory" in str(made)
+    assert "one device: /worker:0/cpu:0" in plan(_weights(), _small(8 << 20)).baselines
 
 
 def test_a_graph_that_fits_nowhere_is_an_error_with_names_lines_sizes_and_a_remedy() -> None:
