@@ -131,11 +131,13 @@ class Graph:
     def __str__(self) -> str:
         lines = []
         for node in self.nodes:
-            inputs = ", ".join(_reference(t, self.names) for t in node.inputs)
-            attrs = "".join(f", {k}={_brief(v)}" for k, v in node.attrs.items())
+            arguments = [_reference(t, self.names) for t in node.inputs]
+            arguments += (f"{k}={_brief(v)}" for k, v in node.attrs.items())
             specs = ", ".join(map(str, node.specs))
             pin = f" @ {node.device}" if node.device else ""
-            lines.append(f"{self.names[node]}: {specs} = {node.op.name}({inputs}{attrs}){pin}")
+            lines.append(
+                f"{self.names[node]}: {specs} = {node.op.name}({', '.join(arguments)}){pin}"
+            )
         lines.append("return " + ", ".join(_reference(t, self.names) for t in self.outputs))
         return "\n".join(lines)
 

@@ -170,10 +170,10 @@ def _sqrt(x: Tensor) -> Tensor:
 def _numbers(optimizer: Optimizer, **values: Any) -> None:
     """Check an optimiser's numbers, and keep them as Python floats: numpy's would set the dtype."""
     for name, value in values.items():
-        if name == "rate" and isinstance(value, Tensor):
+        if name == "lr" and isinstance(value, Tensor):
             if value.ndim or kind(value.dtype) == "bool":
                 raise ArgumentError(
-                    f"optimiser at {user_location()}: a rate is a scalar number, not {value!r}"
+                    f"optimiser at {user_location()}: lr is a scalar number, not {value!r}"
                 )
             continue
         share = name in ("momentum", "beta1", "beta2", "decay")
@@ -189,25 +189,29 @@ def _numbers(optimizer: Optimizer, **values: Any) -> None:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent: v ← momentum·v + g; w ← w − rate·v, or w − rate·(g + momentum·v) with
+    """Gradient descent: v ← momentum·v + g; w ← w − lr·v, or w − lr·(g + momentum·v) with
     `nesterov`.
 
     Source: Sutskever et al., ICML 2013, in the form that torch.optim.SGD uses.
     """
 
-    rate: Rate
+    lr: Rate
     momentum: float = 0.0
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _numbers(self, rate=self.rate, momentum=self.momentum)
+        _numbers(self, lr=self.lr, momentum=self.momentum)
+        if not isinstance(self.nesterov, bool):
+            raise ArgumentError(
+                f"SGD at {user_location()}: nesterov is True or False, not {self.nesterov!r}"
+            )
         if self.nesterov and not self.momentum:
             raise ArgumentError(f"SGD at {user_location()}: nesterov needs a momentum above 0")
 
     def _update(
         self, variable: Tensor, value: Tensor, gradient: Tensor, shared: Any
     ) -> tuple[Tensor, list[Tensor]]:
-        rate = _rate(self.rate, value)
+        rate = _rate(self.lr, value)
         if not self.momentum:
             return value - rate * gradient, []
         velocity = _slot(variable, "momentum")
@@ -218,18 +222,18 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²; w ← w − rate·m̂ / (√v̂ + ε), bias-corrected.
+    """m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²; w ← w − lr·m̂ / (√v̂ + ε), bias-corrected.
 
     Source: Kingma & Ba, ICLR 2015, algorithm 1.
     """
 
-    rate: Rate = 1e-3
+    lr: Rate = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _numbers(self, rate=self.rate, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+        _numbers(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """1 − β₁ᵗ and √(1 − β₂ᵗ) of the step, from the powers that are carried along."""
@@ -245,7 +249,7 @@ class Adam(Optimizer):
         mean, square = _slot(variable, "adam_mean"), _slot(variable, "adam_square")
         new_mean = mean * self.beta1 + gradient * (1 - self.beta1)
         new_square = square * self.beta2 + (gradient * gradient) * (1 - self.beta2)
-        step = _rate(self.rate, value) / correction1
+        step = _rate(self.lr, value) / correction1
         direction = new_mean / (_sqrt(new_square) / root2 + self.epsilon)
         slots = [assign(mean, new_mean), assign(square, new_square)]
         return self._decayed(value) - step * direction, slots
@@ -256,7 +260,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with weight decay apart from the gradient: w ← (1 − rate·weight_decay)·w − ….
+    """Adam with weight decay apart from the gradient: w ← (1 − lr·weight_decay)·w − ….
 
     Source: Loshchilov & Hutter, ICLR 2019.
     """
@@ -268,28 +272,26 @@ class AdamW(Adam):
         _numbers(self, weight_decay=self.weight_decay)
 
     def _decayed(self, value: Tensor) -> Tensor:
-        decayed: Tensor = value * (1.0 - _rate(self.rate, value) * self.weight_decay)
+        decayed: Tensor = value * (1.0 - _rate(self.lr, value) * self.weight_decay)
         return decayed
 
 
 @dataclass(frozen=True)
 class RMSProp(Optimizer):
-    """v ← decay·v + (1−decay)·g²; w ← w − rate·g / (√v + ε), with optional momentum on the
+    """v ← decay·v + (1−decay)·g²; w ← w − lr·g / (√v + ε), with optional momentum on the
     quotient.
 
     Source: Tieleman & Hinton, Coursera lecture 6.5, 2012, in the form that torch.optim.RMSprop
     uses.
     """
 
-    rate: Rate = 1e-2
+    lr: Rate = 1e-2
     decay: float = 0.99
     momentum: float = 0.0
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _numbers(
-            self, rate=self.rate, decay=self.decay, momentum=self.momentum, epsilon=self.epsilon
-        )
+        _numbers(self, lr=self.lr, decay=self.decay, momentum=self.momentum, epsilon=self.epsilon)
 
     def _update(
         self, variable: Tensor, value: Tensor, gradient: Tensor, shared: Any
@@ -302,22 +304,22 @@ class RMSProp(Optimizer):
             velocity = _slot(variable, "momentum")
             direction = velocity * self.momentum + direction
             slots.append(assign(velocity, direction))
-        return value - _rate(self.rate, value) * direction, slots
+        return value - _rate(self.lr, value) * direction, slots
 
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """s ← s + g²; w ← w − rate·g / (√s + ε).
+    """s ← s + g²; w ← w − lr·g / (√s + ε).
 
     Source: Duchi, Hazan & Singer, JMLR 12, 2011.
     """
 
-    rate: Rate = 1e-2
+    lr: Rate = 1e-2
     initial: float = 0.0
     epsilon: float = 1e-10
 
     def __post_init__(self) -> None:
-        _numbers(self, rate=self.rate, initial=self.initial, epsilon=self.epsilon)
+        _numbers(self, lr=self.lr, initial=self.initial, epsilon=self.epsilon)
 
     def _update(
         self, variable: Tensor, value: Tensor, gradient: Tensor, shared: Any
@@ -325,7 +327,7 @@ class Adagrad(Optimizer):
         total = _slot(variable, "adagrad_sum", self.initial)
         new = total + gradient * gradient
         direction = gradient / (_sqrt(new) + self.epsilon)
-        return value - _rate(self.rate, value) * direction, [assign(total, new)]
+        return value - _rate(self.lr, value) * direction, [assign(total, new)]
 
 
 def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[Tensor], Tensor]:

@@ -62,14 +62,15 @@ def _adagrad(rate: float, initial: float = 0.0, eps: float = 1e-10) -> Rule:
 CASES: Sequence[tuple[Any, Rule]] = [
     (gf.optim.SGD(0.1), _sgd(0.1)),
     (gf.optim.SGD(0.05, momentum=0.9), _sgd(0.05, 0.9)),
-    (gf.optim.SGD(0.05, momentum=0.9, nesterov=True), _sgd(0.05, 0.9, True)),
-    (gf.optim.Adam(0.1), _adam(0.1)),
+    (gf.optim.SGD(lr=0.05, momentum=0.9, nesterov=True), _sgd(0.05, 0.9, True)),
+    (gf.optim.SGD(0.05, 0.9, True), _sgd(0.05, 0.9, True)),
+    (gf.optim.Adam(lr=0.1), _adam(0.1)),
     (gf.optim.Adam(0.1, beta1=0.5, beta2=0.9, epsilon=1e-3), _adam(0.1, 0.5, 0.9, 1e-3)),
-    (gf.optim.AdamW(0.1, weight_decay=0.1), _adam(0.1, decay=0.1)),
+    (gf.optim.AdamW(lr=0.1, weight_decay=0.1), _adam(0.1, decay=0.1)),
     (gf.optim.RMSProp(0.05), _rmsprop(0.05)),
-    (gf.optim.RMSProp(0.05, decay=0.9, momentum=0.5), _rmsprop(0.05, 0.9, 0.5)),
+    (gf.optim.RMSProp(lr=0.05, decay=0.9, momentum=0.5), _rmsprop(0.05, 0.9, 0.5)),
     (gf.optim.Adagrad(0.5), _adagrad(0.5)),
-    (gf.optim.Adagrad(0.5, initial=0.1), _adagrad(0.5, 0.1)),
+    (gf.optim.Adagrad(lr=0.5, initial=0.1), _adagrad(0.5, 0.1)),
 ]
 
 
