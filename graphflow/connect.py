@@ -29,7 +29,7 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | No
     if cluster is None:
         return Cluster.here()
     if isinstance(cluster, str | os.PathLike):
-        return Cluster.load(cluster)
+        cluster = Cluster.load(cluster)
     if not isinstance(cluster, Cluster):
         raise SessionError(f"a session takes a gf.Cluster or the path of a file, not {cluster!r}")
     if plan is not None:

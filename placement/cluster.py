@@ -210,8 +210,7 @@ class Cluster:
             DeviceError: a malformed name, or a GPU that this host does not have.
             ClusterError: fewer than one worker, a deadline that is not positive.
         """
-        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-            raise ClusterError(f"workers must be a number of processes >= 1, not {workers!r}")
+        _whole("workers", workers)
         made = tuple(
             _worker_on_this_host(i, devices, threads, processes=workers) for i in range(workers)
         )
@@ -250,6 +249,8 @@ class Cluster:
             to the client;
                 needed where there is more than one device.
         """
+        _whole("workers", workers)
+        names = _listed(devices)
         made = tuple(
             Worker(
                 index,
@@ -264,7 +265,7 @@ class Cluster:
                         bandwidth,
                         launch,
                     )
-                    for name in devices
+                    for name in names
                 ),
             )
             for index in range(workers)
@@ -295,7 +296,8 @@ class Cluster:
                 if device.name == name:
                     return device
         raise DeviceError(
-            f"no device {name!r}{_suggest(name, self.devices)}; there are {', '.join(self.devices)}"
+            f"no device {name!r}{_suggest(name, self.devices)} "
+            f"(there are {', '.join(self.devices)})"
         )
 
     def match(self, constraint: str) -> tuple[str, ...]:
@@ -314,7 +316,7 @@ class Cluster:
         found = tuple(name for name in self.devices if wanted.matches(DeviceName.parse(name)))
         if not found:
             there = ", ".join(self.devices)
-            raise DeviceError(f"no device fits {constraint!r}{hint}; there are {there}")
+            raise DeviceError(f"no device fits {constraint!r}{hint} (there are {there})")
         return found
 
     def link(self, source: str, target: str) -> Link | None:
@@ -431,8 +433,7 @@ class Cluster:
 def _worker_on_this_host(
     index: int, names: tuple[str, ...] | list[str], threads: int | None, processes: int
 ) -> Worker:
-    if isinstance(names, str):
-        names = (names,)
+    names = _listed(names)
     kinds = [local_kind(name) for name in names]
     cpus = max(1, kinds.count("cpu"))
     share = threads if threads is not None else max(1, cores() // (processes * cpus))
@@ -448,13 +449,17 @@ def _worker_on_this_host(
     return Worker(index, None, tuple(made))
 
 
+def _listed(names: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    """Names of devices; a single name stands for a list of one."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def local_kind(name: str) -> Literal["cpu", "gpu"]:
     """Kind of a device by its name within a worker, "cpu:0"."""
     match = _LOCAL.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        hint = _suggest(str(name), ("cpu:0", "gpu:0", "cpu:1", "gpu:1"))
         raise DeviceError(
-            f"{name!r} is not a device of a worker{hint}; write 'cpu:0', 'cpu:1' or 'gpu:0'"
+            f"{name!r} is not a device of a worker; write 'cpu:0', 'cpu:1' or 'gpu:0'"
         )
     return "cpu" if match[1] == "cpu" else "gpu"
 

@@ -160,7 +160,13 @@ class Plan:
         return explain(self, name)
 
     def compare(self, other: Plan) -> str:
-        """What another plan of the same graph does otherwise, as text."""
+        """What another plan of the same graph does otherwise, as text.
+
+        Raises:
+            PlanError: the other is no plan.
+        """
+        if not isinstance(other, Plan):
+            raise PlanError(f"a plan is compared with another gf.Plan, not {other!r}")
         ratio = other.makespan / self.makespan if self.makespan else 1.0
         lines = [
             f"predicted step: {show_seconds(self.makespan)} here, "
@@ -309,8 +315,10 @@ def plan(
     """
     if cluster is None:
         cluster = Cluster.here()
-    elif not isinstance(cluster, Cluster):
+    elif isinstance(cluster, str | os.PathLike):
         cluster = Cluster.load(cluster)
+    elif not isinstance(cluster, Cluster):
+        raise PlanError(f"a plan is for a gf.Cluster or the path of a file, not {cluster!r}")
     source = Graph(flatten(fetches)[0]).verify()
     sizes = _sizes(source, shapes or {})
     bindings = bind(source, sizes, error=PlanError)

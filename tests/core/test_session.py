@@ -206,6 +206,14 @@ def test_what_are_no_sets_of_fetches_is_told(wrong: Any) -> None:
         s.compile(wrong)
 
 
+def test_a_plan_must_fit_the_cluster_of_a_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('[[workers]]\naddress = "tcp://127.0.0.1:7001"\n')
+    plan = gf.plan(gf.sum(gf.variable(np.ones(3), name="w")), gf.Cluster.here(["cpu:1"]))
+    with pytest.raises(PlanError, match=r"cpu:1.*plan for this cluster"):
+        gf.Session(file, plan=plan)
+
+
 def test_a_plan_places_its_fetches_and_others_are_planned_around_it() -> None:
     x = gf.placeholder("float32", (None, 4), name="x")
     with gf.device("cpu:1"):

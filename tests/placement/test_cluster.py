@@ -110,6 +110,17 @@ def test_hypothetical_clusters_give_all_numbers() -> None:
     assert cluster.link("/client", "/worker:0/gpu:0") is not None
 
 
+def test_constructors_read_counts_and_device_names_alike() -> None:
+    numbers: dict[str, Any] = {"flops": 1e12, "bandwidth": 1e11, "memory": 1 << 30}
+    single = Cluster.hypothetical(1, "gpu:0", **numbers)  # type: ignore[arg-type]
+    assert single.devices == ("/worker:0/gpu:0",)
+    for wrong in (0, -1, 1.5, "2", True):
+        with pytest.raises(ClusterError, match="workers must be a whole number >= 1"):
+            Cluster.local(workers=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ClusterError, match="workers must be a whole number >= 1"):
+            Cluster.hypothetical(wrong, **numbers)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "name", ["tpu:0", "cpu", "cpu:-1", "CPU:0", "", "/worker:0/cpu:0", "cpu:01"]
 )

@@ -439,6 +439,10 @@ def test_fetches_and_clusters_that_are_none_are_errors(tmp_path: Path) -> None:
     x = placeholder("float32", (4,), name="x")
     with pytest.raises(ClusterError):
         plan(x + 1, tmp_path / "none.toml")
+    with pytest.raises(PlanError, match=r"gf\.Cluster or the path of a file, not 5"):
+        plan(x + 1, 5)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"another gf\.Plan, not None"):
+        plan(x + 1).compare(None)  # type: ignore[arg-type]
 
 
 def test_a_graph_without_work_has_a_plan() -> None:
