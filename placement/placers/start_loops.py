@@ -1,0 +1,138 @@
+"""The loops of the list schedulers that go forward in time: whatever can start first, starts.
+
+Run through `loops`, as Python or compiled; see there. Each device has two heaps of ready nodes:
+`waiting` for their inputs, by when these arrive, and `here`, by priority. So the earliest start
+over all ready nodes and devices is found in O(d), however many nodes are ready.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any
+
+LOOPS = ("arrivals", "usable", "earliest_start")
+INF = float("inf")
+
+
+def arrivals(
+    v: int, d: int, latency: Any, bandwidth: Any, start: Any, node: Any, size: Any, device: Any,
+    finish: Any, ready: Any,
+) -> None:  # fmt: skip
+    """ready[p]: when the inputs of v would all be on device p."""
+    for p in range(d):
+        ready[p] = 0.0
+    for e in range(start[v], start[v + 1]):
+        done, bytes_, row = finish[node[e]], size[e], device[node[e]] * d
+        wait, speed = latency[row : row + d], bandwidth[row : row + d]
+        for p in range(d):
+            arrival = done + wait[p] + bytes_ / speed[p]
+            ready[p] = arrival if arrival > ready[p] else ready[p]
+
+
+def usable(
+    v: int, p: int, device: Any, forced: Any, team: Any, home: Any, need: Any, room: Any
+) -> bool:
+    """Whether v, not placed yet, may go to p: with its team, and within the room there."""
+    if device[v] >= 0:
+        return False
+    if team[v] >= 0 and home[team[v]] >= 0:
+        return bool(home[team[v]] == p)
+    return bool(need[v] <= 0.0 or room[p] >= need[v] or forced[v] == p)
+
+
+def earliest_start(
+    n: int, d: int, by_finish: bool, place: Any, at_place: Any, cost: Any, latency: Any,
+    bandwidth: Any, out_start: Any, out_node: Any, in_start: Any, in_node: Any, in_size: Any,
+    team: Any, team_cost: Any, team_start: Any, team_node: Any, home: Any, need: Any, room: Any,
+    missing: Any, options: Any, forced: Any, last: Any, ready: Any, device: Any, begins: Any,
+    finish: Any,
+) -> None:  # fmt: skip
+    """The pair of ready node and device that can start first; of several nodes the one of least
+    `place`, of several devices the one that finishes it first.
+
+    With `by_finish` the pair only names the node: it goes where it finishes first. Teams, `need`
+    and `room` as in `list_loops.insertion`.
+    """
+    waiting = [[(0.0, 0) for _ in range(0)] for _ in range(d)]
+    here = [[0 for _ in range(0)] for _ in range(d)]
+    for v in range(n):
+        if missing[v] == 0:
+            for p in range(d):
+                if cost[v * d + p] < INF:
+                    heappush(waiting[p], (0.0, place[v]))
+                    options[v] += 1
+    for _ in range(n):
+        chosen = -1
+        while chosen < 0:
+            first, least, to = INF, n, -1
+            for p in range(d):
+                late, now = waiting[p], here[p]
+                while len(late) > 0 and late[0][0] <= last[p]:
+                    heappush(now, heappop(late)[1])
+                while True:
+                    if len(now) > 0:
+                        top, when = now[0], last[p]
+                    elif len(late) > 0:
+                        top, when = late[0][1], late[0][0]
+                    else:
+                        break
+                    v = at_place[top]
+                    if usable(v, p, device, forced, team, home, need, room):
+                        better = when < first or (when == first and top < least)
+                        if when == first and top == least:
+                            better = cost[v * d + p] < cost[v * d + to]
+                        if better:
+                            first, least, to = when, top, p
+                        break
+                    if len(now) > 0:
+                        heappop(now)
+                    else:
+                        heappop(late)
+                    if device[v] < 0 and not (team[v] >= 0 and home[team[v]] >= 0):
+                        options[v] -= 1
+                        if options[v] == 0:  # no room anywhere: the roomiest
+                            for q in range(d):
+                                if cost[v * d + q] < INF and (
+                                    forced[v] < 0 or room[q] > room[forced[v]]
+                                ):
+                                    forced[v] = q
+                            heappush(waiting[forced[v]], (last[forced[v]], top))
+            if to >= 0:
+                chosen = at_place[least]
+        v = chosen
+        mate = team[v]
+        arrivals(v, d, latency, bandwidth, in_start, in_node, in_size, device, finish, ready)
+        if by_finish:
+            soonest = INF
+            for p in range(d):
+                if cost[v * d + p] < INF and usable(v, p, device, forced, team, home, need, room):
+                    end = (ready[p] if ready[p] > last[p] else last[p]) + cost[v * d + p]
+                    if mate >= 0 and home[mate] < 0:
+                        end += team_cost[mate * d + p] - cost[v * d + p]
+                    if end < soonest:
+                        soonest, to = end, p
+        begins[v] = ready[to] if ready[to] > last[to] else last[to]
+        device[v] = to
+        last[to] = finish[v] = begins[v] + cost[v * d + to]
+        if mate < 0 or home[mate] < 0:
+            room[to] -= need[v]
+        if mate >= 0 and home[mate] < 0:
+            home[mate] = to
+            for i in range(team_start[mate], team_start[mate + 1]):
+                u = team_node[i]  # it may have left this device's heaps for want of room
+                if device[u] < 0 and missing[u] == 0:
+                    arrivals(
+                        u, d, latency, bandwidth, in_start, in_node, in_size, device, finish, ready
+                    )
+                    heappush(waiting[to], (ready[to], place[u]))
+        for e in range(out_start[v], out_start[v + 1]):
+            u = out_node[e]
+            missing[u] -= 1
+            if missing[u] == 0:
+                arrivals(
+                    u, d, latency, bandwidth, in_start, in_node, in_size, device, finish, ready
+                )
+                for p in range(d):
+                    if cost[u * d + p] < INF:
+                        heappush(waiting[p], (ready[p], place[u]))
+                        options[u] += 1

@@ -1,0 +1,226 @@
+"""List schedulers, search and proof: promises on random problems, and the answers of the papers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphflow.errors import MemoryLimitError
+from graphflow.placement import Assignment, Problem, get_placer, place, placer_names, simulate
+from graphflow.placement.placers.evaluate import lower_bound
+from graphflow.placement.placers.list_schedule import Flat, forward, insert
+from tests.placement.instances import problems, topcuoglu
+
+LISTS = ("heft", "cpop", "peft", "etf", "critical_path")
+
+ARABNEJAD_COMPUTE = [
+    [22, 21, 36],
+    [22, 18, 18],
+    [32, 27, 43],
+    [7, 10, 4],
+    [29, 27, 35],
+    [26, 17, 24],
+    [14, 25, 30],
+    [29, 23, 36],
+    [15, 21, 8],
+    [13, 16, 33],
+]
+ARABNEJAD_EDGES = [
+    (0, 1, 17), (0, 2, 31), (0, 3, 29), (0, 4, 13), (0, 5, 7), (1, 7, 3), (1, 8, 30), (2, 6, 16),
+    (3, 7, 11), (3, 8, 7), (4, 8, 57), (5, 7, 5), (6, 9, 9), (7, 9, 42), (8, 9, 7),
+]  # fmt: skip
+
+
+def arabnejad() -> Problem:
+    """The ten tasks of the PEFT paper (Arabnejad & Barbosa 2014, figure 1): HEFT 133, PEFT 122,
+    optimum 113.
+    """
+    rows = np.array(ARABNEJAD_EDGES)
+    return Problem(np.array(ARABNEJAD_COMPUTE, float), rows[:, :2], rows[:, 2].astype(float))
+
+
+def makespan(problem: Problem, placer: str) -> float:
+    return simulate(problem, place(problem, placer)).makespan
+
+
+def free(problem: Problem) -> Problem:
+    """Without contention and without pins and groups, which schedulers need not foresee."""
+    return replace(problem, contention=False)
+
+
+# The papers -----------------------------------------------------------------------------------
+
+
+def test_heft_gives_what_its_paper_gives() -> None:
+    assert makespan(topcuoglu(), "heft") == 80.0
+    assert makespan(arabnejad(), "heft") == 133.0
+
+
+def test_cpop_gives_what_its_paper_gives() -> None:
+    assert makespan(topcuoglu(), "cpop") == 86.0
+
+
+def test_peft_gives_what_its_paper_gives() -> None:
+    assert makespan(arabnejad(), "peft") == 122.0
+
+
+def test_upward_ranks_are_those_of_the_papers() -> None:
+    published = [108.0, 77.0, 80.0, 80.0, 69.0, 63.3333, 42.6667, 35.6667, 44.3333, 14.6667]
+    assert Flat(topcuoglu()).upward == pytest.approx(published, abs=1e-4)
+    published = [169.0, 114.3333, 102.6667, 110.0, 129.6667, 119.3333, 52.6667, 92.0, 42.3333]
+    assert Flat(arabnejad()).upward[:9] == pytest.approx(published, abs=1e-4)
+
+
+def test_insertion_fills_the_gap_a_transfer_leaves() -> None:
+    # The chain of nodes 0 and 2 (on different devices: pins) leaves device 1 idle for 5
+    # seconds; node 1, of lowest rank, fits in.
+    inf = np.inf
+    compute = np.array([[2.0, inf], [9.0, 3.0], [inf, 4.0]])
+    problem = Problem(compute, np.array([[0, 2]]), np.array([3.0]))
+    assignment = place(problem, "heft")
+    timeline = simulate(problem, assignment)
+    assert assignment.device.tolist() == [0, 1, 1]
+    assert timeline.start.tolist() == [0.0, 0.0, 5.0]
+    assert timeline.makespan == 9.0
+
+
+def test_without_transfers_on_equal_devices_the_lists_that_go_forward_never_idle() -> None:
+    # Graham: at most 2 - 1/m over the bound.
+    rng = np.random.default_rng(3)
+    pairs = np.array([(a, b) for a in range(40) for b in range(a + 1, 40) if rng.random() < 0.1])
+    seconds = rng.integers(1, 10, (40, 1)).astype(float)
+    problem = Problem(np.repeat(seconds, 4, axis=1), pairs, np.zeros(len(pairs)))
+    for placer in ("etf", "critical_path"):
+        assert makespan(problem, placer) <= (2 - 1 / 4) * lower_bound(problem)
+
+
+# Promises on random problems ------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems(), st.sampled_from(sorted(placer_names())))
+def test_every_placer_respects_pins_and_groups_and_the_critical_path_is_a_bound(
+    problem: Problem, placer: str
+) -> None:
+    assignment = place(problem, placer)
+    assignment.validate(problem)
+    assert simulate(problem, assignment).makespan >= lower_bound(problem) - 1e-9
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems(capacity=True), st.sampled_from(sorted(placer_names())))
+def test_every_placer_is_deterministic_and_fits_or_says_what_is_missing(
+    problem: Problem, placer: str
+) -> None:
+    def answer() -> tuple[list[int], list[int]] | str:
+        try:
+            assignment = place(problem, placer)
+        except MemoryLimitError as error:
+            assert "missing" in str(error)
+            return str(error)
+        assert np.all(simulate(problem, assignment).peak_memory <= problem.capacity)
+        return assignment.device.tolist(), assignment.order.tolist()
+
+    assert answer() == answer()
+
+
+@settings(deadline=None)
+@given(problems(capacity=True), st.sampled_from(LISTS))
+def test_lists_fit_wherever_greedy_does(problem: Problem, placer: str) -> None:
+    try:
+        place(problem)
+    except MemoryLimitError:
+        return
+    place(problem, placer)
+
+
+@settings(deadline=None)
+@given(problems(capacity=True))
+def test_the_order_reproduces_the_schedule(problem: Problem) -> None:
+    problem = free(problem)
+    flat = Flat(problem)
+    for device, order, finish in (
+        insert(flat, flat.by_rank(flat.upward)),
+        forward(flat, flat.upward, True),
+        forward(flat, flat.level, False),
+    ):
+        timeline = simulate(problem, Assignment(device, order))
+        assert np.all(timeline.finish <= finish + 1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(problems(capacity=True, max_nodes=80))
+def test_compiled_and_plain_loops_give_the_same_bits(problem: Problem) -> None:
+    plain, compiled = Flat(problem, False), Flat(problem, True)
+    assert compiled.loops.compiled
+    assert not plain.loops.compiled
+    assert np.array_equal(plain.upward, compiled.upward)
+    assert np.array_equal(plain.downward, compiled.downward)
+    for schedule in (
+        lambda f: insert(f, f.by_rank(f.upward)),
+        lambda f: forward(f, f.upward, True),
+        lambda f: forward(f, f.level, False),
+    ):
+        for one, other in zip(schedule(plain), schedule(compiled), strict=True):
+            assert np.array_equal(one, other)
+
+
+def test_many_gaps_are_searched_and_split() -> None:
+    # Chains with transfers leave hundreds of gaps; single nodes fill them.
+    rng = np.random.default_rng(0)
+    chains, length, fillers = 4, 150, 800
+    edges = [(c * length + i, c * length + i + 1) for c in range(chains) for i in range(length - 1)]
+    n = chains * length + fillers
+    compute = np.full((n, 2), np.inf)
+    for v in range(chains * length):
+        compute[v, v % 2] = 5.0
+    compute[chains * length :] = rng.choice([0.0, 0.5, 1.0], (fillers, 1))
+    problem = Problem(compute, np.array(edges), np.full(len(edges), 20.0))
+    timeline = simulate(problem, place(problem, "heft"))
+    alone = simulate(
+        Problem(compute[: chains * length], np.array(edges), np.full(len(edges), 20.0)),
+        place(
+            Problem(compute[: chains * length], np.array(edges), np.full(len(edges), 20.0)), "heft"
+        ),
+    )
+    assert timeline.makespan <= alone.makespan + 1e-9
+
+
+def test_no_nodes_are_no_trouble() -> None:
+    problem = Problem(np.zeros((0, 2)), np.zeros((0, 2), int), np.zeros(0))
+    for placer in placer_names():
+        assert len(place(problem, placer).device) == 0, placer
+
+
+def test_a_team_goes_where_all_of_it_finishes_first() -> None:
+    problem = Problem(
+        np.array([[1.0, 2.0], [9.0, 2.0]]),
+        np.array([[0, 1]]),
+        np.array([1.0]),
+        groups=np.array([3, 3]),
+    )
+    for placer in LISTS:
+        assert len(set(place(problem, placer).device.tolist())) == 1
+    assert place(problem, "heft").device.tolist() == [1, 1]
+
+
+def test_memory_splits_what_the_lists_would_keep_together() -> None:
+    problem = Problem(
+        np.ones((2, 2)),
+        np.array([[0, 1]]),
+        np.array([100.0]),
+        memory=np.array([6.0, 6.0]),
+        capacity=np.array([10.0, 10.0]),
+    )
+    for placer in LISTS:
+        assert sorted(place(problem, placer).device.tolist()) == [0, 1], placer
+
+
+def test_placers_have_their_names() -> None:
+    assert set(LISTS) <= set(placer_names())
+    for name in LISTS:
+        assert get_placer(name) == type(get_placer(name))()
