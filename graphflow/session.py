@@ -94,6 +94,7 @@ class Session:
         self._last: Compiled | None = None
         self._lost: WorkerLost | None = None
         self._closed = False
+        self._process = os.getpid()
         self._lock = threading.RLock()  # held while a step runs
         self._queue = threading.Lock()  # held while a step is queued
         self._runner: ThreadPoolExecutor | None = None
@@ -427,6 +428,9 @@ class Session:
         """
         if self._closed:
             return
+        if self._process != os.getpid():  # forked: the threads and workers are the parent's
+            self._closed = True
+            return
         with self._queue:
             self._closed = True
         if self._runner is not None:
@@ -442,11 +446,18 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None and not self._closed and self._process == os.getpid():
+            self._hosts.cancel()  # else the step of a `run_async` would hold the error back
         self.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise SessionError("the session is closed; open another one")
+        if self._process != os.getpid():
+            raise SessionError(
+                f"the session belongs to process {self._process}, of which this one is a fork "
+                "without its threads; open a session here"
+            )
         if self._lost is not None:
             raise StateLost(
                 f"the session lost a worker and its variables ({self._lost}); open a new session "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import secrets
 import threading
 import time
@@ -292,7 +293,7 @@ class RemoteHosts:
             self._loop = _Loop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local
             )
-            self._end = weakref.finalize(self, _shut, self._loop, self._local)
+            self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
             self._meet(cluster, until)
         except BaseException:
             self._abandon()
@@ -474,7 +475,7 @@ class RemoteHosts:
             raise ClusterError(
                 f"worker {worker} at {self._addresses[worker]} has {', '.join(welcome.devices)}, "
                 f"but not {', '.join(missing)} as the cluster says; start it with "
-                "`graphflow worker --device` for each, or change the cluster"
+                f"`graphflow worker --devices {','.join(wanted)}`, or change the cluster"
             )
 
     def _ask(
@@ -493,10 +494,12 @@ class RemoteHosts:
 
     def _abandon(self) -> None:
         loop, self._loop = self._loop, None
-        _shut(loop, self._local)
+        _shut(loop, self._local, os.getpid())
 
 
-def _shut(loop: _Loop | None, local: LocalWorkers | None) -> None:
+def _shut(loop: _Loop | None, local: LocalWorkers | None, owner: int) -> None:
+    if os.getpid() != owner:  # a fork that ends: threads, sockets and workers are its parent's
+        return
     if loop is not None:
         loop.stop()
     if local is not None:

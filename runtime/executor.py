@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import CheckError, GraphflowError, OpError
+from graphflow.errors import CheckError, GraphflowError, OpError, ProtocolError
 from graphflow.graph import bind_attrs
 from graphflow.op import Node, Op, Tensor
 from graphflow.runtime.backend import Backend
@@ -131,6 +131,11 @@ class Program:
         with self._backend.active(), np.errstate(all="ignore"):
             self._commit()
 
+    def free(self) -> None:
+        """Let go of the buffers at once; the program does not run again."""
+        self._code.scope.clear()  # its functions and itself refer to each other
+        self.__dict__.pop("_traced", None)
+
     def _run_traced(
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span]
     ) -> Any:
@@ -217,7 +222,9 @@ class _Code:
                 self._line(node, f"{names[0]} = asarray(feeds[f{number}])")
             case "recv":
                 self.recv_bytes += _nbytes(self.layout.specs[node.outputs[0]])
-                self._line(node, f"{names[0]} = asarray(recv(step, {int(node.attrs['edge'])}))")
+                self.scope[f"k{number}"] = _Arrival(node, self.layout.specs[node.outputs[0]])
+                edge = int(node.attrs["edge"])
+                self._line(node, f"{names[0]} = asarray(k{number}(recv(step, {edge})))")
             case "send":
                 self._send(node, number)
             case "assign":
@@ -331,6 +338,29 @@ def _into(op: Op, xp: Any, attrs: Mapping[str, Any], plain: bool) -> Callable[..
             xp.copyto(buffer, result)
 
     return run
+
+
+class _Arrival:
+    """A tensor that came over an edge, checked to be what the program was compiled for.
+
+    Raises:
+        ProtocolError: it is another one.
+    """
+
+    def __init__(self, recv: Node, spec: TensorSpec) -> None:
+        self.recv = recv
+        self.spec = spec
+        self.shape = spec.shape
+        self.dtype = spec.dtype
+
+    def __call__(self, array: Any) -> Any:
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise ProtocolError(
+                f"edge {self.recv.attrs['edge']} from {self.recv.attrs['source']} brought "
+                f"{array.dtype}{array.shape} for {self.recv.name.removeprefix('recv/')!r} (made at "
+                f"{self.recv.location}), which is {self.spec}; do all workers run the same code?"
+            )
+        return array
 
 
 class _Reshape:

@@ -20,6 +20,7 @@ import numpy as np
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, OpError, SessionError, StepTimeout, VariableError
 from graphflow.graph import Graph
+from graphflow.op import Node
 from graphflow.placement.host import cores
 from graphflow.runtime.backend import Backend, backend_for
 from graphflow.runtime.executor import Program, Span
@@ -32,6 +33,9 @@ Array = np.ndarray[Any, Any]
 DRAWS = "@draws"
 """Among a step's bindings: the number of steps committed before it, from which random ops draw. A
 step that is tried again gets a new step number (its key on the wire) but draws the same."""
+
+KEPT = 16
+"""Combinations of sizes for which a device keeps a program compiled; each has an arena."""
 
 
 class Host:
@@ -172,8 +176,8 @@ class Mail:
             self._arrays[step, edge] = array
             self._changed.notify_all()
 
-    def take(self, step: int, edge: int, source: str) -> Any:
-        """The tensor of an edge.
+    def take(self, step: int, edge: int, what: str) -> Any:
+        """The tensor of an edge; `what` describes it in errors.
 
         Raises:
             StepTimeout: it did not come before the deadline.
@@ -186,7 +190,7 @@ class Mail:
                 left = self.deadline - monotonic()
                 if left <= 0:
                     raise StepTimeout(
-                        f"step {step}: edge {edge} from {source} did not come before the deadline; "
+                        f"step {step}: {what} did not come before the deadline; "
                         "is that worker slow or stuck? give Session a longer deadline"
                     )
                 self._changed.wait(left)
@@ -209,11 +213,12 @@ class Mail:
 
 @dataclass
 class _Loaded:
-    """A program's partitions, and their compiled forms by the sizes of symbols."""
+    """A program's partitions, and for each device their compiled forms by the sizes of symbols,
+    the one used last at the end."""
 
     partitions: dict[str, Partition]
     symbols: dict[str, frozenset[str]]
-    compiled: dict[tuple[str, tuple[tuple[str, int], ...]], Program] = field(default_factory=dict)
+    compiled: dict[str, dict[tuple[tuple[str, int], ...], Program]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -222,13 +227,13 @@ class _Channel:
 
     session: _Session
     backend: Backend
-    sources: Mapping[int, str]
+    incoming: Mapping[int, str]  # what each edge brings, for errors
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
         self.session.send(step, edge, DeviceName.parse(target), array, self.backend)
 
     def recv(self, step: int, edge: int) -> Any:
-        return self.session.mail.take(step, edge, self.sources[edge])
+        return self.session.mail.take(step, edge, self.incoming[edge])
 
 
 class _Session:
@@ -319,16 +324,21 @@ class _Session:
 
     def _specialised(self, loaded: _Loaded, device: str, bindings: dict[str, int]) -> Program:
         """The device's program for these sizes, compiled at their first use."""
-        key = (device, tuple(sorted((s, bindings[s]) for s in loaded.symbols[device])))
-        if key not in loaded.compiled:
+        kept = loaded.compiled.setdefault(device, {})
+        key = tuple(sorted((s, bindings[s]) for s in loaded.symbols[device]))
+        program = kept.pop(key, None)
+        if program is None:
+            while len(kept) >= KEPT:  # let go of the memory before taking more
+                kept.pop(next(iter(kept))).free()
             partition = loaded.partitions[device]
             backend = self._backends[device]
-            sources = {n.attrs["edge"]: n.attrs["source"] for n in partition.graph.of_op("recv")}
-            loaded.compiled[key] = Program(
+            incoming = {n.attrs["edge"]: _incoming(n) for n in partition.graph.of_op("recv")}
+            program = Program(
                 partition, bindings, self._variables[device], backend,
-                _Channel(self, backend, sources),
+                _Channel(self, backend, incoming),
             )  # fmt: skip
-        return loaded.compiled[key]
+        kept[key] = program
+        return program
 
     def _run(
         self,
@@ -410,6 +420,13 @@ def _check(variable: str, current: Any, shape: Sequence[Any], dtype: Any) -> Non
         raise VariableError(
             f"variable {variable!r} is {current.dtype}{current.shape}, not {dtype}{shape}"
         )
+
+
+def _incoming(recv: Node) -> str:
+    return (
+        f"edge {recv.attrs['edge']} from {recv.attrs['source']} "
+        f"({recv.name.removeprefix('recv/')!r}, made at {recv.location})"
+    )
 
 
 def _symbols(graph: Graph) -> frozenset[str]:

@@ -42,6 +42,9 @@ class Hosts(Protocol):
     def write(self, worker: int, variable: str, value: Array) -> None:
         """Set a variable."""
 
+    def cancel(self) -> None:
+        """End the step that runs, for whoever waits for it; from any thread."""
+
     def close(self) -> None:
         """End the session on all workers; a second call does nothing."""
 
@@ -87,6 +90,9 @@ class LocalHosts:
 
     def write(self, worker: int, variable: str, value: Array) -> None:
         self._host.write("", variable, value)
+
+    def cancel(self) -> None:
+        """Nothing to end: kernels of this process run to their end."""
 
     def close(self) -> None:
         self._host.close("")

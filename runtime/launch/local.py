@@ -164,7 +164,7 @@ class LocalWorkers:
         until = time.monotonic() + deadline
         self._workers: list[LocalWorker] = []
         # Also when the object is dropped without `stop`, and when the interpreter ends.
-        self._end = weakref.finalize(self, _end_all, self._workers)
+        self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
         try:
             for index in range(count):
                 self._workers.append(LocalWorker(index, listen, devices, threads, host))
@@ -193,7 +193,9 @@ class LocalWorkers:
         self._end()
 
 
-def _end_all(workers: list[LocalWorker]) -> None:
+def _end_all(workers: list[LocalWorker], owner: int) -> None:
+    if os.getpid() != owner:  # a fork that ends
+        return
     for worker in workers:
         worker.terminate()
     until = time.monotonic() + _GRACE

@@ -239,10 +239,11 @@ class CoordinatorMachine:
     # Events ------------------------------------------------------------------------------------
 
     def _begin(self, begin: Begin, now: float) -> list[CoordinatorAction]:
+        operation = _Operation(begin, now + begin.seconds, set(begin.orders))
         for worker in begin.orders:
             if self._peers[worker].lost:
-                return [Settle(begin.request, self._lost_error(worker, "was lost before"))]
-        operation = _Operation(begin, now + begin.seconds, set(begin.orders))
+                what = f"was lost before {operation.what}"
+                return [Settle(begin.request, self._lost_error(worker, what))]
         if operation.is_step:
             operation.deadline += GRACE
         # All arrays are cut before anything is numbered: one that cannot travel leaves no gap.

@@ -333,3 +333,55 @@ def _start_worker() -> tuple[subprocess.Popen[str], str]:
     assert process.stdout is not None
     words = process.stdout.readline().split()
     return process, next(word for word in words if word.startswith("tcp://"))
+
+
+FORKED = """
+import os, signal, sys, numpy as np, graphflow as gf
+from graphflow.errors import SessionError
+def child(session):
+    if os.fork() == 0:
+        signal.alarm(10)  # a hang would be killed
+        try:
+            session.run(y, feed)
+        except SessionError as error:
+            print("fork" in str(error), flush=True)
+        sys.exit(0)  # runs what is registered for the exit, and leaves the with block
+    assert os.wait()[1] == 0
+x = gf.placeholder("float32", (None, None))
+y = x @ x
+feed = {x: np.ones((500, 500), "float32")}
+for cluster in (gf.Cluster.here(threads=2), gf.Cluster.local(workers=1, threads=1)):
+    with gf.Session(cluster) as s:
+        s.run(y, feed)
+        child(s)
+        print(float(s.run(y, feed)[0, 0]), flush=True)
+"""
+
+
+def test_a_fork_is_told_that_the_session_is_its_parents_and_harms_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=90,
+    )
+    assert done.stdout.split() == ["True", "500.0"] * 2, done.stdout + done.stderr
+
+
+def test_an_error_in_the_block_does_not_wait_for_the_step_of_a_future() -> None:
+    start = time.monotonic()
+    with (
+        pytest.raises(ZeroDivisionError),
+        gf.Session(gf.Cluster.local(workers=2, threads=1)) as s,
+    ):
+        future = s.run_async(slow_step())
+        while not future.running():
+            time.sleep(0.01)
+        time.sleep(2.0)
+        start = time.monotonic()
+        raise ZeroDivisionError
+    assert time.monotonic() - start < 5.0
+    with pytest.raises(SessionError, match="cancelled"):
+        future.result(0)

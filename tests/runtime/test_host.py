@@ -16,6 +16,7 @@ import graphflow as gf
 from graphflow.errors import (
     GraphflowError,
     OpError,
+    ProtocolError,
     SessionError,
     StepTimeout,
     VariableError,
@@ -23,8 +24,9 @@ from graphflow.errors import (
 )
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Tensor
+from graphflow.runtime.backend import CpuBackend
 from graphflow.runtime.codec import encode
-from graphflow.runtime.host import DRAWS, Host, Mail
+from graphflow.runtime.host import DRAWS, KEPT, Host, Mail
 from graphflow.runtime.hosts import LocalHosts
 from graphflow.runtime.messages import Computed, Parcel
 from graphflow.runtime.partition import Partition, partition
@@ -236,18 +238,62 @@ def test_a_tensor_for_another_worker_goes_to_the_outbox(host: Host, outbox: list
     assert parcel.array.tolist() == [2, 4]
 
 
+def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, arenas = CpuBackend.empty, []
+
+    def counted(backend: CpuBackend, nbytes: int) -> Any:
+        memory = empty(backend, nbytes)
+        arenas.append(weakref.ref(memory))
+        return memory
+
+    x = gf.placeholder("float32", (None,), name="x")
+    host.add("s", "p", parts(gf.tanh(x) * 2.0))
+    (size,) = x.shape
+    monkeypatch.setattr(CpuBackend, "empty", counted)
+    compiled = []
+    gc.disable()
+    try:
+        for step, n in enumerate([*range(1, 40), 39, 1, 2]):
+            before = len(arenas)
+            fed = {"x": np.ones(n, "float32")}
+            assert compute(host, step, feeds=fed, **{str(size): n}).fetches["0"].shape == (n,)
+            compiled.append(len(arenas) > before)
+            host.commit("s", step)
+        alive = sum(arena() is not None for arena in arenas)
+    finally:
+        gc.enable()
+    assert compiled[-3:] == [False, True, True], "those used last are kept, and others come back"
+    assert alive <= KEPT + 2
+
+
 # Waiting ----------------------------------------------------------------------------------------
 
 
 def test_a_tensor_that_does_not_come_ends_the_wait_at_the_deadline(host: Host) -> None:
     host.add("s", "p", edge_from_afar())
     started = time.monotonic()
-    with pytest.raises(StepTimeout, match=r"step 3: edge 0 from /worker:1/cpu:0 did not come"):
+    late = r"step 3: edge 0 from /worker:1/cpu:0 \('far', made at .*\) did not come"
+    with pytest.raises(StepTimeout, match=late):
         compute(host, 3, deadline=0.05)
     assert time.monotonic() - started < 20
     host.abort("s", 3)
     host.deliver("s", 4, 0, np.ones(2, "float32"))  # before its step begins
     assert compute(host, 4).fetches["0"].shape == (2,)
+
+
+@pytest.mark.parametrize("wrong", [np.ones(3, "float32"), np.ones(2), np.ones((1, 2), "float32")])
+def test_a_tensor_of_another_shape_or_dtype_is_refused_by_the_name_of_its_edge(
+    host: Host, wrong: np.ndarray[Any, Any]
+) -> None:
+    host.add("s", "p", edge_from_afar())
+    host.deliver("s", 1, 0, wrong)
+    with pytest.raises(ProtocolError, match=r"edge 0 from /worker:1/cpu:0 brought .*'far'"):
+        compute(host, 1)
+    host.abort("s", 1)
+    host.deliver("s", 2, 0, np.ones(2, "float32"))
+    assert compute(host, 2).fetches["0"].shape == (2,)
 
 
 def test_a_tensor_wakes_its_reader(host: Host) -> None:
