@@ -6,10 +6,12 @@ script keeps its own.
 
 from __future__ import annotations
 
+import inspect
 import runpy
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +19,13 @@ import typer
 
 from graphflow._version import __version__
 from graphflow.connect import default_cluster
-from graphflow.errors import ArgumentError, DeviceError, GraphflowError, PlanError
+from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.host import gpu_memory
 from graphflow.placement.plan import SUFFIXES, plan
+from graphflow.spec import show_shape
 from graphflow.structure import flatten
 
 app = typer.Typer(
@@ -108,10 +111,8 @@ def run(
     sys.argv = [str(script), *context.args]
     token = default_cluster.set(chosen)
     try:
-        runpy.run_path(str(script), run_name="__main__")
-    except Exception as error:
-        traceback.print_exception(error)
-        raise typer.Exit(1) from None
+        with _code_of(script):
+            runpy.run_path(str(script), run_name="__main__")
     finally:
         default_cluster.reset(token)
 
@@ -143,7 +144,8 @@ def plan_command(
         raise PlanError(f"{output}: a plan is saved as {', '.join(SUFFIXES)}")
     chosen = _cluster(workers, cluster, devices, threads)
     fetches = _attribute(target)
-    made = plan(fetches, chosen, shapes=_shapes(fetches, shape or []), placer=placer)
+    shapes = _shapes(target, fetches, shape or [])
+    made = plan(fetches, chosen, shapes=shapes, placer=placer)
     typer.echo(str(made))
     if output is not None:
         made.save(output)
@@ -244,6 +246,8 @@ def _cluster(workers: int | None, path: Path | None, devices: str, threads: int 
     if workers is not None and path is not None:
         raise ArgumentError("give --workers or --cluster, not both")
     if path is not None:
+        if threads is not None or devices != "cpu:0":
+            raise ArgumentError(f"give devices and threads in {path}, not as options beside it")
         return Cluster.load(_readable(path))
     if workers is None:
         return Cluster.here(devices=_names(devices), threads=threads)
@@ -261,21 +265,56 @@ def _attribute(target: str) -> Any:
     path, separator, name = target.rpartition(":")
     if not separator or not name.isidentifier():
         raise ArgumentError(f"{target!r} is not of the form script.py:name")
+    script = _readable(Path(path))
     sys.argv = [path]
-    names = runpy.run_path(str(_readable(Path(path))), run_name="graphflow_plan")
+    with _code_of(script, ours=GraphflowError):
+        names = runpy.run_path(str(script), run_name="graphflow_plan")
     if name not in names:
         public = ", ".join(n for n in names if not n.startswith("_"))
         raise ArgumentError(f"{path} defines no {name!r}; it defines {public}")
     value = names[name]
-    return value() if callable(value) and not isinstance(value, Tensor) else value
+    if isinstance(value, Tensor) or not callable(value):
+        return value
+    try:
+        inspect.signature(value).bind()
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{target} cannot be called without arguments: {error}") from None
+    with _code_of(script, ours=GraphflowError):
+        return value()
 
 
-def _shapes(fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ...]]:
-    graph = Graph(flatten(fetches)[0])
+@contextmanager
+def _code_of(script: Path, ours: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Run a user's code: its errors end the command with the traceback, from the script on.
+
+    Args:
+        ours: errors that tell everything themselves; they pass.
+    """
+    try:
+        yield
+    except ours:
+        raise
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+            trace = trace.tb_next
+        traceback.print_exception(error.with_traceback(trace))
+        raise typer.Exit(1) from None
+
+
+def _shapes(target: str, fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ...]]:
+    try:
+        graph = Graph(flatten(fetches)[0])
+    except FetchError:
+        raise ArgumentError(
+            f"{target} is {type(fetches).__name__}: name a tensor, or a list, tuple or dict of them"
+        ) from None
     by_name = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
-    shapes = {}
+    shapes: dict[Tensor, tuple[int, ...]] = {}
     for text in given:
-        name, _, sizes = text.partition("=")
+        name, separator, sizes = text.partition("=")
+        if not separator:
+            raise ArgumentError(f"--shape {text!r} is not of the form name=128,64")
         if name not in by_name:
             raise ArgumentError(
                 f"--shape {text!r}: no placeholder is named {name!r}; "
@@ -285,6 +324,12 @@ def _shapes(fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ..
             shapes[by_name[name]] = tuple(int(size) for size in sizes.split(",") if size.strip())
         except ValueError:
             raise ArgumentError(f"--shape {text!r} is not of the form name=128,64") from None
+    for name, tensor in by_name.items():
+        if tensor not in shapes and not tensor.spec.is_concrete:
+            raise ArgumentError(
+                f"placeholder {name!r} takes {show_shape(tensor.spec.shape)}: "
+                f"give its sizes, --shape {name}=…"
+            )
     return shapes
 
 

@@ -84,9 +84,12 @@ def test_a_wrong_argument_gets_one_line_that_says_what_to_do(
         (["--shape", "x=a,b"], "name=128,64"),
         (["--shape", "x=2,5"], "x"),
         ([], "'x'"),
+        (["--shape", "x"], "name=128,64"),
+        ([], "--shape x="),
         (["--shape", "x=2,4", "--placer", "fast"], "greedy"),
         (["--shape", "x=2,4", "-o", "plan.pdf"], ".html"),
         (["--shape", "x=2,4", "--workers", "2", "--cluster", "c.toml"], "not both"),
+        (["--shape", "x=2,4", "--threads", "2", "--cluster", "c.toml"], "threads in c.toml"),
     ],
     ids=str,
 )
@@ -105,6 +108,40 @@ def test_an_unknown_name_in_a_script_lists_those_that_it_defines(
     code, _, err = run(capsys, "plan", f"{script}:fetch")
     assert code == 2
     assert "fetches" in err and "build" in err
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("it = 3", "it is int: name a tensor"),
+        ("it = [1]", "it is list: name a tensor"),
+        ("def it(size): ...", "without arguments: missing a required argument: 'size'"),
+        (
+            "import graphflow as gf\ndef it(): gf.matmul(gf.zeros((2, 3)), gf.zeros((2, 3)))",
+            "model.py:2",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_gets_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, code: str, says: str
+) -> None:
+    (tmp_path / "model.py").write_text(code)
+    status, _, err = run(capsys, "plan", f"{tmp_path / 'model.py'}:it")
+    assert status in (1, 2)
+    assert says in err
+    assert err.count("\n") == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize("code", ["1 / 0", "def it():\n    1 / 0"])
+def test_an_error_of_the_users_code_shows_that_code_and_none_of_ours(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, code: str
+) -> None:
+    script = tmp_path / "model.py"
+    script.write_text(code)
+    status, _, err = run(capsys, "plan", f"{script}:it")
+    assert status == 1
+    assert "ZeroDivisionError" in err and f'{script}", line' in err
+    assert "cli.py" not in err and "runpy" not in err
 
 
 @pytest.mark.parametrize("name", ["fetches", "build", "y"])
