@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,15 @@ class Compiled:
 
     def feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
         """What each worker is fed, by name."""
-        named = {self.graph.names[n]: a for n, a in arrays.items() if n in self.graph.names}
+        return {
+            worker: {name: arrays[node] for name, node in wanted.items()}
+            for worker, wanted in self._wanted.items()
+        }
+
+    @cached_property
+    def _wanted(self) -> dict[int, dict[str, Node]]:
+        """The placeholders that each worker reads, by name; once it is partitioned."""
+        named = {self.graph.names[node]: node for node in self.graph.placeholders}
         return {
             worker: {name: named[name] for part in parts for name in part.feeds}
             for worker, parts in self.by_worker.items()

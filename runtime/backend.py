@@ -72,14 +72,31 @@ class CpuBackend:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        with _one_blas_thread(), using(self._pool):
-            yield
+    def active(self) -> Any:
+        return _Active(self._pool)
 
     def close(self) -> None:
         """End the threads; what still runs goes on without them."""
         self._pool.close()
+
+
+class _Active:
+    """While a program runs on a CPU. A class, because a generator takes twice as long to enter."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._using = using(pool)
+
+    def __enter__(self) -> None:
+        _blas_limit().__enter__()
+        try:
+            self._using.__enter__()
+        except BaseException:  # Ctrl-C
+            _blas_limit().__exit__()
+            raise
+
+    def __exit__(self, *exception: Any) -> None:
+        self._using.__exit__(*exception)
+        _blas_limit().__exit__()
 
 
 class GpuBackend:
@@ -151,30 +168,25 @@ class _BlasLimit:
         controllers = ThreadpoolController().lib_controllers
         self._blas = [c for c in controllers if c.user_api == "blas"]
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         with self._lock:
             self._users += 1
             if self._users == 1:
                 self._before = [c.get_num_threads() for c in self._blas]
-                for c, n in zip(self._blas, self._before, strict=True):
-                    if n != 1:
-                        c.set_num_threads(1)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    for c, n in zip(self._blas, self._before, strict=True):
-                        if n != 1:
-                            c.set_num_threads(n)
+                self._set([1] * len(self._blas))
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._set(self._before)
+
+    def _set(self, counts: list[int]) -> None:
+        for blas, before, count in zip(self._blas, self._before, counts, strict=True):
+            if before != 1:
+                blas.set_num_threads(count)
 
 
 @cache
 def _blas_limit() -> _BlasLimit:
     return _BlasLimit()
-
-
-def _one_blas_thread() -> Any:
-    return _blas_limit()()

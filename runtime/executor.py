@@ -126,8 +126,15 @@ class Program:
                 for name, value in zip(self._fetched, values, strict=True)
             }
 
+    @property
+    def commits(self) -> bool:
+        """Whether there is anything to assign."""
+        return bool(self._code.commit)
+
     def commit(self) -> None:
         """Run the assignments, in place."""
+        if not self.commits:
+            return
         with self._backend.active(), np.errstate(all="ignore"):
             self._commit()
 

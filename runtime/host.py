@@ -115,6 +115,10 @@ class Host:
         """Apply the assignments of the computed step."""
         self._of(session).commit(step)
 
+    def changes(self, session: str) -> bool:
+        """Whether committing the computed step would assign anything."""
+        return self._of(session).changes()
+
     def abort(self, session: str, step: int) -> None:
         """Forget the step; nothing of it was applied."""
         self._of(session).abort(step)
@@ -394,6 +398,9 @@ class _Session:
         for program in programs:
             program.commit()
         self.mail.finish(step)
+
+    def changes(self) -> bool:
+        return self._computed is not None and any(p.commits for p in self._computed[1])
 
     def abort(self, step: int) -> None:
         self._computed = None

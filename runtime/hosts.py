@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,7 +81,7 @@ class LocalHosts:
         except BaseException:
             self._host.abort("", step)
             raise
-        with uninterrupted():
+        with uninterrupted() if self._host.changes("") else nullcontext():
             self._host.commit("", step)
         return StepResult(dict(computed.fetches), computed.spans, dict(computed.peak))
 
