@@ -1,27 +1,32 @@
 """Train an ensemble of four wide towers on real digits, placed over two workers by the cost model.
 
-No node is pinned. The model is planned for one worker and for two; both run, side by side and in
+No node is pinned. The model is planned for one worker and for two; both train, side by side and in
 turns, and the script says what was predicted, what was measured, and how well the ensemble reads
 digits that it has not seen. It writes plan.html and trace.json.
 
+    pip install '.[demo]'
     python examples/digits_towers.py [--towers 4] [--width 1024] [--batch 128] [--epochs 24]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 import graphflow as gf
 
 CLASSES, PIXELS = 10, 64
+Feed = dict[gf.Tensor, np.ndarray]
 
 
 class Towers:
@@ -31,11 +36,8 @@ class Towers:
         with gf.random.seed(seed):
             self.images = gf.placeholder("float32", (None, PIXELS), name="images")
             self.labels = gf.placeholder("int64", (None,), name="labels")
-            logits = [self._tower(i, width) for i in range(towers)]
-            total = logits[0]
-            for each in logits[1:]:
-                total = total + each
-            self.logits = total / float(towers)
+            first, *others = (self._tower(i, width) for i in range(towers))
+            self.logits = sum(others, first) / float(towers)
             self.loss = gf.mean(gf.nn.cross_entropy(self.logits, self.labels))
             self.train = gf.optim.SGD(0.5, momentum=0.9).minimize(self.loss)
             hits = gf.argmax(self.logits, axis=-1) == self.labels
@@ -52,120 +54,117 @@ class Towers:
         bias = gf.variable(gf.init.zeros((outputs,)), name=f"bias{name}")
         return x @ weight + bias
 
-
-def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The 1,797 images of scikit-learn's digits: a fifth of each class is held out."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    images, labels = load_digits(return_X_y=True)
-    scaled = (images / 16.0).astype("float32")
-    return tuple(train_test_split(scaled, labels, test_size=0.2, random_state=0, stratify=labels))
+    def feed(self, images: np.ndarray, labels: np.ndarray) -> Feed:
+        return {self.images: images, self.labels: labels}
 
 
 def main() -> None:
-    options = arguments()
-    console = Console()
-    options.out.mkdir(parents=True, exist_ok=True)
-    train_x, test_x, train_y, test_y = digits()
+    options, console = arguments(), Console()
+    images, test_images, labels, test_labels = digits()
+    if options.batch > len(images):
+        raise SystemExit(f"--batch {options.batch}: there are {len(images)} images to train on")
     model = Towers(options.towers, options.width)
-    shapes = {model.images: (options.batch, PIXELS), model.labels: (options.batch,)}
     step = [model.loss, model.train]
-
-    sessions = {
-        workers: gf.Session(gf.Cluster.local(workers=workers, threads=1)) for workers in (1, 2)
-    }
-    try:
-        for workers, session in sessions.items():
-            with console.status(f"planning for {workers} worker(s)"):
+    feeds = list(batches(model, images, labels, options.batch, options.epochs))
+    with (
+        gf.Session(gf.Cluster.local(workers=1, threads=1)) as one,
+        gf.Session(gf.Cluster.local(workers=2, threads=1)) as two,
+    ):
+        with console.status("planning for one worker and for two"):
+            shapes = {placeholder: array.shape for placeholder, array in feeds[0].items()}
+            for session in (one, two):
                 session.compile([step, model.accuracy], shapes)
-        feeds = batches(model, train_x, train_y, options.batch, options.epochs)
-        seconds = {workers: [] for workers in sessions}
-        for feed in track(list(feeds), description="training, by turns", console=console):
-            for workers, session in sessions.items():
-                start = time.perf_counter()
-                losses = session.run(step, feed)
-                seconds[workers].append(time.perf_counter() - start)
-        final = float(losses[0])
-        accuracy = sessions[2].run(model.accuracy, {model.images: test_x, model.labels: test_y})
-        same = all(
-            np.array_equal(sessions[1].get(w), sessions[2].get(w)) for w in trained(model.loss)
-        )
-        plans, measured = {}, {}
-        for workers, session in sessions.items():
-            trace_path = options.out / "trace.json" if workers == 2 else None
-            with session.trace(trace_path):
-                for feed in batches(model, train_x, train_y, options.batch, 2):
-                    session.run(step, feed)
-            plans[workers] = session.plan(step)
-            measured[workers] = statistics.median(seconds[workers][len(seconds[workers]) // 4 :])
-        plans[2].save(options.out / "plan.html")
-    finally:
-        for session in sessions.values():
-            session.close()
-    report(console, plans, measured, final, float(accuracy), same, options.out)
+        loss, measured = train_by_turns([one, two], step, feeds)
+        accuracy = float(two.run(model.accuracy, model.feed(test_images, test_labels)))
+        weights = gf.Graph(model.loss).variables
+        same = all(np.array_equal(*(s.get(w.outputs[0]) for s in (one, two))) for w in weights)
+
+        options.out.mkdir(parents=True, exist_ok=True)
+        with two.trace(options.out / "trace.json"):
+            for feed in feeds[:20]:
+                two.run(step, feed)
+        plans = [one.plan(step), two.plan(step)]  # of what was traced, with what was measured
+        plans[1].save(options.out / "plan.html")
+
+    report_times(console, plans, measured)
+    for tower in range(options.towers):
+        home = plans[1].placement[f"tower{tower}/weight2"]
+        console.print(f"Tower {tower} was placed on {home}.")
+    verdict = "bit-equal" if same else "DIFFERENT"
+    console.print(f"The weights trained on one and on two workers are {verdict}.")
+    console.print(f"Loss {loss:.4f}, held-out accuracy [bold]{accuracy:.2%}[/bold].")
+    console.print(f"Wrote {options.out / 'plan.html'} (open it in a browser)")
+    console.print(f"  and {options.out / 'trace.json'} (open it at ui.perfetto.dev).")
     if accuracy < 0.96:
         raise SystemExit(f"held-out accuracy {accuracy:.2%} is below the 96 % that is expected")
 
 
-def batches(model, images, labels, size, epochs):
+def digits() -> list[np.ndarray]:
+    """Images and labels of scikit-learn's 1,797 digits: to train on, and a fifth held out."""
+    images, labels = load_digits(return_X_y=True)
+    scaled = (images / 16.0).astype("float32")
+    return train_test_split(scaled, labels, test_size=0.2, random_state=0, stratify=labels)
+
+
+def batches(
+    model: Towers, images: np.ndarray, labels: np.ndarray, size: int, epochs: int
+) -> Iterator[Feed]:
     """Feeds for some epochs, shuffled anew in each."""
     random = np.random.default_rng(0)
     for _ in range(epochs):
         order = random.permutation(len(images))
         for start in range(0, len(order) - size + 1, size):
             rows = order[start : start + size]
-            yield {model.images: images[rows], model.labels: labels[rows]}
+            yield model.feed(images[rows], labels[rows])
 
 
-def trained(loss: gf.Tensor) -> list[gf.Tensor]:
-    """The variables that a loss depends on."""
-    return [node.outputs[0] for node in gf.Graph(loss).variables]
+def train_by_turns(
+    sessions: list[gf.Session], step: list[gf.Tensor], feeds: list[Feed]
+) -> tuple[float, list[float]]:
+    """Give every feed to each session: the last loss, and each one's median seconds of a step."""
+    seconds: list[list[float]] = [[] for _ in sessions]
+    for feed in track(feeds, description="training, by turns"):
+        for session, taken in zip(sessions, seconds, strict=True):
+            start = time.perf_counter()
+            loss, _ = session.run(step, feed)
+            taken.append(time.perf_counter() - start)
+    warm = len(feeds) // 4  # the first steps find cold caches
+    return float(loss), [median(taken[warm:]) for taken in seconds]
 
 
-def report(console, plans, measured, loss, accuracy, same, out: Path) -> None:
+def report_times(console: Console, plans: list[gf.Plan], measured: list[float]) -> None:
     table = Table(title="Step time", title_justify="left")
     for column in ("workers", "predicted", "measured", "measured / predicted"):
         table.add_column(column, justify="right")
-    for workers, plan in plans.items():
-        ratio = measured[workers] / plan.makespan
-        table.add_row(
-            str(workers),
-            f"{plan.makespan * 1e3:.1f} ms",
-            f"{measured[workers] * 1e3:.1f} ms",
-            f"{ratio:.2f}",
-        )
+    for workers, (plan, seconds) in enumerate(zip(plans, measured, strict=True), start=1):
+        times = (f"{plan.makespan * 1e3:.1f} ms", f"{seconds * 1e3:.1f} ms")
+        table.add_row(str(workers), *times, f"{seconds / plan.makespan:.2f}")
     console.print(table)
-    predicted_gain = plans[1].makespan / plans[2].makespan
-    gain = measured[1] / measured[2]
+    predicted = plans[0].makespan / plans[1].makespan
+    gain = measured[0] / measured[1]
     verdict = "a gain" if gain > 1.02 else "no gain here"
     console.print(
-        f"Two workers against one: predicted {predicted_gain:.2f} times as fast, "
+        f"Two workers against one: predicted {predicted:.2f} times as fast, "
         f"measured {gain:.2f} times: {verdict}."
     )
-    per_device: dict[str, set[str]] = {}
-    for name, device in plans[2].placement.items():
-        scope = next((part for part in name.split("/") if part.startswith("tower")), None)
-        if scope and "weight" in name:
-            per_device.setdefault(device, set()).add(scope)
-    for device, towers in sorted(per_device.items()):
-        console.print(f"{device} holds the weights of {', '.join(sorted(towers))}")
-    verdict = "bit-equal" if same else "DIFFERENT"
-    console.print(f"The weights trained on one and on two workers are {verdict}.")
-    console.print(f"Loss {loss:.4f}, held-out accuracy [bold]{accuracy:.2%}[/bold].")
-    console.print(f"Wrote {out / 'plan.html'} (open it in a browser)")
-    console.print(f"  and {out / 'trace.json'} (open it at ui.perfetto.dev).")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--towers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--epochs", type=int, default=24)
+    for name, default in (("towers", 4), ("width", 1024), ("batch", 128), ("epochs", 24)):
+        parser.add_argument(f"--{name}", type=positive, default=default, help=f"{default}")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of the two files")
     return parser.parse_args()
 
 
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted") from None
