@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from graphflow.errors import DifferentiationError, GraphflowError, ShapeError
+from graphflow.errors import DifferentiationError, DTypeError, GraphflowError, ShapeError
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, made_by, user_location
 from graphflow.spec import kind, show_shape
@@ -33,7 +31,7 @@ def gradients(
 
     Raises:
         DifferentiationError: y or an x is not float, or an op on the way has no gradient.
-        ShapeError: a cotangent is of another shape.
+        ShapeError, DTypeError: a cotangent is of another shape or dtype.
     """
     ys: list[Any] = list(y) if isinstance(y, list | tuple) else [y]
     if not isinstance(xs, list | tuple):
@@ -126,7 +124,7 @@ def _depends_on(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
 def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
     if given is None:
         given = [None] * len(ys)
-    elif isinstance(given, Tensor | np.ndarray):
+    elif not isinstance(given, list | tuple):
         given = [given]
     if len(given) != len(ys):
         raise DifferentiationError(
@@ -137,6 +135,11 @@ def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
         if seed is None:
             seed = FUNCTIONS["full_like"](y, 1)
         seed = as_tensor(seed, None if isinstance(seed, Tensor) else y.dtype)
+        if seed.dtype != y.dtype:
+            raise DTypeError(
+                f"gradients at {user_location()}: cotangent {seed.dtype} for an output of "
+                f"{y.dtype}; convert it with .astype('{y.dtype}')"
+            )
         if seed.shape != y.shape:
             raise ShapeError(
                 f"gradients at {user_location()}: cotangent {show_shape(seed.shape)} "

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, DTypeError, GraphError, ShapeError, VariableError
+from graphflow.errors import ArgumentError, DTypeError, GraphError, VariableError
 from graphflow.feeding import cast
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Tensor, as_tensor, user_location
-from graphflow.spec import Dim, as_dtype, normalize_shape
+from graphflow.spec import as_dtype, normalize_shape
 
 
 def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
@@ -25,9 +25,6 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
         DTypeError, ShapeError: not a dtype, not a shape.
     """
     with _located("placeholder", name):
-        known = isinstance(shape, int | str | list | tuple | Dim | np.integer | None)
-        if not known:
-            raise ShapeError(f"a shape is a tuple of sizes such as (None, 64), not {shape!r}")
         sizes, name_of_dtype = normalize_shape(shape), as_dtype(dtype).name
     tensor: Tensor = REGISTRY["placeholder"](shape=sizes, dtype=name_of_dtype, name=name)
     return tensor
@@ -76,7 +73,8 @@ def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
         raise DTypeError(f"the initial value is no array: {error}; give an array") from None
     if not isinstance(value, np.ndarray | np.generic) and array.dtype == np.float64:
         array = array.astype(np.float32)
-    array = np.array(array, as_dtype(array.dtype if dtype is None else dtype), order="C")
+    given = as_dtype(array.dtype)
+    array = np.array(array, given if dtype is None else as_dtype(dtype), order="C")
     array.flags.writeable = False
     return array
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import GraphError, VariableError
-from graphflow.op import Node, Tensor
+from graphflow.op import Node, Tensor, user_location
 from graphflow.spec import Dim, Equation, evaluate
 
 
@@ -33,10 +33,17 @@ class Graph:
     def __init__(
         self, outputs: Iterable[Tensor] | Tensor, names: Mapping[Node, str] | None = None
     ) -> None:
-        self.outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+        given = (outputs,) if isinstance(outputs, Tensor) else outputs
+        if not isinstance(given, Iterable):
+            raise GraphError(
+                f"Graph at {user_location()}: give a tensor or a list of them, not {given!r}"
+            )
+        self.outputs = tuple(given)
         for output in self.outputs:
             if not isinstance(output, Tensor):
-                raise GraphError(f"an output of a graph is a tensor, not {output!r}")
+                raise GraphError(
+                    f"Graph at {user_location()}: an output is a tensor, not {output!r}"
+                )
         self.nodes = _closure(self.outputs)
         self.names = _unique_names(self.nodes, names or {})
 

@@ -8,6 +8,7 @@ knows no particular op.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import DeviceError, DTypeError, GraphError, GraphflowError
+from graphflow.errors import ArgumentError, DeviceError, DTypeError, GraphError, GraphflowError
 from graphflow.spec import (
+    Dim,
     Equation,
     Shape,
     Size,
@@ -93,11 +95,17 @@ _name_scope: ContextVar[NameScope] = ContextVar("name_scope", default=_TOP)
 _device_scope: ContextVar[DeviceName] = ContextVar("device_scope", default=_ANYWHERE)
 
 
-@contextmanager
-def name_scope(name: str) -> Iterator[None]:
-    """Prefix the names of nodes built in the block: `with gf.name_scope("tower"):`."""
-    with _scope(prefix=f"{_name_scope.get().prefix}{name}/"):
-        yield
+def name_scope(name: str) -> AbstractContextManager[None]:
+    """Prefix the names of nodes built in the block: `with gf.name_scope("tower"):`.
+
+    Raises:
+        ArgumentError: no name.
+    """
+    if not (isinstance(name, str) and name):
+        raise ArgumentError(
+            f"gf.name_scope at {user_location()}: a name is a str that is not empty, not {name!r}"
+        )
+    return _scope(prefix=f"{_name_scope.get().prefix}{name}/")
 
 
 def device(name: str | DeviceName) -> AbstractContextManager[None]:
@@ -224,9 +232,25 @@ class Op:
 
     def __call__(self, *inputs: Any, name: str | None = None, **attrs: Any) -> Any:
         """Apply to tensors (or what converts to them): a Tensor, or a tuple of them."""
-        tensors = promoted(self.name, inputs) if self.promotes else tuple(map(as_tensor, inputs))
+        if self.arity not in (None, len(inputs)):
+            raise ArgumentError(
+                f"{self.name} at {user_location()}: takes {self.arity} "
+                f"tensor{'s' * (self.arity != 1)}, not {len(inputs)}"
+            )
+        try:
+            tensors = (
+                promoted(self.name, inputs) if self.promotes else tuple(map(as_tensor, inputs))
+            )
+        except GraphError as error:
+            raise told(self.name, error) from None
         outputs = make_node(self, tensors, attrs, name).outputs
         return outputs[0] if len(outputs) == 1 else outputs
+
+    @functools.cached_property
+    def arity(self) -> int | None:
+        """How many tensors it takes, as its samples show; None: any number."""
+        counts = {len(sample.inputs) for sample in self.samples}
+        return counts.pop() if len(counts) == 1 else None
 
     def run(
         self, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], step: int = 0
@@ -260,9 +284,24 @@ def register(op: Op) -> Op:
 
 
 def function(f: F) -> F:
-    """Enter a public function under its own name, for Tensor's operators and methods to find."""
-    FUNCTIONS[f.__name__] = f
-    return f
+    """Enter a public function under its own name, for Tensor's operators and methods to find; its
+    errors name it and the user's line."""
+
+    @functools.wraps(f)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return f(*args, **kwargs)
+        except GraphError as error:
+            raise told(f.__name__, error) from None
+
+    FUNCTIONS[f.__name__] = entered
+    return cast(F, entered)
+
+
+def told(what: str, error: GraphError) -> GraphError:
+    """An error that says what failed and on which line of the user's, once."""
+    at = f" at {user_location()}: "
+    return error if at in str(error) else type(error)(f"{what}{at}{error}")
 
 
 # Nodes ----------------------------------------------------------------------------------------
@@ -322,6 +361,10 @@ def make_node(
     """
     scope = _name_scope.get()
     location = scope.location or user_location()
+    if name is not None and not (isinstance(name, str) and name):
+        raise ArgumentError(
+            f"{op.name} at {location}: name is a str that is not empty, not {name!r}"
+        )
     try:
         with recorded_equations() as equations:
             specs = op.infer(*(t.spec for t in inputs), **attrs)
@@ -407,7 +450,7 @@ class Tensor:
 
     @property
     def T(self) -> Tensor:
-        return self if self.ndim == 1 else self.mT
+        return self if self.ndim < 2 else self.mT
 
     @property
     def mT(self) -> Tensor:
@@ -473,12 +516,14 @@ class Tensor:
 
 
 def _convertible(value: Any) -> bool:
-    return isinstance(value, Tensor | bool | int | float | np.ndarray | np.generic | list | tuple)
+    return isinstance(
+        value, Tensor | bool | int | float | np.ndarray | np.generic | list | tuple | Dim
+    )
 
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     """A tensor as it is; arrays, lists and Python scalars as constants (float64 lists become
-    float32).
+    float32); a symbolic size as the number it turns out to be (int64).
 
     Raises:
         DTypeError: the value has no supported dtype.
@@ -487,13 +532,17 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         return value
     if not _convertible(value):
         raise DTypeError(f"cannot make a tensor of {type(value).__name__} {value!r}")
+    if isinstance(value, Dim):
+        size: Tensor = REGISTRY["size_of"](size=value, dtype=as_dtype(dtype or "int64").name)
+        return size
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise DTypeError(f"{value!r} is no regular array: {error}") from None
     if dtype is None and not isinstance(value, np.ndarray | np.generic) and array.dtype.kind == "f":
         dtype = "float32"
-    array = array.astype(as_dtype(array.dtype if dtype is None else dtype))
+    given = as_dtype(array.dtype)
+    array = array.astype(given if dtype is None else as_dtype(dtype))
     array.flags.writeable = False
     constant: Tensor = REGISTRY["constant"](value=array)
     return constant
@@ -505,10 +554,10 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     Raises:
         DTypeError: kinds would mix, or a scalar does not fit.
     """
-    strong = [as_tensor(x) for x in inputs if not _is_scalar(x)]
-    if not strong:
-        strong = [as_tensor(max(inputs, key=lambda x: (bool, int, float).index(type(x))))]
     try:
+        strong = [as_tensor(x) for x in inputs if not _is_scalar(x)]
+        if not strong:
+            strong = [as_tensor(max(inputs, key=lambda x: list(_RANKS).index(type(x))))]
         dtype = strong[0].dtype
         for tensor in strong[1:]:
             dtype = promote(dtype, tensor.dtype)
@@ -516,30 +565,43 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         converted = (_weak(x, dtype) if _is_scalar(x) else next(scalars) for x in inputs)
         return tuple(t if t.dtype == dtype else FUNCTIONS["astype"](t, dtype) for t in converted)
     except DTypeError as error:
-        raise DTypeError(f"{op_name} at {user_location()}: {error}") from None
+        raise told(op_name, error) from None
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether a value is a Python scalar (np.float64 is a float, but keeps its dtype)."""
-    return type(value) in (bool, int, float)
+    """Whether a value is a Python scalar (np.float64 is a float, but keeps its dtype), or a size,
+    which counts as one."""
+    return type(value) in _RANKS
 
 
-def _weak(scalar: float, dtype: np.dtype[Any]) -> Tensor:
+_RANKS = {bool: "bool", int: "int", Dim: "int", float: "float"}
+
+
+def _weak(scalar: Any, dtype: np.dtype[Any]) -> Tensor:
     rank = ("bool", "int", "float")
-    scalar_kind = rank[(bool, int, float).index(type(scalar))]
+    scalar_kind = _RANKS[type(scalar)]
     if rank.index(scalar_kind) > rank.index(kind(dtype)) or (
         kind(dtype) != "float" and scalar_kind != kind(dtype)
     ):
         raise DTypeError(
             f"Python scalar {scalar!r} does not fit {dtype}; convert the tensor with .astype first"
         )
-    if kind(dtype) == "int" and not np.iinfo(dtype).min <= scalar <= np.iinfo(dtype).max:
+    if not isinstance(scalar, Dim) and not _in_range(scalar, dtype):
         raise DTypeError(f"Python scalar {scalar!r} is outside the range of {dtype}")
     return as_tensor(scalar, dtype)
+
+
+def _in_range(scalar: float, dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype holds a number, or nearly; floats hold infinities and NaN."""
+    if kind(dtype) == "bool":
+        return True
+    if kind(dtype) == "float":
+        return not float(np.finfo(dtype).max) < abs(scalar) < np.inf
+    return np.iinfo(dtype).min <= scalar <= np.iinfo(dtype).max
 
 
 __all__ = [
     "FUNCTIONS", "REGISTRY", "Cost", "Location", "Node", "Op", "Sample", "Tensor",
     "as_tensor", "device", "function", "made_by", "make_node", "name_scope", "next_stream",
-    "promoted", "register", "sample", "seeded", "user_location",
+    "promoted", "register", "sample", "seeded", "told", "user_location",
 ]  # fmt: skip

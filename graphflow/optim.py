@@ -50,8 +50,15 @@ class Optimizer:
             raise ArgumentError(
                 f"minimize at {user_location()}: strategy {strategy!r} is unknown; leave it out"
             )
-        if isinstance(variables, Tensor):
-            raise VariableError(f"minimize at {user_location()}: variables are a list, [w]")
+        if variables is not None and not isinstance(variables, list | tuple):
+            raise VariableError(
+                f"minimize at {user_location()}: variables are a list, [w], not {variables!r}"
+            )
+        if transform is not None and not callable(transform):
+            raise ArgumentError(
+                f"minimize at {user_location()}: transform is a function of the list of gradients, "
+                f"not {transform!r}"
+            )
         if not isinstance(loss, Tensor) or loss.ndim or kind(loss.dtype) != "float":
             raise DifferentiationError(
                 f"minimize at {user_location()}: the loss is a float scalar, not {loss!r}; "
@@ -77,7 +84,12 @@ class Optimizer:
             VariableError: not variables, one twice, or another number of them than of gradients.
             ArgumentError: a gradient is no tensor.
         """
-        grads, variables = list(grads), list(variables)
+        for what, given in (("gradients", grads), ("variables", variables)):
+            if not isinstance(given, list | tuple):
+                raise ArgumentError(
+                    f"apply at {user_location()}: {what} are a list of tensors, not {given!r}; "
+                    "does transform return one?"
+                )
         if len(grads) != len(variables):
             raise VariableError(
                 f"apply at {user_location()}: {len(grads)} gradients for {len(variables)} variables"
@@ -177,7 +189,8 @@ def _numbers(optimizer: Optimizer, **values: Any) -> None:
                 )
             continue
         share = name in ("momentum", "beta1", "beta2", "decay")
-        number = isinstance(value, int | float | np.number) and bool(0 <= value < np.inf)
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        number = number and bool(0 <= value < np.inf)
         if not number or (share and value > 1) or (name.startswith("beta") and value == 1):
             bound = "from 0 to 1" if share else "from 0"
             bound += ", 1 left out" if name.startswith("beta") else ""
@@ -340,7 +353,8 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
         ArgumentError: no gradients, or a norm that is not a number above 0.
     """
     at = f"clip_by_global_norm at {user_location()}"
-    if not grads or not all(isinstance(g, Tensor) for g in grads):
+    listed = isinstance(grads, list | tuple) and bool(grads)
+    if not listed or not all(isinstance(g, Tensor) for g in grads):
         raise ArgumentError(f"{at}: give a list of gradients, not {grads!r}")
     if not isinstance(max_norm, Tensor) and not (
         isinstance(max_norm, int | float | np.number) and max_norm > 0

@@ -9,7 +9,7 @@ checked when a step is fed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -54,6 +54,8 @@ class Dim:
         return " + ".join(_monomial(m, c) for m, c in sorted(self.terms.items(), key=repr)) or "0"
 
     def __add__(self, other: Size) -> Size:
+        if not _is_size(other):  # a tensor adds sizes itself
+            return NotImplemented
         terms = dict(self.terms)
         for m, c in _terms(other).items():
             terms[m] = terms.get(m, 0) + c
@@ -62,6 +64,8 @@ class Dim:
     __radd__ = __add__
 
     def __mul__(self, other: Size) -> Size:
+        if not _is_size(other):
+            return NotImplemented
         terms: dict[Monomial, int] = {}
         for (m1, c1), (m2, c2) in itertools.product(self.terms.items(), _terms(other).items()):
             m = tuple(sorted(m1 + m2, key=repr))
@@ -74,16 +78,20 @@ class Dim:
         return self * -1
 
     def __sub__(self, other: Size) -> Size:
-        return self + (other * -1)
+        return self + (other * -1) if _is_size(other) else NotImplemented
 
     def __rsub__(self, other: Size) -> Size:
         return -self + other
 
     def __floordiv__(self, other: Size) -> Size:
-        return floordiv(self, other)
+        return floordiv(self, other) if _is_size(other) else NotImplemented
 
     def __rfloordiv__(self, other: Size) -> Size:
         return floordiv(other, self)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | np.integer | Dim)
 
 
 def _terms(size: Size) -> Mapping[Monomial, int]:
@@ -246,15 +254,17 @@ def show_shape(shape: Shape) -> str:
     return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
 
 
-def normalize_shape(shape: int | str | Dim | Sequence[Any] | None, what: str = "shape") -> Shape:
+def normalize_shape(shape: Any, what: str = "shape") -> Shape:
     """A user's shape (ints, None, names, dims) as a tuple of sizes.
 
     Raises:
         ShapeError: an entry is negative or of another type.
     """
-    entries: Sequence[Any] = (
+    entries = (
         (shape,) if shape is None or isinstance(shape, int | str | Dim | np.integer) else shape
     )
+    if not isinstance(entries, list | tuple):
+        raise ShapeError(f"{what}: a shape is a tuple of sizes such as (64, 3), not {shape!r}")
     return tuple(_normalize_size(entry, what) for entry in entries)
 
 
@@ -338,7 +348,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     """
     try:
         result = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         result = None
     if result is None or dtype is None or result.name not in DTYPES:
         raise DTypeError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")

@@ -6,7 +6,7 @@ same nest; the shapes of what is fed fix the symbols of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from graphflow.errors import FeedError, FetchError, GraphflowError
@@ -85,9 +85,21 @@ def concerns(graph: Graph, placeholder: Node) -> bool:
 
 
 def _symbols(nodes: Iterable[Node]) -> set[str]:
-    """Symbols in the shapes of what nodes make."""
-    sizes = (size for node in nodes for spec in node.specs for size in spec.shape)
-    return {symbol for size in sizes for symbol in symbols(size)}
+    """Symbols in the shapes of what nodes make, and in their attributes."""
+    return {
+        symbol
+        for node in nodes
+        for part in (*(spec.shape for spec in node.specs), *node.attrs.values())
+        for symbol in _symbols_in(part)
+    }
+
+
+def _symbols_in(part: Any) -> Iterator[str]:
+    if isinstance(part, Dim):
+        yield from symbols(part)
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from _symbols_in(item)
 
 
 def bind(

@@ -22,6 +22,7 @@ from graphflow.ops.elementwise import (
 from graphflow.ops.rules import located, same_float
 from graphflow.ops.select import where
 from graphflow.ops.transcendental import erf_of, exp, tanh
+from graphflow.spec import TensorSpec
 
 _SIDES = (
     sample(F, low=0.2, high=3.0),
@@ -130,11 +131,20 @@ relu = elementwise(
     into=lambda xp, out, x: xp.maximum(x, 0, out=out),
 )
 
+
+def _with_slope(*specs: TensorSpec, slope: float) -> TensorSpec:
+    return same_float(*specs)
+
+
+def _with_alpha(*specs: TensorSpec, alpha: float) -> TensorSpec:
+    return same_float(*specs)
+
+
 leaky_relu_grad: Op = elementwise(
     "leaky_relu_grad",
     lambda xp, g, x, slope: g * (x > 0) + g * slope * (x <= 0),
     vjp=lambda h, y, g, x, slope: (leaky_relu_grad(h, x, slope=slope), None),
-    infer=same_float,
+    infer=_with_slope,
     samples=tuple(sample(*s.inputs, low=s.low, high=s.high, slope=0.2) for s in _SIDE_PAIRS),
     flops=5,
     into=lambda xp, out, g, x, slope: xp.add(g * (x > 0), g * slope * (x <= 0), out=out),
@@ -143,7 +153,7 @@ _leaky_relu = elementwise(
     "leaky_relu",
     lambda xp, x, slope: xp.maximum(x, 0) + xp.minimum(x, 0) * slope,
     vjp=lambda g, y, x, slope: (leaky_relu_grad(g, x, slope=slope),),
-    infer=same_float,
+    infer=_with_slope,
     samples=tuple(sample(*s.inputs, low=s.low, high=s.high, slope=0.2) for s in _SIDES),
     flops=4,
     into=lambda xp, out, x, slope: xp.add(xp.maximum(x, 0), xp.minimum(x, 0) * slope, out=out),
@@ -177,7 +187,7 @@ elu_grad = elementwise(
     "elu_grad",
     lambda xp, g, x, alpha: g * (x > 0) + _elu_slope(xp, g, x, alpha),
     _elu_grad_vjp,
-    same_float,
+    infer=_with_alpha,
     samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=0.7) for s in _SIDE_PAIRS),
     flops=14,
     into=lambda xp, out, g, x, alpha: xp.add(g * (x > 0), _elu_slope(xp, g, x, alpha), out=out),
@@ -192,7 +202,7 @@ _elu = elementwise(
     "elu",
     lambda xp, x, alpha: xp.maximum(x, 0) + _elu_negative(xp, x, alpha),
     vjp=lambda g, y, x, alpha: (elu_grad(g, x, alpha=alpha),),
-    infer=same_float,
+    infer=_with_alpha,
     samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=0.7) for s in _SIDES),
     flops=12,
     into=lambda xp, out, x, alpha: xp.add(xp.maximum(x, 0), _elu_negative(xp, x, alpha), out=out),
@@ -264,7 +274,7 @@ def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Ten
     Source: Hendrycks & Gimpel, arXiv:1606.08415.
     """
     with located("gelu"):
-        if approximate not in (None, "none", "tanh"):
+        if not isinstance(approximate, str | None) or approximate not in (None, "none", "tanh"):
             raise ArgumentError(f"approximate is None or 'tanh', not {approximate!r}")
     x = as_tensor(x)
     if approximate != "tanh":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from graphflow.errors import ArgumentError
-from graphflow.op import Cost, Op, Tensor, as_tensor, promoted, register, sample
-from graphflow.ops.public import public
+from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ops.convert import astype
 from graphflow.ops.shape import broadcast_to
 from graphflow.spec import (
     Dim,
@@ -45,33 +46,37 @@ fill = register(
 )
 
 
-@public
+@function
 def full(shape: Any, value: Any, dtype: Any = None) -> Tensor:
-    """A tensor of one value: a Python scalar (int64, float32, bool unless told) or a scalar tensor.
+    """A tensor of one value: a Python scalar (int64, float32, bool unless told), a size or a scalar
+    tensor.
 
     Raises:
         ShapeError: `shape` is no shape (ints, or sizes of other tensors).
         DTypeError: the value does not fit the dtype.
     """
-    if isinstance(value, Tensor):
-        return broadcast_to(value, shape)
+    if isinstance(value, Tensor | Dim):
+        scalar = as_tensor(value)
+        return broadcast_to(scalar if dtype is None else astype(scalar, dtype), shape)
     sizes = normalize_shape(shape, "full")
     if dtype is None:
         dtype = as_tensor(value).dtype
     wanted = as_dtype(dtype)
+    if isinstance(value, list | tuple) or np.ndim(value):
+        raise ArgumentError(f"the value is a scalar, not {value!r}; use broadcast_to")
     promoted("full", (as_tensor(0, wanted), value))  # refuses a value that does not fit
     result: Tensor = fill(shape=sizes, value=np.asarray(value).item(), dtype=wanted.name)
     return result
 
 
-@public
+@function
 def zeros(shape: Any, dtype: Any = "float32") -> Tensor:
     """All 0."""
     dtype = as_dtype(dtype)
     return full(shape, dtype.type(0).item(), dtype)
 
 
-@public
+@function
 def ones(shape: Any, dtype: Any = "float32") -> Tensor:
     """All 1."""
     dtype = as_dtype(dtype)
@@ -109,7 +114,7 @@ arange_op = register(
 )
 
 
-@public
+@function
 def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) -> Tensor:
     """start, start + step, … before `stop`; `arange(stop)` starts at 0.
 
@@ -125,6 +130,8 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
         isinstance(b, bool) or not isinstance(b, int | float | np.number | Dim) for b in numbers
     ):
         raise ArgumentError(f"bounds and step are numbers, not {numbers}")
+    if not all(isinstance(b, Dim) or math.isfinite(b) for b in numbers):
+        raise ArgumentError(f"bounds and step are finite numbers, not {numbers}")
     if isinstance(step, Dim) or step == 0:
         raise ArgumentError(f"the step is a number other than 0, not {step!r}")
     symbolic = any(isinstance(b, Dim) for b in numbers)
@@ -138,21 +145,24 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
         size = size if start == 0 and sign > 0 else maximum(size, 0)
     else:
         size = max(0, int(np.ceil((stop - start) / step)))
-    wanted = as_dtype(dtype or ("float32" if floats else "int64")).name
+    wanted = as_dtype(("float32" if floats else "int64") if dtype is None else dtype).name
     plain = [b if isinstance(b, Dim) else np.asarray(b).item() for b in (start, step)]
     result: Tensor = arange_op(start=plain[0], step=plain[1], size=size, dtype=wanted)
     return result
 
 
-@public
+@function
 def linspace(
     start: float, stop: float, num: int, *, dtype: Any = "float32", endpoint: bool = True
 ) -> Tensor:
     """`num` evenly spaced numbers from start to stop (left out unless `endpoint`).
 
     Raises:
-        ArgumentError: `num` is no int >= 0.
+        ArgumentError: `num` is no int >= 0, or start or stop no number.
     """
+    for bound in (start, stop):
+        if isinstance(bound, bool) or not isinstance(bound, int | float | np.number):
+            raise ArgumentError(f"start and stop are numbers, not {bound!r}")
     if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
         raise ArgumentError(f"the number of points is an int >= 0, not {num!r}")
     return as_tensor(np.linspace(start, stop, int(num), endpoint=endpoint).astype(as_dtype(dtype)))
@@ -188,7 +198,7 @@ eye_op = register(
 )
 
 
-@public
+@function
 def eye(n_rows: Any, n_cols: Any = None, *, k: int = 0, dtype: Any = "float32") -> Tensor:
     """1 on the diagonal number k (above the main one where positive), else 0."""
     rows, columns = normalize_shape((n_rows, n_rows if n_cols is None else n_cols), "eye")

@@ -54,8 +54,8 @@ def print(x: Any, message: str = "", name: str | None = None) -> Tensor:
     Raises:
         ArgumentError: message is not a str.
     """
-    x = as_tensor(x)
     with located("debug.print"):
+        x = as_tensor(x)
         if not isinstance(message, str):
             raise ArgumentError(f"message is a str, not {message!r}")
     message = message or f"{x.name} at {user_location()}"

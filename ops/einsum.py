@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.op import FUNCTIONS, Tensor, promoted
+from graphflow.op import FUNCTIONS, Tensor, function, promoted
 from graphflow.ops.linalg import diagonal, matmul
-from graphflow.ops.public import public
-from graphflow.ops.rules import normalize_axis
+from graphflow.ops.rules import listed, normalize_axis
 from graphflow.ops.shape import broadcast_to, expand_dims, permute_dims, reshape
 from graphflow.spec import Shape, Size, equate, product, show_shape
 
 _Label = Any  # a letter, or ("...", position from the right)
 
 
-@public
+@function
 def einsum(subscripts: str, *operands: Any) -> Tensor:
     """Sum of products named by letters: `einsum("bij,bjk->bik", a, b)`.
 
@@ -30,6 +29,8 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
         ArgumentError: the subscripts are malformed or do not fit the operands.
         ShapeError: a letter stands for two sizes.
     """
+    if not isinstance(subscripts, str):
+        raise ArgumentError(f"subscripts are a str such as 'ij,jk->ik', not {subscripts!r}")
     tensors = list(promoted("einsum", operands)) if operands else []
     inputs, output = _parse(subscripts, tensors)
     return _einsum(tensors, inputs, output, repr(subscripts))
@@ -138,7 +139,7 @@ def _without_repeats(x: Tensor, labels: list[_Label]) -> tuple[Tensor, list[_Lab
 def _summed(x: Tensor, labels: list[_Label], keep: set[_Label]) -> tuple[Tensor, list[_Label]]:
     axes = tuple(i for i, label in enumerate(labels) if label not in keep)
     if axes:
-        x = FUNCTIONS["sum"](x, axis=axes)
+        x = FUNCTIONS["sum"](x, axis=axes, dtype=x.dtype)
     return x, [label for label in labels if label in keep]
 
 
@@ -198,7 +199,7 @@ def _as_matrix(
     ), flipped
 
 
-@public
+@function
 def tensordot(a: Tensor, b: Tensor, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
     """Sum of products over pairs of axes: the last `axes` of a with the first of b, or those named.
 
@@ -211,7 +212,10 @@ def tensordot(a: Tensor, b: Tensor, axes: int | tuple[Sequence[int], Sequence[in
         if not 0 <= axes <= min(a.ndim, b.ndim):
             raise ArgumentError(f"tensordot over {axes} axes of ranks {a.ndim} and {b.ndim}")
         axes = (tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes)))
-    first, second = ([x] if isinstance(x, int) else list(x) for x in axes)
+    pair = listed("axes", axes)
+    if len(pair) != 2:
+        raise ArgumentError(f"axes are a count or two lists, not {axes!r}")
+    first, second = ([x] if isinstance(x, int) else listed("axes", x) for x in pair)
     if len(first) != len(second):
         raise ArgumentError(f"{len(first)} axes of a, {len(second)} of b")
     labels_a = [("a", i) for i in range(a.ndim)]

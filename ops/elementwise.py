@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from graphflow.errors import ArgumentError
 from graphflow.op import (
     FUNCTIONS,
     Cost,
@@ -20,6 +21,7 @@ from graphflow.op import (
     promoted,
     register,
     sample,
+    user_location,
 )
 from graphflow.ops.rules import require_kind, same_float, same_numeric, truth
 from graphflow.ops.rules import unbroadcast as _sum_to
@@ -173,8 +175,13 @@ def pow(x: Any, exponent: Any, name: str | None = None) -> Tensor:
 
     Raises:
         DTypeError: the kinds of the dtypes mix.
+        ArgumentError: ints to a negative power.
     """
     if isinstance(x, Tensor) and type(exponent) in (int, float):
+        if kind(x.dtype) == "int" and exponent < 0:
+            raise ArgumentError(
+                f"pow at {user_location()}: ints have no power {exponent}; convert with .astype"
+            )
         cheaper: dict[float, Any] = {1: positive, 2: square}
         if kind(x.dtype) == "float":
             cheaper |= {0.5: FUNCTIONS["sqrt"], -1: reciprocal}

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import Tensor
+from graphflow.op import Tensor, function
 from graphflow.ops.index import as_indices, take
-from graphflow.ops.public import public
 from graphflow.ops.shape import expand_dims, moveaxis, squeeze
 from graphflow.ops.window import slice_op
 from graphflow.spec import Dim, Size, floordiv, minimum
@@ -18,7 +17,7 @@ from graphflow.spec import Dim, Size, floordiv, minimum
 _Window = tuple[Size, Size, Size]  # start, size, step
 
 
-@public
+@function
 def getitem(x: Tensor, index: Any) -> Tensor:
     """`x[index]` for ints, slices, None, Ellipsis, and one array or tensor of ints (as `take`).
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import Cost, Op, Tensor, as_tensor, register, sample
+from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops.creation import zeros
-from graphflow.ops.public import public
 from graphflow.ops.rules import normalize_axis, require_kind
 from graphflow.spec import (
     Dim,
@@ -129,7 +128,7 @@ take_op = register(
 )
 
 
-@public
+@function
 def take(x: Tensor, indices: Any, axis: int | None = None) -> Tensor:
     """The slices of x at integer `indices` (any shape, negative ones from the end) along an axis.
 
@@ -217,7 +216,7 @@ scatter_add_op = register(
 )
 
 
-@public
+@function
 def scatter_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tensor:
     """x with `updates` added to its slices at `indices` along an axis, in order.
 
@@ -292,7 +291,7 @@ take_along_axis_op = register(
 )
 
 
-@public
+@function
 def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
     """Elements of x whose position along `axis` is given by `indices`.
 
@@ -306,7 +305,7 @@ def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
     return result
 
 
-@public
+@function
 def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
     """`take_along_axis` under its other name."""
     return take_along_axis(x, indices, axis)
@@ -352,7 +351,7 @@ scatter_add_along_axis_op = register(
 )
 
 
-@public
+@function
 def scatter_add_along_axis(x: Tensor, indices: Any, updates: Tensor, axis: int = -1) -> Tensor:
     """x with each of `updates` added at the position that `indices` gives along `axis`, in order.
 
@@ -405,7 +404,7 @@ one_hot_op = register(
 )
 
 
-@public
+@function
 def one_hot(indices: Tensor, depth: int | Dim, dtype: Any = "float32") -> Tensor:
     """1 where the new last axis, of size `depth`, equals the index, else 0.
 
@@ -414,6 +413,8 @@ def one_hot(indices: Tensor, depth: int | Dim, dtype: Any = "float32") -> Tensor
     Raises:
         DTypeError: the indices are not ints.
     """
+    if not isinstance(depth, int | np.integer | Dim):
+        raise ArgumentError(f"the depth is an int or a size, not {depth!r}")
     (size,) = normalize_shape(depth, "one_hot")
     result: Tensor = one_hot_op(as_tensor(indices), depth=size, dtype=as_dtype(dtype).name)
     return result

@@ -19,12 +19,12 @@ from graphflow.op import (
     Op,
     Tensor,
     as_tensor,
+    function,
     promoted,
     register,
     sample,
 )
 from graphflow.ops.kernels.threads import run_parts
-from graphflow.ops.public import public
 from graphflow.ops.rules import normalize_axis, require_kind, unbroadcast
 from graphflow.ops.shape import (
     expand_dims,
@@ -187,7 +187,7 @@ matmul_op = register(
 )
 
 
-@public
+@function
 def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """Matrix product over the last two axes, broadcast over the others; vectors as in numpy.
 
@@ -216,7 +216,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
 # What is made of it -----------------------------------------------------------------------------
 
 
-@public
+@function
 def outer(a: Tensor, b: Tensor) -> Tensor:
     """All products of the elements of two vectors, shape (m, n).
 
@@ -231,7 +231,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
     return expand_dims(a, 1) * expand_dims(b, 0)  # type: ignore[no-any-return]
 
 
-@public
+@function
 def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
     """Sum of the products along an axis that both have; other axes broadcast.
 
@@ -243,14 +243,14 @@ def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
         raise ShapeError("vecdot takes vectors, not scalars")
     n, n2 = a.shape[normalize_axis(axis, a.ndim)], b.shape[normalize_axis(axis, b.ndim)]
     equate(n, n2, f"vecdot along axis {axis}")
-    result: Tensor = FUNCTIONS["sum"](a * b, axis=axis)
+    result: Tensor = FUNCTIONS["sum"](a * b, axis=axis, dtype=a.dtype)
     return result
 
 
 # Diagonals and triangles ------------------------------------------------------------------------
 
 
-@public
+@function
 def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
     """The elements whose indices on two axes of one size are equal, as a last axis.
 
@@ -272,7 +272,7 @@ def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
     return result
 
 
-@public
+@function
 def trace(x: Tensor) -> Tensor:
     """Sum of the diagonal of the last two axes."""
     result: Tensor = FUNCTIONS["sum"](diagonal(x), axis=-1)
@@ -301,14 +301,14 @@ def _triangle(name: str) -> Op:
 tril_op, triu_op = _triangle("tril"), _triangle("triu")
 
 
-@public
+@function
 def tril(x: Tensor, *, k: int = 0) -> Tensor:
     """x with zeros above the diagonal number k."""
     result: Tensor = tril_op(as_tensor(x), k=k)
     return result
 
 
-@public
+@function
 def triu(x: Tensor, *, k: int = 0) -> Tensor:
     """x with zeros below the diagonal number k."""
     result: Tensor = triu_op(as_tensor(x), k=k)

@@ -9,28 +9,28 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from graphflow.op import FUNCTIONS, Tensor, user_location
+from graphflow.op import FUNCTIONS, Tensor, told
 from graphflow.spec import Shape, TensorSpec, broadcast_shapes, kind, show_shape
 
 
-def same(x: TensorSpec, *others: TensorSpec, **attrs: Any) -> TensorSpec:
+def same(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     """Elementwise over broadcast inputs of one dtype."""
     return TensorSpec(broadcast_shapes(x.shape, *(o.shape for o in others)), x.dtype)
 
 
-def same_float(x: TensorSpec, *others: TensorSpec, **attrs: Any) -> TensorSpec:
+def same_float(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     """As `same`, for floats only."""
     require_kind(x, "float")
     return same(x, *others)
 
 
-def same_numeric(x: TensorSpec, *others: TensorSpec, **attrs: Any) -> TensorSpec:
+def same_numeric(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     """As `same`, for ints and floats."""
     require_kind(x, "int", "float")
     return same(x, *others)
 
 
-def truth(x: TensorSpec, *others: TensorSpec, **attrs: Any) -> TensorSpec:
+def truth(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     """As `same`, with a bool result."""
     return same(x, *others).with_dtype(bool)
 
@@ -67,6 +67,17 @@ def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
     if len(set(axes)) != len(axes):
         raise ArgumentError(f"axes {given} name an axis twice")
     return axes
+
+
+def listed(what: str, value: Any) -> list[Any]:
+    """What the user gave as a list or tuple.
+
+    Raises:
+        ArgumentError: something else.
+    """
+    if not isinstance(value, list | tuple):
+        raise ArgumentError(f"{what} are a list or tuple, not {value!r}")
+    return list(value)
 
 
 def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
@@ -115,7 +126,7 @@ class located:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, GraphError):
-            raise type(error)(f"{self.op_name} at {user_location()}: {error}") from None
+            raise told(self.op_name, error) from None
 
 
 def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:

@@ -12,17 +12,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import (
-    REGISTRY,
-    Cost,
-    Op,
-    Tensor,
-    as_tensor,
-    register,
-    sample,
-)
-from graphflow.ops.public import public
-from graphflow.ops.rules import normalize_axes, normalize_axis, unbroadcast
+from graphflow.op import REGISTRY, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops.rules import listed, normalize_axes, normalize_axis, unbroadcast
 from graphflow.spec import (
     Dim,
     Shape,
@@ -73,7 +64,7 @@ reshape_op = register(
 )
 
 
-@public
+@function
 def reshape(x: Tensor, shape: Any) -> Tensor:
     """The same elements, in C order, under another shape; one size may be -1: whatever remains.
 
@@ -83,7 +74,7 @@ def reshape(x: Tensor, shape: Any) -> Tensor:
     x = as_tensor(x)
     entries = list(shape) if isinstance(shape, tuple | list) else [shape]
     unknown = [i for i, s in enumerate(entries) if isinstance(s, int | np.integer) and s == -1]
-    if None in entries:
+    if any(s is None for s in entries):
         raise ShapeError("write -1, not None, for the size that remains")
     if len(unknown) > 1:
         raise ShapeError(f"reshape to {tuple(entries)}: only one size may be -1")
@@ -126,7 +117,7 @@ expand_dims_op = register(
 )
 
 
-@public
+@function
 def expand_dims(x: Tensor, axis: int | Sequence[int] = 0) -> Tensor:
     """Insert axes of size 1 so that they stand at `axis` in the result.
 
@@ -166,7 +157,7 @@ squeeze_op = register(
 )
 
 
-@public
+@function
 def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
     """Drop axes of size 1; without `axis`, all whose size is known to be 1.
 
@@ -202,7 +193,7 @@ permute_dims_op = register(
 )
 
 
-@public
+@function
 def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
     """Axis i of the result is axis `axes[i]` of x.
 
@@ -210,7 +201,7 @@ def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
         ArgumentError, ShapeError: `axes` is no permutation of the axes.
     """
     x = as_tensor(x)
-    order = tuple(normalize_axis(a, x.ndim) for a in axes)
+    order = tuple(normalize_axis(a, x.ndim) for a in listed("axes", axes))
     if sorted(order) != list(range(x.ndim)):
         raise ArgumentError(f"{tuple(axes)} is no permutation of {x.ndim} axes")
     if order == tuple(range(x.ndim)):
@@ -219,7 +210,7 @@ def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
     return result
 
 
-@public
+@function
 def matrix_transpose(x: Tensor) -> Tensor:
     """The last two axes exchanged.
 
@@ -229,7 +220,7 @@ def matrix_transpose(x: Tensor) -> Tensor:
     return swapaxes(x, -1, -2)
 
 
-@public
+@function
 def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:
     """Two axes exchanged."""
     x = as_tensor(x)
@@ -239,7 +230,7 @@ def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:
     return permute_dims(x, order)
 
 
-@public
+@function
 def moveaxis(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Axes `source` moved to the positions `destination`, the others kept in order.
 
@@ -292,7 +283,7 @@ broadcast_to_op = register(
 )
 
 
-@public
+@function
 def broadcast_to(x: Tensor, shape: Any) -> Tensor:
     """x repeated along axes of size 1 and new leading axes.
 
@@ -307,7 +298,7 @@ def broadcast_to(x: Tensor, shape: Any) -> Tensor:
     return result
 
 
-@public
+@function
 def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
     """Tensors broadcast to their common shape.
 
@@ -319,7 +310,7 @@ def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
     return [broadcast_to(x, shape) for x in tensors]
 
 
-@public
+@function
 def tile(x: Tensor, repetitions: int | Sequence[Any]) -> Tensor:
     """x as a tile, laid out `repetitions` times along each axis (left out: once)."""
     x = as_tensor(x)
@@ -336,7 +327,7 @@ def tile(x: Tensor, repetitions: int | Sequence[Any]) -> Tensor:
     return reshape(broadcast_to(x, tuple(shape)), final)
 
 
-@public
+@function
 def repeat(x: Tensor, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
     """Each element `repeats` times in a row: one count, or one for each element of a known axis.
 

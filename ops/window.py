@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import Cost, Op, Tensor, as_tensor, promoted, register, sample
-from graphflow.ops.public import public
-from graphflow.ops.rules import normalize_axes, normalize_axis
+from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ops.rules import listed, normalize_axes, normalize_axis
 from graphflow.ops.shape import expand_dims, reshape, squeeze
 from graphflow.spec import (
     Dim,
@@ -159,9 +158,9 @@ pad_op: Op = register(
 )
 
 
-@public
-def pad(x: Tensor, widths: Any, mode: str = "constant", value: float = 0) -> Tensor:
-    """`value` before and after the elements of each axis.
+@function
+def pad(x: Tensor, widths: Any, mode: str = "constant", value: Any = None) -> Tensor:
+    """`value` (0, or False) before and after the elements of each axis.
 
     Args:
         widths: one count for all sides, (before, after) for all axes, or one such pair for each
@@ -173,8 +172,10 @@ def pad(x: Tensor, widths: Any, mode: str = "constant", value: float = 0) -> Ten
         DTypeError: the value does not fit.
     """
     x = as_tensor(x)
-    if mode != "constant":
+    if not (isinstance(mode, str) and mode == "constant"):
         raise ArgumentError(f"mode {mode!r} is not known; use 'constant'")
+    if value is None:
+        value = x.dtype.type(0).item()
     promoted("pad", (x, value))  # refuses a value that does not fit the dtype
     pairs = _pad_pairs(widths, x.ndim)
     before = normalize_shape([b for b, _ in pairs], "pad")
@@ -196,7 +197,7 @@ def _pad_pairs(widths: Any, rank: int) -> list[tuple[Any, Any]]:
     return [(b, a) for b, a in widths]
 
 
-@public
+@function
 def flip(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
     """The order of elements reversed along `axis` (default: every axis)."""
     x = as_tensor(x)
@@ -225,7 +226,7 @@ def window(x: Tensor, axis: int, start: Size, size: Size) -> Tensor:
     return result
 
 
-@public
+@function
 def roll(x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
     """Elements moved by `shift` along `axis`, those that leave come in at the other end.
 
@@ -239,6 +240,8 @@ def roll(x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None
         return reshape(roll(reshape(x, (-1,)), shift, 0), x.shape)
     axes = list(axis) if isinstance(axis, tuple | list) else [axis]
     shifts: list[Any] = list(shift) if isinstance(shift, tuple | list) else [shift] * len(axes)
+    if not all(isinstance(s, int | np.integer) for s in shifts):
+        raise ArgumentError(f"shifts are ints, not {shift!r}")
     if len(shifts) != len(axes):
         raise ArgumentError(f"{len(shifts)} shifts for {len(axes)} axes")
     for a, s in zip((normalize_axis(a, x.ndim) for a in axes), shifts, strict=True):
@@ -291,7 +294,7 @@ concat_op = register(
 )
 
 
-@public
+@function
 def concat(arrays: Sequence[Tensor], axis: int | None = 0) -> Tensor:
     """Tensors joined along an axis (None: flattened first).
 
@@ -299,7 +302,7 @@ def concat(arrays: Sequence[Tensor], axis: int | None = 0) -> Tensor:
         ArgumentError: nothing to join.
         ShapeError: ranks or other sizes differ.
     """
-    tensors = list(arrays)
+    tensors = listed("arrays", arrays)
     if not tensors:
         raise ArgumentError("give at least one tensor")
     if axis is None:
@@ -310,7 +313,7 @@ def concat(arrays: Sequence[Tensor], axis: int | None = 0) -> Tensor:
     return result
 
 
-@public
+@function
 def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Tensors of one shape joined along a new axis.
 
@@ -318,7 +321,7 @@ def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
         ArgumentError: nothing to join.
         ShapeError: shapes differ.
     """
-    tensors = [as_tensor(t) for t in arrays]
+    tensors = [as_tensor(t) for t in listed("arrays", arrays)]
     if not tensors:
         raise ArgumentError("give at least one tensor")
     at = normalize_axis(axis, tensors[0].ndim + 1)
@@ -330,7 +333,7 @@ def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
     return concat([expand_dims(t, at) for t in tensors], at)
 
 
-@public
+@function
 def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
     """A tensor cut along an axis into equal parts (an int) or parts of given sizes.
 
@@ -345,7 +348,7 @@ def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
             raise ShapeError(f"axis {at} of size {n} has no {parts} equal parts")
         sizes: Shape = (floordiv(n, int(parts)),) * int(parts)
     else:
-        sizes = normalize_shape(list(parts), "split")
+        sizes = normalize_shape(listed("parts", parts), "split")
     total: Size = 0
     for size in sizes:
         total = total + size
@@ -360,7 +363,7 @@ def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
     return results
 
 
-@public
+@function
 def unstack(x: Tensor, axis: int = 0) -> list[Tensor]:
     """The tensors along an axis, which is dropped.
 

@@ -10,7 +10,7 @@ import pytest
 import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.autodiff import gradients
 from graphflow.build import constant, placeholder, variable
-from graphflow.errors import DifferentiationError, ShapeError
+from graphflow.errors import DifferentiationError, DTypeError, ShapeError
 from graphflow.graph import Graph
 from graphflow.interpret import evaluate
 from graphflow.op import FUNCTIONS as G
@@ -141,6 +141,8 @@ def test_an_op_with_several_outputs_is_handed_a_cotangent_for_each() -> None:
         (lambda x, n: gradients(x, x), DifferentiationError, r"gf\.gradients\(y, \[x\]\)"),
         (lambda x, n: gradients(x, [3.0]), DifferentiationError, "not a tensor"),
         (lambda x, n: gradients(x, [x], [None, None]), DifferentiationError, "2 cotangents"),
+        (lambda x, n: gradients(x, [x], 1.0), ShapeError, r"\(\) for an output of shape \(3,\)"),
+        (lambda x, n: gradients(x, [x], constant(np.ones(3, "f4"))), DTypeError, "float64"),
         (lambda x, n: gradients(x, [x], np.ones(2)), ShapeError, r"\(2,\)"),
     ],
 )

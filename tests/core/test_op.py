@@ -100,7 +100,8 @@ def test_equality_builds_a_node_and_identity_keys_dictionaries() -> None:
     [
         ("float32", 1.5, True), ("float32", 2, True), ("float16", 2, True), ("int8", 3, True),
         ("int8", 300, False), ("uint8", -1, False), ("int32", 1.5, False), ("bool", 1, False),
-        ("float32", True, True), ("int32", True, False),
+        ("float32", True, True), ("int32", True, False), ("float16", 1e6, False),
+        ("float32", 1e300, False), ("float16", float("inf"), True), ("int64", 2**63, False),
     ],
 )  # fmt: skip
 def test_python_scalars_take_the_tensors_dtype_or_are_refused(
@@ -113,6 +114,50 @@ def test_python_scalars_take_the_tensors_dtype_or_are_refused(
     else:
         with pytest.raises(DTypeError, match=rf"maximum at .*{HERE}:\d+"):
             FUNCTIONS["maximum"](x, scalar)
+
+
+def test_a_symbolic_size_counts_as_a_python_int_on_either_side() -> None:
+    x = placeholder("float32", ("n", 2))
+    n = x.shape[0]
+    rows = np.ones((4, 2), "float32")
+    for y, wanted in [(x / n, 0.25), (n / x, 4), (n - x, 3), (x - n, -3), (n * x, 4), (x**n, 1)]:
+        assert y.dtype == "float32"
+        np.testing.assert_array_equal(evaluate([y], {x: rows})[0], np.full((4, 2), wanted))
+    flags, filled = evaluate([x < n, FUNCTIONS["full"]((2,), n)], {x: rows})
+    assert flags.all() and list(filled) == [4, 4] and filled.dtype == "int64"
+    with pytest.raises(TypeError):
+        n + "a"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: REGISTRY["exp"](x, x),
+        lambda x: REGISTRY["add"](2, name="y"),
+        lambda x: name_scope(""),
+        lambda x: REGISTRY["add"](x, x, x),
+        lambda x: FUNCTIONS["sum"](x, name=3),
+        lambda x: FUNCTIONS["sum"](x, name=""),
+        lambda x: FUNCTIONS["sum"]("text"),
+        lambda x: x + [[1, 2], [3]],  # noqa: RUF005
+        lambda x: FUNCTIONS["reshape"](x, 0.5),
+        lambda x: x + np.array([1j]),
+        lambda x: FUNCTIONS["roll"](x, "a"),
+        lambda x: FUNCTIONS["concat"](3),
+        lambda x: FUNCTIONS["einsum"](x, x),
+        lambda x: FUNCTIONS["tensordot"](x, x, None),
+        lambda x: FUNCTIONS["arange"](float("inf")),
+        lambda x: FUNCTIONS["linspace"]("a", 1, 3),
+        lambda x: FUNCTIONS["full"]((2,), [1, 2]),
+        lambda x: FUNCTIONS["one_hot"](x, None),
+        lambda x: x.astype("ij->i"),
+        lambda x: x.astype("int32") ** -1,
+    ],
+)
+def test_arguments_of_other_kinds_are_refused_with_the_users_line(wrong: Any) -> None:
+    x = placeholder("float32", (2, 2))
+    with pytest.raises(GraphError, match=rf" at .*{HERE}:\d+"):
+        wrong(x)
 
 
 def test_arrays_and_numpy_scalars_promote_strongly_and_kinds_do_not_mix() -> None:

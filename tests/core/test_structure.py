@@ -14,7 +14,7 @@ from graphflow.errors import FeedError, FetchError, PlanError
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, REGISTRY, Tensor
 from graphflow.spec import Dim
-from graphflow.structure import bind, flatten
+from graphflow.structure import bind, concerns, flatten
 
 Pair = namedtuple("Pair", "loss train")
 
@@ -120,6 +120,14 @@ def test_a_wrong_shape_names_placeholder_line_and_both_shapes(
         bind(graph, {x.node: shape, y.node: (7,)})
     assert told in str(caught.value)
     assert "(n, 4)" in str(caught.value)
+
+
+def test_a_graph_that_only_counts_a_size_concerns_the_placeholder_that_has_it() -> None:
+    x, y, _ = _matrix_graph()
+    (count,) = x.shape[:1]
+    graph = Graph(FUNCTIONS["full"]((), count))
+    assert concerns(graph, x.node) and concerns(graph, y.node)
+    assert not concerns(graph, _tensor().node)
 
 
 def test_a_missing_placeholder_raises_the_error_asked_for() -> None:

@@ -63,6 +63,15 @@ def test_axes_of_size_one_broadcast_against_summed_ones() -> None:
     np.testing.assert_array_equal(evaluate([G["einsum"]("ij,j->i", a, b)])[0], [3.0, 3.0])
 
 
+@pytest.mark.parametrize("subscripts", ["ii", "ij->", "ij->i", "ii->i"])
+def test_sums_of_ints_keep_their_dtype(subscripts: str) -> None:
+    a = np.arange(9, dtype="int32").reshape(3, 3)
+    value = evaluate([G["einsum"](subscripts, a)])[0]
+    assert value.dtype == "int32"
+    np.testing.assert_array_equal(value, np.einsum(subscripts, a))
+    assert G["vecdot"](a, a).dtype == "int32"
+
+
 @pytest.mark.parametrize("axes", [0, 1, 2, ([1], [0]), ([0, 1], [1, 0]), (1, -2)], ids=str)
 def test_tensordot_is_numpys(axes: object) -> None:
     rng = np.random.default_rng(2)

@@ -22,6 +22,7 @@ A = np.arange(24, dtype="float32").reshape(2, 3, 4)
 
 CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "pad": (lambda x: G["pad"](x, 1), lambda a: np.pad(a, 1)),
+    "pad bools": (lambda x: G["pad"](x > 3, 1), lambda a: np.pad(a > 3, 1)),
     "pad sides": (
         lambda x: G["pad"](x, ((0, 1), (2, 0), (0, 0)), value=3),
         lambda a: np.pad(a, ((0, 1), (2, 0), (0, 0)), constant_values=3),
