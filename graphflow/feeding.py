@@ -21,7 +21,9 @@ def convert_all(feeds: Any) -> dict[Node, np.ndarray[Any, Any]]:
     if feeds is None:
         return {}
     if not isinstance(feeds, Mapping):
-        raise FeedError(f"feeds are a dict from placeholders to values, not {feeds!r}")
+        raise FeedError(
+            f"feeds at {user_location()} are a dict from placeholders to values, not {feeds!r}"
+        )
     return {
         node: convert(node, value)
         for node, value in ((as_placeholder(tensor), value) for tensor, value in feeds.items())
