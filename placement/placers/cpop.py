@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.list_schedule import Flat, insert, rounded, settled
+from graphflow.placement.placers.list_schedule import Flat, Schedule, insert, rounded, settled
 from graphflow.placement.problem import Assignment, Floats, Ints, Problem
 
 
@@ -26,17 +26,20 @@ class Cpop(Placer):
     """
 
     def place(self, problem: Problem) -> Assignment:
-        flat = Flat(problem)
+        return settled(problem, self.schedule(Flat(problem)))
+
+    def schedule(self, flat: Flat) -> Schedule:
+        """The schedule before memory over time is looked at."""
         through = flat.upward + flat.downward
         fixed = np.full(flat.n, -1, dtype=np.int64)
-        path = critical_path(problem, through)
+        path = critical_path(flat.problem, through)
         if path:
             allowed = np.isfinite(flat.costs[path])
             total = np.where(allowed, flat.costs[path], 0.0).sum(axis=0)
             at = int(np.lexsort((total, (~allowed).sum(axis=0)))[0])
             chosen = np.array(path)[allowed[:, at]]
             fixed[chosen] = at
-        return settled(problem, insert(flat, flat.ready_order(through), fixed=fixed))
+        return insert(flat, flat.ready_order(through), fixed=fixed)
 
 
 def critical_path(problem: Problem, through: Floats) -> list[int]:

@@ -113,6 +113,17 @@ class Flat:
         return int(self.team.max(initial=-1)) + 1
 
     @cached_property
+    def team_node(self) -> Ints:
+        """The members of all teams, team after team."""
+        members: Ints = np.argsort(self.team, kind="stable")[int((self.team < 0).sum()) :]
+        return members
+
+    @cached_property
+    def team_start(self) -> Ints:
+        """(teams + 1,) where each team starts in `team_node`."""
+        return np.searchsorted(self.team[self.team_node], np.arange(self.teams + 1))
+
+    @cached_property
     def team_costs(self) -> Floats:
         """(teams, d) seconds of all members."""
         total = np.zeros((self.teams, self.d))
@@ -141,7 +152,7 @@ class Flat:
         return need, room
 
     def by_rank(self, rank: Floats) -> Ints:
-        """Nodes by decreasing rank, producers first among equals; ranks must not grow on an edge."""
+        """Nodes by decreasing rank, producers first among equals; no edge may increase it."""
         position = np.empty(self.n, dtype=np.int64)
         position[self.problem.topological] = np.arange(self.n)
         return np.lexsort((position, -rounded(rank)))
@@ -190,7 +201,7 @@ def insert(
         floats(blocks * BLOCK), floats(blocks * BLOCK), ints(blocks), floats(blocks),
         ints(blocks, -1), ints(blocks, -1), floats(d), floats(d), device, begins, finish,
     )  # fmt: skip
-    return _schedule(flat.problem, device, begins, finish)
+    return as_schedule(flat.problem, device, begins, finish)
 
 
 def forward(flat: Flat, rank: Floats, by_finish: bool) -> Schedule:
@@ -207,8 +218,6 @@ def forward(flat: Flat, rank: Floats, by_finish: bool) -> Schedule:
     ranked = np.lexsort((np.arange(n), -readers, -rounded(rank)))
     place = np.empty(n, dtype=np.int64)
     place[ranked] = np.arange(n)
-    members = np.argsort(flat.team, kind="stable")[int((flat.team < 0).sum()) :]
-    team_start = np.searchsorted(flat.team[members], np.arange(flat.teams + 1))
     need, room = flat.memory
     missing, left = ints(n), floats(d)
     missing[:], left[:] = np.diff(problem.predecessors.start).tolist(), room.tolist()
@@ -216,14 +225,15 @@ def forward(flat: Flat, rank: Floats, by_finish: bool) -> Schedule:
     run.earliest_start(
         n, d, by_finish, take(place), take(ranked), flat.cost, flat.latency, flat.bandwidth,
         flat.out_start, flat.out_node, flat.in_start, flat.in_node, flat.in_size, take(flat.team),
-        take(flat.team_costs), take(team_start), take(members), ints(flat.teams, -1), take(need),
-        left, missing, ints(n), ints(n, -1), floats(d), floats(d), device, begins, finish,
+        take(flat.team_costs), take(flat.team_start), take(flat.team_node),
+        ints(flat.teams, -1), take(need), left, missing, ints(n), ints(n, -1), floats(d),
+        floats(d), device, begins, finish,
     )  # fmt: skip
-    return _schedule(problem, device, begins, finish)
+    return as_schedule(problem, device, begins, finish)
 
 
-def _schedule(problem: Problem, device: Any, begins: Any, finish: Any) -> Schedule:
-    """The order is that in which the nodes start, producers first where they coincide."""
+def as_schedule(problem: Problem, device: Any, begins: Any, finish: Any) -> Schedule:
+    """What the loops made; the order is that in which nodes start, producers first at one time."""
     topological = problem.topological
     begins, finish = np.asarray(begins, dtype=np.float64), np.asarray(finish, dtype=np.float64)
     by_start = np.lexsort((finish[topological], begins[topological]))

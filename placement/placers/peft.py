@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.list_schedule import Flat, insert, settled
+from graphflow.placement.placers.list_schedule import Flat, Schedule, insert, settled
 from graphflow.placement.problem import Assignment, Problem
 
 
@@ -26,14 +26,17 @@ class Peft(Placer):
     """
 
     def place(self, problem: Problem) -> Assignment:
-        flat = Flat(problem)
+        return settled(problem, self.schedule(Flat(problem)))
+
+    def schedule(self, flat: Flat) -> Schedule:
+        """The schedule before memory over time is looked at."""
         table, rank = flat.loops.floats(flat.n * flat.d), flat.loops.floats(flat.n)
         flat.loops.optimistic(
             flat.d, flat.topological, flat.cost, flat.out_start, flat.out_node, flat.out_seconds,
             table, rank,
         )  # fmt: skip
         order = flat.ready_order(np.asarray(rank, dtype=np.float64))
-        return settled(problem, insert(flat, order, bias=flat.loops.take(np.asarray(table))))
+        return insert(flat, order, bias=flat.loops.take(np.asarray(table)))
 
 
 register_placer("peft", Peft())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from graphflow.placement.placers.base import Placer, register_placer
 from graphflow.placement.placers.evaluate import Candidate, Evaluator
-from graphflow.placement.problem import Assignment, Problem
+from graphflow.placement.problem import Assignment, Ints, Problem
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,13 @@ class RoundRobin(Placer):
 
 def round_robin(evaluator: Evaluator) -> Candidate:
     """The dealt-out candidate."""
-    problem = evaluator.problem
+    return evaluator.best(dealt(evaluator.problem).tolist())
+
+
+def dealt(problem: Problem) -> Ints:
+    """(n,) the device each node is dealt to."""
     allowed, groups = problem.allowed.tolist(), problem.groups.tolist()
+    choices, devices = problem.allowed.sum(axis=1).tolist(), problem.devices
     device = [0] * problem.nodes
     homes: dict[int, int] = {}
     turn = 0
@@ -32,17 +39,16 @@ def round_robin(evaluator: Evaluator) -> Candidate:
         if group in homes:
             device[node] = homes[group]
             continue
-        choices = [at for at, may in enumerate(allowed[node]) if may]
-        if len(choices) == 1:  # pinned: takes no turn
-            device[node] = choices[0]
+        if choices[node] == 1:  # pinned: takes no turn
+            device[node] = allowed[node].index(True)
         else:
-            while not allowed[node][turn % problem.devices]:
+            while not allowed[node][turn % devices]:
                 turn += 1
-            device[node] = turn % problem.devices
+            device[node] = turn % devices
             turn += 1
         if group >= 0:
             homes[group] = device[node]
-    return evaluator.best(device)
+    return np.array(device, dtype=np.int64)
 
 
 register_placer("round_robin", RoundRobin())

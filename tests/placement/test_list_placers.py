@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphflow.errors import MemoryLimitError
+from graphflow.errors import MemoryLimitError, PlacementError, ProblemError
 from graphflow.placement import Assignment, Problem, get_placer, place, placer_names, simulate
+from graphflow.placement.placers import auto
+from graphflow.placement.placers.auto import Auto
 from graphflow.placement.placers.evaluate import lower_bound
 from graphflow.placement.placers.list_schedule import Flat, forward, insert
-from tests.placement.instances import problems, topcuoglu
+from graphflow.placement.placers.local_search import LocalSearch, Searcher
+from graphflow.placement.placers.user import User
+from tests.placement.instances import problems, topcuoglu, towers
 
 LISTS = ("heft", "cpop", "peft", "etf", "critical_path")
 
@@ -224,3 +228,143 @@ def test_placers_have_their_names() -> None:
     assert set(LISTS) <= set(placer_names())
     for name in LISTS:
         assert get_placer(name) == type(get_placer(name))()
+
+
+# Search ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placer", ["local_search", "auto"])
+def test_search_finds_the_optimum_of_both_papers(placer: str) -> None:
+    assert makespan(topcuoglu(), placer) == 73.0
+    assert makespan(arabnejad(), placer) == 113.0
+
+
+def packed(devices: int, seed: int) -> tuple[Problem, float]:
+    """Equal devices, free transfers, and an optimum that is known: every device is cut into nodes
+    without idling, and only nodes that follow each other in time are joined by edges.
+    """
+    rng = np.random.default_rng(seed)
+    length, pieces = 60, 12
+    begins, ends = [], []
+    for _ in range(devices):
+        cuts = np.sort(rng.choice(np.arange(1, length), pieces - 1, replace=False))
+        begins += [0, *cuts.tolist()]
+        ends += [*cuts.tolist(), length]
+    n = len(begins)
+    shuffled = rng.permutation(n)
+    begin, end = np.array(begins)[shuffled], np.array(ends)[shuffled]
+    edges = np.array(
+        [(a, b) for a in range(n) for b in range(n) if end[a] <= begin[b] and rng.random() < 0.05]
+    )
+    seconds = (end - begin).astype(float)[:, None]
+    return Problem(np.repeat(seconds, devices, axis=1), edges, np.zeros(len(edges))), float(length)
+
+
+def test_auto_is_within_half_a_percent_of_known_optima_on_equal_devices() -> None:
+    found = []
+    for devices in (2, 4, 8):
+        for seed in range(3):
+            problem, optimum = packed(devices, seed)
+            found.append(makespan(problem, "auto") / optimum)
+    assert min(found) >= 1.0
+    assert np.mean(found) <= 1.005
+
+
+@settings(deadline=None, max_examples=25)
+@given(problems(capacity=True, max_nodes=20))
+def test_auto_is_never_predicted_slower_than_any_other(problem: Problem) -> None:
+    spans = []
+    for placer in set(placer_names()) - {"auto", "exact", "local_search"}:
+        try:
+            spans.append(makespan(problem, placer))
+        except MemoryLimitError:
+            continue
+    if spans:
+        assert simulate(problem, place(problem, Auto(100_000))).makespan <= min(spans) * (1 + 1e-9)
+
+
+def test_a_large_problem_takes_the_quick_way_and_still_beats_the_baselines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "THOROUGH", 0)
+    rng = np.random.default_rng(5)
+    n = 300
+    edges = np.array([(max(0, v - 1 - int(rng.integers(20))), v) for v in range(1, n)])
+    for size in (1.0, 1000.0):  # with hopeless links one device is best
+        problem = Problem(rng.uniform(1, 9, (n, 4)), edges, np.full(n - 1, size))
+        others = min(makespan(problem, p) for p in ("single", "round_robin", "heft"))
+        assert makespan(problem, "auto") <= others
+
+
+def test_auto_splits_the_towers_as_well_as_greedy() -> None:
+    problem, _ = towers()
+    assert makespan(problem, "auto") <= makespan(problem, "greedy") * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=15)
+@given(problems(capacity=True, max_nodes=30), st.booleans())
+def test_the_compiled_search_makes_the_same_moves(problem: Problem, free: bool) -> None:
+    flat = Flat(problem, False)
+    start = insert(flat, flat.by_rank(flat.upward))
+    made = [
+        Searcher(problem, 0, compiled).run(start.device, start.order, 200, 7, 0.0, free)
+        for compiled in (False, True)
+    ]
+    for one, other in zip(*made, strict=True):
+        assert np.array_equal(one, other)
+
+
+@settings(deadline=None, max_examples=25)
+@given(problems(max_nodes=20))
+def test_the_quick_evaluation_agrees_with_the_simulator(problem: Problem) -> None:
+    problem = free(problem)
+    assignment = place(problem, "heft")
+    quick = Searcher(problem, 0).makespan(assignment.device, assignment.order)
+    assert quick == pytest.approx(simulate(problem, assignment).makespan, rel=1e-12)
+
+
+def test_more_evaluations_never_hurt_and_seeds_repeat() -> None:
+    problem = arabnejad()
+    spans = [
+        simulate(problem, place(problem, LocalSearch(budget, seed=3))).makespan
+        for budget in (0, 200, 20_000)
+    ]
+    assert spans == sorted(spans, reverse=True)
+    one, other = (place(problem, LocalSearch(500, seed=9)) for _ in range(2))
+    assert np.array_equal(one.device, other.device)
+    assert np.array_equal(one.order, other.order)
+
+
+@pytest.mark.parametrize("settings_", [{"budget": -1}, {"seed": 0.5}, {"restarts": 0}])
+def test_search_refuses_settings_without_sense(settings_: dict[str, int]) -> None:
+    with pytest.raises(PlacementError, match=next(iter(settings_))):
+        LocalSearch(**settings_)
+    if "restarts" not in settings_:
+        with pytest.raises(PlacementError, match=next(iter(settings_))):
+            Auto(**settings_)
+
+
+# The user's pins ------------------------------------------------------------------------------
+
+
+def test_the_user_decides_and_another_placer_does_the_rest() -> None:
+    assignment = place(topcuoglu(), User({0: 1, 9: 0}, rest="heft"))
+    assert assignment.device[[0, 9]].tolist() == [1, 0]
+    assert set(assignment.device.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"), [({0: 3}, "3 devices"), ({10: 0}, "10 nodes"), ({-1: 0}, "10 nodes")]
+)
+def test_pins_to_nowhere_are_refused(pins: dict[int, int], message: str) -> None:
+    with pytest.raises(PlacementError, match=message):
+        place(topcuoglu(), User(pins))
+
+
+def test_pins_that_contradict_are_refused() -> None:
+    compute = np.array([[1.0, np.inf], [1.0, 1.0], [1.0, 1.0]])
+    problem = Problem(compute, np.zeros((0, 2), int), np.zeros(0), groups=np.array([-1, 2, 2]))
+    with pytest.raises(PlacementError, match=r"node 0 is pinned to device 1.*one of \[0\]"):
+        place(problem, User({0: 1}))
+    with pytest.raises(ProblemError, match="group 2"):
+        place(problem, User({1: 0, 2: 1}))

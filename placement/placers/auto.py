@@ -1,0 +1,135 @@
+"""The placer for those who do not want to choose: everything the others find, then refinement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphflow.errors import MemoryLimitError, PlacementError
+from graphflow.placement.placers.base import Placer, memory_error, register_placer
+from graphflow.placement.placers.cpop import Cpop
+from graphflow.placement.placers.evaluate import Candidate, Evaluator, lower_bound
+from graphflow.placement.placers.greedy import Greedy
+from graphflow.placement.placers.list_schedule import Flat, Schedule
+from graphflow.placement.placers.local_search import (
+    ROAM,
+    LocalSearch,
+    Searcher,
+    list_schedules,
+)
+from graphflow.placement.placers.peft import Peft
+from graphflow.placement.placers.round_robin import dealt, round_robin
+from graphflow.placement.placers.single import cheapest_devices, singles
+from graphflow.placement.problem import Assignment, Ints, Problem
+from graphflow.placement.simulate import peak_memory
+
+THOROUGH = 500_000
+"""Problems of at most this many (n + e)·d also get the greedy placer and each device alone; beyond,
+these alone would take longer than ten seconds."""
+CLOSE = 1.25
+"""The best baseline is run in full where it comes within this factor of the best list schedule."""
+EVALUATIONS = 100_000
+
+
+@dataclass(frozen=True)
+class Auto(Placer):
+    """The best of all list schedules, greedy, one device and round robin, then local search.
+
+    Never predicted slower than any of these, up to (n + e)·d of half a million; beyond that greedy
+    is left out. Deterministic: the budget counts work, not time.
+
+    Args:
+        budget: node, edge and device visits to spend on refinement, about 5 ns each.
+        seed: of the local search.
+
+    Raises:
+        PlacementError: a setting without sense.
+        MemoryLimitError: nothing that was tried fits the devices' memory; peak memory is by
+        liveness.
+    """
+
+    budget: int = 200_000_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise PlacementError(f"{name} must be an integer >= 0, not {value!r}")
+
+    def place(self, problem: Problem) -> Assignment:
+        flat = Flat(problem)
+        schedules = [*list_schedules(flat), Peft().schedule(flat), Cpop().schedule(flat)]
+        plain = not problem.contention and not np.isfinite(problem.capacity).any()
+        if plain and _visits(problem) > THOROUGH:
+            return self._quick(problem, flat, schedules)
+        best = self._thorough(problem, schedules)
+        if not best.fits:
+            raise memory_error(problem, peak_memory(problem, best.run))
+        return best.run.assignment()
+
+    def _thorough(self, problem: Problem, schedules: list[Schedule]) -> Candidate:
+        evaluator = Evaluator(problem)
+        baselines = [round_robin(evaluator)]
+        if _visits(problem) <= THOROUGH:
+            baselines += singles(evaluator)
+            try:
+                answer = Greedy().place(problem)
+                baselines.append(evaluator.by_order(answer.device.tolist(), answer.order.tolist()))
+            except MemoryLimitError:
+                pass  # the others may still fit
+        best = min(baselines, key=lambda c: c.key)
+        if best.fits and best.run.makespan <= lower_bound(problem) * (1 + 1e-12):
+            return best
+        device, order = best.run.device, best.run.order
+        start = Schedule(np.array(device), np.array(order), np.array(best.run.finish))
+        found = self._search(problem).improve(evaluator, [*schedules, start])
+        return min(best, found, key=lambda c: c.key)
+
+    def _quick(self, problem: Problem, flat: Flat, schedules: list[Schedule]) -> Assignment:
+        """For large problems without contention and limits: their makespans need no event loop."""
+        searcher = Searcher(problem, EVALUATIONS)
+        spans = [searcher.makespan(s.device, s.order) for s in schedules]
+        best = schedules[int(np.argmin(spans))]
+        least = min(spans)
+        baselines = list(_baselines(problem))
+        spans = [searcher.makespan(device, problem.topological) for device in baselines]
+        if min(spans) < CLOSE * least:
+            device = baselines[int(np.argmin(spans))]
+            run = Evaluator(problem).best(device.tolist()).run
+            if run.makespan < least:
+                least = run.makespan
+                best = Schedule(device, np.array(run.order), np.array(run.finish))
+        share = self._evaluations(problem) // 8  # out of the cache, visits take as much longer
+        bound = float(problem.compute.min(axis=1).sum()) / problem.devices
+        found = searcher.run(best.device, best.order, share, self.seed + 1, bound, False)
+        if searcher.makespan(found.device, found.order) < least:
+            best = found
+        return Assignment(best.device, best.order)
+
+    def _search(self, problem: Problem) -> LocalSearch:
+        return LocalSearch(self._evaluations(problem), seed=self.seed)
+
+    def _evaluations(self, problem: Problem) -> int:
+        visits = problem.nodes + len(problem.edges)
+        if visits * problem.devices <= ROAM:
+            visits *= problem.devices
+        return min(EVALUATIONS, self.budget // max(1, visits))
+
+
+def _visits(problem: Problem) -> int:
+    return (problem.nodes + len(problem.edges)) * problem.devices
+
+
+def _baselines(problem: Problem) -> Iterator[Ints]:
+    """Each device alone, and nodes dealt out in turn."""
+    cheapest = cheapest_devices(problem)
+    for at in range(problem.devices):
+        if at != problem.client:
+            yield np.where(problem.allowed[:, at], at, cheapest)
+    yield dealt(problem)
+
+
+register_placer("auto", Auto())
