@@ -179,7 +179,7 @@ def _waits(plan: Plan, node: PlannedNode) -> list[str]:
         if source.device == node.device:
             came.append((source.finish, f"input {name!r}, made here"))
     for transfer in plan.transfers:
-        if transfer.target == node.device and transfer.tensor.split(":")[0] in node.inputs:
+        if transfer.target == node.device and plan.maker(transfer.tensor) in node.inputs:
             took = show_seconds(transfer.finish - transfer.start)
             told = f"input {transfer.tensor!r} from {transfer.source} (on its way for {took})"
             came.append((transfer.finish, told))

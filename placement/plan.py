@@ -103,8 +103,8 @@ class Plan:
         nodes: in the global order of execution.
         makespan: seconds of a step.
         peak_memory: bytes by device.
-        baselines: seconds of "one device: …" for each device, and of "round robin"; those that do
-            not fit in memory are left out.
+        baselines: seconds of "one device: …" for each device, and of "round robin", as if no
+            variable had a home yet; those that do not fit in memory are left out.
         shapes: of the placeholders, for which it was made.
         fingerprint: of the graph; a plan is for one graph.
     """
@@ -144,6 +144,10 @@ class Plan:
     def by_name(self) -> dict[str, PlannedNode]:
         """Nodes by name."""
         return {node.name: node for node in self.nodes}
+
+    def maker(self, tensor: str) -> str:
+        """The node that makes a tensor: "split:1" is the second output of "split"."""
+        return tensor if tensor in self.by_name else tensor.rpartition(":")[0]
 
     def explain(self, name: str) -> str:
         """Why a node is where it is, what it waited for, and what moving it would do to the step.
@@ -259,7 +263,7 @@ class Plan:
         for node in self.nodes:
             attributes = {k: v for k, v in vars(node).items() if k not in ("name", "inputs")}
             graph.add_node(node.name, **attributes)
-        took = {(t.tensor.split(":")[0], t.target): t.finish - t.start for t in self.transfers}
+        took = {(self.maker(t.tensor), t.target): t.finish - t.start for t in self.transfers}
         for node in self.nodes:
             for name in node.inputs:
                 source = self.by_name[name]

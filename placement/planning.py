@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,17 @@ def make_plan(
 ) -> Plan:
     """See `plan.plan_graph`."""
 
-    def problem(contention: bool) -> GraphProblem:
-        return build_problem(graph, cluster, bindings, homes, profiles, links, contention)
+    def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
+        build = partial(build_problem, graph, cluster, bindings, homes, profiles, links)
+        alone = build(contention=False)
+        return alone, build(contention=True) if len(cluster.devices) > 1 else alone
 
-    alone = problem(contention=False)
-    shared = problem(contention=True) if len(cluster.devices) > 1 else alone
+    alone, shared = problems(homes)
     ones = _ones(alone, shared)
     made, assignment = _placed(alone, shared, placer, ones)
+    if any(node in homes for node in graph.variables):
+        alone, shared = problems({})  # "one device" holds the variables, too
+        ones = _ones(alone, shared)
     compared = {f"one device: {name}": one for name, one in zip(cluster.devices, ones, strict=True)}
     compared["round robin"] = round_robin(Evaluator(shared.problem))
     baselines = {name: each.run.makespan for name, each in compared.items() if each.fits}

@@ -226,10 +226,7 @@ def _detail(node: PlannedNode) -> str:
 def _wires(plan: Plan, layout: Layout, lanes: tuple[str, ...]) -> tuple[Wire, ...]:
     transfers: dict[tuple[str, str], PlannedTransfer] = {}
     for transfer in plan.transfers:
-        head, colon, port = transfer.tensor.rpartition(":")
-        transfers.setdefault((transfer.tensor, transfer.target), transfer)
-        if colon and port.isdigit():
-            transfers.setdefault((head, transfer.target), transfer)
+        transfers.setdefault((plan.maker(transfer.tensor), transfer.target), transfer)
     wires = []
     for route in layout.routes:
         source, target = plan.nodes[route.source], lanes[route.lane]

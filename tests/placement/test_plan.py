@@ -168,6 +168,31 @@ def test_pins_and_homes_are_kept() -> None:
     assert whys["update"] == "beside its variable 'w'"
 
 
+def test_one_device_is_compared_with_as_if_it_held_the_variables_too() -> None:
+    x, _, fetches = two_towers()
+    graph = optimize(Graph(fetches))
+    shapes: dict[Node, tuple[int, ...]] = {x.node: (64, 32)}
+    options: dict[str, Any] = {"profiles": {0: profile(), 1: profile()}}
+    free = plan_graph(graph, TWO, shapes, bind(graph, shapes), **options)
+    homes = {
+        node: device
+        for node, device in devices_of(free, graph).items()
+        if node.op.name == "variable"
+    }
+    settled = plan_graph(graph, TWO, shapes, bind(graph, shapes), homes=homes, **options)
+    assert settled.baselines == free.baselines
+    assert settled.placement == free.placement
+
+
+def test_names_with_colons_are_names() -> None:
+    with device("/worker:0"):
+        w = variable(init.zeros((8, 8)), name="a:1")
+    with device("/worker:1"):
+        made = plan(FUNCTIONS["exp"](w), _small(1 << 20))
+    assert made.to_networkx().edges["a:1", "exp"]["transfer"] > 0
+    assert "waited for: input 'a:1' from /worker:0/cpu:0" in made.explain("exp")
+
+
 def test_a_gpu_pin_without_a_gpu_is_an_error_of_planning() -> None:
     x = placeholder("float32", (8, 8), name="x")
     with device("gpu:0"):
