@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from graphflow.placement import Assignment, Problem, get_placer, place, placer_n
 from graphflow.placement.placers import auto
 from graphflow.placement.placers.auto import Auto
 from graphflow.placement.placers.evaluate import lower_bound
+from graphflow.placement.placers.exact import Exact, _Layers
 from graphflow.placement.placers.list_schedule import Flat, forward, insert
 from graphflow.placement.placers.local_search import LocalSearch, Searcher
 from graphflow.placement.placers.user import User
@@ -342,6 +344,70 @@ def test_search_refuses_settings_without_sense(settings_: dict[str, int]) -> Non
     if "restarts" not in settings_:
         with pytest.raises(PlacementError, match=next(iter(settings_))):
             Auto(**settings_)
+
+
+# Proof ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("problem", "optimum"), [(topcuoglu(), 73.0), (arabnejad(), 113.0)])
+def test_exact_proves_the_optimum_of_both_papers(problem: Problem, optimum: float) -> None:
+    proof = Exact().prove(problem)
+    assert (proof.makespan, proof.bound, proof.optimal, proof.gap) == (optimum, optimum, True, 0.0)
+    assert makespan(problem, "exact") == optimum
+    alone = _Layers(problem, 1.2 * optimum)  # without being told where to stop
+    assert alone.run(100_000) == optimum
+    assert len(alone.order) == problem.nodes
+
+
+def best_of_all(problem: Problem) -> float:
+    """The least makespan over all device maps and orders."""
+    best = np.inf
+    for order in permutations(range(problem.nodes)):
+        place_of = {v: i for i, v in enumerate(order)}
+        if any(place_of[a] > place_of[b] for a, b in problem.edges.tolist()):
+            continue
+        for device in product(range(problem.devices), repeat=problem.nodes):
+            assignment = Assignment(np.array(device, dtype=np.int64), np.array(order))
+            try:
+                timeline = simulate(problem, assignment)
+            except ProblemError:
+                continue
+            if np.all(timeline.peak_memory <= problem.capacity):
+                best = min(best, timeline.makespan)
+    return float(best)
+
+
+@settings(deadline=None, max_examples=40)
+@given(problems(max_nodes=4))
+def test_exact_agrees_with_trying_everything(problem: Problem) -> None:
+    problem = free(problem)
+    best = best_of_all(problem)
+    assert simulate(problem, place(problem, "exact")).makespan == pytest.approx(best)
+    layers = _Layers(problem, 1.5 * best + 1.0)
+    assert layers.run(10_000) == pytest.approx(best)
+
+
+@settings(deadline=None, max_examples=25)
+@given(problems(capacity=True, max_nodes=4))
+def test_the_bound_holds_under_contention_and_little_memory(problem: Problem) -> None:
+    try:
+        proof = Exact().prove(problem)
+    except MemoryLimitError:
+        return
+    best = best_of_all(problem)
+    assert proof.bound <= best * (1 + 1e-9)
+    assert proof.makespan >= best * (1 - 1e-9)
+
+
+def test_a_search_cut_short_says_how_far_it_may_be_off() -> None:
+    rng = np.random.default_rng(1)
+    pairs = np.array([(a, b) for a in range(20) for b in range(a + 1, 20) if rng.random() < 0.15])
+    problem = Problem(rng.uniform(1, 9, (20, 3)), pairs, rng.uniform(1, 20, len(pairs)))
+    proof = Exact(states=400).prove(problem)
+    assert lower_bound(problem) * (1 - 1e-9) <= proof.bound <= proof.makespan
+    assert proof.gap == pytest.approx(proof.makespan / proof.bound - 1)
+    with pytest.raises(PlacementError, match="states"):
+        Exact(states=-1)
 
 
 # The user's pins ------------------------------------------------------------------------------
