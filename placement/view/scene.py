@@ -236,7 +236,8 @@ def _wires(plan: Plan, layout: Layout, lanes: tuple[str, ...]) -> tuple[Wire, ..
 
 
 def _rows(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Row, ...]:
-    """Devices, links, feeds and fetches; each predicted and, after a run, measured right below."""
+    """Devices, links, feeds and fetches, predicted; after a run, measured right below. Feeds and
+    fetches are part of the step but no measurement of their own."""
     sides: list[tuple[bool, tuple[Interval, ...]]] = [(False, plan.timeline)]
     if plan.measured is not None:
         sides.append((True, plan.measured.timeline))
@@ -249,6 +250,8 @@ def _rows(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Row, ...]:
         for measured, _ in sides:
             if not halves:
                 continue  # a device of the cluster that this plan leaves idle
+            if CLIENT in track and measured not in halves:
+                continue
             mine = sorted(halves.get(measured, []), key=lambda bar: (bar.start, bar.finish))
             link = track not in shades
             shade = shades[track] if not link else colours.Shade(colours.CUT, "#fbdde8")
