@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from graphflow.errors import PlanError
+from graphflow.placement.cluster import CLIENT
 from graphflow.placement.plan import Plan
 from graphflow.placement.view import colours, dot, html, svg
 from graphflow.placement.view.scene import scene
@@ -216,10 +218,15 @@ def test_cut_wires_are_those_that_leave_a_device_and_know_their_transfer(plan: P
 
 def test_measured_rows_stand_right_below_the_predicted(plan: Plan) -> None:
     rows = scene(plan).rows
-    inside = [row for row in rows if "/client" not in row.track]
-    assert [row.measured for row in inside] == [False, True] * (len(inside) // 2)
-    assert [row.track for row in inside[::2]] == [row.track for row in inside[1::2]]
-    assert not [row for row in rows if row.measured and row not in inside]
+    assert [row.measured for row in rows] == [False, True] * (len(rows) // 2)
+    assert [row.track for row in rows[::2]] == [row.track for row in rows[1::2]]
+
+
+def test_feeds_and_fetches_that_were_not_measured_have_no_empty_rows(plan: Plan) -> None:
+    assert plan.measured is not None
+    inside = tuple(bar for bar in plan.measured.timeline if CLIENT not in bar.track)
+    rows = scene(replace(plan, measured=replace(plan.measured, timeline=inside))).rows
+    assert {row.measured for row in rows if CLIENT in row.track} == {False}
 
 
 def test_a_plan_that_gains_nothing_says_so() -> None:
