@@ -478,6 +478,8 @@ def _host(address: str) -> str:
 def _whole(what: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ClusterError(f"{what} must be a whole number >= 1, not {value!r}")
+    if value.bit_length() > 63:
+        raise ClusterError(f"{what} has {value.bit_length()} bits; it must be less than 2**63")
 
 
 def _number(what: str, value: object, *, zero: bool) -> None:
@@ -486,6 +488,8 @@ def _number(what: str, value: object, *, zero: bool) -> None:
     wanted = "a finite number >= 0" if zero else "a finite number > 0"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ClusterError(f"{what} must be {wanted}, not {value!r}")
+    if isinstance(value, int) and value.bit_length() > 1023:
+        raise ClusterError(f"{what} has {value.bit_length()} bits; it must be {wanted}")
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise ClusterError(f"{what} is {value}; it must be {wanted}")
 

@@ -263,11 +263,11 @@ class _Reader:
             return value
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             name = (
-                "number"
+                "a number"
                 if isinstance(wanted, tuple)
-                else {bool: "true or false", str: "string", dict: "table"}[wanted]
+                else {bool: "true or false", str: "a string", dict: "a table"}[wanted]
             )
-            self.fail(f"{key!r} must be a {name}, not {value!r}", section, index, key)
+            self.fail(f"{key!r} must be {name}, not {value!r}", section, index, key)
         return value
 
     def tables(self, data: dict[str, Any], key: str) -> list[dict[str, Any]]:

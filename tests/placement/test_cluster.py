@@ -253,6 +253,8 @@ BAD_FILES = [
     ("negative default", "[defaults]\nlaunch = -1.0\n" + W0, "line 2: .*launch.*-1"),
     ("fractional threads", "[defaults]\nthreads = 1.5\n" + W0, "line 2: .*threads.*1.5"),
     ("memory without sense", '[defaults]\nmemory = "8 bananas"\n' + W0, "line 2: .*8 bananas"),
+    ("memory beyond measure", '[defaults]\nmemory = "999999999TiB"\n' + W0, "line 2: .*2\\*\\*63"),
+    ("flops beyond measure", f"[defaults]\nflops = {10**400}\n" + W0, "line 2: .*1329 bits"),
     ("negative memory", "[defaults]\nmemory = -5\n" + W0, "line 2: .*memory.*-5"),
     (
         "a typo in a worker",
