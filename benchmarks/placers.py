@@ -14,7 +14,7 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -25,7 +25,13 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from graphflow.placement import Problem, get_placer, placer_names, simulate  # noqa: E402
+from graphflow.placement import (  # noqa: E402
+    Assignment,
+    Problem,
+    get_placer,
+    placer_names,
+    simulate,
+)
 
 TEXTBOOK: list[dict[str, Any]] = [
     {
@@ -88,10 +94,10 @@ def layered(nodes: int, devices: int, seed: int = 0) -> Problem:
     return Problem(compute, edges, rng.uniform(0, 10, len(edges)), bandwidth=bandwidth)
 
 
-def timed(action: Callable[[], Any]) -> tuple[Any, float]:
-    """What the action gives, and its seconds."""
+def timed(name: str, problem: Problem) -> tuple[Assignment, float]:
+    """A placer's answer, and its seconds."""
     start = perf_counter()
-    return action(), perf_counter() - start
+    return get_placer(name).place(problem), perf_counter() - start
 
 
 def instances(folder: Path | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -113,7 +119,7 @@ def judge_textbook(books: list[dict[str, Any]], names: list[str]) -> Iterator[di
         problem, published = textbook(entry), entry["published"]
         print(f"\n{entry['name']}: optimum {entry['optimal_exhaustive']}, published {published}")
         for name in names:
-            answer, seconds = timed(lambda n=name: get_placer(n).place(problem))
+            answer, seconds = timed(name, problem)
             span = simulate(problem, answer).makespan
             print(f"  {name:14} {span:8.1f} {1e3 * seconds:9.1f} ms")
             yield {"graph": entry["name"], "placer": name, "makespan": span, "seconds": seconds}
@@ -127,7 +133,7 @@ def judge_tasks(tasks: list[dict[str, Any]], names: list[str]) -> Iterator[dict[
         for graph in tasks:
             for processors, optimum in graph["opt"].items():
                 problem = standard(graph, int(processors))
-                answer, taken = timed(lambda p=problem: get_placer(name).place(p))
+                answer, taken = timed(name, problem)
                 over.append(simulate(problem, answer).makespan / optimum - 1.0)
                 seconds.append(taken)
         row = {"placer": name, "count": len(over), "mean": mean(over), "worst": max(over)}
@@ -152,7 +158,7 @@ def judge_speed(names: list[str], runs: int) -> Iterator[dict[str, Any]]:
         for name in names:
             if nodes > 1_000 and (name in SMALL_ONLY or nodes > PATIENCE.get(name, 100_000)):
                 continue
-            seconds = [timed(lambda n=name: get_placer(n).place(problem))[1] for _ in range(runs)]
+            seconds = [timed(name, problem)[1] for _ in range(runs)]
             print(f"  {name:14} {median(seconds):9.4f} s")
             yield {"nodes": nodes, "devices": devices, "placer": name, "seconds": seconds}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphflow.errors import MemoryLimitError, PlacementError
-from graphflow.placement.placers.base import Placer, memory_error, register_placer
+from graphflow.placement.placers.base import Placer, memory_error, register_placer, roomy
 from graphflow.placement.placers.cpop import Cpop
 from graphflow.placement.placers.evaluate import Candidate, Evaluator, lower_bound
 from graphflow.placement.placers.greedy import Greedy
@@ -62,9 +62,11 @@ class Auto(Placer):
     def place(self, problem: Problem) -> Assignment:
         flat = Flat(problem)
         schedules = [*list_schedules(flat), Peft().schedule(flat), Cpop().schedule(flat)]
-        plain = not problem.contention and not np.isfinite(problem.capacity).any()
+        plain = not problem.contention and (problem.output_memory is None or roomy(problem))
         if plain and _visits(problem) > THOROUGH:
-            return self._quick(problem, flat, schedules)
+            quick = self._quick(problem, schedules)
+            if quick is not None:
+                return quick
         best = self._thorough(problem, schedules)
         if not best.fits:
             raise memory_error(problem, peak_memory(problem, best.run))
@@ -88,25 +90,30 @@ class Auto(Placer):
         found = self._search(problem).improve(evaluator, [*schedules, start])
         return min(best, found, key=lambda c: c.key)
 
-    def _quick(self, problem: Problem, flat: Flat, schedules: list[Schedule]) -> Assignment:
-        """For large problems without contention and limits: their makespans need no event loop."""
+    def _quick(self, problem: Problem, schedules: list[Schedule]) -> Assignment | None:
+        """For large problems without contention and limits on memory over time: their makespans
+        need no event loop. None where no list schedule fits.
+        """
         searcher = Searcher(problem, EVALUATIONS)
         spans = [searcher.makespan(s.device, s.order) for s in schedules]
         best = schedules[int(np.argmin(spans))]
         least = min(spans)
+        if least == np.inf:
+            return None
         baselines = list(_baselines(problem))
         spans = [searcher.makespan(device, problem.topological) for device in baselines]
         if min(spans) < CLOSE * least:
             device = baselines[int(np.argmin(spans))]
-            run = Evaluator(problem).best(device.tolist()).run
-            if run.makespan < least:
+            found = Evaluator(problem).best(device.tolist())
+            run = found.run
+            if found.fits and run.makespan < least:
                 least = run.makespan
                 best = Schedule(device, np.array(run.order), np.array(run.finish))
         share = self._evaluations(problem) // 8  # out of the cache, visits take as much longer
         bound = float(problem.compute.min(axis=1).sum()) / problem.devices
-        found = searcher.run(best.device, best.order, share, self.seed + 1, bound, False)
-        if searcher.makespan(found.device, found.order) < least:
-            best = found
+        moved = searcher.run(best.device, best.order, share, self.seed + 1, bound, False)
+        if searcher.makespan(moved.device, moved.order) < least:
+            best = moved
         return Assignment(best.device, best.order)
 
     def _search(self, problem: Problem) -> LocalSearch:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from graphflow.errors import MemoryLimitError, PlacementError
-from graphflow.placement.problem import Assignment, Floats, Problem
+from graphflow.placement.problem import Assignment, Floats, Ints, Problem
 from graphflow.placement.simulate import simulate
 
 
@@ -78,10 +78,29 @@ def place(problem: Problem, placer: str | Placer = "greedy") -> Assignment:
         MemoryLimitError: the placer found nothing that fits the devices' memory.
     """
     assignment = get_placer(placer).place(problem)
-    peak = simulate(problem, assignment).peak_memory
-    if np.any(peak > problem.capacity):
-        raise memory_error(problem, peak)
+    assignment.validate(problem)
+    if not surely_fits(problem, assignment.device):
+        peak = simulate(problem, assignment).peak_memory
+        if np.any(peak > problem.capacity):
+            raise memory_error(problem, peak)
     return assignment
+
+
+def roomy(problem: Problem) -> bool:
+    """Whether every device could hold all there is, so that memory decides nothing."""
+    total = float(problem.memory.sum())
+    if problem.output_memory is not None:
+        _, first = np.unique(problem.tensor, return_index=True)
+        total += float(problem.output_memory.sum() + problem.bytes[first].sum())
+    return not np.any(total > problem.capacity)
+
+
+def surely_fits(problem: Problem, device: Ints) -> bool:
+    """Whether a device map fits in any order, as far as can be seen without running it."""
+    if problem.output_memory is None:
+        used = np.bincount(device, weights=problem.memory, minlength=problem.devices)
+        return bool(np.all(used <= problem.capacity))
+    return roomy(problem)
 
 
 def memory_error(problem: Problem, peak: Floats) -> MemoryLimitError:

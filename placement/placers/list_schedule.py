@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from graphflow.placement.placers.base import surely_fits
 from graphflow.placement.placers.coarsen import mean_transfer
 from graphflow.placement.placers.evaluate import Evaluator
 from graphflow.placement.placers.greedy import Greedy
@@ -247,7 +248,7 @@ def settled(problem: Problem, schedule: Schedule) -> Assignment:
     Raises:
         MemoryLimitError: nothing that was tried fits.
     """
-    if not np.isfinite(problem.capacity).any():
+    if surely_fits(problem, schedule.device):
         return Assignment(schedule.device, schedule.order)
     evaluator = Evaluator(problem)
     where = schedule.device.tolist()

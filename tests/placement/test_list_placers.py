@@ -296,6 +296,8 @@ def test_a_large_problem_takes_the_quick_way_and_still_beats_the_baselines(
         problem = Problem(rng.uniform(1, 9, (n, 4)), edges, np.full(n - 1, size))
         others = min(makespan(problem, p) for p in ("single", "round_robin", "heft"))
         assert makespan(problem, "auto") <= others
+    tight = replace(problem, memory=np.ones(n), capacity=np.full(4, 80.0))
+    assert np.bincount(place(tight, "auto").device).max() <= 80
 
 
 def test_auto_splits_the_towers_as_well_as_greedy() -> None:
