@@ -26,6 +26,7 @@ from sklearn.model_selection import train_test_split
 import graphflow as gf
 
 CLASSES, PIXELS = 10, 64
+TURN = 6  # steps
 Feed = dict[gf.Tensor, np.ndarray]
 
 
@@ -121,13 +122,19 @@ def batches(
 def train_by_turns(
     sessions: list[gf.Session], step: list[gf.Tensor], feeds: list[Feed]
 ) -> tuple[float, list[float]]:
-    """Give every feed to each session: the last loss, and each one's median seconds of a step."""
+    """Give every feed to each session: the last loss, and each one's median seconds of a step.
+
+    A turn is several steps: workers still apply a step's updates while the next one begins, and the
+    first step of a turn would run beside the updates of the other session.
+    """
     seconds: list[list[float]] = [[] for _ in sessions]
-    for feed in track(feeds, description="training, by turns"):
+    turns = [feeds[start : start + TURN] for start in range(0, len(feeds), TURN)]
+    for turn in track(turns, description="training, by turns"):
         for session, taken in zip(sessions, seconds, strict=True):
-            start = time.perf_counter()
-            loss, _ = session.run(step, feed)
-            taken.append(time.perf_counter() - start)
+            for feed in turn:
+                start = time.perf_counter()
+                loss, _ = session.run(step, feed)
+                taken.append(time.perf_counter() - start)
     warm = len(feeds) // 4  # the first steps find cold caches
     return float(loss), [median(taken[warm:]) for taken in seconds]
 
