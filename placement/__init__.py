@@ -11,19 +11,26 @@ from graphflow.placement.cluster import Cluster, Device, Link, Worker
 from graphflow.placement.placers import Placer, get_placer, place, placer_names, register_placer
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.simulate import Timeline, simulate
+from graphflow.placement.stage_pipedream import Level, PipePlan, pipedream_plan
+from graphflow.placement.stages import Split, split_stages
 
 __all__ = [
     "Assignment",
     "Cluster",
     "Device",
+    "Level",
     "Link",
+    "PipePlan",
     "Placer",
     "Problem",
+    "Split",
     "Timeline",
     "Worker",
     "get_placer",
+    "pipedream_plan",
     "place",
     "placer_names",
     "register_placer",
     "simulate",
+    "split_stages",
 ]

@@ -1,0 +1,279 @@
+"""Pipeline splits: which device holds which stage, so that the busiest one is least busy.
+
+    split = split_stages(problem, stages=6, hosts=[6])
+
+A steady pipeline takes a sample per `max_load` seconds: every accelerator spends its nodes'
+seconds, those to fetch each tensor from the host that it reads from elsewhere (once), and those to
+hand each of its tensors that is read elsewhere to the host (once). Hosts spend only their nodes'.
+Forward and backward nodes add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from graphflow.errors import MemoryLimitError, PlacementError, ProblemError
+from graphflow.placement.problem import Floats, Ints, Problem
+from graphflow.placement.stage_order import (
+    best_cuts,
+    best_ideals,
+    fluid_bound,
+    ideals_of,
+    items_of,
+    orders,
+)
+from graphflow.placement.stage_units import StageUnits, stage_units
+
+ANNEALS = (
+    (0.4, 2, 24, False), (0.4, 2, 60, False), (0.02, 4, 60, False), (0.4, 2, 24, False),
+    (0.1, 4, 24, False), (0.02, 2, 24, True), (0.005, 4, 24, True), (0.002, 6, 24, True),
+)  # fmt: skip
+"""Anneals that a budget is shared among: heat at the start, squarings of the norm, largest group,
+and whether it starts from the best so far or from the best contiguous split. Hot ones with a soft
+norm cross between balanced splits; cold ones with a hard norm settle."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """An answer of `split_stages`.
+
+    Args:
+        device: (n,) device of each node.
+        loads: (d,) seconds per sample that each device of the problem is busy.
+        bound: seconds that no split's max load can be below (transfers and memory not counted).
+        contiguous: whether no path of forward nodes leaves an accelerator and comes back to it.
+        tried: what was tried, and the max load it reached.
+    """
+
+    device: Ints
+    loads: Floats
+    bound: float
+    contiguous: bool
+    tried: tuple[tuple[str, float], ...]
+
+    @property
+    def max_load(self) -> float:
+        """Seconds per sample of the busiest device."""
+        return float(self.loads.max(initial=0.0))
+
+    @property
+    def gap(self) -> float:
+        """How much better something else might be, as a share of the bound."""
+        return self.max_load / self.bound - 1.0 if self.bound > 0 else 0.0
+
+
+def split_stages(
+    problem: Problem,
+    stages: int | Sequence[int],
+    objective: str = "max_load",
+    *,
+    hosts: Sequence[int] = (),
+    backward: ArrayLike | None = None,
+    budget: int = 16_000_000,
+    ideals: int = 1_500,
+    seed: int = 0,
+) -> Split:
+    """Split a problem into pipeline stages with the least max load that was found.
+
+    The best contiguous split (over all ideals where there are few, else over some topological
+    orders), then annealing over any sets. Groups stay together and capacities hold. The same
+    arguments give the same answer.
+
+    Args:
+        problem: `bytes` over `bandwidth` (plus `latency`) to and from the first host price a
+            transfer; without hosts, the slowest link to another stage does.
+        stages: devices that hold a stage, or how many (the first that are not hosts).
+        objective: "max_load"; PipeDream's planner with replication is `pipedream_plan`.
+        hosts: devices that hold nodes too but pay for no transfer.
+        backward: (n,) whether a node belongs to the backward pass; default none. Only decides what
+            contiguous means.
+        budget: moves to evaluate while annealing, about 1.5 µs each; 0: contiguous splits only.
+        ideals: up to how many of them the dynamic program runs over all.
+        seed: of the annealing.
+
+    Raises:
+        PlacementError: a setting without sense.
+        ProblemError: a node has no device among these.
+        MemoryLimitError: no split that fits was found.
+
+    Source: Tarnawski et al., NeurIPS 2020 (objective, dynamic programs).
+    """
+    if objective != "max_load":
+        raise PlacementError(
+            f"objective is {objective!r}; 'max_load' is the one there is "
+            "(replication: pipedream_plan)"
+        )
+    if budget < 0 or ideals < 0:
+        raise PlacementError(f"budget {budget} and ideals {ideals} must not be negative")
+    host, chosen = _devices(problem, stages, hosts)
+    flags = np.zeros(problem.nodes, bool) if backward is None else np.asarray(backward, bool)
+    if flags.shape != (problem.nodes,):
+        raise ProblemError(f"backward has shape {flags.shape}; expected ({problem.nodes},)")
+    units = stage_units(problem, chosen, host)
+    homeless = np.flatnonzero(~np.isfinite(units.compute).any(axis=1))
+    if len(homeless):
+        node = int(np.flatnonzero(units.unit == homeless[0])[0])
+        raise ProblemError(
+            f"node {node} (with its group) can run on none of devices {chosen.tolist()}; "
+            "add a host or another stage"
+        )
+    if not problem.nodes:
+        return Split(np.zeros(0, np.int64), np.zeros(problem.devices), 0.0, True, ())
+    tried = _contiguous_splits(problem, units, flags, ideals)
+    if not tried:
+        tried["by memory"] = _fitting(units)
+    _refine(units, tried, budget, seed)
+    values = {name: float(_unit_loads(units, where).max()) for name, where in tried.items()}
+    best = min(values, key=lambda name: values[name])
+    device: Ints = chosen[tried[best][units.unit]]
+    return Split(
+        device,
+        stage_loads(problem, device, hosts=hosts, stages=stages),
+        fluid_bound(units),
+        is_contiguous(problem, device, flags, hosts),
+        tuple(values.items()),
+    )
+
+
+def stage_loads(
+    problem: Problem,
+    device: ArrayLike,
+    *,
+    stages: int | Sequence[int],
+    hosts: Sequence[int] = (),
+) -> Floats:
+    """(d,) seconds per sample that each device is busy under an assignment; see `split_stages`.
+
+    Raises:
+        PlacementError: a node lies on a device that is neither a stage nor a host.
+    """
+    host, chosen = _devices(problem, stages, hosts)
+    column = np.full(problem.devices, -1, dtype=np.int64)
+    column[chosen] = np.arange(len(chosen))
+    where = column[np.asarray(device, dtype=np.int64)]
+    if (where < 0).any():
+        node = int(np.flatnonzero(where < 0)[0])
+        raise PlacementError(f"node {node} lies on a device that is neither a stage nor a host")
+    alone = Problem(
+        compute=problem.compute, edges=problem.edges, bytes=problem.bytes, tensor=problem.tensor,
+        latency=problem.latency, bandwidth=problem.bandwidth,
+    )  # fmt: skip
+    loads = np.zeros(problem.devices)
+    loads[chosen] = _unit_loads(stage_units(alone, chosen, host), where)
+    return loads
+
+
+def is_contiguous(
+    problem: Problem, device: Ints, backward: NDArray[np.bool_], hosts: Sequence[int] = ()
+) -> bool:
+    """Whether no path of forward nodes leaves a device that is no host and comes back to it."""
+    left: list[set[int]] = [set() for _ in range(problem.nodes)]
+    before: list[list[int]] = [[] for _ in range(problem.nodes)]
+    for source, target in problem.edges.tolist():
+        if not backward[source] and not backward[target]:
+            before[target].append(source)
+    for node in problem.topological.tolist():
+        home = int(device[node])
+        for source in before[node]:
+            left[node] |= left[source]
+            if device[source] != home:
+                left[node].add(int(device[source]))
+        if home in left[node] and home not in hosts:
+            return False
+    return True
+
+
+def _devices(
+    problem: Problem, stages: int | Sequence[int], hosts: Sequence[int]
+) -> tuple[Ints, Ints]:
+    """The hosts, and all devices that may hold nodes."""
+    host = sorted(set(hosts))
+    free = [p for p in range(problem.devices) if p not in host and p != problem.client]
+    if isinstance(stages, int):
+        if not 0 < stages <= len(free):
+            raise PlacementError(
+                f"{stages} stages asked; {len(free)} of {problem.devices} devices can hold one"
+            )
+        chosen = free[:stages]
+    else:
+        chosen = [int(p) for p in stages]
+    wrong = [p for p in [*chosen, *host] if not 0 <= p < problem.devices]
+    if wrong or not chosen or len(set(chosen)) < len(chosen) or set(chosen) & set(host):
+        raise PlacementError(
+            f"stages {chosen} and hosts {host} must be different devices of the "
+            f"{problem.devices} there are"
+        )
+    return np.array(host, dtype=np.int64), np.array([*chosen, *host], dtype=np.int64)
+
+
+def _contiguous_splits(
+    problem: Problem, units: StageUnits, backward: NDArray[np.bool_], most: int
+) -> dict[str, Ints]:
+    items = items_of(problem, units, backward)
+    sets = ideals_of(items, most)
+    found: dict[str, Ints] = {}
+    if sets is not None:
+        split = best_ideals(units, items, sets)
+        return {} if split is None else {"contiguous, all ideals": split}
+    for name, order in orders(items).items():
+        split = best_cuts(units, items, order)
+        if split is not None:
+            found[f"contiguous, {name}"] = split
+    return found
+
+
+def _fitting(units: StageUnits) -> Ints:
+    """Units by falling memory, each where it fits and the load stays least."""
+    room, load = units.capacity.copy(), np.zeros(len(units.capacity))
+    where = np.zeros(len(units.compute), dtype=np.int64)
+    for u in np.lexsort((-units.compute.min(axis=1), -units.memory)).tolist():
+        value = np.where(room >= units.memory[u], load + units.compute[u], np.inf)
+        p = int(np.argmin(value))
+        if not np.isfinite(value[p]):
+            raise MemoryLimitError(
+                f"a unit of {units.memory[u]:g} bytes (node "
+                f"{int(np.flatnonzero(units.unit == u)[0])} and its group) fits on no device "
+                f"beside the others: {room.max():g} bytes are left at most; add a stage or memory"
+            )
+        where[u], load[p] = p, value[p]
+        room[p] -= units.memory[u]
+    return where
+
+
+def _refine(units: StageUnits, tried: dict[str, Ints], budget: int, seed: int) -> None:
+    """Anneal from the best contiguous split, then from the best so far, and add what comes out."""
+    if budget == 0 or units.compute.shape[1] == 1 or len(units.compute) == 1:
+        return
+
+    def best() -> Ints:
+        return min(tried.values(), key=lambda where: float(_unit_loads(units, where).max()))
+
+    kernels = import_module("graphflow.placement.stage_kernels")
+    start = best()
+    if _unit_loads(units, start).max() <= 0.0:
+        return
+    for turn, (hot, squarings, largest, on) in enumerate(ANNEALS):
+        found, _ = kernels.anneal(
+            best() if on else start, max(1, budget // len(ANNEALS)), hot, 1e-5, squarings, largest,
+            seed + turn, *units.hypergraph,
+        )  # fmt: skip
+        tried[f"annealed {turn + 1}"] = found
+
+
+def _unit_loads(units: StageUnits, where: Ints) -> Floats:
+    loads: Floats = np.zeros(len(units.capacity))
+    np.add.at(loads, where, units.compute[np.arange(len(where)), where])
+    for t, u in enumerate(units.maker.tolist()):
+        home = int(where[u])
+        row = units.readers[units.reader_start[t] : units.reader_start[t + 1]]
+        others = set(where[row].tolist()) - {home}
+        for p in others:
+            loads[p] += units.enter[t, p]
+        if others:
+            loads[home] += units.leave[t, home]
+    return loads
