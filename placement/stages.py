@@ -37,6 +37,9 @@ ANNEALS = (
 and whether it starts from the best so far or from the best contiguous split. Hot ones with a soft
 norm cross between balanced splits; cold ones with a hard norm settle."""
 
+PAIR_STEPS = 2e9
+"""Steps that the dynamic program over all ideals may take: a few seconds."""
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -93,7 +96,7 @@ def split_stages(
         backward: (n,) whether a node belongs to the backward pass; default none. Only decides what
             contiguous means.
         budget: moves to evaluate while annealing, about 1.5 µs each; 0: contiguous splits only.
-        ideals: up to how many of them the dynamic program runs over all.
+        ideals: up to how many of them the dynamic program runs over all; fewer on large graphs.
         seed: of the annealing.
 
     Raises:
@@ -215,7 +218,10 @@ def _contiguous_splits(
     problem: Problem, units: StageUnits, backward: NDArray[np.bool_], most: int
 ) -> dict[str, Ints]:
     items = items_of(problem, units, backward)
-    sets = ideals_of(items, most)
+    words = items.count // 64 + 1
+    pair = items.count + 2 * words * len(units.maker)
+    most = min(most, int((2 * PAIR_STEPS / pair) ** 0.5))
+    sets = ideals_of(items, most) if items.count < most else None
     found: dict[str, Ints] = {}
     if sets is not None:
         split = best_ideals(units, items, sets)
