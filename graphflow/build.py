@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, DTypeError, GraphError, VariableError
 from graphflow.feeding import cast
 from graphflow.init import Initializer
-from graphflow.op import REGISTRY, Tensor, as_tensor, user_location
+from graphflow.op import REGISTRY, Tensor, as_tensor, located
 from graphflow.spec import as_dtype, normalize_shape
 
 
@@ -24,7 +23,7 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     Raises:
         DTypeError, ShapeError: not a dtype, not a shape.
     """
-    with _located("placeholder", name):
+    with located("placeholder"):
         sizes, name_of_dtype = normalize_shape(shape), as_dtype(dtype).name
     tensor: Tensor = REGISTRY["placeholder"](shape=sizes, dtype=name_of_dtype, name=name)
     return tensor
@@ -45,7 +44,7 @@ def variable(
         VariableError, DTypeError: the initial value is symbolic, or has no supported dtype.
         ArgumentError: trainable is no bool, name no str.
     """
-    with _located("variable", name):
+    with located("variable"):
         if not isinstance(trainable, bool):
             raise ArgumentError(f"trainable is True or False, not {trainable!r}")
         if not isinstance(initial, Initializer):
@@ -85,7 +84,7 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     Raises:
         DTypeError: no array of a supported dtype.
     """
-    with _located("constant", name):
+    with located("constant"):
         tensor = as_tensor(value, dtype)
         if tensor is value and (name is not None or dtype is not None):
             raise ArgumentError("the value is a tensor already; use .astype for another dtype")
@@ -102,31 +101,10 @@ def assign(variable: Tensor, value: Any, name: str | None = None) -> Tensor:
         VariableError: the first argument is not a variable.
         ShapeError, DTypeError: the value does not fit.
     """
-    with _located("assign", name):
+    with located("assign"):
         if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
             raise VariableError(f"{variable!r} is not a variable")
         if not isinstance(value, Tensor):
             value = as_tensor(cast(variable.node, value, DTypeError), variable.dtype)
     tensor: Tensor = REGISTRY["assign"](variable, value, name=name)
     return tensor
-
-
-class _located:
-    """Errors in the block say what was built, and on which line."""
-
-    def __init__(self, what: str, name: Any) -> None:
-        self._what = f"{what} at {user_location()}"
-        if name is not None and not (isinstance(name, str) and name):
-            raise ArgumentError(f"{self._what}: name is a str that is not empty, not {name!r}")
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, GraphError):
-            raise type(error)(f"{self._what}: {error}") from None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -302,6 +303,28 @@ def told(what: str, error: GraphError) -> GraphError:
     """An error that says what failed and on which line of the user's, once."""
     at = f" at {user_location()}: "
     return error if at in str(error) else type(error)(f"{what}{at}{error}")
+
+
+class located:
+    """Name what is built and the user's line in errors of arguments checked before a node is made.
+
+    Not a generator: the frames of contextlib would be taken for the user's.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, GraphError):
+            raise told(self.what, error) from None
 
 
 # Nodes ----------------------------------------------------------------------------------------
@@ -602,6 +625,6 @@ def _in_range(scalar: float, dtype: np.dtype[Any]) -> bool:
 
 __all__ = [
     "FUNCTIONS", "REGISTRY", "Cost", "Location", "Node", "Op", "Sample", "Tensor",
-    "as_tensor", "device", "function", "made_by", "make_node", "name_scope", "next_stream",
-    "promoted", "register", "sample", "seeded", "told", "user_location",
+    "as_tensor", "device", "function", "located", "made_by", "make_node", "name_scope",
+    "next_stream", "promoted", "register", "sample", "seeded", "told", "user_location",
 ]  # fmt: skip

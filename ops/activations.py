@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.op import Op, Tensor, as_tensor, function, sample
+from graphflow.op import Op, Tensor, as_tensor, function, located, sample
 from graphflow.ops.elementwise import (
     SCALAR,
     F,
@@ -19,7 +19,7 @@ from graphflow.ops.elementwise import (
     multiply,
     square,
 )
-from graphflow.ops.rules import located, same_float
+from graphflow.ops.rules import same_float
 from graphflow.ops.select import where
 from graphflow.ops.transcendental import erf_of, exp, tanh
 from graphflow.spec import TensorSpec

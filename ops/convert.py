@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops.elementwise import BOOL, INT, F, elementwise, no_gradient
-from graphflow.ops.rules import located
 from graphflow.spec import TensorSpec, as_dtype, kind
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, DTypeError
-from graphflow.op import Cost, Op, Tensor, as_tensor, register, sample, user_location
-from graphflow.ops.rules import located
+from graphflow.op import Cost, Op, Tensor, as_tensor, located, register, sample, user_location
 from graphflow.spec import TensorSpec, spec
 
 F = spec("float32", (3, 4))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.op import Op, Tensor, function, register, sample
+from graphflow.op import Op, Tensor, function, located, register, sample
 from graphflow.ops.convert import astype
 from graphflow.ops.elementwise import equal
 from graphflow.ops.reduce import (
@@ -23,7 +23,6 @@ from graphflow.ops.reduce import (
 )
 from graphflow.ops.rules import (
     keep_axes,
-    located,
     normalize_axes,
     normalize_axis,
     reduced_shape,

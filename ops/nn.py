@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.op import Op, Tensor, as_tensor, function, sample
+from graphflow.op import Op, Tensor, as_tensor, function, located, sample
 from graphflow.ops.activations import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
 from graphflow.ops.elementwise import elementwise
 from graphflow.ops.norm import layer_norm
 from graphflow.ops.random import keep_mask
-from graphflow.ops.rules import located, require_kind
+from graphflow.ops.rules import require_kind
 from graphflow.ops.softmax import cross_entropy, log_softmax, softmax
 from graphflow.ops.transcendental import tanh
 from graphflow.spec import TensorSpec, broadcast_shapes, spec

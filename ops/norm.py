@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops.reduce import CUBE, F, mean, sum, var
-from graphflow.ops.rules import like_first, located, normalize_axes, require_kind
+from graphflow.ops.rules import like_first, normalize_axes, require_kind
 from graphflow.ops.transcendental import rsqrt
 from graphflow.spec import Shape, TensorSpec, broadcast_shapes, equate, show_shape, spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
+from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops.convert import astype
 from graphflow.ops.reduce import (
     CUBE,
@@ -17,7 +17,7 @@ from graphflow.ops.reduce import (
     sum,
     summed_dtype,
 )
-from graphflow.ops.rules import located, normalize_axis
+from graphflow.ops.rules import normalize_axis
 from graphflow.ops.select import where
 from graphflow.spec import Shape, kind
 

@@ -23,13 +23,14 @@ from graphflow.op import (
     Streams,
     Tensor,
     _name_scope,
+    located,
     next_stream,
     register,
     sample,
 )
 from graphflow.ops import philox
 from graphflow.ops.elementwise import less
-from graphflow.ops.rules import located, require_kind
+from graphflow.ops.rules import require_kind
 from graphflow.spec import Shape, TensorSpec, as_dtype, kind, normalize_shape, product
 
 Stream = tuple[int, int]

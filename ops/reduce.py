@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops.convert import astype, size_of
 from graphflow.ops.rules import (
     keep_axes,
-    located,
     normalize_axes,
     reduced_shape,
     require_kind,

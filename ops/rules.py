@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from graphflow.op import FUNCTIONS, Tensor, told
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
+from graphflow.op import FUNCTIONS, Tensor
 from graphflow.spec import Shape, TensorSpec, broadcast_shapes, kind, show_shape
 
 
@@ -105,28 +104,6 @@ def unbroadcast(g: Tensor, shape: Shape) -> Tensor:
 def zeros_like(x: Tensor) -> Tensor:
     """A cotangent of zeros, for an input that does not matter."""
     return FUNCTIONS["full_like"](x, 0)  # type: ignore[no-any-return]
-
-
-class located:
-    """Name the op and the user's line in errors of arguments checked before a node is made.
-
-    Not a generator: the frames of contextlib would be taken for the user's.
-    """
-
-    def __init__(self, op_name: str) -> None:
-        self.op_name = op_name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, GraphError):
-            raise told(self.op_name, error) from None
 
 
 def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError
-from graphflow.op import Op, Tensor, as_tensor, function, promoted, sample
+from graphflow.op import Op, Tensor, as_tensor, function, located, promoted, sample
 from graphflow.ops.elementwise import BINARY_INT, BOOL, COLUMN, INT, ROW, SCALAR, F, elementwise
-from graphflow.ops.rules import located, same, same_float, same_numeric
+from graphflow.ops.rules import same, same_float, same_numeric
 from graphflow.ops.rules import unbroadcast as _sum_to
 from graphflow.spec import TensorSpec, kind, spec
 

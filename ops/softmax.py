@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import DTypeError, ShapeError
-from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops.reduce import CUBE, F, require_elements, sum
-from graphflow.ops.rules import like_first, located, normalize_axis, require_kind
+from graphflow.ops.rules import like_first, normalize_axis, require_kind
 from graphflow.ops.transcendental import exp
 from graphflow.spec import TensorSpec, broadcast_shapes, equate, kind, show_shape, spec
 
