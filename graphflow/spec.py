@@ -329,6 +329,11 @@ class TensorSpec:
         return f"{self.dtype}{show_shape(self.shape)}"
 
 
+def nbytes(spec: TensorSpec) -> int:
+    """Bytes of a tensor of known shape."""
+    return evaluate(spec.nbytes, {})
+
+
 def spec(dtype: Any, shape: Any = ()) -> TensorSpec:
     """A TensorSpec from plain words: `spec("float32", (None, 64))`."""
     return TensorSpec(normalize_shape(shape), as_dtype(dtype))

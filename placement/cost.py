@@ -20,8 +20,8 @@ from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.hardware import Links, link_matrices, rates
 from graphflow.placement.limits import Limits, teams
 from graphflow.placement.problem import Problem
-from graphflow.placement.rates import Rates, nbytes
-from graphflow.spec import TensorSpec
+from graphflow.placement.rates import Rates
+from graphflow.spec import TensorSpec, nbytes
 
 UNPLACED = frozenset({"constant", "group"})
 """Ops outside the problem: constants are wherever they are read, groups only hold others."""

@@ -30,8 +30,8 @@ from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import singles
 from graphflow.placement.plan import Plan, PlannedNode, PlannedTransfer
 from graphflow.placement.problem import Assignment
-from graphflow.placement.rates import nbytes
 from graphflow.placement.simulate import simulate
+from graphflow.spec import nbytes
 
 SENDING = 0.5
 """Seconds of makespan that a second of transfer must save in a graph that will run. Serialising and

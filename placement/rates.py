@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import Op
-from graphflow.spec import TensorSpec, evaluate
+from graphflow.spec import TensorSpec, evaluate, nbytes
 
 MATMUL = frozenset({"matmul", "einsum", "vecdot", "tensordot"})
 """Ops whose time is that of matrix products."""
@@ -29,11 +29,6 @@ class Work:
 
     flops: float
     bytes: float
-
-
-def nbytes(spec: TensorSpec) -> int:
-    """Bytes of a tensor of known shape."""
-    return evaluate(spec.nbytes, {})
 
 
 def work(

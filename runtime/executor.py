@@ -28,7 +28,7 @@ from graphflow.op import Node, Op, Tensor
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.layout import Layout, plan_layout
 from graphflow.runtime.partition import Partition
-from graphflow.spec import TensorSpec, evaluate
+from graphflow.spec import TensorSpec, nbytes
 
 Span = tuple[str, str, int, int]
 """Track, name, start and end in nanoseconds of the monotonic clock."""
@@ -224,11 +224,11 @@ class _Code:
                 self.scope[names[0]] = variables[node.name]
                 self.variables[node.name] = variables[node.name]
             case "placeholder":
-                self.feed_bytes += _nbytes(self.layout.specs[node.outputs[0]])
+                self.feed_bytes += nbytes(self.layout.specs[node.outputs[0]])
                 self.scope[f"f{number}"] = self.graph.names[node]
                 self._line(node, f"{names[0]} = asarray(feeds[f{number}])")
             case "recv":
-                self.recv_bytes += _nbytes(self.layout.specs[node.outputs[0]])
+                self.recv_bytes += nbytes(self.layout.specs[node.outputs[0]])
                 self.scope[f"k{number}"] = _Arrival(node, self.layout.specs[node.outputs[0]])
                 edge = int(node.attrs["edge"])
                 self._line(node, f"{names[0]} = asarray(k{number}(recv(step, {edge})))")
@@ -281,8 +281,7 @@ class _Code:
     def _buffer(self, tensor: Tensor, memory: Any) -> Any:
         spec = self.layout.specs[tensor]
         offset = self.layout.offset(tensor)
-        nbytes = _nbytes(spec)
-        return memory[offset : offset + nbytes].view(spec.dtype).reshape(spec.shape)
+        return memory[offset : offset + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
 
     def _stage(self, node: Node, number: int, memory: Any) -> None:
         """Copy a value that is another variable's memory, which this step's commits may change."""
@@ -326,10 +325,6 @@ class _Code:
         exec(compile(source, f"<{name}>", "exec"), self.scope)
         function: Callable[..., Any] = self.scope[name]
         return function
-
-
-def _nbytes(spec: TensorSpec) -> int:
-    return evaluate(spec.nbytes, {})
 
 
 def _into(op: Op, xp: Any, attrs: Mapping[str, Any], plain: bool) -> Callable[..., None]:

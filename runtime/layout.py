@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from graphflow.op import Node, Tensor
 from graphflow.runtime.memory import Arena, Block, plan_arena
 from graphflow.runtime.partition import Partition
-from graphflow.spec import TensorSpec, evaluate
+from graphflow.spec import TensorSpec, nbytes
 
 _ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
 """Ops whose value is not in the arena (or that have none)."""
@@ -70,7 +70,7 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
             Block(
                 position[leader.node],
                 max(deaths[t] for t in tensors),
-                evaluate(specs[leader].nbytes, {}),
+                nbytes(specs[leader]),
             )
         )
     return Layout(specs, roots, blocks, plan_arena(lives), deferred, staged, commits)

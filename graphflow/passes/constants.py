@@ -12,7 +12,7 @@ import numpy as np
 from graphflow.graph import Graph, bind_attrs
 from graphflow.op import REGISTRY, Node, Tensor
 from graphflow.passes.base import Pass
-from graphflow.spec import evaluate
+from graphflow.spec import nbytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FoldConstants(Pass):
             return None
         if not all(s.is_concrete for s in node.specs):
             return None
-        size = sum(evaluate(s.nbytes, {}) for s in node.specs)
+        size = sum(map(nbytes, node.specs))
         if size > self.limit + sum(t.node.attrs["value"].nbytes for t in inputs):
             return None
         try:
