@@ -140,3 +140,14 @@ class GraphLimitError(ProtocolError):
 
 class CheckpointError(GraphflowError):
     """A checkpoint cannot be written or read."""
+
+
+# Models from files ----------------------------------------------------------------------------
+
+
+class OnnxError(GraphflowError):
+    """An ONNX model is broken, exceeds a limit, or is used wrongly."""
+
+
+class UnsupportedOnnxError(OnnxError):
+    """A model has nodes, or a graph has ops, that cannot be translated; the message lists all."""

@@ -30,7 +30,10 @@ from graphflow.spec import (
     Size,
     TensorSpec,
     as_dtype,
+    complex_dtype,
+    is_inexact,
     kind,
+    limits,
     promote,
     recorded_equations,
 )
@@ -145,6 +148,12 @@ def made_by(origin: Node, prefix: str = "gradients/") -> Iterator[None]:
         yield
 
 
+def read_from(name: str, location: Location) -> AbstractContextManager[None]:
+    """Nodes built in the block are named `name/…` and count as made at `location`: a place in a
+    file that describes a graph, rather than a line of the user's code."""
+    return _scope(prefix=f"{_name_scope.get().prefix}{name}/", location=location)
+
+
 @contextmanager
 def _scope(**changes: Any) -> Iterator[None]:
     token = _name_scope.set(replace(_name_scope.get(), **changes))
@@ -211,6 +220,11 @@ class Op:
             tuple for several outputs).
         expr: (xp, *scalars) -> the value of one element; for elementwise ops, instead of a kernel.
         vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
+        jvp: (tangents, y, *inputs, **attrs) -> the tangent(s) of the output(s), where that is
+            cheaper than what follows from vjp; a tangent is None where it is zero.
+        batch: (op, inputs, batched, **attrs) -> the outputs for inputs that have a new first axis
+            where `batched` says so (one at least); it leads each output, too. See ops/batching.py.
+            Elementwise ops need none.
         cost: (*specs, **attrs) -> Cost; default: one flop an output element.
         samples: calls for the tests over the registry.
     """
@@ -222,6 +236,8 @@ class Op:
     expr: Callable[..., Any] | None = None
     ufunc: str | None = None  # the name in xp of the ufunc that is the whole op
     vjp: Callable[..., Sequence[Tensor | None]] | None = None
+    jvp: Callable[..., Any] | None = None
+    batch: Callable[..., Any] | None = None
     cost: Callable[..., Cost] | None = None
     samples: Sequence[Sample] = ()
     promotes: bool = False  # inputs are converted to one dtype; Python scalars take the tensors'
@@ -273,15 +289,33 @@ class Op:
 
 REGISTRY: dict[str, Op] = {}
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
+_OWNERS: dict[str, tuple[str, str]] = {}  # of users' ops: the module that registers it, and where
 
 
 def register(op: Op) -> Op:
-    """Enter an op into the registry; its name is its identity on the wire."""
+    """Enter an op into the registry; its name is its identity on the wire.
+
+    Raises:
+        GraphError: the name is taken, by one of graphflow's ops or another of a user's.
+    """
     if op.name in REGISTRY:
-        raise GraphError(f"op {op.name!r} is registered twice; choose another name")
+        _, place = _OWNERS.get(op.name, ("", "graphflow itself"))
+        raise GraphError(
+            f"op {op.name!r} at {user_location()} is registered twice: there is one by {place}; "
+            "choose another name, such as one that begins with your module's"
+        )
     REGISTRY[op.name] = op
-    FUNCTIONS.setdefault(op.name, op)
+    caller = sys._getframe(1)
+    if _is_own(caller.f_code.co_filename, caller.f_globals):
+        FUNCTIONS.setdefault(op.name, op)
+    else:
+        _OWNERS[op.name] = (str(caller.f_globals.get("__name__")), str(user_location()))
     return op
+
+
+def owner(op: Op) -> str | None:
+    """The module that registers an op of a user's; None for graphflow's own."""
+    return _OWNERS.get(op.name, (None,))[0]
 
 
 def function(f: F) -> F:
@@ -372,6 +406,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name!r} at {self.location}>"
+
+
+def next_serial() -> int:
+    """A number that no node has: nodes built before have lower ones, those built after, higher."""
+    return next(_serial)
 
 
 def make_node(
@@ -472,6 +511,18 @@ class Tensor:
         return self.node.name
 
     @property
+    def real(self) -> Tensor:
+        """The real part; a real tensor itself."""
+        part: Tensor = FUNCTIONS["real"](self)
+        return part
+
+    @property
+    def imag(self) -> Tensor:
+        """The imaginary part; zeros for a real tensor."""
+        part: Tensor = FUNCTIONS["imag"](self)
+        return part
+
+    @property
     def T(self) -> Tensor:
         return self if self.ndim < 2 else self.mT
 
@@ -534,19 +585,19 @@ class Tensor:
 
     sum, mean, max, min, prod = map(_method, ("sum", "mean", "max", "min", "prod"))
     var, std, any, all = map(_method, ("var", "std", "any", "all"))
-    argmax, argmin = _method("argmax"), _method("argmin")
+    argmax, argmin, conj = _method("argmax"), _method("argmin"), _method("conj")
     astype, reshape, squeeze = _method("astype"), _method("reshape"), _method("squeeze")
 
 
 def _convertible(value: Any) -> bool:
     return isinstance(
-        value, Tensor | bool | int | float | np.ndarray | np.generic | list | tuple | Dim
+        value, Tensor | bool | int | float | complex | np.ndarray | np.generic | list | tuple | Dim
     )
 
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
-    """A tensor as it is; arrays, lists and Python scalars as constants (float64 lists become
-    float32); a symbolic size as the number it turns out to be (int64).
+    """A tensor as it is; arrays, lists and Python scalars as constants (lists of floats become
+    float32, of complex numbers complex64); a symbolic size as the number it turns out to be (int64).
 
     Raises:
         DTypeError: the value has no supported dtype.
@@ -562,17 +613,19 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         array = np.asarray(value)
     except ValueError as error:
         raise DTypeError(f"{value!r} is no regular array: {error}") from None
-    if dtype is None and not isinstance(value, np.ndarray | np.generic) and array.dtype.kind == "f":
-        dtype = "float32"
+    if dtype is None and not isinstance(value, np.ndarray | np.generic):
+        dtype = {"float64": "float32", "complex128": "complex64"}.get(array.dtype.name)
     given = as_dtype(array.dtype)
-    array = array.astype(given if dtype is None else as_dtype(dtype))
+    with np.errstate(over="ignore"):  # beyond the dtype is inf, as for any op
+        array = array.astype(given if dtype is None else as_dtype(dtype))
     array.flags.writeable = False
     constant: Tensor = REGISTRY["constant"](value=array)
     return constant
 
 
 def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Inputs converted to their common dtype; Python scalars are weak and take the tensors'.
+    """Inputs converted to their common dtype; Python scalars are weak and take the tensors', a
+    complex one the complex dtype of the floats'.
 
     Raises:
         DTypeError: kinds would mix, or a scalar does not fit.
@@ -584,6 +637,8 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         dtype = strong[0].dtype
         for tensor in strong[1:]:
             dtype = promote(dtype, tensor.dtype)
+        if kind(dtype) == "float" and any(type(x) is complex for x in inputs):
+            dtype = complex_dtype(dtype)
         scalars = iter(strong)
         converted = (_weak(x, dtype) if _is_scalar(x) else next(scalars) for x in inputs)
         return tuple(t if t.dtype == dtype else FUNCTIONS["astype"](t, dtype) for t in converted)
@@ -597,14 +652,14 @@ def _is_scalar(value: Any) -> bool:
     return type(value) in _RANKS
 
 
-_RANKS = {bool: "bool", int: "int", Dim: "int", float: "float"}
+_RANKS = {bool: "bool", int: "int", Dim: "int", float: "float", complex: "complex"}
 
 
 def _weak(scalar: Any, dtype: np.dtype[Any]) -> Tensor:
-    rank = ("bool", "int", "float")
+    rank = ("bool", "int", "float", "complex")
     scalar_kind = _RANKS[type(scalar)]
     if rank.index(scalar_kind) > rank.index(kind(dtype)) or (
-        kind(dtype) != "float" and scalar_kind != kind(dtype)
+        not is_inexact(dtype) and scalar_kind != kind(dtype)
     ):
         raise DTypeError(
             f"Python scalar {scalar!r} does not fit {dtype}; convert the tensor with .astype first"
@@ -614,17 +669,18 @@ def _weak(scalar: Any, dtype: np.dtype[Any]) -> Tensor:
     return as_tensor(scalar, dtype)
 
 
-def _in_range(scalar: float, dtype: np.dtype[Any]) -> bool:
+def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
     """Whether a dtype holds a number, or nearly; floats hold infinities and NaN."""
     if kind(dtype) == "bool":
         return True
-    if kind(dtype) == "float":
-        return not float(np.finfo(dtype).max) < abs(scalar) < np.inf
-    return np.iinfo(dtype).min <= scalar <= np.iinfo(dtype).max
+    low, high = limits(dtype)
+    if is_inexact(dtype):
+        return not any(high < abs(part) < np.inf for part in (scalar.real, scalar.imag))
+    return bool(low <= scalar <= high)
 
 
 __all__ = [
     "FUNCTIONS", "REGISTRY", "Cost", "Location", "Node", "Op", "Sample", "Tensor",
     "as_tensor", "device", "function", "located", "made_by", "make_node", "name_scope",
-    "next_stream", "promoted", "register", "sample", "seeded", "told", "user_location",
+    "next_stream", "owner", "promoted", "read_from", "register", "sample", "seeded", "told", "user_location",
 ]  # fmt: skip
