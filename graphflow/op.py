@@ -191,7 +191,8 @@ class Sample:
     """One example call of an op for the tests over the whole registry.
 
     `low` and `high` bound the random float inputs (keep away from kinks and poles); integer inputs
-    are drawn from [0, `classes`).
+    are drawn from [0, `classes`). An op that fails on most such inputs (it takes regular matrices
+    only, say) names a `make`: arrays drawn -> arrays it takes, of the same specs.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -199,13 +200,19 @@ class Sample:
     low: float = -2.0
     high: float = 2.0
     classes: int = 3
+    make: Callable[[list[Any]], list[Any]] | None = None
 
 
 def sample(
-    *inputs: TensorSpec, low: float = -2.0, high: float = 2.0, classes: int = 3, **attrs: Any
+    *inputs: TensorSpec,
+    low: float = -2.0,
+    high: float = 2.0,
+    classes: int = 3,
+    make: Callable[[list[Any]], list[Any]] | None = None,
+    **attrs: Any,
 ) -> Sample:
     """A `Sample` in one line: `sample(spec("float32", (3, 4)), axis=1)`."""
-    return Sample(inputs, attrs, low, high, classes)
+    return Sample(inputs, attrs, low, high, classes, make)
 
 
 @dataclass(frozen=True, eq=False)

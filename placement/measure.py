@@ -153,6 +153,8 @@ class _Clock:
             outputs = (specs,) if isinstance(specs, TensorSpec) else specs
             run = _bound(self._xp, op, attrs, outputs)
             arrays = [self._array(s, sample) for s in inputs]
+            if sample.make is not None:
+                arrays = [self._xp.asarray(a) for a in sample.make(arrays)]
             run(*arrays)
         except Exception:  # the sample does not scale: attributes speak of its sizes
             return None
@@ -165,7 +167,7 @@ class _Clock:
 
     def _array(self, spec: TensorSpec, sample: Sample) -> Any:
         shape: Any = spec.shape
-        if spec.dtype.kind == "f":
+        if is_inexact(spec.dtype):
             array = self._random.uniform(sample.low, sample.high, shape)
         else:
             array = self._random.integers(0, 2 if spec.dtype.kind == "b" else sample.classes, shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def doubled(sample: Sample) -> Sample:
     """The sample in float64, so that finite differences mean something."""
     inputs = tuple(s.with_dtype("float64") if is_float(s) else s for s in sample.inputs)
     attrs = {k: "float64" if v == "float32" else v for k, v in sample.attrs.items()}
-    return Sample(inputs, attrs, sample.low, sample.high, sample.classes)
+    return replace(sample, inputs=inputs, attrs=attrs)
 
 
 def draw(sample: Sample, seed: str) -> list[np.ndarray]:
@@ -50,8 +51,11 @@ def draw(sample: Sample, seed: str) -> list[np.ndarray]:
         else:
             array = rng.integers(0, sample.classes, spec.shape)
         array = np.asarray(array).astype(spec.dtype)
-        array.flags.writeable = False
         arrays.append(array)
+    if sample.make is not None:
+        arrays = sample.make(arrays)
+    for array in arrays:
+        array.flags.writeable = False
     return arrays
 
 

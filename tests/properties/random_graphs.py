@@ -28,7 +28,7 @@ _NOISY = {"print"}
 OPS = [
     op
     for name, op in sorted(REGISTRY.items())
-    if op.samples and name not in _OF_THE_EXECUTOR | _NOISY
+    if op.samples and name not in _OF_THE_EXECUTOR | _NOISY and op.samples[0].make is None
 ]
 
 
