@@ -1,62 +1,81 @@
-"""Layer normalisation, and the standardisation that it is made of."""
+"""Normalisation: layer, RMS, batch, group and instance norm, and the standardisation inside them.
+
+One op standardises, scales and shifts for all of them: they differ in the axes that moments are
+taken over, and in those that scale and bias belong to.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
-from graphflow.ops.reduce import CUBE, F, mean, sum, var
-from graphflow.ops.rules import like_first, normalize_axes, require_kind
+from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops.convert import astype, stop_gradient
+from graphflow.ops.reduce import CUBE, F, count, divided, mean, size_of, sum, var
+from graphflow.ops.rules import is_zeros, like_first, normalize_axes, require_kind
 from graphflow.ops.transcendental import rsqrt
 from graphflow.spec import Shape, TensorSpec, broadcast_shapes, equate, show_shape, spec
+
+Axes = tuple[int, ...]
 
 
 def _per_element(flops: int) -> Any:
     return lambda x, *others, **attrs: Cost(flops=x.size * flops)
 
 
-def _moments(xp: Any, x: Any, axis: tuple[int, ...], epsilon: float) -> tuple[Any, Any]:
-    """x about its mean, and the reciprocal deviation (of float16 as float32)."""
-    number = 1
-    if x.dtype.itemsize == 2:
-        x = x.astype("float32")
-    for a in axis:
-        number *= x.shape[a]
-    centred = x - xp.sum(x, axis=axis, keepdims=True) / number
-    variance = xp.sum(centred * centred, axis=axis, keepdims=True) / number
-    return centred, xp.reciprocal(xp.sqrt(variance + epsilon))
+# Standardisation --------------------------------------------------------------------------------
 
 
-def _standardize_into(xp: Any, out: Any, x: Any, axis: tuple[int, ...], epsilon: float) -> None:
-    centred, per_deviation = _moments(xp, x, axis, epsilon)
-    xp.multiply(centred, per_deviation, out=out)
+def _wide(x: Any) -> Any:
+    """x in the dtype to sum in: two-byte floats as float32."""
+    return x.astype("float32") if x.dtype.itemsize == 2 else x
+
+
+def _moments(xp: Any, x: Any, axis: Axes, epsilon: float, centred: bool) -> tuple[Any, Any]:
+    """x about its mean (as it is, unless `centred`), and the reciprocal deviation."""
+    x = _wide(x)
+    number = count(x.shape, axis)
+    about = x - xp.sum(x, axis=axis, keepdims=True) / number if centred else x
+    variance = xp.sum(about * about, axis=axis, keepdims=True) / number
+    return about, xp.reciprocal(xp.sqrt(variance + epsilon))
+
+
+def _standardize_into(
+    xp: Any, out: Any, x: Any, axis: Axes, epsilon: float, centred: bool = True
+) -> None:
+    about, per_deviation = _moments(xp, x, axis, epsilon, centred)
+    xp.multiply(about, per_deviation, out=out, casting="same_kind")
 
 
 def _standardize_grad_into(
-    xp: Any, out: Any, g: Any, x: Any, axis: tuple[int, ...], epsilon: float
+    xp: Any, out: Any, g: Any, x: Any, axis: Axes, epsilon: float, centred: bool = True
 ) -> None:
-    centred, per_deviation = _moments(xp, x, axis, epsilon)
-    number = 1
-    for a in axis:
-        number *= x.shape[a]
-    unit = centred * per_deviation
+    about, per_deviation = _moments(xp, x, axis, epsilon, centred)
+    number = count(x.shape, axis)
+    unit, g = about * per_deviation, _wide(g)
     along = xp.sum(g * unit, axis=axis, keepdims=True) / number
-    level = xp.sum(g, axis=axis, keepdims=True) / number
-    xp.multiply(g - level - unit * along, per_deviation, out=out)
+    xp.multiply(unit, along, out=unit)
+    rest = xp.subtract(g, unit, out=unit)
+    if centred:
+        rest -= xp.sum(g, axis=axis, keepdims=True) / number
+    xp.multiply(rest, per_deviation, out=out, casting="same_kind")
 
 
 def _standardize_grad_vjp(
-    h: Tensor, y: Tensor, g: Tensor, x: Tensor, axis: tuple[int, ...], epsilon: float
+    h: Tensor, y: Tensor, g: Tensor, x: Tensor, axis: Axes, epsilon: float, centred: bool = True
 ) -> tuple[Tensor, Tensor]:
     """With x̂ the standardised x, r its reciprocal deviation and ⟨·⟩ means over the axes:
 
     y = r·(g - ⟨g⟩ - x̂·⟨g·x̂⟩) is linear and symmetric in g; and from dx̂/dx = y[g := 1_k] and
-    dr/dx = -r²·x̂/count follows dx = -r·(x̂·⟨h·y⟩ + y[g := h]·⟨g·x̂⟩ + y·⟨h·x̂⟩).
+    dr/dx = -r²·x̂/count follows dx = -r·(x̂·⟨h·y⟩ + y[g := h]·⟨g·x̂⟩ + y·⟨h·x̂⟩). The same without
+    ⟨g⟩ where x is not centred.
     """
-    unit = standardize(x, axis=axis, epsilon=epsilon)
-    per_deviation = rsqrt(var(x, axis, keepdims=True) + epsilon)
-    dg = standardize_grad(h, x, axis=axis, epsilon=epsilon)
+    attrs: dict[str, Any] = {"axis": axis, "epsilon": epsilon, "centred": centred}
+    unit = standardize(x, **attrs)
+    spread = var(x, axis, keepdims=True) if centred else mean(x * x, axis, keepdims=True)
+    per_deviation = rsqrt(spread + epsilon)
+    dg = standardize_grad(h, x, **attrs)
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
         return mean(a * b, axis, keepdims=True)
@@ -66,13 +85,14 @@ def _standardize_grad_vjp(
 
 
 def _infer_standardize(
-    x: TensorSpec, *others: TensorSpec, axis: tuple[int, ...], epsilon: float
+    x: TensorSpec, *others: TensorSpec, axis: Axes, epsilon: float, centred: bool = True
 ) -> TensorSpec:
     require_kind(x, "float")
     return TensorSpec(broadcast_shapes(x.shape, *(o.shape for o in others)), x.dtype)
 
 
 _NORM: dict[str, Any] = {"axis": (1,), "epsilon": 0.1}
+_RAW: dict[str, Any] = _NORM | {"centred": False}
 standardize_grad = register(
     Op(
         "standardize_grad",
@@ -81,90 +101,143 @@ standardize_grad = register(
         into=_standardize_grad_into,
         vjp=_standardize_grad_vjp,
         cost=_per_element(14),
-        samples=(sample(F, F, **_NORM), sample(CUBE, CUBE, axis=(1, 2), epsilon=0.1)),
+        samples=(
+            sample(F, F, **_NORM),
+            sample(F, F, **_RAW),
+            sample(CUBE, CUBE, axis=(1, 2), epsilon=0.1),
+        ),
     )
 )
-# (x - mean) / √(variance + epsilon) over axes.
+# (x - mean) / √(variance + epsilon) over axes; not `centred`: x / √(mean of squares + epsilon).
 standardize = register(
     Op(
         "standardize",
         infer=_infer_standardize,
         kernel=like_first(_standardize_into),
         into=_standardize_into,
-        vjp=lambda g, y, x, axis, epsilon: (standardize_grad(g, x, axis=axis, epsilon=epsilon),),
+        vjp=lambda g, y, x, **attrs: (standardize_grad(g, x, **attrs),),
         cost=_per_element(7),
-        samples=(sample(F, **_NORM), sample(CUBE, axis=(0, 2), epsilon=0.1)),
-    )
-)
-
-
-def _over(shape: Shape, axis: tuple[int, ...]) -> Shape:
-    return tuple(size if i in axis else 1 for i, size in enumerate(shape))
-
-
-def _infer_layer_norm(
-    x: TensorSpec, scale: TensorSpec, bias: TensorSpec, axis: tuple[int, ...], epsilon: float
-) -> TensorSpec:
-    require_kind(x, "float")
-    wanted = tuple(x.shape[a] for a in axis)
-    for what, given in (("scale", scale), ("bias", bias)):
-        if given.dtype != x.dtype:
-            raise DTypeError(f"{what} is {given.dtype}, x is {x.dtype}; convert one with .astype")
-        text = (
-            f"{what} {show_shape(given.shape)} is not of the normalised shape {show_shape(wanted)}"
-        )
-        if given.rank != len(axis):
-            raise ShapeError(text)
-        for a, b in zip(given.shape, wanted, strict=True):
-            equate(b, a, text)
-    return x
-
-
-def _layer_norm_into(
-    xp: Any, out: Any, x: Any, scale: Any, bias: Any, axis: tuple[int, ...], epsilon: float
-) -> None:
-    _standardize_into(xp, out, x, axis, epsilon)
-    xp.multiply(out, scale.reshape(_over(x.shape, axis)), out=out)
-    xp.add(out, bias.reshape(_over(x.shape, axis)), out=out)
-
-
-def _layer_norm_vjp(
-    g: Tensor, y: Tensor, x: Tensor, scale: Tensor, bias: Tensor, axis: tuple[int, ...],
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    rest = tuple(i for i in range(x.ndim) if i not in axis)
-    unit = standardize(x, axis=axis, epsilon=epsilon)
-    scaled = g * FUNCTIONS["reshape"](scale, _over(x.shape, axis))
-    dx = standardize_grad(scaled, x, axis=axis, epsilon=epsilon)
-    return dx, sum(g * unit, rest), sum(g, rest)
-
-
-_layer_norm = register(
-    Op(
-        "layer_norm",
-        infer=_infer_layer_norm,
-        kernel=like_first(_layer_norm_into),
-        into=_layer_norm_into,
-        vjp=_layer_norm_vjp,
-        cost=_per_element(9),
         samples=(
-            sample(F, spec("float32", (4,)), spec("float32", (4,)), **_NORM),
-            sample(
-                CUBE, spec("float32", (3, 2)), spec("float32", (3, 2)), axis=(1, 2), epsilon=0.1
-            ),
+            sample(F, **_NORM),
+            sample(F, **_RAW),
+            sample(CUBE, axis=(0, 2), epsilon=0.1),
         ),
     )
 )
 
 
+# Standardised, scaled, shifted ------------------------------------------------------------------
+
+
+def _over(shape: Shape, axes: Axes) -> Shape:
+    return tuple(size if i in axes else 1 for i, size in enumerate(shape))
+
+
+def _require_parameters(x: TensorSpec, along: Axes, **parameters: TensorSpec) -> None:
+    """Scale, bias and statistics have the dtype of x, and its shape along some axes."""
+    require_kind(x, "float")
+    wanted = tuple(x.shape[a] for a in along)
+    for what, given in parameters.items():
+        if given.dtype != x.dtype:
+            raise DTypeError(f"{what} is {given.dtype}, x is {x.dtype}; convert one with .astype")
+        text = (
+            f"{what} {show_shape(given.shape)} is not of the normalised shape {show_shape(wanted)}"
+        )
+        if given.rank != len(along):
+            raise ShapeError(text)
+        for a, b in zip(given.shape, wanted, strict=True):
+            equate(a, b, text)
+
+
+def _infer_affine_norm(
+    x: TensorSpec, *parameters: TensorSpec, axis: Axes, along: Axes, **attrs: Any
+) -> TensorSpec:
+    _require_parameters(x, along, **dict(zip(("scale", "bias"), parameters, strict=False)))
+    return x
+
+
+def _affine_norm_into(
+    xp: Any, out: Any, x: Any, scale: Any, *bias: Any, axis: Axes, along: Axes, epsilon: float,
+    centred: bool = True,
+) -> None:  # fmt: skip
+    about, per_deviation = _moments(xp, x, axis, epsilon, centred)
+    weight = scale.reshape(_over(x.shape, along))
+    if set(along).isdisjoint(axis) or about is x:  # one factor, or x must stay as it is
+        about = about * (per_deviation * weight)
+    else:
+        xp.multiply(about, per_deviation, out=about)
+        xp.multiply(about, weight, out=about)
+    if bias:
+        xp.add(about, bias[0].reshape(_over(x.shape, along)), out=out, casting="same_kind")
+    else:
+        xp.copyto(out, about, casting="same_kind")
+
+
+def _affine_norm_vjp(
+    g: Tensor, y: Tensor, x: Tensor, scale: Tensor, *bias: Tensor, axis: Axes, along: Axes,
+    epsilon: float, centred: bool = True,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    attrs: dict[str, Any] = {"axis": axis, "epsilon": epsilon, "centred": centred}
+    rest = tuple(i for i in range(x.ndim) if i not in along)
+    scaled = g * FUNCTIONS["reshape"](scale, _over(x.shape, along))
+    dx = standardize_grad(scaled, x, **attrs)
+    dscale = sum(g * standardize(x, **attrs), rest)
+    return (dx, dscale, sum(g, rest)) if bias else (dx, dscale)
+
+
+_V4 = spec("float32", (4,))
+_V3 = spec("float32", (3,))
+_V32 = spec("float32", (3, 2))
+# scale·standardize(x) + bias; the bias may be left out.
+_affine_norm = register(
+    Op(
+        "affine_norm",
+        infer=_infer_affine_norm,
+        kernel=like_first(_affine_norm_into),
+        into=_affine_norm_into,
+        vjp=_affine_norm_vjp,
+        cost=_per_element(9),
+        samples=(
+            sample(F, _V4, _V4, along=(1,), **_NORM),
+            sample(F, _V4, along=(1,), **_RAW),
+            sample(CUBE, _V32, _V32, axis=(1, 2), along=(1, 2), epsilon=0.1),
+            sample(CUBE, _V3, _V3, axis=(2,), along=(1,), epsilon=0.1),
+        ),
+    )
+)
+
+
+def _epsilon(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ArgumentError(f"epsilon is a number that is not negative, not {value!r}")
+    return float(value)
+
+
+def _affine(
+    x: Tensor, scale: Any, bias: Any, axis: Axes, along: Axes, epsilon: Any, name: str | None,
+    centred: bool = True,
+) -> Tensor:  # fmt: skip
+    """The standardised x with what there is of scale and bias."""
+    attrs: dict[str, Any] = {"axis": axis, "epsilon": _epsilon(epsilon), "centred": centred}
+    if scale is None and bias is None:
+        plain: Tensor = standardize(x, **attrs, name=name)
+        return plain
+    shape = tuple(x.shape[a] for a in along)
+    given = FUNCTIONS["full"](shape, 1, dtype=x.dtype) if scale is None else as_tensor(scale)
+    parameters = (given,) if bias is None else (given, as_tensor(bias))
+    result: Tensor = _affine_norm(x, *parameters, along=along, **attrs, name=name)
+    return result
+
+
 @function
 def layer_norm(
-    x: Any, scale: Any, bias: Any, axis: Any = -1, epsilon: float = 1e-5, name: str | None = None
-) -> Tensor:
+    x: Any, scale: Any = None, bias: Any = None, axis: Any = -1, epsilon: float = 1e-5,
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
     """scale·(x - mean) / √(variance + epsilon) + bias, moments over an axis or several.
 
     Args:
-        scale, bias: of the shape of x along the axes (in order).
+        scale, bias: of the shape of x along the axes (in order), or None.
 
     Raises:
         DTypeError: x is not float, or the dtypes differ.
@@ -173,9 +246,306 @@ def layer_norm(
     Source: Ba, Kiros & Hinton, arXiv:1607.06450.
     """
     x = as_tensor(x)
-    with located("layer_norm"):
-        axes = normalize_axes(axis, x.ndim)
-        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon >= 0:
-            raise ArgumentError(f"epsilon is a number that is not negative, not {epsilon!r}")
-    result: Tensor = _layer_norm(x, scale, bias, axis=axes, epsilon=float(epsilon), name=name)
+    axes = normalize_axes(axis, x.ndim)
+    return _affine(x, scale, bias, axes, axes, epsilon, name)
+
+
+@function
+def rms_norm(
+    x: Any, scale: Any = None, axis: Any = -1, epsilon: float = 1e-5, name: str | None = None
+) -> Tensor:
+    """scale·x / √(mean of squares + epsilon), the mean over an axis or several.
+
+    Args:
+        scale: of the shape of x along the axes (in order), or None.
+
+    Raises:
+        DTypeError: x is not float, or the dtypes differ.
+        ShapeError, ArgumentError: not axes of x, a scale of another shape, epsilon negative.
+
+    Source: Zhang & Sennrich, NeurIPS 2019.
+    """
+    x = as_tensor(x)
+    axes = normalize_axes(axis, x.ndim)
+    return _affine(x, scale, None, axes, axes, epsilon, name, centred=False)
+
+
+# Over channels ----------------------------------------------------------------------------------
+
+
+def _channel(x: Tensor, channels_last: Any) -> int:
+    if not isinstance(channels_last, bool):
+        raise ArgumentError(f"channels_last is True or False, not {channels_last!r}")
+    if x.ndim < 2:
+        raise ShapeError(
+            f"x has a batch and channels, (N, C, …) or (N, …, C), not shape {show_shape(x.shape)}"
+        )
+    return x.ndim - 1 if channels_last else 1
+
+
+@function
+def instance_norm(
+    x: Any, scale: Any = None, bias: Any = None, epsilon: float = 1e-5,
+    channels_last: bool = False, name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Each channel of each example standardised over its places, scaled and shifted by channel.
+
+    Args:
+        x: (N, C, …), or (N, …, C) with `channels_last`.
+        scale, bias: (C,), or None.
+
+    Raises:
+        DTypeError: x is not float, or the dtypes differ.
+        ShapeError, ArgumentError: x has no places, scale or bias another shape, epsilon negative.
+
+    Source: Ulyanov, Vedaldi & Lempitsky, arXiv:1607.08022.
+    """
+    x = as_tensor(x)
+    channel = _channel(x, channels_last)
+    if x.ndim < 3:
+        raise ShapeError(f"x has places beside batch and channels, not shape {show_shape(x.shape)}")
+    places = tuple(i for i in range(1, x.ndim) if i != channel)
+    return _affine(x, scale, bias, places, (channel,), epsilon, name)
+
+
+@function
+def group_norm(
+    x: Any, groups: int, scale: Any = None, bias: Any = None, epsilon: float = 1e-5,
+    channels_last: bool = False, name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Each group of channels of each example standardised, scaled and shifted by channel.
+
+    Args:
+        x: (N, C, …), or (N, …, C) with `channels_last`.
+        groups: a divisor of C; neighbouring channels share a group.
+        scale, bias: (C,), or None.
+
+    Raises:
+        DTypeError: x is not float, or the dtypes differ.
+        ShapeError, ArgumentError: groups do not divide C, scale or bias of another shape, epsilon
+            negative.
+
+    Source: Wu & He, ECCV 2018.
+    """
+    x = as_tensor(x)
+    channel = _channel(x, channels_last)
+    channels = x.shape[channel]
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise ArgumentError(f"groups are an int above 0, not {groups!r}")
+    if not isinstance(channels, int) or channels % groups:
+        raise ShapeError(f"{groups} groups do not divide {channels} channels")
+    parts = (groups, channels // groups)
+    apart = FUNCTIONS["reshape"](x, (*x.shape[:channel], *parts, *x.shape[channel + 1 :]))
+    for what, given in (("scale", scale), ("bias", bias)):
+        if given is not None and as_tensor(given).shape != (channels,):
+            raise ShapeError(f"{what} {show_shape(as_tensor(given).shape)} is not ({channels},)")
+    scale, bias = (p if p is None else FUNCTIONS["reshape"](p, parts) for p in (scale, bias))
+    axes = tuple(i for i in range(1, apart.ndim) if i != channel)
+    y = _affine(apart, scale, bias, axes, (channel, channel + 1), epsilon, name)
+    result: Tensor = FUNCTIONS["reshape"](y, x.shape)
+    return result
+
+
+# Batch norm -------------------------------------------------------------------------------------
+
+
+def _others(rank: int, channel: int) -> Axes:
+    return tuple(i for i in range(rank) if i != channel)
+
+
+def _infer_batch_norm(
+    x: TensorSpec, scale: TensorSpec, bias: TensorSpec, channel: int, epsilon: float
+) -> tuple[TensorSpec, ...]:
+    _require_parameters(x, (channel,), scale=scale, bias=bias)
+    return x, scale, scale
+
+
+def _batch_norm_into(
+    xp: Any, out: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float
+) -> None:
+    y, average, variance = out
+    axes, over = _others(x.ndim, channel), _over(x.shape, (channel,))
+    number, wide = count(x.shape, axes), _wide(x)
+    centre = xp.sum(wide, axis=axes) / number
+    about = wide - centre.reshape(over)
+    spread = xp.sum(about * about, axis=axes) / number
+    factor = scale * xp.reciprocal(xp.sqrt(spread + epsilon))
+    xp.multiply(about, factor.reshape(over), out=about)
+    xp.add(about, bias.reshape(over), out=y, casting="same_kind")
+    xp.copyto(average, centre, casting="same_kind")
+    xp.copyto(variance, spread, casting="same_kind")
+
+
+def _batch_norm_kernel(
+    xp: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float
+) -> tuple[Any, ...]:
+    out = (xp.empty(x.shape, x.dtype), *(xp.empty(scale.shape, x.dtype) for _ in range(2)))
+    _batch_norm_into(xp, out, x, scale, bias, channel, epsilon)
+    return out
+
+
+def _batch_norm_vjp(
+    gs: Sequence[Tensor], ys: Sequence[Tensor], x: Tensor, scale: Tensor, bias: Tensor,
+    channel: int, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    g, g_mean, g_variance = gs
+    axes, over = _others(x.ndim, channel), _over(x.shape, (channel,))
+    number = count(x.shape, axes)
+    attrs: dict[str, Any] = {"axis": axes, "epsilon": epsilon}
+    dx = standardize_grad(g * FUNCTIONS["reshape"](scale, over), x, **attrs)
+    if not is_zeros(g_mean):
+        dx = dx + FUNCTIONS["reshape"](divided(g_mean, number), over)
+    if not is_zeros(g_variance):
+        about = x - FUNCTIONS["reshape"](ys[1], over)
+        dx = dx + about * FUNCTIONS["reshape"](divided(g_variance * 2, number), over)
+    return dx, sum(g * standardize(x, **attrs), axes), sum(g, axes)
+
+
+_IMAGE = spec("float32", (2, 3, 2, 2))
+# The batch-normalised x, and the mean and (biased) variance of each channel.
+_batch_norm = register(
+    Op(
+        "batch_norm",
+        infer=_infer_batch_norm,
+        kernel=_batch_norm_kernel,
+        into=_batch_norm_into,
+        vjp=_batch_norm_vjp,
+        cost=_per_element(9),
+        samples=(
+            sample(F, _V4, _V4, channel=1, epsilon=0.1),
+            sample(_IMAGE, _V3, _V3, channel=1, epsilon=0.1),
+        ),
+    )
+)
+
+
+def _infer_channel_affine(
+    x: TensorSpec, scale: TensorSpec, bias: TensorSpec, mean: TensorSpec, variance: TensorSpec,
+    channel: int, epsilon: float,
+) -> TensorSpec:  # fmt: skip
+    _require_parameters(
+        x, (channel,), scale=scale, bias=bias, mean=mean, variance=variance
+    )  # fmt: skip
+    return x
+
+
+def _channel_affine_into(
+    xp: Any, out: Any, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, channel: int,
+    epsilon: float,
+) -> None:  # fmt: skip
+    over = _over(x.shape, (channel,))
+    factor = scale * xp.reciprocal(xp.sqrt(_wide(variance) + epsilon))
+    shift = bias - mean * factor
+    product = xp.multiply(x, factor.reshape(over), out=out if out.dtype == factor.dtype else None)
+    xp.add(product, shift.reshape(over), out=out, casting="same_kind")
+
+
+def _channel_affine_vjp(
+    g: Tensor, y: Tensor, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor,
+    channel: int, epsilon: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    axes, over = _others(x.ndim, channel), _over(x.shape, (channel,))
+    per_deviation = rsqrt(variance + epsilon)
+    factor = scale * per_deviation
+    total = sum(g, axes)
+    along = sum(g * (x - FUNCTIONS["reshape"](mean, over)), axes)
+    d_variance = along * (factor * per_deviation * per_deviation * -0.5)
+    dx = g * FUNCTIONS["reshape"](factor, over)
+    return dx, along * per_deviation, total, -(total * factor), d_variance
+
+
+# (x - mean)·scale / √(variance + epsilon) + bias, each by channel.
+_channel_affine = register(
+    Op(
+        "channel_affine",
+        infer=_infer_channel_affine,
+        kernel=like_first(_channel_affine_into),
+        into=_channel_affine_into,
+        vjp=_channel_affine_vjp,
+        cost=_per_element(2),
+        samples=(
+            sample(F, _V4, _V4, _V4, _V4, channel=1, epsilon=0.1, low=0.2),
+            sample(_IMAGE, _V3, _V3, _V3, _V3, channel=1, epsilon=0.1, low=0.2),
+        ),
+    )
+)
+
+
+@function
+def batch_norm(
+    x: Any, scale: Any = None, bias: Any = None, mean: Any = None, variance: Any = None, *,
+    training: bool = False, momentum: float = 0.1, epsilon: float = 1e-5, unbiased: bool = True,
+    channels_last: bool = False, name: str | None = None,
+) -> Any:  # fmt: skip
+    """Each channel standardised over the batch and its places, scaled and shifted.
+
+    With `training` by the moments of the batch: gives (y, new running mean, new running variance),
+    where new = (1 - momentum)·running + momentum·(of the batch), through which no gradient flows;
+    else by the given mean and variance: gives y.
+
+    Args:
+        x: (N, C, …), or (N, …, C) with `channels_last`.
+        scale, bias: (C,), or None.
+        mean, variance: (C,): of all data, or so far.
+        unbiased: the variance that goes into the running one is divided by (count - 1), as torch
+            has it; ONNX divides by the count (and calls 1 - momentum momentum).
+
+    Raises:
+        DTypeError: a tensor is not float.
+        ShapeError, ArgumentError: parameters of another shape, no mean or variance, one value for
+            each channel only in training, numbers out of range.
+
+    Source: Ioffe & Szegedy, ICML 2015.
+    """
+    x = as_tensor(x)
+    channel, epsilon = _channel(x, channels_last), _epsilon(epsilon)
+    if mean is None or variance is None:
+        raise ArgumentError("give the running mean and variance, (C,) each")
+    number = isinstance(momentum, int | float) and not isinstance(momentum, bool)
+    if not number or not 0 <= momentum <= 1:
+        raise ArgumentError(f"momentum is a number from 0 to 1, not {momentum!r}")
+    for what, flag in (("training", training), ("unbiased", unbiased)):
+        if not isinstance(flag, bool):
+            raise ArgumentError(f"{what} is True or False, not {flag!r}")
+    require_kind(x.spec, "float")
+    scale = FUNCTIONS["ones"]((x.shape[channel],), x.dtype) if scale is None else as_tensor(scale)
+    bias = FUNCTIONS["zeros"]((x.shape[channel],), x.dtype) if bias is None else as_tensor(bias)
+    running = as_tensor(mean), as_tensor(variance)
+    for tensor in (scale, bias, *running):
+        require_kind(tensor.spec, "float")
+    wide, scale, bias = _common(x, scale, bias, *running)
+    attrs: dict[str, Any] = {"channel": channel, "epsilon": epsilon}
+    if not training:
+        there = (astype(s, wide.dtype) for s in running)
+        return astype(_channel_affine(wide, scale, bias, *there, **attrs, name=name), x.dtype)
+    items = count(x.shape, _others(x.ndim, channel))
+    if items == 1 and unbiased:
+        raise ShapeError(
+            f"x {show_shape(x.shape)} has one value for each channel: its variance is unknown; "
+            "train on more, or say unbiased=False"
+        )
+    y, centre, spread = _batch_norm(wide, scale, bias, **attrs, name=name)
+    if unbiased:
+        spread = spread * _bessel(items, spread)
+    moved = _moved(running[0], centre, momentum), _moved(running[1], spread, momentum)
+    return astype(y, x.dtype), *moved
+
+
+def _common(x: Tensor, scale: Tensor, bias: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """x, scale and bias in the widest dtype among them: float16 data has float32 statistics."""
+    widest = max((x, scale, bias, *others), key=lambda t: t.dtype.itemsize).dtype
+    return tuple(astype(t, widest) for t in (x, scale, bias))
+
+
+def _bessel(items: Any, like: Tensor) -> Any:
+    """count / (count - 1), for counts known or not."""
+    if isinstance(items, int):
+        return items / (items - 1)
+    number = size_of(size=items, dtype=like.dtype.name)
+    return number / (number - 1)
+
+
+def _moved(running: Tensor, now: Tensor, momentum: float) -> Tensor:
+    fresh = astype(stop_gradient(now), running.dtype)
+    result: Tensor = running * (1 - momentum) + fresh * momentum
     return result

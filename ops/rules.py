@@ -23,9 +23,21 @@ def same_float(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     return same(x, *others)
 
 
+def same_inexact(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
+    """As `same`, for floats and complex numbers."""
+    require_kind(x, "float", "complex")
+    return same(x, *others)
+
+
 def same_numeric(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    """As `same`, for ints and floats."""
+    """As `same`, for ints and floats: numbers that have an order."""
     require_kind(x, "int", "float")
+    return same(x, *others)
+
+
+def same_number(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
+    """As `same`, for numbers of any kind."""
+    require_kind(x, "int", "float", "complex")
     return same(x, *others)
 
 
@@ -35,9 +47,12 @@ def truth(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
 
 
 def require_kind(x: TensorSpec, *kinds: str) -> None:
-    """Refuse dtypes of other kinds ("bool", "int", "float")."""
+    """Refuse dtypes of other kinds ("bool", "int", "float", "complex")."""
     if kind(x.dtype) not in kinds:
-        raise DTypeError(f"takes {' or '.join(kinds)} tensors, not {x.dtype}; convert with .astype")
+        remedy = "convert with .astype"
+        if kind(x.dtype) == "complex":
+            remedy = "take gf.real, gf.imag or gf.abs (complex numbers have no order)"
+        raise DTypeError(f"takes {' or '.join(kinds)} tensors, not {x.dtype}; {remedy}")
 
 
 def normalize_axis(axis: Any, rank: int) -> int:
@@ -101,9 +116,19 @@ def unbroadcast(g: Tensor, shape: Shape) -> Tensor:
     return FUNCTIONS["reshape"](g, shape) if extra else g
 
 
+def conj(x: Tensor) -> Tensor:
+    """The complex conjugate; a real tensor itself, so that real gradients cost nothing more."""
+    return FUNCTIONS["conj"](x) if kind(x.dtype) == "complex" else x
+
+
 def zeros_like(x: Tensor) -> Tensor:
     """A cotangent of zeros, for an input that does not matter."""
     return FUNCTIONS["full_like"](x, 0)  # type: ignore[no-any-return]
+
+
+def is_zeros(g: Tensor) -> bool:
+    """Whether a cotangent is one of zeros by construction: what depends on it may be left out."""
+    return g.node.op.name == "fill" and not g.node.attrs["value"]
 
 
 def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
