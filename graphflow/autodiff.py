@@ -14,7 +14,7 @@ from typing import Any
 from graphflow.errors import DifferentiationError, DTypeError, GraphflowError, ShapeError
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, made_by, user_location
-from graphflow.spec import kind, show_shape
+from graphflow.spec import is_inexact, kind, show_shape
 
 
 def gradients(
@@ -25,12 +25,15 @@ def gradients(
     """d(sum of y · grad_y) / dx for each x; zeros where y does not depend on x.
 
     Args:
-        y: float tensor(s); without `grad_ys` a scalar, or an array that counts as summed.
-        xs: float tensors (variables, placeholders or anything computed).
+        y: float tensor(s); without `grad_ys` a scalar, or an array that counts as summed. Complex
+            ones need `grad_ys`.
+        xs: float or complex tensors (variables, placeholders or anything computed). The gradient
+            of a complex z is dy/dRe z + i·dy/dIm z: its direction of steepest ascent.
         grad_ys: cotangent(s) of `y` (tensors or arrays), of the same shapes; None means ones.
 
     Raises:
-        DifferentiationError: y or an x is not float, or an op on the way has no gradient.
+        DifferentiationError: y or an x is not float (or complex), or an op on the way has no
+            gradient.
         ShapeError, DTypeError: a cotangent is of another shape or dtype.
     """
     ys: list[Any] = list(y) if isinstance(y, list | tuple) else [y]
@@ -39,11 +42,17 @@ def gradients(
             f"gradients at {user_location()}: give a list of tensors, gf.gradients(y, [x])"
         )
     for tensor in (*ys, *xs):
-        _require_float(tensor)
+        _require_inexact(tensor)
+    return pulled_back(ys, _seeds(ys, grad_ys), xs, Graph(ys).nodes)
+
+
+def pulled_back(
+    ys: Sequence[Tensor], seeds: Sequence[Tensor], xs: Sequence[Tensor], nodes: Sequence[Node]
+) -> list[Tensor]:
+    """The cotangents of `xs` for those of `ys`, by way of some nodes, which are in build order."""
     cotangents = _Cotangents()
-    for tensor, seed in zip(ys, _seeds(ys, grad_ys), strict=True):
+    for tensor, seed in zip(ys, seeds, strict=True):
         cotangents.add(tensor, seed)
-    nodes = Graph(ys).nodes
     wanted = _depends_on(nodes, xs)
     results: dict[Tensor, Tensor] = {}
     targets = set(xs)
@@ -115,7 +124,7 @@ def _depends_on(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
     wanted = {x.node for x in xs}
     for node in nodes:
         if node not in wanted and any(
-            t.node in wanted and kind(t.dtype) == "float" for t in node.inputs
+            t.node in wanted and is_inexact(t.dtype) for t in node.inputs
         ):
             wanted.add(node)
     return wanted
@@ -132,6 +141,11 @@ def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
         )
     seeds = []
     for y, seed in zip(ys, given, strict=True):
+        if seed is None and kind(y.dtype) == "complex":
+            raise DifferentiationError(
+                f"gradients at {user_location()}: {y.name!r} is {y.dtype}; give grad_ys, or "
+                "differentiate a real number made of it (gf.real, gf.abs)"
+            )
         if seed is None:
             seed = FUNCTIONS["full_like"](y, 1)
         seed = as_tensor(seed, None if isinstance(seed, Tensor) else y.dtype)
@@ -154,12 +168,12 @@ def _zeros(x: Tensor) -> Tensor:
     return zeros
 
 
-def _require_float(tensor: Any) -> None:
+def _require_inexact(tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
         raise DifferentiationError(
             f"gradients at {user_location()}: {tensor!r} is not a tensor of the graph"
         )
-    if kind(tensor.dtype) != "float":
+    if not is_inexact(tensor.dtype):
         raise DifferentiationError(
             f"gradients at {user_location()}: {tensor.name!r} is {tensor.dtype}, which has no "
             "gradient; convert it with .astype('float32') first"
