@@ -13,9 +13,12 @@ from graphflow import errors, init, optim, placement
 from graphflow._version import __version__
 from graphflow.autodiff import gradients
 from graphflow.build import assign, constant, placeholder, variable
+from graphflow.functions import call, checkpoint, cond, custom_vjp, scan, while_loop
+from graphflow.functions import traced_once as function
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, device, name_scope
 from graphflow.ops import debug, nn, random
+from graphflow.ops.complex import angle, complex, conj, imag, real
 from graphflow.ops.convert import astype, full_like, ones_like, stop_gradient, zeros_like
 from graphflow.ops.creation import arange, eye, full, linspace, ones, zeros
 from graphflow.ops.einsum import einsum, tensordot
@@ -128,6 +131,7 @@ __all__ = [
     "acosh",
     "add",
     "all",
+    "angle",
     "any",
     "arange",
     "argmax",
@@ -141,13 +145,19 @@ __all__ = [
     "atanh",
     "broadcast_arrays",
     "broadcast_to",
+    "call",
     "ceil",
+    "checkpoint",
     "clip",
+    "complex",
     "concat",
+    "cond",
+    "conj",
     "cos",
     "cosh",
     "constant",
     "cumsum",
+    "custom_vjp",
     "debug",
     "device",
     "diagonal",
@@ -165,10 +175,12 @@ __all__ = [
     "floor_divide",
     "full",
     "full_like",
+    "function",
     "gather",
     "gradients",
     "greater",
     "greater_equal",
+    "imag",
     "init",
     "isfinite",
     "isinf",
@@ -212,6 +224,7 @@ __all__ = [
     "pow",
     "prod",
     "random",
+    "real",
     "reciprocal",
     "remainder",
     "repeat",
@@ -219,6 +232,7 @@ __all__ = [
     "roll",
     "round",
     "rsqrt",
+    "scan",
     "scatter_add",
     "sign",
     "sin",
@@ -248,6 +262,7 @@ __all__ = [
     "variable",
     "vecdot",
     "where",
+    "while_loop",
     "zeros",
     "zeros_like",
 ]

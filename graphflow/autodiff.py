@@ -178,3 +178,6 @@ def _require_inexact(tensor: Any) -> None:
             f"gradients at {user_location()}: {tensor.name!r} is {tensor.dtype}, which has no "
             "gradient; convert it with .astype('float32') first"
         )
+
+
+FUNCTIONS["gradients"] = gradients  # vjps of ops that hold bodies differentiate these

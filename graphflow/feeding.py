@@ -9,7 +9,7 @@ import numpy as np
 
 from graphflow.errors import FeedError, GraphError, GraphflowError
 from graphflow.op import Node, Tensor, user_location
-from graphflow.spec import Dim, TensorSpec, show_shape
+from graphflow.spec import Dim, TensorSpec, is_inexact, kind, limits, show_shape
 
 
 def convert_all(feeds: Any) -> dict[Node, np.ndarray[Any, Any]]:
@@ -53,8 +53,9 @@ def convert(
 ) -> np.ndarray[Any, Any]:
     """The value as an array of the node's dtype, its known sizes checked.
 
-    Converts where numpy calls it safe, and float64 to float32; plain Python numbers and lists also
-    where every element keeps its value (so `[1, 2]` may be fed as float32).
+    Converts where numpy calls it safe, and float64 to float32 (complex128 to complex64); plain
+    Python numbers and lists also where every element keeps its value (so `[1, 2]` may be fed as
+    float32).
 
     Raises:
         FeedError (or `error`): another dtype, rank or size; names the node, its line and both
@@ -106,20 +107,24 @@ def _described(node: Node) -> str:
 def _safe(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: bool) -> bool:
     if np.can_cast(array.dtype, dtype, "safe"):
         return True
-    if array.dtype.newbyteorder("=") == np.float64 and dtype == np.float32:
+    given = array.dtype.newbyteorder("=").name
+    if given in _HALVED and dtype.name in _HALVED[given]:
         return True
     if plain and array.size == 0:
         return True  # an empty list has the dtype that one likes
-    if not plain or array.dtype.kind not in "biuf" or array.dtype.kind == "b" != dtype.kind:
+    if not plain or array.dtype.kind not in "biufcV" or array.dtype.kind == "b" != dtype.kind:
         return False
-    if array.dtype.kind == "f":
-        return dtype.kind == "f"
+    if is_inexact(array.dtype):
+        return kind(dtype) in ("complex", kind(array.dtype))
     if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return bool((array >= limits.min).all() and (array <= limits.max).all())
+        low, high = limits(dtype)
+        return bool((array >= low).all() and (array <= high).all())
     with np.errstate(over="ignore", invalid="ignore"):
-        back = array.astype(dtype).astype(array.dtype)
-    return dtype.kind == "f" and bool((back == array).all())
+        back = array.astype(dtype).real.astype(array.dtype)
+    return is_inexact(dtype) and bool((back == array).all())
+
+
+_HALVED = {"float64": ("float32", "complex64"), "complex128": ("complex64",)}
 
 
 def _expected(spec: TensorSpec) -> str:

@@ -14,7 +14,8 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import next_stream, user_location
-from graphflow.spec import as_dtype
+from graphflow.spec import as_dtype, is_inexact
+from graphflow.spec import kind as kind_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Initializer:
 def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:
     wanted = _dtype(dtype)
     if kind != "constant":
-        if wanted.kind != "f":
+        if kind_of(wanted) != "float":
             raise DTypeError(f"{_here()}: random values are floats, not {wanted}")
         if not all(_is_number(x) and math.isfinite(x) for x in (a, b)):
             raise ArgumentError(f"{_here()}: its parameters are finite numbers, not {a!r}, {b!r}")
@@ -93,7 +94,7 @@ def full(shape: Any, value: float, dtype: Any = "float32") -> Initializer:
         ArgumentError: not a number, or not one of that dtype.
     """
     wanted = _dtype(dtype)
-    fits = _is_number(value) and (wanted.kind == "f" or _is_exact(value, wanted))
+    fits = _is_number(value) and (is_inexact(wanted) or _is_exact(value, wanted))
     if not fits:
         raise ArgumentError(f"{_here()}: {value!r} is no value of dtype {wanted}")
     return _make("constant", shape, dtype, value, 0.0)

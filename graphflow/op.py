@@ -689,5 +689,6 @@ def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
 __all__ = [
     "FUNCTIONS", "REGISTRY", "Cost", "Location", "Node", "Op", "Sample", "Tensor",
     "as_tensor", "device", "function", "located", "made_by", "make_node", "name_scope",
-    "next_stream", "owner", "promoted", "read_from", "register", "sample", "seeded", "told", "user_location",
+    "next_stream", "owner", "promoted", "read_from", "register", "sample", "seeded", "told",
+    "user_location",
 ]  # fmt: skip

@@ -3,6 +3,8 @@
 from graphflow.ops import (
     activations,
     comm,
+    control,
+    complex,
     convert,
     creation,
     debug,
@@ -20,13 +22,14 @@ from graphflow.ops import (
     select,
     shape,
     softmax,
+    solve,
     state,
     transcendental,
     window,
 )
 
 __all__ = [
-    "activations", "comm", "convert", "creation", "debug", "einsum", "elementwise", "extrema",
+    "activations", "comm", "control", "complex", "convert", "creation", "debug", "einsum", "elementwise", "extrema",
     "getitem", "index", "linalg", "nn", "norm", "product", "random", "reduce", "select", "shape",
-    "softmax", "state", "transcendental", "window",
+    "softmax", "solve", "state", "transcendental", "window",
 ]  # fmt: skip

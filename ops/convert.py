@@ -6,21 +6,38 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.errors import DTypeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
-from graphflow.ops.elementwise import BOOL, INT, F, elementwise, no_gradient
-from graphflow.spec import TensorSpec, as_dtype, kind
+from graphflow.ops.elementwise import BOOL, COMPLEX, INT, F, elementwise, no_gradient
+from graphflow.spec import TensorSpec, as_dtype, is_inexact, kind
+
+
+def _infer_astype(x: TensorSpec, dtype: str) -> TensorSpec:
+    wanted = as_dtype(dtype)
+    if kind(x.dtype) == "complex" and kind(wanted) in ("int", "float"):
+        raise DTypeError(
+            f"{x.dtype} does not convert to {wanted}; take gf.real, gf.imag or gf.abs first"
+        )
+    return x.with_dtype(wanted)
 
 
 def _astype_vjp(g: Tensor, y: Tensor, x: Tensor, dtype: str) -> tuple[Tensor | None]:
-    return (astype(g, x.dtype) if kind(x.dtype) == kind(y.dtype) == "float" else None,)
+    if not (is_inexact(x.dtype) and is_inexact(y.dtype)):
+        return (None,)
+    if kind(x.dtype) == "float":
+        g = FUNCTIONS["real"](g)
+    return (astype(g, x.dtype),)
 
 
 _astype = elementwise(
     "astype",
     lambda xp, x, dtype: x.astype(dtype),
     _astype_vjp,
-    infer=lambda x, dtype: x.with_dtype(as_dtype(dtype)),
+    infer=_infer_astype,
     samples=(
+        sample(F, dtype="complex64"),
+        sample(COMPLEX, dtype="complex128"),
+        sample(COMPLEX, dtype="bool"),
         sample(F, dtype="float64"),
         sample(INT, dtype="bool"),
         sample(F, dtype="int64"),
@@ -36,7 +53,7 @@ def astype(x: Any, dtype: Any, name: str | None = None) -> Tensor:
     """x converted to another dtype; floats to ints truncate towards zero.
 
     Raises:
-        DTypeError: the dtype is not supported.
+        DTypeError: the dtype is not supported, or x is complex and the dtype is not.
     """
     with located("astype"):
         wanted = as_dtype(dtype)

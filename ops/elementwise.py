@@ -23,9 +23,24 @@ from graphflow.op import (
     sample,
     user_location,
 )
-from graphflow.ops.rules import require_kind, same_float, same_numeric, truth
+from graphflow.ops.rules import (
+    conj,
+    require_kind,
+    same_inexact,
+    same_number,
+    same_numeric,
+    truth,
+)
 from graphflow.ops.rules import unbroadcast as _sum_to
-from graphflow.spec import TensorSpec, broadcast_shapes, kind, product, spec
+from graphflow.spec import (
+    TensorSpec,
+    broadcast_shapes,
+    is_inexact,
+    kind,
+    product,
+    real_dtype,
+    spec,
+)
 
 F = spec("float32", (3, 4))
 ROW = spec("float32", (4,))
@@ -33,12 +48,20 @@ COLUMN = spec("float32", (3, 1))
 SCALAR = spec("float32", ())
 INT = spec("int32", (3, 4))
 BOOL = spec("bool", (3, 4))
+COMPLEX = spec("complex64", (3, 4))
+COMPLEX_ROW = spec("complex64", (4,))
 
 UNARY = (sample(F), sample(SCALAR))
 UNARY_INT = (*UNARY, sample(INT))
 POSITIVE = (sample(F, low=0.3, high=3.0), sample(SCALAR, low=0.3, high=3.0))
 BINARY = (sample(F, F), sample(F, ROW), sample(COLUMN, ROW), sample(SCALAR, F))
 BINARY_INT = (*BINARY, sample(INT, INT))
+NUMBER = (*UNARY_INT, sample(COMPLEX))
+BINARY_NUMBER = (
+    *BINARY_INT,
+    sample(COMPLEX, COMPLEX_ROW),
+    sample(SCALAR.with_dtype("complex64"), COMPLEX),
+)
 # Both inputs positive: away from poles and branch points.
 RATIO = tuple(sample(*s.inputs, low=0.4, high=3.0) for s in BINARY)
 
@@ -97,34 +120,41 @@ def no_gradient(g: Tensor, y: Tensor, *inputs: Tensor, **attrs: Any) -> tuple[No
     return (None,) * len(inputs)
 
 
+_COMPLEX_RATIO = sample(COMPLEX, COMPLEX_ROW, low=0.4, high=3.0)
+
 # Arithmetic -----------------------------------------------------------------------------------
 
 add = elementwise(
     "add",
     "add",
-    vjp=lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(g, b.shape)),
-    samples=BINARY_INT,
+    lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(g, b.shape)),
+    same_number,
+    BINARY_NUMBER,
 )
 subtract = elementwise(
     "subtract",
     "subtract",
-    vjp=lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(-g, b.shape)),
-    samples=BINARY_INT,
+    lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(-g, b.shape)),
+    same_number,
+    BINARY_NUMBER,
 )
 multiply = elementwise(
     "multiply",
     "multiply",
-    vjp=lambda g, y, a, b: (_sum_to(g * b, a.shape), _sum_to(g * a, b.shape)),
-    samples=BINARY_INT,
+    lambda g, y, a, b: (_sum_to(g * conj(b), a.shape), _sum_to(g * conj(a), b.shape)),
+    same_number,
+    BINARY_NUMBER,
 )
 
 
 def _divide_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    quotient = g / b
-    return _sum_to(quotient, a.shape), _sum_to(-(quotient * y), b.shape)
+    quotient = g / conj(b)
+    return _sum_to(quotient, a.shape), _sum_to(-(quotient * conj(y)), b.shape)
 
 
-_divide = elementwise("divide", "divide", _divide_vjp, same_float, RATIO, flops=4)
+_divide = elementwise(
+    "divide", "divide", _divide_vjp, same_inexact, (*RATIO, _COMPLEX_RATIO), flops=4
+)
 
 
 @function
@@ -136,7 +166,7 @@ def divide(a: Any, b: Any, name: str | None = None) -> Tensor:
         ShapeError: the shapes do not broadcast.
     """
     a, b = promoted("divide", (a, b))
-    if kind(a.dtype) != "float":
+    if not is_inexact(a.dtype):
         a, b = (FUNCTIONS["astype"](t, "float64") for t in (a, b))
     result: Tensor = _divide(a, b, name=name)
     return result
@@ -160,13 +190,18 @@ remainder = elementwise(
 
 
 def _pow_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """d/da is 0 where b is 0, d/db is 0 where a is not positive (where it has no real value)."""
+    """d/da is 0 where b is 0, d/db is 0 where a is not positive (where it has no real value), or
+    is 0."""
     less = FUNCTIONS["where"](equal(b, 0), 1, b - 1)
-    logarithm = FUNCTIONS["log"](FUNCTIONS["where"](greater(a, 0), a, 1))
-    return _sum_to(g * (b * _pow(a, less)), a.shape), _sum_to(g * (y * logarithm), b.shape)
+    has_log = not_equal(a, 0) if kind(a.dtype) == "complex" else greater(a, 0)
+    logarithm = FUNCTIONS["log"](FUNCTIONS["where"](has_log, a, 1))
+    slopes = conj(b * _pow(a, less)), conj(y * logarithm)
+    return _sum_to(g * slopes[0], a.shape), _sum_to(g * slopes[1], b.shape)
 
 
-_pow = elementwise("pow", "power", _pow_vjp, samples=(*RATIO, sample(INT, INT)), flops=20)
+_pow = elementwise(
+    "pow", "power", _pow_vjp, same_number, (*RATIO, sample(INT, INT), _COMPLEX_RATIO), flops=20
+)
 
 
 @function
@@ -183,7 +218,7 @@ def pow(x: Any, exponent: Any, name: str | None = None) -> Tensor:
                 f"pow at {user_location()}: ints have no power {exponent}; convert with .astype"
             )
         cheaper: dict[float, Any] = {1: positive, 2: square}
-        if kind(x.dtype) == "float":
+        if is_inexact(x.dtype):
             cheaper |= {0.5: FUNCTIONS["sqrt"], -1: reciprocal}
         elif type(exponent) is float:
             cheaper = {}
@@ -194,20 +229,48 @@ def pow(x: Any, exponent: Any, name: str | None = None) -> Tensor:
     return result
 
 
-negative = elementwise("negative", "negative", lambda g, y, x: (-g,), samples=UNARY_INT)
-positive = elementwise("positive", "positive", lambda g, y, x: (g,), samples=UNARY_INT)
-sign = elementwise("sign", "sign", no_gradient, samples=(*POSITIVE, sample(INT)))
+negative = elementwise("negative", "negative", lambda g, y, x: (-g,), same_number, NUMBER)
+positive = elementwise("positive", "positive", lambda g, y, x: (g,), same_number, NUMBER)
+
+
+def _sign(xp: Any, x: Any) -> Any:
+    if x.dtype.kind != "c":
+        return xp.sign(x)
+    size = xp.abs(x)
+    return x / xp.where(size == 0, xp.ones_like(size), size)
+
+
+def _sign_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None]:
+    """Only the part of g across the direction of a complex number turns it."""
+    if kind(x.dtype) != "complex":
+        return (None,)
+    size = abs(x)
+    across = g - y * FUNCTIONS["real"](g * conj(y))
+    return (across / FUNCTIONS["where"](equal(size, 0), 1, size),)
+
+
+# x / |x|, and 0 of 0.
+sign = elementwise(
+    "sign", _sign, _sign_vjp, same_number, (*POSITIVE, sample(INT), sample(COMPLEX)),
+    into=lambda xp, out, x: xp.sign(x, out=out) if x.dtype.kind != "c" else xp.copyto(
+        out, _sign(xp, x)
+    ),
+)  # fmt: skip
 # The gradient at 0 is 0.
 abs = elementwise(
-    "abs", "abs", lambda g, y, x: (g * sign(x),), samples=(*POSITIVE, sample(F, low=-3, high=-0.3))
+    "abs",
+    "abs",
+    lambda g, y, x: (g * sign(x),),
+    lambda x: same_number(x).with_dtype(real_dtype(x.dtype)),
+    (*POSITIVE, sample(F, low=-3, high=-0.3), sample(COMPLEX)),
 )
-square = elementwise("square", "square", lambda g, y, x: (g * (x * 2),), samples=UNARY_INT)
+square = elementwise("square", "square", lambda g, y, x: (g * (conj(x) * 2),), same_number, NUMBER)
 reciprocal = elementwise(
     "reciprocal",
     "reciprocal",
-    lambda g, y, x: (-(g * square(y)),),
-    same_float,
-    POSITIVE,
+    lambda g, y, x: (-(g * conj(square(y))),),
+    same_inexact,
+    (*POSITIVE, sample(COMPLEX, low=0.3, high=3.0)),
     flops=4,
 )
 
@@ -244,17 +307,23 @@ def _orderable(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     return truth(x, *others)
 
 
+def _numbers(x: TensorSpec) -> TensorSpec:
+    return same_number(x).with_dtype(bool)
+
+
 def _logical(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     require_kind(x, "bool")
     return truth(x, *others)
 
 
-def _comparison(name: str, infer: Callable[..., TensorSpec] = _orderable) -> Op:
-    return elementwise(name, name, None, infer, samples=BINARY_INT)
+def _comparison(
+    name: str, infer: Callable[..., TensorSpec] = _orderable, samples: Any = BINARY_INT
+) -> Op:
+    return elementwise(name, name, None, infer, samples)
 
 
-equal = _comparison("equal", truth)
-not_equal = _comparison("not_equal", truth)
+equal = _comparison("equal", truth, BINARY_NUMBER)
+not_equal = _comparison("not_equal", truth, BINARY_NUMBER)
 less = _comparison("less")
 less_equal = _comparison("less_equal")
 greater = _comparison("greater")
@@ -266,6 +335,7 @@ logical_or = elementwise("logical_or", "logical_or", None, _logical, _BOOLS)
 logical_xor = elementwise("logical_xor", "logical_xor", None, _logical, _BOOLS)
 logical_not = elementwise("logical_not", "logical_not", None, _logical, (sample(BOOL),))
 
-isnan = elementwise("isnan", "isnan", None, _orderable, UNARY)
-isinf = elementwise("isinf", "isinf", None, _orderable, UNARY)
-isfinite = elementwise("isfinite", "isfinite", None, _orderable, UNARY)
+_TESTED = (*UNARY, sample(COMPLEX))
+isnan = elementwise("isnan", "isnan", None, _numbers, _TESTED)
+isinf = elementwise("isinf", "isinf", None, _numbers, _TESTED)
+isfinite = elementwise("isfinite", "isfinite", None, _numbers, _TESTED)

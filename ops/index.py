@@ -158,7 +158,7 @@ def as_indices(indices: Any) -> Tensor:
 def _infer_scatter_add(
     x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
 ) -> TensorSpec:
-    require_kind(x, "int", "float")
+    require_kind(x, "int", "float", "complex")
     wanted = _taken_shape(x, indices, axis)
     _require_like(updates, x, wanted)
     return x
@@ -314,7 +314,7 @@ def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
 def _infer_scatter_along(
     x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
 ) -> TensorSpec:
-    require_kind(x, "int", "float")
+    require_kind(x, "int", "float", "complex")
     _require_like(updates, x, _infer_along(x, indices, axis).shape)
     return x
 

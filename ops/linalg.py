@@ -25,7 +25,7 @@ from graphflow.op import (
     sample,
 )
 from graphflow.ops.kernels.threads import run_parts
-from graphflow.ops.rules import normalize_axis, require_kind, unbroadcast
+from graphflow.ops.rules import conj, normalize_axis, require_kind, unbroadcast
 from graphflow.ops.shape import (
     expand_dims,
     permute_dims,
@@ -62,7 +62,7 @@ def _sizes(a: TensorSpec, b: TensorSpec, ta: bool, tb: bool) -> tuple[Size, Size
 def _infer_matmul(
     a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
 ) -> TensorSpec:
-    require_kind(a, "int", "float")
+    require_kind(a, "int", "float", "complex")
     if a.rank < 2 or b.rank < 2:
         raise ShapeError(f"takes matrices, not {show_shape(a.shape)} @ {show_shape(b.shape)}")
     m, k, k2, n = _sizes(a, b, transpose_a, transpose_b)
@@ -151,6 +151,7 @@ def _matmul_kernel(
 def _matmul_vjp(
     g: Tensor, y: Tensor, a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False
 ) -> tuple[Tensor, Tensor]:
+    a, b = conj(a), conj(b)
     if transpose_a:
         ga = matmul(b, g, transpose_a=transpose_b, transpose_b=True)
     else:
@@ -165,6 +166,7 @@ def _matmul_vjp(
 M34, M45 = spec("float32", (3, 4)), spec("float32", (4, 5))
 M43, M54 = spec("float32", (4, 3)), spec("float32", (5, 4))
 
+_BOTH = {"transpose_a": True, "transpose_b": True}
 matmul_op = register(
     Op(
         "matmul",
@@ -177,10 +179,12 @@ matmul_op = register(
             sample(M34, M45),
             sample(M43, M45, transpose_a=True),
             sample(M34, M54, transpose_b=True),
-            sample(M43, M54, transpose_a=True, transpose_b=True),
+            sample(M43, M54, **_BOTH),
             sample(spec("float32", (2, 3, 4)), spec("float32", (2, 4, 2))),
             sample(spec("float32", (2, 1, 3, 4)), spec("float32", (3, 4, 2))),
             sample(spec("int32", (2, 3)), spec("int32", (3, 2))),
+            sample(spec("complex64", (2, 3)), spec("complex64", (3, 2))),
+            sample(spec("complex64", (3, 2)), spec("complex64", (4, 3)), **_BOTH),
         ),
         promotes=True,
     )
@@ -233,7 +237,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 
 @function
 def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
-    """Sum of the products along an axis that both have; other axes broadcast.
+    """Sum of conj(a)·b along an axis that both have; other axes broadcast.
 
     Raises:
         ShapeError: the sizes differ.
@@ -243,7 +247,7 @@ def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
         raise ShapeError("vecdot takes vectors, not scalars")
     n, n2 = a.shape[normalize_axis(axis, a.ndim)], b.shape[normalize_axis(axis, b.ndim)]
     equate(n, n2, f"vecdot along axis {axis}")
-    result: Tensor = FUNCTIONS["sum"](a * b, axis=axis, dtype=a.dtype)
+    result: Tensor = FUNCTIONS["sum"](conj(a) * b, axis=axis, dtype=a.dtype)
     return result
 
 

@@ -8,6 +8,7 @@ from graphflow.errors import ArgumentError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops.convert import astype
 from graphflow.ops.reduce import (
+    COMPLEX,
     CUBE,
     INT,
     F,
@@ -17,15 +18,15 @@ from graphflow.ops.reduce import (
     sum,
     summed_dtype,
 )
-from graphflow.ops.rules import normalize_axis
+from graphflow.ops.rules import conj, normalize_axis
 from graphflow.ops.select import where
-from graphflow.spec import Shape, kind
+from graphflow.spec import Shape, is_inexact, kind
 
 
 def _prod_vjp(
     g: Tensor, y: Tensor, x: Tensor, axis: int, dtype: str | None = None
 ) -> tuple[Tensor | None]:
-    return (g * prod_others(x, axis=axis),) if kind(x.dtype) == "float" else (None,)
+    return (g * conj(prod_others(x, axis=axis)),) if is_inexact(x.dtype) else (None,)
 
 
 # Over one axis, which stays with size 1.
@@ -41,7 +42,12 @@ _prod = register(
         ),
         vjp=_prod_vjp,
         cost=per_element(1),
-        samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(INT, axis=0)),
+        samples=(
+            sample(F, axis=1),
+            sample(CUBE, axis=0),
+            sample(INT, axis=0),
+            sample(COMPLEX, axis=0),
+        ),
     )
 )
 
@@ -72,7 +78,8 @@ def _prod_others_vjp(g: Tensor, y: Tensor, x: Tensor, axis: int) -> tuple[Tensor
     diagonal = FUNCTIONS["reshape"](FUNCTIONS["eye"](size, dtype="bool"), square)
     rows = FUNCTIONS["broadcast_to"](FUNCTIONS["expand_dims"](x, axis), others)
     pairs = prod_others(where(diagonal, 1, rows), axis=axis + 1)
-    return (sum(where(diagonal, 0, FUNCTIONS["expand_dims"](g, axis + 1) * pairs), axis),)
+    spread = FUNCTIONS["expand_dims"](g, axis + 1)
+    return (sum(where(diagonal, 0, spread * conj(pairs)), axis),)
 
 
 prod_others = register(
@@ -82,7 +89,7 @@ prod_others = register(
         kernel=_prod_others_kernel,
         vjp=_prod_others_vjp,
         cost=per_element(3),
-        samples=(sample(F, axis=1), sample(CUBE, axis=0)),
+        samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(COMPLEX, axis=1)),
     )
 )
 
@@ -131,13 +138,14 @@ _cumsum: Op = register(
         kernel=_cumsum_kernel,
         into=_cumsum_into,
         vjp=lambda g, y, x, axis, reverse: (
-            _cumsum(g, axis=axis, reverse=not reverse) if kind(x.dtype) == "float" else None,
+            _cumsum(g, axis=axis, reverse=not reverse) if is_inexact(x.dtype) else None,
         ),
         cost=per_element(1),
         samples=(
             sample(F, axis=1, reverse=False),
             sample(CUBE, axis=0, reverse=True),
             sample(INT, axis=0, reverse=False),
+            sample(COMPLEX, axis=1, reverse=True),
         ),
     )
 )

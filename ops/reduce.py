@@ -22,7 +22,16 @@ from graphflow.ops.rules import (
     require_kind,
 )
 from graphflow.ops.transcendental import sqrt
-from graphflow.spec import Shape, Size, TensorSpec, as_dtype, kind, product, spec
+from graphflow.spec import (
+    Shape,
+    Size,
+    TensorSpec,
+    as_dtype,
+    is_inexact,
+    kind,
+    product,
+    spec,
+)
 
 Axes = tuple[int, ...]
 
@@ -32,6 +41,7 @@ THIN = spec("float32", (1, 3))
 SCALAR = spec("float32", ())
 INT = spec("int32", (3, 4))
 BOOL = spec("bool", (3, 4))
+COMPLEX = spec("complex64", (3, 4))
 
 FLOAT_SAMPLES = (
     sample(F, axis=(0,), keepdims=False),
@@ -98,10 +108,10 @@ def require_elements(x: TensorSpec, axes: Axes) -> None:
 
 
 def summed_dtype(x: TensorSpec, dtype: str | None) -> np.dtype[Any]:
-    """Floats stay; bools and ints are summed in 64 bits, as the array API has it."""
+    """Floats and complex numbers stay; bools and ints are summed in 64 bits (array API)."""
     if dtype is not None:
         return as_dtype(dtype)
-    if x.dtype.kind == "f":
+    if is_inexact(x.dtype):
         return x.dtype
     return np.dtype("uint64" if x.dtype.kind == "u" else "int64")
 
@@ -126,7 +136,7 @@ def _sum_into(
 def _sum_vjp(
     g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, dtype: str | None = None
 ) -> tuple[Tensor | None]:
-    if kind(x.dtype) != "float":
+    if not is_inexact(x.dtype):
         return (None,)
     return (spread(astype(g, x.dtype), x, axis, keepdims),)
 
@@ -143,6 +153,7 @@ _sum = register(
             *FLOAT_SAMPLES,
             sample(INT, axis=(1,), keepdims=False),
             sample(BOOL, axis=(0, 1), keepdims=False),
+            sample(COMPLEX, axis=(0,), keepdims=True),
             sample(spec("float32", (0, 2)), axis=(0,), keepdims=False),
         ),
     )
@@ -187,14 +198,14 @@ def _mean_into(xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:
 _mean = register(
     Op(
         "mean",
-        infer=infer_reduction("float", empty=True),
+        infer=infer_reduction("float", "complex", empty=True),
         kernel=_mean_kernel,
         into=_mean_into,
         vjp=lambda g, y, x, axis, keepdims: (
             spread(divided(g, count(x.shape, axis)), x, axis, keepdims),
         ),
         cost=per_element(1),
-        samples=FLOAT_SAMPLES,
+        samples=(*FLOAT_SAMPLES, sample(COMPLEX, axis=(1,), keepdims=False)),
     )
 )
 
@@ -212,7 +223,7 @@ def mean(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = No
 
 
 def _as_float(x: Tensor) -> Tensor:
-    return x if kind(x.dtype) == "float" else astype(x, "float64")
+    return x if is_inexact(x.dtype) else astype(x, "float64")
 
 
 def _var_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
@@ -293,7 +304,7 @@ def _truth(name: str) -> Op:
     return register(
         Op(
             name,
-            infer=infer_reduction("bool", "int", "float", dtype=bool, empty=True),
+            infer=infer_reduction("bool", "int", "float", "complex", dtype=bool, empty=True),
             kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
             into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
                 x, axis=axis, keepdims=keepdims, out=out
@@ -303,6 +314,7 @@ def _truth(name: str) -> Op:
                 sample(BOOL, axis=(0,), keepdims=False),
                 sample(INT, axis=(0, 1), keepdims=True),
                 sample(F, axis=(), keepdims=False),
+                sample(COMPLEX, axis=(0,), keepdims=False),
             ),
         )
     )

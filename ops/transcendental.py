@@ -1,6 +1,7 @@
-"""Roots, exponentials, logarithms, trigonometry and the error function: elementwise, of floats.
+"""Roots, exponentials, logarithms, trigonometry and the error function: elementwise, of floats
+(and complex numbers, but for `atan2` and `erf`; principal values, branch cuts as in numpy).
 
-They take floats only: what the float type of an int would be is better said by `astype`.
+They take no ints: what the float type of an int would be is better said by `astype`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from graphflow.op import Op, Sample, Tensor, sample
 from graphflow.ops.elementwise import (
+    COMPLEX,
     POSITIVE,
     RATIO,
     SCALAR,
@@ -19,7 +21,8 @@ from graphflow.ops.elementwise import (
     elementwise,
     square,
 )
-from graphflow.ops.rules import same_float, unbroadcast
+from graphflow.ops.rules import conj, same_float, same_inexact, unbroadcast
+from graphflow.spec import TensorSpec, kind
 
 
 def _function(
@@ -28,39 +31,45 @@ def _function(
     ufunc: str | Callable[..., Any] = "",
     samples: Sequence[Sample] = UNARY,
     flops: int = 10,
+    infer: Callable[..., TensorSpec] = same_inexact,
     **rest: Any,
 ) -> Op:
-    return elementwise(name, ufunc or name, vjp, same_float, samples, flops, **rest)
+    if infer is same_inexact:
+        ends = {"low": samples[0].low, "high": samples[0].high} if samples is not UNARY else {}
+        samples = (*samples, sample(COMPLEX, **{"low": -0.9, "high": 1.2, **ends}))
+    return elementwise(name, ufunc or name, vjp, infer, samples, flops, **rest)
 
 
 _INSIDE = (sample(F, low=-0.8, high=0.8), sample(SCALAR, low=-0.8, high=0.8))
 _ABOVE_ONE = (sample(F, low=1.3, high=3.0), sample(SCALAR, low=1.3, high=3.0))
 
-sqrt = _function("sqrt", lambda g, y, x: (g * 0.5 / y,), samples=POSITIVE, flops=4)
+sqrt = _function("sqrt", lambda g, y, x: (g * 0.5 / conj(y),), samples=POSITIVE, flops=4)
 rsqrt = _function(
     "rsqrt",
-    lambda g, y, x: (g * (y * y * y * -0.5),),
+    lambda g, y, x: (g * conj(y * y * y * -0.5),),
     lambda xp, x: xp.reciprocal(xp.sqrt(x)),
     samples=POSITIVE,
     flops=8,
     into=lambda xp, out, x: xp.reciprocal(xp.sqrt(x), out=out),
 )
 
-exp = _function("exp", lambda g, y, x: (g * y,))
-expm1 = _function("expm1", lambda g, y, x: (g * (y + 1),))
-log = _function("log", lambda g, y, x: (g / x,), samples=POSITIVE)
-log1p = _function("log1p", lambda g, y, x: (g / (x + 1),), samples=POSITIVE)
-log2 = _function("log2", lambda g, y, x: (g / (x * math.log(2)),), samples=POSITIVE)
-log10 = _function("log10", lambda g, y, x: (g / (x * math.log(10)),), samples=POSITIVE)
+exp = _function("exp", lambda g, y, x: (g * conj(y),))
+expm1 = _function("expm1", lambda g, y, x: (g * (conj(y) + 1),))
+log = _function("log", lambda g, y, x: (g / conj(x),), samples=POSITIVE)
+log1p = _function("log1p", lambda g, y, x: (g / (conj(x) + 1),), samples=POSITIVE)
+log2 = _function("log2", lambda g, y, x: (g / (conj(x) * math.log(2)),), samples=POSITIVE)
+log10 = _function("log10", lambda g, y, x: (g / (conj(x) * math.log(10)),), samples=POSITIVE)
 
-sin = _function("sin", lambda g, y, x: (g * cos(x),))
-cos: Op = _function("cos", lambda g, y, x: (-(g * sin(x)),))
-tan = _function("tan", lambda g, y, x: (g * (square(y) + 1),), samples=_INSIDE, flops=20)
-asin = _function("asin", lambda g, y, x: (g * rsqrt(1 - square(x)),), "arcsin", _INSIDE, flops=20)
-acos = _function(
-    "acos", lambda g, y, x: (-(g * rsqrt(1 - square(x))),), "arccos", _INSIDE, flops=20
+sin = _function("sin", lambda g, y, x: (g * conj(cos(x)),))
+cos: Op = _function("cos", lambda g, y, x: (-(g * conj(sin(x))),))
+tan = _function("tan", lambda g, y, x: (g * conj(square(y) + 1),), samples=_INSIDE, flops=20)
+asin = _function(
+    "asin", lambda g, y, x: (g * conj(rsqrt(1 - square(x))),), "arcsin", _INSIDE, flops=20
 )
-atan = _function("atan", lambda g, y, x: (g / (square(x) + 1),), "arctan", flops=20)
+acos = _function(
+    "acos", lambda g, y, x: (-(g * conj(rsqrt(1 - square(x)))),), "arccos", _INSIDE, flops=20
+)
+atan = _function("atan", lambda g, y, x: (g / conj(square(x) + 1),), "arctan", flops=20)
 
 
 def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,15 +78,22 @@ def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
 
 
 # The angle of the point (b, a), in (-π, π].
-atan2 = _function("atan2", _atan2_vjp, "arctan2", RATIO, flops=24)
+atan2 = _function("atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float)
 
-sinh = _function("sinh", lambda g, y, x: (g * cosh(x),), flops=20)
-cosh: Op = _function("cosh", lambda g, y, x: (g * sinh(x),), flops=20)
-asinh = _function("asinh", lambda g, y, x: (g * rsqrt(square(x) + 1),), "arcsinh", flops=20)
-acosh = _function(
-    "acosh", lambda g, y, x: (g * rsqrt(square(x) - 1),), "arccosh", _ABOVE_ONE, flops=20
-)
-atanh = _function("atanh", lambda g, y, x: (g / (1 - square(x)),), "arctanh", _INSIDE, flops=20)
+sinh = _function("sinh", lambda g, y, x: (g * conj(cosh(x)),), flops=20)
+cosh: Op = _function("cosh", lambda g, y, x: (g * conj(sinh(x)),), flops=20)
+asinh = _function("asinh", lambda g, y, x: (g * conj(rsqrt(square(x) + 1)),), "arcsinh", flops=20)
+
+
+def _acosh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    """Two roots for complex numbers: the root of x² - 1 has another sign where Re x < 0."""
+    if kind(x.dtype) == "complex":
+        return (g * conj(rsqrt(x - 1) * rsqrt(x + 1)),)
+    return (g * rsqrt(square(x) - 1),)
+
+
+acosh = _function("acosh", _acosh_vjp, "arccosh", _ABOVE_ONE, flops=20)
+atanh = _function("atanh", lambda g, y, x: (g / conj(1 - square(x)),), "arctanh", _INSIDE, flops=20)
 
 
 def _tanh_grad_into(xp: Any, out: Any, g: Any, y: Any) -> None:
@@ -93,7 +109,13 @@ tanh_grad: Op = elementwise(
     flops=3,
     into=_tanh_grad_into,
 )
-tanh = _function("tanh", lambda g, y, x: (tanh_grad(g, y),), flops=16)
+
+
+def _tanh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    return (g * conj(1 - square(y)) if kind(x.dtype) == "complex" else tanh_grad(g, y),)
+
+
+tanh = _function("tanh", _tanh_vjp, flops=16)
 
 
 # The error function -----------------------------------------------------------------------------
@@ -159,4 +181,6 @@ def erf_of(xp: Any, x: Any) -> Any:
 
 
 _PER_ROOT_PI = 2 / math.sqrt(math.pi)
-erf = _function("erf", lambda g, y, x: (g * (exp(-square(x)) * _PER_ROOT_PI),), erf_of, flops=40)
+erf = _function(
+    "erf", lambda g, y, x: (g * (exp(-square(x)) * _PER_ROOT_PI),), erf_of, UNARY, 40, same_float
+)

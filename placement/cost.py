@@ -21,7 +21,7 @@ from graphflow.placement.hardware import Links, link_matrices, rates
 from graphflow.placement.limits import Limits, teams
 from graphflow.placement.problem import Problem
 from graphflow.placement.rates import Rates
-from graphflow.spec import TensorSpec, nbytes
+from graphflow.spec import TensorSpec, is_inexact, nbytes
 
 UNPLACED = frozenset({"constant", "group"})
 """Ops outside the problem: constants are wherever they are read, groups only hold others."""
@@ -160,7 +160,7 @@ class _Builder:
         variable, value = node.inputs
         return (
             value.node.op.elementwise
-            and value.dtype.kind == "f"
+            and is_inexact(value.dtype)
             and value.spec == variable.spec
             and self.graph.consumers[value.node] == [node]
             and node.outputs[0] not in self.outputs

@@ -21,7 +21,7 @@ import numpy as np
 from graphflow.op import REGISTRY, Op, Sample
 from graphflow.placement.host import cores, gpu_memory
 from graphflow.placement.rates import MATMUL, interpolated, op_class, work
-from graphflow.spec import Size, TensorSpec
+from graphflow.spec import Size, TensorSpec, is_inexact
 
 SIDE = 192
 """Rows and columns of the larger samples: some hundred KiB, which any second-level cache holds."""

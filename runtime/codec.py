@@ -67,6 +67,8 @@ def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]])
 def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
     if isinstance(value, np.ndarray):
         buffers.append(value)
         return {"array": len(buffers) - 1}
@@ -236,6 +238,8 @@ def _unpack(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
             return _dim(content)
         case "init":
             return _initializer(*content)
+        case "complex":
+            return complex(*map(float, content))
     raise ProtocolError(f"an attribute from the wire is of an unknown kind {kind!r}")
 
 

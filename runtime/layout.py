@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from graphflow.op import Node, Tensor
 from graphflow.runtime.memory import Arena, Block, plan_arena
 from graphflow.runtime.partition import Partition
-from graphflow.spec import TensorSpec, nbytes
+from graphflow.spec import TensorSpec, is_inexact, nbytes
 
 _ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
 """Ops whose value is not in the arena (or that have none)."""
@@ -95,7 +95,8 @@ def _deferred(
     """Elementwise nodes that only an assign reads, and that read no variable this step changes but
     its own.
 
-    Floats only: numpy refuses some powers of integers, and a commit must not fail half way.
+    Floats and complex numbers only: numpy refuses some powers of integers, and a commit must
+    not fail half way.
     """
     graph = partition.graph
     assigned = {assign.inputs[0] for assign in commits}
@@ -110,7 +111,7 @@ def _deferred(
             and node.op.into is not None
             and not node.op.random
             and len(node.outputs) == 1
-            and value.dtype.kind == "f"
+            and is_inexact(value.dtype)
             and value.spec == variable.spec
             and graph.consumers[node] == [assign]
             and not graph.consumers[assign]

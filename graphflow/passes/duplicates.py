@@ -51,4 +51,6 @@ def _key(value: Any) -> Hashable:
         return tuple(_key(v) for v in value)
     if isinstance(value, float):
         return ("float", value.hex())  # 0.0 and -0.0 differ, NaN is NaN
+    if isinstance(value, complex):
+        return ("complex", value.real.hex(), value.imag.hex())
     return (type(value).__name__, value)

@@ -92,7 +92,7 @@ MISTAKES: list[tuple[type[Exception], Any, str]] = [
     (ShapeError, lambda: gf.placeholder("float32", 2.5), "tuple of sizes"),
     (ShapeError, lambda: gf.placeholder("float32", ("a b",)), "identifier"),
     (ShapeError, lambda: gf.placeholder("float32", (True,)), "True"),
-    (DTypeError, lambda: gf.placeholder("complex64"), "complex64"),
+    (DTypeError, lambda: gf.placeholder("complex256"), "complex256"),
     (DTypeError, lambda: gf.placeholder(None), "None"),
     (DTypeError, lambda: gf.placeholder({"a": 1}), "not supported"),
     (ArgumentError, lambda: gf.placeholder("bool", name=3), "name is a str"),

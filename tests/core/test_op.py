@@ -141,7 +141,7 @@ def test_a_symbolic_size_counts_as_a_python_int_on_either_side() -> None:
         lambda x: FUNCTIONS["sum"]("text"),
         lambda x: x + [[1, 2], [3]],  # noqa: RUF005
         lambda x: FUNCTIONS["reshape"](x, 0.5),
-        lambda x: x + np.array([1j]),
+        lambda x: x.astype("int32") + np.array([1j]),
         lambda x: FUNCTIONS["roll"](x, "a"),
         lambda x: FUNCTIONS["concat"](3),
         lambda x: FUNCTIONS["einsum"](x, x),
@@ -165,11 +165,15 @@ def test_arrays_and_numpy_scalars_promote_strongly_and_kinds_do_not_mix() -> Non
     assert (x + np.ones(2)).dtype == "float64"
     assert (x + np.float64(1)).dtype == "float64"
     assert (x + [1.0, 2.0]).dtype == "float32"  # noqa: RUF005
+    assert (x + np.array([1j])).dtype == "complex128"
+    assert (x + 1j).dtype == "complex64"
     with pytest.raises(DTypeError, match=r"add at .*astype"):
         x + np.ones(2, "int64")
+    with pytest.raises(DTypeError, match=r"add at .*does not fit int32"):
+        x.astype("int32") + 1j
 
 
-@pytest.mark.parametrize("wrong", ["text", None, object(), {1: 2}, np.array(["a"]), 1j])
+@pytest.mark.parametrize("wrong", ["text", None, object(), {1: 2}, np.array(["a"])])
 def test_what_is_no_array_is_no_tensor(wrong: Any) -> None:
     with pytest.raises(DTypeError):
         as_tensor(wrong)

@@ -16,7 +16,7 @@ from graphflow.build import placeholder
 from graphflow.errors import DifferentiationError
 from graphflow.interpret import evaluate
 from graphflow.op import FUNCTIONS, REGISTRY, Op, Sample, Tensor, as_tensor
-from graphflow.spec import Dim, TensorSpec, kind
+from graphflow.spec import Dim, TensorSpec, is_inexact, kind
 from graphflow.spec import evaluate as size_of
 
 G = FUNCTIONS
@@ -29,14 +29,19 @@ CASES = [
 ]
 
 
-def is_float(spec: TensorSpec) -> bool:
-    return kind(spec.dtype) == "float"
+def is_smooth(spec: TensorSpec) -> bool:
+    """Whether gradients flow through it."""
+    return is_inexact(spec.dtype)
+
+
+DOUBLE = {"float": "float64", "complex": "complex128"}
 
 
 def doubled(sample: Sample) -> Sample:
-    """The sample in float64, so that finite differences mean something."""
-    inputs = tuple(s.with_dtype("float64") if is_float(s) else s for s in sample.inputs)
-    attrs = {k: "float64" if v == "float32" else v for k, v in sample.attrs.items()}
+    """The sample in float64 or complex128, so that finite differences mean something."""
+    inputs = tuple(s.with_dtype(DOUBLE.get(kind(s.dtype), s.dtype)) for s in sample.inputs)
+    wide = {"float32": "float64", "complex64": "complex128"}
+    attrs = {k: wide.get(v, v) if isinstance(v, str) else v for k, v in sample.attrs.items()}
     return replace(sample, inputs=inputs, attrs=attrs)
 
 
@@ -44,7 +49,10 @@ def draw(sample: Sample, seed: str) -> list[np.ndarray]:
     rng = np.random.default_rng(zlib.crc32(seed.encode()))
     arrays = []
     for spec in sample.inputs:
-        if is_float(spec):
+        if kind(spec.dtype) == "complex":
+            parts = rng.uniform(sample.low, sample.high, (2, *spec.shape))
+            array = parts[0] + 1j * parts[1]
+        elif is_smooth(spec):
             array = rng.uniform(sample.low, sample.high, spec.shape)
         elif kind(spec.dtype) == "bool":
             array = rng.integers(0, 2, spec.shape)
@@ -157,13 +165,15 @@ def test_an_elementwise_op_may_write_over_an_input_of_its_results_spec(
 
 
 def projected(outputs: Any, rng: np.random.Generator) -> Tensor | None:
-    """A scalar out of the float outputs: their sum, weighted at random."""
+    """A real scalar out of the float and complex outputs: their sum, weighted at random."""
     tensors = [outputs] if isinstance(outputs, Tensor) else outputs
     total: Tensor | None = None
     for y in tensors:
-        if is_float(y.spec):
+        if is_smooth(y.spec):
             weights = rng.uniform(0.5, 1.5, y.shape).astype(y.dtype)
-            part = G["sum"](y * as_tensor(weights))
+            if kind(y.dtype) == "complex":
+                weights = weights + 1j * rng.uniform(0.5, 1.5, y.shape)
+            part = G["real"](G["sum"](y * as_tensor(weights)))
             total = part if total is None else total + part
     return total
 
@@ -171,10 +181,16 @@ def projected(outputs: Any, rng: np.random.Generator) -> Tensor | None:
 def check_gradients(
     build: Callable[..., Any], arrays: Sequence[np.ndarray], rng: np.random.Generator
 ) -> None:
-    """Compare derivatives along random directions with central differences, to second order."""
+    """Compare derivatives along random directions with central differences, to second order.
+
+    A complex direction moves real and imaginary parts; the slope along it is Re(g · conj(d)).
+    """
     xs = [placeholder(a.dtype, a.shape) for a in arrays]
-    wanted = [i for i, a in enumerate(arrays) if a.dtype == np.float64]
+    wanted = [i for i, a in enumerate(arrays) if a.dtype in (np.float64, np.complex128)]
     directions = {i: rng.uniform(-1, 1, arrays[i].shape) for i in wanted}
+    for i in wanted:
+        if arrays[i].dtype == np.complex128:
+            directions[i] = directions[i] + 1j * rng.uniform(-1, 1, arrays[i].shape)
     scalar = projected(build(*xs), rng)
     for _ in range(2):
         assert scalar is not None
@@ -189,14 +205,19 @@ def check_gradients(
 
         numeric = (shifted(1e-5) - shifted(-1e-5)) / 2e-5
         values = evaluate(slopes, dict(zip(xs, arrays, strict=True)))
-        exact = sum(float((g * directions[i]).sum()) for i, g in zip(wanted, values, strict=True))
+        assert [g.dtype for g in values] == [arrays[i].dtype for i in wanted]
+        exact = sum(
+            float((g * directions[i].conj()).sum().real)
+            for i, g in zip(wanted, values, strict=True)
+        )
         assert exact == pytest.approx(numeric, rel=2e-5, abs=2e-6)
         scalar = sum((projected(g, rng) for g in slopes[1:]), start=projected(slopes[0], rng))
 
 
 def is_differentiable(op: Op, sample: Sample) -> bool:
     outputs = inferred(op, sample, sample.inputs)
-    return op.vjp is not None and any(map(is_float, sample.inputs)) and any(map(is_float, outputs))
+    smooth = any(map(is_smooth, sample.inputs)) and any(map(is_smooth, outputs))
+    return op.vjp is not None and smooth
 
 
 @pytest.mark.parametrize("op, sample", [c for c in CASES if is_differentiable(*c.values)])
