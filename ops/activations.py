@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from graphflow.errors import ArgumentError
-from graphflow.op import Op, Tensor, as_tensor, function, located, sample
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, sample
 from graphflow.ops.elementwise import (
     SCALAR,
     F,
@@ -19,7 +19,7 @@ from graphflow.ops.elementwise import (
     multiply,
     square,
 )
-from graphflow.ops.rules import same_float
+from graphflow.ops.rules import normalize_axis, same_float
 from graphflow.ops.select import where
 from graphflow.ops.transcendental import erf_of, exp, tanh
 from graphflow.spec import TensorSpec
@@ -168,7 +168,7 @@ def leaky_relu(x: Any, slope: float = 0.01, name: str | None = None) -> Tensor:
         DTypeError: x is not float.
         ArgumentError: slope is not a number.
     """
-    result: Tensor = _leaky_relu(x, slope=_number("leaky_relu", "slope", slope), name=name)
+    result: Tensor = _leaky_relu(x, slope=finite_number("leaky_relu", "slope", slope), name=name)
     return result
 
 
@@ -219,7 +219,177 @@ def elu(x: Any, alpha: float = 1.0, name: str | None = None) -> Tensor:
 
     Source: Clevert, Unterthiner & Hochreiter, ICLR 2016.
     """
-    result: Tensor = _elu(x, alpha=_number("elu", "alpha", alpha), name=name)
+    result: Tensor = _elu(x, alpha=finite_number("elu", "alpha", alpha), name=name)
+    return result
+
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def _with_scale(*specs: TensorSpec, alpha: float, scale: float) -> TensorSpec:
+    return same_float(*specs)
+
+
+def _selu_of(xp: Any, x: Any, alpha: float, scale: float) -> Any:
+    return xp.maximum(x, 0) * scale + _elu_negative(xp, x, alpha * scale)
+
+
+_selu = elementwise(
+    "selu",
+    _selu_of,
+    vjp=lambda g, y, x, alpha, scale: (elu_grad(g, x, alpha=alpha) * scale,),
+    infer=_with_scale,
+    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=1.6, scale=1.1) for s in _SIDES),
+    flops=13,
+    into=lambda xp, out, x, **attrs: xp.copyto(out, _selu_of(xp, x, **attrs)),
+)
+
+
+@function
+def selu(
+    x: Any, alpha: float = _SELU_ALPHA, scale: float = _SELU_SCALE, name: str | None = None
+) -> Tensor:
+    """scale·elu(x, alpha), by default with the constants that keep mean 0 and variance 1.
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: alpha or scale is not a number.
+
+    Source: Klambauer et al., NeurIPS 2017.
+    """
+    alpha = finite_number("selu", "alpha", alpha)
+    result: Tensor = _selu(x, alpha=alpha, scale=finite_number("selu", "scale", scale), name=name)
+    return result
+
+
+def _celu_of(xp: Any, x: Any, alpha: float) -> Any:
+    return xp.maximum(x, 0) + _elu_negative(xp, x / alpha, alpha)
+
+
+_celu = elementwise(
+    "celu",
+    _celu_of,
+    vjp=lambda g, y, x, alpha: (elu_grad(g, x / alpha, alpha=1.0),),
+    infer=_with_alpha,
+    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=0.7) for s in _SIDES),
+    flops=16,
+    into=lambda xp, out, x, alpha: xp.copyto(out, _celu_of(xp, x, alpha)),
+)
+
+
+@function
+def celu(x: Any, alpha: float = 1.0, name: str | None = None) -> Tensor:
+    """x where it is positive, else alpha·(exp(x/alpha) - 1).
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: alpha is not a number, or 0.
+
+    Source: Barron, arXiv:1704.07483.
+    """
+    alpha = finite_number("celu", "alpha", alpha)
+    if alpha == 0:
+        raise ArgumentError("alpha is 0, by which x is divided")
+    result: Tensor = _celu(x, alpha=alpha, name=name)
+    return result
+
+
+# Other smooth ones ----------------------------------------------------------------------------
+
+# log(sigmoid(x)), without overflow.
+log_sigmoid = elementwise(
+    "log_sigmoid",
+    lambda xp, x: xp.minimum(x, 0) - _softplus(xp, x),
+    vjp=lambda g, y, x: (g * sigmoid(-x),),
+    infer=same_float,
+    samples=_SMOOTH,
+    flops=20,
+    into=lambda xp, out, x: xp.subtract(xp.minimum(x, 0), _softplus(xp, x), out=out),
+)
+# x / (1 + |x|).
+softsign = elementwise(
+    "softsign",
+    lambda xp, x: x / (1 + xp.abs(x)),
+    vjp=lambda g, y, x: (g * square(1 - FUNCTIONS["abs"](y)),),
+    infer=same_float,
+    samples=_SIDES,
+    flops=6,
+    into=lambda xp, out, x: xp.divide(x, 1 + xp.abs(x), out=out),
+)
+
+
+def _mish_of(xp: Any, x: Any) -> Any:
+    return x * xp.tanh(_softplus(xp, x) + xp.maximum(x, 0))
+
+
+def _mish_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    t = tanh(softplus(x))
+    return (g * (t + x * (1 - square(t)) * sigmoid(x)),)
+
+
+# x·tanh(softplus(x)). Source: Misra, BMVC 2020.
+mish = elementwise(
+    "mish",
+    _mish_of,
+    _mish_vjp,
+    same_float,
+    samples=_SMOOTH,
+    flops=38,
+    into=lambda xp, out, x: xp.copyto(out, _mish_of(xp, x)),
+)
+
+
+@function
+def swish(x: Any, beta: float = 1.0, name: str | None = None) -> Tensor:
+    """x·sigmoid(beta·x); `silu` is that of beta 1.
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: beta is not a number.
+    """
+    beta = finite_number("swish", "beta", beta)
+    x = as_tensor(x)
+    if beta == 1:
+        plain: Tensor = silu(x, name=name)
+        return plain
+    result: Tensor = multiply(x, sigmoid(x * beta), name=name)
+    return result
+
+
+def _halves(x: Any, axis: int) -> list[Tensor]:
+    """x in two halves along an axis."""
+    x = as_tensor(x)
+    same_float(x.spec)
+    size = x.shape[normalize_axis(axis, x.ndim)]
+    if not isinstance(size, int) or size % 2:
+        raise ShapeError(f"axis {axis} is halved, but has size {size}")
+    halves: list[Tensor] = FUNCTIONS["split"](x, 2, axis)
+    return halves
+
+
+@function
+def glu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
+    """a·sigmoid(b), with a and b the halves of x along an axis.
+
+    Raises:
+        DTypeError: x is not float.
+        ShapeError: the size of the axis is unknown or odd.
+
+    Source: Dauphin et al., ICML 2017.
+    """
+    a, b = _halves(x, axis)
+    result: Tensor = multiply(a, sigmoid(b), name=name)
+    return result
+
+
+@function
+def swiglu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
+    """silu(a)·b, with a and b the halves of x along an axis; errors as for `glu`.
+
+    Source: Shazeer, arXiv:2002.05202.
+    """
+    a, b = _halves(x, axis)
+    result: Tensor = multiply(silu(a), b, name=name)
     return result
 
 
@@ -285,7 +455,12 @@ def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Ten
     return result
 
 
-def _number(op_name: str, what: str, value: Any) -> float:
+def finite_number(op_name: str, what: str, value: Any) -> float:
+    """A parameter as a float.
+
+    Raises:
+        ArgumentError: not a finite number; names the op and the user's line.
+    """
     with located(op_name):
         if (
             isinstance(value, bool)
