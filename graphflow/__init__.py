@@ -16,6 +16,7 @@ from graphflow.build import assign, constant, placeholder, variable
 from graphflow.functions import call, checkpoint, cond, custom_vjp, scan, while_loop
 from graphflow.functions import traced_once as function
 from graphflow.graph import Graph
+from graphflow.jvp import jvp
 from graphflow.op import Node, Tensor, device, name_scope
 from graphflow.ops import debug, nn, random
 from graphflow.ops.complex import angle, complex, conj, imag, real
@@ -185,6 +186,7 @@ __all__ = [
     "isfinite",
     "isinf",
     "isnan",
+    "jvp",
     "less",
     "less_equal",
     "linspace",
