@@ -8,7 +8,7 @@ from graphflow.errors import ArgumentError
 from graphflow.op import Op, Tensor, as_tensor, function, located, sample
 from graphflow.ops.activations import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
 from graphflow.ops.elementwise import elementwise
-from graphflow.ops import piecewise  # noqa: F401
+from graphflow.ops import attention, piecewise  # noqa: F401
 from graphflow.ops.norm import layer_norm
 from graphflow.ops.random import keep_mask
 from graphflow.ops.rules import require_kind
