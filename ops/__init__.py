@@ -8,6 +8,7 @@ from graphflow.ops import (
     convert,
     creation,
     debug,
+    decompose,
     einsum,
     elementwise,
     extrema,
@@ -21,6 +22,7 @@ from graphflow.ops import (
     reduce,
     select,
     shape,
+    singular,
     softmax,
     solve,
     state,
@@ -29,7 +31,7 @@ from graphflow.ops import (
 )
 
 __all__ = [
-    "activations", "comm", "control", "complex", "convert", "creation", "debug", "einsum", "elementwise", "extrema",
+    "activations", "comm", "control", "complex", "convert", "creation", "debug", "decompose", "einsum", "elementwise", "extrema",
     "getitem", "index", "linalg", "nn", "norm", "product", "random", "reduce", "select", "shape",
-    "softmax", "solve", "state", "transcendental", "window",
+    "singular", "softmax", "solve", "state", "transcendental", "window",
 ]  # fmt: skip

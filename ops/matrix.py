@@ -186,9 +186,10 @@ def positive_definite(arrays: list[Any]) -> list[Any]:
 
 
 def distinct(arrays: list[Any]) -> list[Any]:
-    """The first input with a rising diagonal added, so that its spectrum is well separated."""
+    """The first input with a rising diagonal added, so that its spectrum is well separated
+    (and real, of real matrices up to 3×3)."""
     x, *others = arrays
     x = x.copy()
     diagonal = range(min(x.shape[-2:]))
-    x[..., diagonal, diagonal] += [3.0 * (i + 1) for i in diagonal]
+    x[..., diagonal, diagonal] += [10.0 * (i + 1) for i in diagonal]
     return [x, *others]
