@@ -164,7 +164,7 @@ def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
 
 
 def _zeros(x: Tensor) -> Tensor:
-    zeros: Tensor = FUNCTIONS["full_like"](x, 0)
+    zeros: Tensor = FUNCTIONS["full_like"](x, x.dtype.type(0).item())
     return zeros
 
 

@@ -7,7 +7,8 @@ and ordered by when its nodes were built. Every pass is a `rewrite`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -75,7 +76,18 @@ class Graph:
     @cached_property
     def equations(self) -> tuple[tuple[Node, Equation], ...]:
         """What the shape rules assumed of symbolic sizes, with the node that did."""
-        return tuple((node, equation) for node in self.nodes for equation in node.equations)
+        return tuple((node, equation) for node in self.walk() for equation in node.equations)
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, and those of the bodies that nodes hold, to any depth."""
+        stack = [iter(self.nodes)]
+        while stack:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+                continue
+            yield node
+            stack.extend(iter(body.graph.nodes) for body in bodies(node))
 
     def verify(self) -> Graph:
         """Check the invariants that every function on graphs keeps; O(nodes).
@@ -145,6 +157,9 @@ class Graph:
             lines.append(
                 f"{self.names[node]}: {specs} = {node.op.name}({', '.join(arguments)}){pin}"
             )
+            for name, value in node.attrs.items():
+                if isinstance(value, Body):
+                    lines += [f"  {name}:", *(f"    {line}" for line in str(value).splitlines())]
         lines.append("return " + ", ".join(_reference(t, self.names) for t in self.outputs))
         return "\n".join(lines)
 
@@ -185,9 +200,57 @@ def _reference(tensor: Tensor, names: Mapping[Node, str]) -> str:
 
 
 def _brief(value: Any) -> str:
+    if isinstance(value, Body):
+        return f"<body of {len(value.graph)} nodes>"
     if isinstance(value, np.ndarray):
         return repr(value.item()) if value.size == 1 else f"<{value.dtype}{value.shape}>"
     return repr(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A graph with parameters, which a node holds as an attribute: `call`, `cond`, `scan`, …
+
+    Attributes:
+        inputs: the placeholders that stand for its arguments; the graph may not need all of them.
+        graph: the first `results` outputs are the results, further ones are run for their effect.
+        base: the body as it was traced, where this one computes further results for a gradient.
+        rule: the vjp that the user gave, (g, y, *inputs) -> cotangents; it never travels.
+        bindings: sizes of symbols, once they are known.
+    """
+
+    inputs: tuple[Node, ...]
+    graph: Graph
+    results: int
+    base: Body | None = None
+    rule: Callable[..., Any] | None = None
+    bindings: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Body:
+        """The body that was traced."""
+        return self if self.base is None else self.base
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The results."""
+        return self.graph.outputs[: self.results]
+
+    def bind(self, bindings: Mapping[str, int]) -> Body:
+        return replace(self, bindings=bindings)
+
+    def extended(self, further: Sequence[Tensor]) -> Body:
+        """The body with further results, tensors of the same parameters."""
+        outputs = (*self.outputs, *further)
+        return replace(self, graph=Graph(outputs), results=len(outputs), base=self.root)
+
+    def __str__(self) -> str:
+        return f"({', '.join(node.name for node in self.inputs)}) ->\n{self.graph}"
+
+
+def bodies(node: Node) -> tuple[Body, ...]:
+    """The bodies that a node holds."""
+    return tuple(value for value in node.attrs.values() if isinstance(value, Body))
 
 
 def bind_attrs(attrs: Mapping[str, Any], bindings: Mapping[str, int]) -> Mapping[str, Any]:
@@ -200,4 +263,6 @@ def _bound(value: Any, bindings: Mapping[str, int]) -> Any:
         return evaluate(value, bindings)
     if isinstance(value, tuple):
         return tuple(_bound(v, bindings) for v in value)
+    if isinstance(value, Body):
+        return value.bind(bindings)
     return value

@@ -30,13 +30,19 @@ def evaluate(
     Variables that are not fed have their initial value. Nothing is assigned.
     """
     given = {t.node: xp.asarray(value) for t, value in (feeds or {}).items()}
-    bindings = _bindings(given)
+    return run(Graph(outputs), given, _bindings(given), step, xp)
+
+
+def run(
+    graph: Graph, given: Mapping[Node, Any], bindings: Mapping[str, int], step: int, xp: Any
+) -> list[Any]:
+    """Values of a graph's outputs; those of some nodes of one output are given."""
     values: dict[Tensor, Any] = {}
-    for node in Graph(outputs).nodes:
+    for node in graph.nodes:
         results = (given[node],) if node in given else _run(node, values, bindings, step, xp)
         for tensor, result in zip(node.outputs, results, strict=True):
             values[tensor] = xp.asarray(result)
-    return [values[t] for t in outputs]
+    return [values[t] for t in graph.outputs]
 
 
 def _bindings(given: Mapping[Node, Any]) -> dict[str, int]:

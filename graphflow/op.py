@@ -17,12 +17,13 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import ArgumentError, DeviceError, DTypeError, GraphError, GraphflowError
+from graphflow.half import any_half, rounded, widened, widening
 from graphflow.spec import (
     Dim,
     Equation,
@@ -31,6 +32,7 @@ from graphflow.spec import (
     TensorSpec,
     as_dtype,
     complex_dtype,
+    is_half,
     is_inexact,
     kind,
     limits,
@@ -83,14 +85,34 @@ class Streams:
         return (self.seed, self.count - 1)
 
 
+@dataclass(frozen=True, eq=False)
+class Autocast:
+    """The 16-bit dtype of a `gf.autocast` block, and the conversions made in it, each once."""
+
+    dtype: np.dtype[Any]
+    made: dict[tuple[Tensor, str, DeviceName], Tensor] = field(default_factory=dict)
+
+    def cast(self, tensor: Tensor, to: str) -> Tensor:
+        """float32 in 16 bits for "low", 16 bits in float32 for "high"; anything else as it is."""
+        if tensor.dtype != np.float32 if to == "low" else not is_half(tensor.dtype):
+            return tensor
+        key = (tensor, to, _device_scope.get())
+        if key not in self.made:
+            wanted = self.dtype if to == "low" else np.dtype("float32")
+            self.made[key] = FUNCTIONS["astype"](tensor, wanted)
+        return self.made[key]
+
+
 @dataclass(frozen=True)
 class NameScope:
-    """Prefix of new nodes' names, where they count as made, and the source of their randomness."""
+    """What nodes built in a block share: the prefix of their names, where they count as made, the
+    source of their randomness, and how their inputs are converted."""
 
     prefix: str = ""
     location: Location | None = None
     origin: Node | None = None
     streams: Streams = field(default_factory=Streams)
+    autocast: Autocast | None = None
 
 
 _TOP = NameScope()
@@ -140,9 +162,9 @@ def _pinned(device: DeviceName) -> Iterator[None]:
 @contextmanager
 def made_by(origin: Node, prefix: str = "gradients/") -> Iterator[None]:
     """Nodes built in the block (gradients, updates) count as made at the line of `origin`, and
-    stay near it."""
+    stay near it. Their dtypes follow from their inputs: autocasting ends here."""
     with (
-        _scope(prefix=prefix, location=origin.location, origin=origin),
+        _scope(prefix=prefix, location=origin.location, origin=origin, autocast=None),
         _pinned(origin.device),
     ):
         yield
@@ -161,6 +183,31 @@ def _scope(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _name_scope.reset(token)
+
+
+def autocast(dtype: Any) -> AbstractContextManager[None]:
+    """Compute products in 16 bits in the block: `with gf.autocast("bfloat16"):`.
+
+    matmul, convolutions and attention take their float32 inputs in the given dtype (and still sum
+    in float32); reductions, softmax, losses and norms take theirs in float32; elementwise ops take
+    what comes. Conversions are ops with a gradient, so gradients of float32 variables are float32.
+    A variable is converted once a block. None ends autocasting for a block inside another.
+
+    Args:
+        dtype: "bfloat16", "float16" (see `gf.optim.LossScaling`) or None.
+
+    Raises:
+        DTypeError: another dtype.
+    """
+    wanted = None
+    if dtype is not None:
+        with located("gf.autocast"):
+            wanted = as_dtype(dtype)
+            if not is_half(wanted):
+                raise DTypeError(
+                    f"autocasts to bfloat16 or float16, not {wanted}; use .astype for other dtypes"
+                )
+    return _scope(autocast=None if wanted is None else Autocast(wanted))
 
 
 @contextmanager
@@ -234,6 +281,10 @@ class Op:
             Elementwise ops need none.
         cost: (*specs, **attrs) -> Cost; default: one flop an output element.
         samples: calls for the tests over the registry.
+        halves: its kernel takes float16 and bfloat16 as they are, since it only moves numbers, or
+            runs a body; others get float32, and their results are rounded (see half.py).
+        autocast: under `gf.autocast`, "low" takes its float32 inputs in 16 bits, "high" its 16-bit
+            inputs in float32; None: inputs as they come.
     """
 
     name: str
@@ -252,6 +303,8 @@ class Op:
     alias: bool = False  # the output is input 0's memory under another shape
     pure: bool = True  # may be merged, folded and run again; False: state, randomness, side effects
     random: bool = False  # the kernel takes `step=`, the session's step number
+    halves: bool = False
+    autocast: Literal["low", "high"] | None = None
     device_kinds: tuple[str, ...] = ("cpu", "gpu")
 
     def __call__(self, *inputs: Any, name: str | None = None, **attrs: Any) -> Any:
@@ -265,6 +318,10 @@ class Op:
             tensors = (
                 promoted(self.name, inputs) if self.promotes else tuple(map(as_tensor, inputs))
             )
+            if self.autocast is not None:
+                scope = _name_scope.get().autocast
+                if scope is not None:
+                    tensors = tuple(scope.cast(t, self.autocast) for t in tensors)
         except GraphError as error:
             raise told(self.name, error) from None
         outputs = make_node(self, tensors, attrs, name).outputs
@@ -280,6 +337,10 @@ class Op:
         self, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], step: int = 0
     ) -> tuple[Any, ...]:
         """The outputs for concrete arrays, freshly made."""
+        if not self.halves and any_half(arrays):
+            specs = self.infer(*(TensorSpec(a.shape, a.dtype) for a in arrays), **attrs)
+            specs = (specs,) if isinstance(specs, TensorSpec) else specs
+            return rounded(self.run(xp, widened(arrays), attrs, step), specs)
         if self.expr is not None:
             result = self.expr(xp, *arrays, **attrs)
         elif self.kernel is None:
@@ -289,6 +350,12 @@ class Op:
         else:
             result = self.kernel(xp, *arrays, **attrs)
         return result if isinstance(result, tuple) else (result,)
+
+    def writer(self, inputs: Sequence[TensorSpec]) -> Callable[..., None] | None:
+        """`into` for inputs of these dtypes."""
+        if self.into is None or self.halves or not any_half(inputs):
+            return self.into
+        return widening(self.into)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -604,7 +671,7 @@ def _convertible(value: Any) -> bool:
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     """A tensor as it is; arrays, lists and Python scalars as constants (lists of floats become
-    float32, of complex numbers complex64); a symbolic size as the number it turns out to be (int64).
+    float32, of complex numbers complex64); a symbolic size as the number that it is (int64).
 
     Raises:
         DTypeError: the value has no supported dtype.
@@ -687,8 +754,8 @@ def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
 
 
 __all__ = [
-    "FUNCTIONS", "REGISTRY", "Cost", "Location", "Node", "Op", "Sample", "Tensor",
-    "as_tensor", "device", "function", "located", "made_by", "make_node", "name_scope",
+    "FUNCTIONS", "REGISTRY", "Autocast", "Cost", "Location", "Node", "Op", "Sample", "Tensor",
+    "as_tensor", "autocast", "device", "function", "located", "made_by", "make_node", "name_scope",
     "next_stream", "owner", "promoted", "read_from", "register", "sample", "seeded", "told",
     "user_location",
 ]  # fmt: skip

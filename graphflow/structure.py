@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from graphflow.errors import FeedError, FetchError, GraphflowError
-from graphflow.graph import Graph
-from graphflow.op import Node, Tensor, user_location
+from graphflow.errors import ArgumentError, FeedError, FetchError, GraphError, GraphflowError
+from graphflow.graph import Graph, bodies
+from graphflow.op import Node, Tensor, as_tensor, user_location
 from graphflow.spec import Dim, Size, evaluate, show_shape, symbols
 
 Rebuild = Callable[[Sequence[Any]], Any]
 """Puts values, in the order of the flat tensors, into the structure that was flattened."""
+Leaf = Callable[[Any, str], Tensor | None]
+"""What stands for a leaf that is no tensor: (leaf, path) -> tensor, or nothing."""
 
 
 # Fetches --------------------------------------------------------------------------------------
@@ -28,26 +30,56 @@ def flatten(fetches: Any) -> tuple[list[Tensor], Rebuild]:
         FetchError: something else is in it; the message says where.
     """
     tensors: list[Tensor] = []
-    build = _flatten(fetches, "fetches", tensors)
+    build = _flatten(fetches, "fetches", tensors, None)
+    return tensors, _checked(build, tensors)
 
+
+def flatten_values(values: Any, what: str) -> tuple[list[Tensor], Rebuild]:
+    """As `flatten`, where numbers and arrays stand for constants, and None for nothing.
+
+    Args:
+        what: the nest is, for errors.
+
+    Raises:
+        ArgumentError: something else is in it.
+    """
+    tensors: list[Tensor] = []
+
+    def leaf(item: Any, path: str) -> Tensor | None:
+        try:
+            return None if item is None else as_tensor(item)
+        except GraphError as error:
+            raise ArgumentError(f"{path} is {_described(item)}: {error}") from None
+
+    build = _flatten(values, what, tensors, leaf)
+    return tensors, _checked(build, tensors)
+
+
+def _checked(build: Rebuild, tensors: Sequence[Tensor]) -> Rebuild:
     def rebuild(values: Sequence[Any]) -> Any:
         if len(values) != len(tensors):
-            raise FetchError(f"{len(values)} values for {len(tensors)} fetched tensors")
+            raise FetchError(f"{len(values)} values for {len(tensors)} tensors")
         return build(values)
 
-    return tensors, rebuild
+    return rebuild
 
 
-def _flatten(item: Any, path: str, tensors: list[Tensor]) -> Rebuild:
+def _flatten(item: Any, path: str, tensors: list[Tensor], leaf: Leaf | None) -> Rebuild:
+    if leaf is not None and not isinstance(item, Tensor | Mapping | list | tuple):
+        item = leaf(item, path)
+        if item is None:
+            return lambda values: None
     if isinstance(item, Tensor):
         index = len(tensors)
         tensors.append(item)
         return lambda values: values[index]
     if isinstance(item, Mapping):
-        named = {key: _flatten(value, f"{path}[{key!r}]", tensors) for key, value in item.items()}
+        named = {
+            key: _flatten(value, f"{path}[{key!r}]", tensors, leaf) for key, value in item.items()
+        }
         return lambda values: {key: build(values) for key, build in named.items()}
     if isinstance(item, list | tuple):
-        parts = [_flatten(value, f"{path}[{i}]", tensors) for i, value in enumerate(item)]
+        parts = [_flatten(value, f"{path}[{i}]", tensors, leaf) for i, value in enumerate(item)]
         if isinstance(item, list):
             return lambda values: [build(values) for build in parts]
         make: Callable[..., Any] | None = getattr(type(item), "_make", None)  # a named tuple
@@ -88,7 +120,8 @@ def _symbols(nodes: Iterable[Node]) -> set[str]:
     """Symbols in the shapes of what nodes make, and in their attributes."""
     return {
         symbol
-        for node in nodes
+        for each in nodes
+        for node in (each, *(n for body in bodies(each) for n in body.graph.walk()))
         for part in (*(spec.shape for spec in node.specs), *node.attrs.values())
         for symbol in _symbols_in(part)
     }
@@ -205,14 +238,14 @@ class _Binding:
             x, y = self._evaluate(a, node), self._evaluate(b, node)
             if x != y:
                 raise self.error(
-                    f"{node.op.name} {self.graph.names[node]!r} (made at {node.location}) needs "
+                    f"{node.op.name} {self._name(node)!r} (made at {node.location}) needs "
                     f"{a} == {b}, but these shapes make them {x} and {y}; {self._origins(a, b)}"
                 )
 
     def check_specs(self) -> None:
         """Every size of every tensor must be known and not negative."""
         seen: set[Size] = set()
-        for node in self.graph.nodes:
+        for node in self.graph.walk():
             for spec in node.specs:
                 for size in spec.shape:
                     if isinstance(size, int) or size in seen:
@@ -221,15 +254,17 @@ class _Binding:
                     value = self._evaluate(size, node)
                     if value < 0:
                         raise self.error(
-                            f"{node.op.name} {self.graph.names[node]!r} (made at {node.location}) "
+                            f"{node.op.name} {self._name(node)!r} (made at {node.location}) "
                             f"would have shape {show_shape(spec.shape)} with {size} = {value}; "
                             f"{self._origins(size)}"
                         )
 
+    def _name(self, node: Node) -> str:
+        """A node's name in the graph; those of bodies have their own only."""
+        return self.graph.names.get(node, node.name)
+
     def _evaluate(self, size: Size, node: Node) -> int:
-        where = (
-            f"{node.op.name} {self.graph.names.get(node, node.name)!r} (made at {node.location})"
-        )
+        where = f"{node.op.name} {self._name(node)!r} (made at {node.location})"
         try:
             return evaluate(size, self.sizes)
         except KeyError as missing:

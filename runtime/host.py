@@ -440,7 +440,7 @@ def _symbols(graph: Graph) -> frozenset[str]:
     """Symbols on which any shape or attribute of a graph depends."""
     return frozenset(
         name
-        for node in graph.nodes
+        for node in graph.walk()
         for value in (*(spec.shape for spec in node.specs), *node.attrs.values())
         for name in _named(value)
     )

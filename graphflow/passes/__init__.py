@@ -10,18 +10,24 @@ from __future__ import annotations
 
 from graphflow.graph import Graph
 from graphflow.passes.base import Pass
+from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
 from graphflow.passes.constants import FoldConstants
 from graphflow.passes.duplicates import MergeDuplicates
 from graphflow.passes.transposes import FoldTransposes
 
-DEFAULT: tuple[Pass, ...] = (FoldConstants(), FoldTransposes(), MergeDuplicates())
+DEFAULT: tuple[Pass, ...] = (
+    MergeBodies(), FoldConstants(), FoldTransposes(), MergeDuplicates(), InlineCalls(),
+)  # fmt: skip
 
 
 def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
-    """Run passes in order, checking the graph after each."""
+    """Run passes in order, checking the graph after each; then the same in bodies."""
     for each in passes:
         graph = each(graph).verify()
-    return graph
+    return map_bodies(graph, lambda inner: optimize(inner, passes)).verify()
 
 
-__all__ = ["DEFAULT", "FoldConstants", "FoldTransposes", "MergeDuplicates", "Pass", "optimize"]
+__all__ = [
+    "DEFAULT", "FoldConstants", "FoldTransposes", "InlineCalls", "MergeBodies", "MergeDuplicates",
+    "Pass", "optimize",
+]  # fmt: skip

@@ -28,7 +28,7 @@ class MergeDuplicates(Pass):
         def merge(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
             if not node.op.pure:
                 return None
-            key = (node.op.name, inputs, _key(dict(node.attrs)), node.device, node.specs)
+            key = (node.op.name, inputs, key_of(dict(node.attrs)), node.device, node.specs)
             if key in first:
                 return first[key].outputs
             same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
@@ -39,16 +39,16 @@ class MergeDuplicates(Pass):
         return graph.rewrite(merge)
 
 
-def _key(value: Any) -> Hashable:
+def key_of(value: Any) -> Hashable:
     """A hashable stand-in that is equal exactly where attributes are."""
     if isinstance(value, np.ndarray):
         if value.nbytes > _INLINE_BYTES:
             return ("array", id(value))
         return ("array", value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, dict):
-        return tuple((name, _key(v)) for name, v in sorted(value.items()))
+        return tuple((name, key_of(v)) for name, v in sorted(value.items()))
     if isinstance(value, tuple | list):
-        return tuple(_key(v) for v in value)
+        return tuple(key_of(v) for v in value)
     if isinstance(value, float):
         return ("float", value.hex())  # 0.0 and -0.0 differ, NaN is NaN
     if isinstance(value, complex):

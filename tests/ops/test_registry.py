@@ -22,6 +22,8 @@ from graphflow.spec import evaluate as size_of
 G = FUNCTIONS
 # The executor gives these their values; they compute nothing.
 OF_THE_EXECUTOR = {"constant", "placeholder", "variable", "assign", "group", "send", "recv"}
+# What these compute is the user's; tests/ops/test_control.py checks them.
+HOLD_BODIES = {"call", "cond", "scan", "while_loop"}
 CASES = [
     pytest.param(op, sample, id=f"{op.name}-{i}")
     for op in REGISTRY.values()
@@ -77,7 +79,7 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def test_every_op_has_samples_and_a_cost() -> None:
-    computing = [op for op in REGISTRY.values() if op.name not in OF_THE_EXECUTOR]
+    computing = [op for op in REGISTRY.values() if op.name not in OF_THE_EXECUTOR | HOLD_BODIES]
     assert [op.name for op in computing if not op.samples] == []
     assert [op.name for op in REGISTRY.values() if op.cost is None] == []
 

@@ -1,0 +1,159 @@
+"""Bodies: nodes of one body become one node; passes reach into bodies; calls over several devices
+are inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphflow.graph import Body, Graph, bodies
+from graphflow.op import Node, Tensor
+from graphflow.ops.control import call
+from graphflow.passes.base import Pass
+from graphflow.passes.duplicates import key_of
+from graphflow.spec import TensorSpec
+
+_FREE = ("constant", "placeholder")
+
+
+@dataclass(frozen=True)
+class MergeBodies(Pass):
+    """Let one node stand for all that run one body on the same operands.
+
+    A gradient asks the body of a forward node for further results by a node of its own; computing
+    both would run the body twice.
+    """
+
+    def __call__(self, graph: Graph) -> Graph:
+        groups: dict[Hashable, list[Node]] = {}
+        for node in graph.nodes:
+            if bodies(node):
+                groups.setdefault(_identity(node), []).append(node)
+        shared = {n: group for group in groups.values() if len(group) > 1 for n in group}
+        if not shared:
+            return graph
+        merged: dict[Node, Node] = {}
+
+        def merge(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+            group = shared.get(node)
+            if group is None:
+                return None
+            if group[0] not in merged:
+                merged[group[0]] = _merged(group, inputs)
+            return _same_outputs(node, merged[group[0]])
+
+        return graph.rewrite(merge)
+
+
+def _identity(node: Node) -> Hashable:
+    """Equal for nodes of the same traced bodies and operands."""
+    attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, Body)}
+    roots = tuple(id(body.root) for body in bodies(node))
+    return (node.op.name, node.inputs, roots, key_of(attrs))
+
+
+def _further(node: Node) -> list[tuple[Tensor, ...]]:
+    """What each further result is, in all bodies that return results."""
+    extended = [b for b in bodies(node) if b.base is not None]
+    return list(zip(*(b.outputs[b.root.results :] for b in extended), strict=True))
+
+
+def _merged(group: Sequence[Node], inputs: tuple[Tensor, ...]) -> Node:
+    """A node that computes what any of the group does."""
+    node = group[0]
+    wanted = list(dict.fromkeys(further for each in group for further in _further(each)))
+    widest = max(group, key=lambda each: len(_further(each)))
+    attrs = dict(node.attrs)
+    at = 0
+    for name, body in widest.attrs.items():
+        if isinstance(body, Body) and body.base is not None:
+            attrs[name] = body.root.extended([further[at] for further in wanted])
+            at += 1
+    specs = node.op.infer(*(t.spec for t in inputs), **attrs)
+    return Node(
+        node.op, inputs, attrs, (specs,) if isinstance(specs, TensorSpec) else specs,
+        name=node.name, device=node.device, location=node.location, origin=node.origin,
+        equations=node.equations,
+    )  # fmt: skip
+
+
+def _same_outputs(node: Node, merged: Node) -> tuple[Tensor, ...]:
+    """The outputs of a merged node that stand for a node's."""
+    own = len(node.outputs) - len(_further(node))
+    places = {further: own + i for i, further in enumerate(_further(merged))}
+    found = [merged.outputs[places[further]] for further in _further(node)]
+    return (*merged.outputs[:own], *found)
+
+
+def map_bodies(graph: Graph, function: Callable[[Graph], Graph]) -> Graph:
+    """The graph with a function applied to the graph of each body, once to one that is shared."""
+    done: dict[Body, Body] = {}
+
+    def of(body: Body) -> Body:
+        if body not in done:
+            changed = function(body.graph)
+            done[body] = body if changed is body.graph else replace(body, graph=changed)
+        return done[body]
+
+    def visit(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+        if not bodies(node):
+            return None
+        attrs: dict[str, Any] = {
+            name: of(value) if isinstance(value, Body) else value
+            for name, value in node.attrs.items()
+        }
+        if all(attrs[name] is value for name, value in node.attrs.items()):
+            return None
+        return with_attrs(node, inputs, attrs).outputs
+
+    return graph.rewrite(visit)
+
+
+def with_attrs(node: Node, inputs: tuple[Tensor, ...], attrs: dict[str, Any]) -> Node:
+    """The same application with other attributes that give the same specs."""
+    return Node(
+        node.op, inputs, attrs, node.specs, name=node.name, device=node.device,
+        location=node.location, origin=node.origin, equations=node.equations,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class InlineCalls(Pass):
+    """Put what a call holds in its place if parts of it are pinned elsewhere than the call.
+
+    Runs after all other passes, so that pins change nothing of what these do.
+    """
+
+    def __call__(self, graph: Graph) -> Graph:
+        return graph.rewrite(_inlined)
+
+
+def _inlined(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+    if node.op is not call or not spread(node):
+        return None
+    body: Body = node.attrs["body"]
+    mapped = {p.outputs[0]: t for p, t in zip(body.inputs, inputs, strict=True)}
+    for inner in body.graph.nodes:
+        if inner.outputs[0] in mapped:
+            continue
+        operands = tuple(mapped[t] for t in inner.inputs)
+        outputs = _inlined(inner, operands)
+        if outputs is None:
+            outputs = Node(
+                inner.op, operands, inner.attrs, inner.specs,
+                name=f"{node.name}/{inner.name.rpartition('/')[2]}",
+                device=node.device.refined(inner.device), location=inner.location,
+                origin=inner.origin, equations=inner.equations,
+            ).outputs  # fmt: skip
+        mapped.update(zip(inner.outputs, outputs, strict=True))
+    return [mapped[t] for t in body.outputs]
+
+
+def spread(node: Node) -> bool:
+    """Whether parts of a node's bodies are pinned elsewhere than the node."""
+    return any(
+        inner.device and inner.device != node.device and inner.op.name not in _FREE
+        for body in bodies(node)
+        for inner in body.graph.walk()
+    )
