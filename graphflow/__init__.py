@@ -19,6 +19,7 @@ from graphflow.graph import Graph
 from graphflow.jvp import jvp
 from graphflow.op import Node, Tensor, device, name_scope
 from graphflow.ops import debug, nn, random
+from graphflow.ops import linear_algebra as linalg
 from graphflow.ops.complex import angle, complex, conj, imag, real
 from graphflow.ops.convert import astype, full_like, ones_like, stop_gradient, zeros_like
 from graphflow.ops.creation import arange, eye, full, linspace, ones, zeros
@@ -189,6 +190,7 @@ __all__ = [
     "jvp",
     "less",
     "less_equal",
+    "linalg",
     "linspace",
     "log",
     "log10",
