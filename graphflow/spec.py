@@ -387,7 +387,7 @@ def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     """The least and the largest finite number of a numeric dtype (of a complex one's parts)."""
     if dtype.kind in "iu":
         return np.iinfo(dtype).min, np.iinfo(dtype).max
-    high = float(ml_dtypes.finfo(dtype).max)
+    high = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     return -high, high
 
 

@@ -35,8 +35,8 @@ def _function(
     **rest: Any,
 ) -> Op:
     if infer is same_inexact:
-        ends = {"low": samples[0].low, "high": samples[0].high} if samples is not UNARY else {}
-        samples = (*samples, sample(COMPLEX, **{"low": -0.9, "high": 1.2, **ends}))
+        low, high = (-0.9, 1.2) if samples is UNARY else (samples[0].low, samples[0].high)
+        samples = (*samples, sample(COMPLEX, low=low, high=high))
     return elementwise(name, ufunc or name, vjp, infer, samples, flops, **rest)
 
 

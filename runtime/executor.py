@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import monotonic_ns
@@ -24,6 +24,7 @@ import numpy as np
 from graphflow.device import DeviceName
 from graphflow.errors import CheckError, GraphflowError, OpError, ProtocolError
 from graphflow.graph import bind_attrs
+from graphflow.half import any_half
 from graphflow.op import Node, Op, Tensor
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.layout import Layout, plan_layout
@@ -265,11 +266,13 @@ class _Code:
             else:
                 self.scope[name] = self._buffer(tensor, memory)
         attrs = bind_attrs(node.attrs, self.bindings)
-        if node.op.ufunc is not None and not attrs and not self.plain:
+        specs = [t.spec for t in node.inputs]
+        half = not node.op.halves and any_half(specs)
+        if node.op.ufunc is not None and not attrs and not self.plain and not half:
             self.scope[f"k{number}"] = getattr(self.backend.xp, node.op.ufunc)
             line = f"k{number}({', '.join(inputs)}, out={names[0]})"
         else:
-            self.scope[f"k{number}"] = _into(node.op, self.backend.xp, attrs, self.plain)
+            self.scope[f"k{number}"] = _into(node.op, self.backend.xp, specs, attrs, self.plain)
             out = names[0] if len(names) == 1 else f"({', '.join(names)})"
             step = ", step=draws" if node.op.random else ""
             line = f"k{number}({', '.join([out, *inputs])}{step})"
@@ -327,10 +330,12 @@ class _Code:
         return function
 
 
-def _into(op: Op, xp: Any, attrs: Mapping[str, Any], plain: bool) -> Callable[..., None]:
+def _into(
+    op: Op, xp: Any, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any], plain: bool
+) -> Callable[..., None]:
     """The kernel as a function (out, *arrays); `plain`: by way of a result of its own."""
-    if op.into is not None and not op.random and not plain:
-        into = op.into
+    into = op.writer(inputs)
+    if into is not None and not op.random and not plain:
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
 
     def run(out: Any, *arrays: Any, step: int = 0) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 import graphflow as gf
+from graphflow.errors import DTypeError
 from graphflow.graph import Graph
 from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY, Node, Sample, Tensor
 from graphflow.runtime.backend import CpuBackend
-from graphflow.spec import TensorSpec, kind
+from graphflow.spec import TensorSpec, is_inexact, kind
 
 Array = np.ndarray[Any, Any]
 
@@ -125,7 +126,13 @@ class _Builder:
         op = self.pick(OPS)
         sample: Sample = self.pick(list(op.samples))
         inputs = [self.fitted(self.pick(self.known), s, sample) for s in sample.inputs]
-        outputs = op(*inputs, **sample.attrs)
+        if self.chance(0.1):
+            half = self.pick(["float16", "bfloat16"])
+            inputs = [gf.astype(t, half) if t.dtype == "float32" else t for t in inputs]
+        try:
+            outputs = op(*inputs, **sample.attrs)
+        except DTypeError:  # it wants 32 bits
+            return
         for tensor in outputs if isinstance(outputs, tuple) else (outputs,):
             self.known.append(tensor)
 
@@ -136,7 +143,7 @@ class _Builder:
             return self.pick(same)
         if tensor.size == 0:
             tensor = self.scalar
-        values = gf.astype(tensor, "float32")
+        values = gf.astype(gf.real(tensor), "float32")
         if tensor.shape != spec.shape:
             assert isinstance(spec.size, int) and isinstance(tensor.size, int)
             flat = gf.reshape(values, (tensor.size,))
@@ -149,7 +156,10 @@ class _Builder:
         if kind(spec.dtype) == "int":
             return gf.remainder(gf.astype(gf.abs(bounded), spec.dtype), sample.classes)
         unit = gf.nn.sigmoid(bounded)
-        return gf.astype(unit * (sample.high - sample.low) + sample.low, spec.dtype)
+        values = unit * (sample.high - sample.low) + sample.low
+        if kind(spec.dtype) == "complex":
+            values = gf.complex(values, gf.flip(values) if spec.shape else values)
+        return gf.astype(values, spec.dtype)
 
     def batch(self) -> None:
         """One more tensor of batch size, or what one comes down to."""
@@ -289,6 +299,8 @@ def same_bits(a: Any, b: Any) -> bool:
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    if a.dtype.kind == "f":
+    if a.dtype.kind == "c":
+        a, b = (np.stack([t.real, t.imag]) for t in (a, b))
+    if is_inexact(a.dtype):
         a, b = (np.where(np.isnan(t), t.dtype.type("nan"), t) for t in (a, b))
     return a.tobytes() == b.tobytes()
