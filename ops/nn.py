@@ -6,9 +6,19 @@ from typing import Any
 
 from graphflow.errors import ArgumentError
 from graphflow.op import Op, Tensor, as_tensor, function, located, sample
-from graphflow.ops.activations import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
-from graphflow.ops.elementwise import elementwise
 from graphflow.ops import attention, piecewise  # noqa: F401
+from graphflow.ops.activations import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
+from graphflow.ops.conv import (
+    conv,
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
+from graphflow.ops.elementwise import elementwise
 from graphflow.ops.norm import layer_norm
 from graphflow.ops.random import keep_mask
 from graphflow.ops.rules import require_kind
@@ -71,6 +81,7 @@ def dropout(x: Any, rate: float, name: str | None = None) -> Tensor:
 
 
 __all__ = [
-    "cross_entropy", "dropout", "elu", "gelu", "layer_norm", "leaky_relu", "log_softmax", "relu",
-    "sigmoid", "silu", "softmax", "softplus", "tanh",
+    "conv", "conv1d", "conv2d", "conv3d", "conv_transpose", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "cross_entropy", "dropout", "elu", "gelu", "layer_norm", "leaky_relu",
+    "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "tanh",
 ]  # fmt: skip
