@@ -1,14 +1,14 @@
 """Indexing by computed places: taking or adding elements.
 
-Two pairs of ops are each other's gradient: `take` and `scatter_add` (whole slices along an axis),
-`take_along_axis` and `scatter_add_along_axis` (single elements). Additions to one place happen in
-the order of the indices, on any device, so that results do not change from run to run.
+Two groups of ops are each other's gradient: `take`, `take_grad` and `scatter_add` (whole slices
+along an axis), `take_along_axis` and `scatter_add_along_axis` (single elements). Additions to one
+place happen in the order of the indices, on any device, so that results do not change from run to
+run.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,10 @@ import numpy as np
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops.creation import zeros
+from graphflow.ops.kernels.rows import checked, combine_rows
+from graphflow.ops.places import element_places, flat_elements
 from graphflow.ops.rules import normalize_axis, require_kind
+from graphflow.ops.shape import reshape
 from graphflow.spec import (
     Dim,
     Shape,
@@ -33,55 +36,7 @@ from graphflow.spec import (
 F = spec("float32", (3, 4))
 CUBE = spec("float32", (3, 2, 4))
 I64 = "int64"
-
-
-# Indices in kernels -----------------------------------------------------------------------------
-
-
-def _checked(xp: Any, indices: Any, n: int) -> Any:
-    """Indices as int64, counted from the front.
-
-    Raises:
-        IndexError: one is outside [-n, n).
-    """
-    indices = indices.astype(np.int64, copy=False)
-    if indices.size:
-        low, high = int(indices.min()), int(indices.max())
-        if low < -n or high >= n:
-            raise IndexError(f"index {low if low < -n else high} is outside an axis of size {n}")
-        if low < 0:
-            indices = xp.where(indices < 0, indices + n, indices)
-    return indices
-
-
-def _add_rows(xp: Any, out: Any, indices: Any, updates: Any) -> None:
-    """out[indices[j]] += updates[j] for j = 0, 1, … in this order; out (n, m), updates (k, m)."""
-    if xp is np:
-        np.add.at(out, indices, updates)
-        return
-    # Atomic additions come in any order; here one thread adds all that falls on its element.
-    order = xp.argsort(indices, kind="stable")
-    bounds = xp.searchsorted(indices[order], xp.arange(out.shape[0] + 1))
-    _segment_add()(updates, order, bounds, np.int64(out.shape[1]), out)
-
-
-@cache
-def _segment_add() -> Any:
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "raw T updates, raw int64 order, raw int64 bounds, int64 width",
-        "T out",
-        """
-        long long row = i / width, column = i % width;
-        T total = out;
-        for (long long j = bounds[row]; j < bounds[row + 1]; ++j) {
-            total += updates[order[j] * width + column];
-        }
-        out = total;
-        """,
-        "graphflow_segment_add",
-    )
+NUMBERS = ("int", "float", "complex")
 
 
 # take and scatter_add: whole slices along an axis -----------------------------------------------
@@ -93,7 +48,7 @@ def _taken_shape(x: TensorSpec, indices: TensorSpec, axis: int) -> Shape:
 
 
 def _take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
-    indices = _checked(xp, indices, x.shape[axis])
+    indices = checked(xp, indices, x.shape[axis], axis)
     if out.size:
         # mode "wrap" writes straight to out; the indices are known to be inside
         xp.take(x, indices, axis, out=out, mode="wrap")
@@ -112,7 +67,7 @@ take_op = register(
         kernel=_take_kernel,
         into=_take_into,
         vjp=lambda g, y, x, indices, axis: (
-            scatter_add(zeros(x.shape, x.dtype), indices, g, axis),
+            take_grad(g, indices, shape=x.shape, axis=axis),
             None,
         ),
         cost=lambda x, indices, axis: Cost(
@@ -180,21 +135,24 @@ def _scatter_add_kernel(xp: Any, x: Any, indices: Any, updates: Any, axis: int) 
     return out
 
 
-def _scatter_add_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
-    n = x.shape[axis]
-    where = _checked(xp, indices, n).reshape(-1)
-    if out is not x:
-        xp.copyto(out, x)
+def _add_slices(xp: Any, out: Any, indices: Any, updates: Any, axis: int) -> None:
+    """Add `updates` to the slices of `out` at `indices` along an axis, in order."""
+    n = out.shape[axis]
+    where = checked(xp, indices, n, axis).reshape(-1)
     if not updates.size:
         return
-    before, after = x.shape[:axis], x.shape[axis + 1 :]
-    width = math.prod(after)
-    if axis == 0:
-        _add_rows(xp, out.reshape(n, width), where, updates.reshape(where.size, width))
-        return
-    outer = math.prod(before)
-    rows = (xp.arange(outer)[:, None] * n + where[None, :]).reshape(-1)
-    _add_rows(xp, out.reshape(outer * n, width), rows, updates.reshape(rows.size, width))
+    outer, width = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
+    rows = where
+    if axis:
+        rows = (xp.arange(outer)[:, None] * n + where[None, :]).reshape(-1)
+    flat = updates.reshape(rows.size, width)
+    combine_rows(xp, out.reshape(outer * n, width), rows, flat, "add")
+
+
+def _scatter_add_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
+    if out is not x:
+        xp.copyto(out, x)
+    _add_slices(xp, out, indices, updates, axis)
 
 
 scatter_add_op = register(
@@ -233,6 +191,53 @@ def scatter_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tens
     return result
 
 
+def _infer_take_grad(g: TensorSpec, indices: TensorSpec, shape: Shape, axis: int) -> TensorSpec:
+    x = g.with_shape(shape)
+    _require_like(g, x, _taken_shape(x, indices, axis))
+    return x
+
+
+def _take_grad_into(
+    xp: Any, out: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int
+) -> None:
+    out[...] = 0
+    _add_slices(xp, out, indices, g, axis)
+
+
+def _take_grad_kernel(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:
+    out = xp.empty(shape, g.dtype)
+    _take_grad_into(xp, out, g, indices, shape, axis)
+    return out
+
+
+# Zeros of `shape` with the slices g added at the indices. Until it is computed it is the slices and
+# where they belong: optimisers look for it, to update only the rows of a table that occur.
+take_grad: Op = register(
+    Op(
+        "take_grad",
+        infer=_infer_take_grad,
+        kernel=_take_grad_kernel,
+        into=_take_grad_into,
+        vjp=lambda h, y, g, indices, shape, axis: (take(h, indices, axis), None),
+        cost=lambda g, indices, shape, axis: Cost(
+            flops=g.size,
+            bytes=product(shape) * g.dtype.itemsize + g.nbytes * 3 + indices.nbytes,
+        ),
+        samples=(
+            sample(spec("float32", (5, 4)), spec(I64, (5,)), shape=(3, 4), axis=0),
+            sample(spec("float32", (3, 2, 2, 2)), spec("int32", (2, 2)), shape=(3, 2, 4), axis=2),
+            sample(spec("float32", (0, 4)), spec(I64, (0,)), shape=(3, 4), axis=0),
+        ),
+    )
+)
+
+
+@function
+def index_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tensor:
+    """`scatter_add` under its other name."""
+    return scatter_add(x, indices, updates, axis)
+
+
 # take_along_axis and scatter_add_along_axis: single elements ------------------------------------
 
 
@@ -247,20 +252,9 @@ def _infer_along(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
     return x.with_shape(indices.shape)
 
 
-def _flat_places(xp: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:
-    """For each index, where its element is in the flattened tensor of `shape`."""
-    places = _checked(xp, indices, shape[axis]) * math.prod(shape[axis + 1 :])
-    for i, n in enumerate(shape):
-        if i != axis:
-            along = [1] * len(shape)
-            along[i] = n
-            places = places + (xp.arange(n) * math.prod(shape[i + 1 :])).reshape(along)
-    return places
-
-
 def _along_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
     if out.size:
-        places = _flat_places(xp, indices, x.shape, axis)
+        places = element_places(xp, indices, x.shape, axis)
         xp.take(x.reshape(-1), places, out=out, mode="wrap")
 
 
@@ -307,8 +301,18 @@ def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
 
 @function
 def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
-    """`take_along_axis` under its other name."""
-    return take_along_axis(x, indices, axis)
+    """Elements of x whose position along `axis` is given by `indices`, of the shape of `indices`.
+
+    As `take_along_axis`, but `indices` may be shorter than x along the other axes, too: of these,
+    the first positions are read. An index outside the axis is an OpError in the step.
+
+    Raises:
+        ShapeError, DTypeError: the indices do not fit.
+    """
+    x, indices = as_tensor(x), as_tensor(indices)
+    axis = normalize_axis(axis, x.ndim)
+    places = flat_elements(indices, shape=x.shape, axis=axis)
+    return take(reshape(x, (x.size,)), places, 0)
 
 
 def _infer_scatter_along(
@@ -320,11 +324,12 @@ def _infer_scatter_along(
 
 
 def _scatter_along_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
-    places = _flat_places(xp, indices, x.shape, axis)
+    places = element_places(xp, indices, x.shape, axis)
     if out is not x:
         xp.copyto(out, x)
     if updates.size:
-        _add_rows(xp, out.reshape(-1, 1), places.reshape(-1), updates.reshape(-1, 1))
+        flat = updates.reshape(-1, 1)
+        combine_rows(xp, out.reshape(-1, 1), places.reshape(-1), flat, "add")
 
 
 def _scatter_along_kernel(xp: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:

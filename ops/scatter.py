@@ -1,0 +1,257 @@
+"""Writing at computed places: rows and elements that are set, added, multiplied, or compared.
+
+One op does it, `scatter_rows`; where several axes are indexed, `flat_rows` or `flat_elements`
+first make one of them. An assignment whose new value is such an op writes straight into its
+variable, when it commits, and touches only the rows that change.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
+from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops.convert import astype, full_like
+from graphflow.ops.creation import arange, full
+from graphflow.ops.elementwise import equal
+from graphflow.ops.index import as_indices, take, take_grad
+from graphflow.ops.kernels.rows import REDUCTIONS, checked, combine_rows
+from graphflow.ops.places import flat_elements, flat_rows
+from graphflow.ops.rules import normalize_axis, require_kind
+from graphflow.ops.select import where
+from graphflow.ops.shape import broadcast_to, reshape
+from graphflow.spec import Shape, TensorSpec, equate, is_inexact, product, show_shape, spec
+
+F = spec("float32", (3, 4))
+
+
+# The op -----------------------------------------------------------------------------------------
+
+
+def _infer(x: TensorSpec, rows: TensorSpec, updates: TensorSpec, reduction: str) -> TensorSpec:
+    require_kind(rows, "int")
+    if reduction in ("add", "mul"):
+        require_kind(x, "int", "float", "complex")
+    elif reduction != "none":
+        require_kind(x, "int", "float")
+    if not x.rank:
+        raise ShapeError("x has no axis to index")
+    _require_updates(x, updates, (*rows.shape, *x.shape[1:]))
+    return x
+
+
+def _require_updates(x: TensorSpec, updates: TensorSpec, wanted: Shape) -> None:
+    if updates.dtype != x.dtype:
+        raise DTypeError(f"updates are {updates.dtype}, x is {x.dtype}; convert with .astype")
+    what = f"updates are {show_shape(updates.shape)}, the indices choose {show_shape(wanted)}"
+    if updates.rank != len(wanted):
+        raise ShapeError(what)
+    for have, want in zip(updates.shape, wanted, strict=True):
+        equate(have, want, what)
+
+
+def _into(xp: Any, out: Any, x: Any, rows: Any, updates: Any, reduction: str) -> None:
+    n = x.shape[0]
+    places = checked(xp, rows, n, 0).reshape(-1)
+    if out is not x:
+        xp.copyto(out, x)
+    width = math.prod(x.shape[1:])
+    flat = updates.reshape(places.size, width)
+    combine_rows(xp, out.reshape(n, width), places, flat, reduction)
+
+
+def _kernel(xp: Any, x: Any, rows: Any, updates: Any, reduction: str) -> Any:
+    out = xp.empty(x.shape, x.dtype)
+    _into(xp, out, x, rows, updates, reduction)
+    return out
+
+
+def _vjp(
+    g: Tensor, y: Tensor, x: Tensor, rows: Tensor, updates: Tensor, reduction: str
+) -> tuple[Tensor | None, None, Tensor | None]:
+    if not is_inexact(x.dtype):
+        return None, None, None
+    if reduction == "add":
+        return g, None, take(g, rows, 0)
+    if reduction == "none":
+        return _vjp_of_setting(g, rows, updates)
+    if reduction == "mul":
+        return _vjp_of_products(g, x, rows, updates)
+    return _vjp_of_extrema(g, y, x, rows, updates)
+
+
+def _vjp_of_setting(g: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, None, Tensor]:
+    """Of several updates of a row, the last one stays: it alone has a gradient."""
+    numbers = reshape(arange(rows.size), rows.shape)
+    stamps = full((g.shape[0],), -1, "int64")
+    stamps = scatter_rows(stamps, rows, numbers, reduction="none")
+    stays = equal(take(stamps, rows, 0), numbers)
+    stays = reshape(stays, (*rows.shape, *(1,) * (g.ndim - 1)))
+    overwritten = scatter_rows(g, rows, full_like(updates, 0), reduction="none")
+    return overwritten, None, take(g, rows, 0) * astype(stays, g.dtype)
+
+
+def _vjp_of_products(
+    g: Tensor, x: Tensor, rows: Tensor, updates: Tensor
+) -> tuple[Tensor, None, Tensor]:
+    """Each factor's share is the product of the others: a division by what is not 0, and for
+    zeros a count of them, since two leave nothing. (Second derivatives at two zeros are not told.)
+    """
+    is_zero = equal(updates, 0)
+    factors = where(is_zero, 1, updates)
+    zeros = take_grad(astype(is_zero, g.dtype), rows, shape=x.shape, axis=0)
+    rest = scatter_rows(x, rows, factors, reduction="mul")
+    others = take(zeros, rows, 0) - astype(is_zero, g.dtype)
+    share = take(g * rest, rows, 0) / factors * astype(equal(others, 0), g.dtype)
+    by_x = g * scatter_rows(full_like(x, 1), rows, updates, reduction="mul")
+    return by_x, None, share
+
+
+def _vjp_of_extrema(
+    g: Tensor, y: Tensor, x: Tensor, rows: Tensor, updates: Tensor
+) -> tuple[Tensor, None, Tensor]:
+    """Equal shares for all that attain the extremum, as `max` has it."""
+    old = astype(equal(x, y), g.dtype)
+    new = astype(equal(updates, take(y, rows, 0)), g.dtype)
+    share = g / (old + take_grad(new, rows, shape=x.shape, axis=0))
+    return share * old, None, take(share, rows, 0) * new
+
+
+def _cost(x: TensorSpec, rows: TensorSpec, updates: TensorSpec, reduction: str) -> Cost:
+    return Cost(flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 3 + rows.nbytes)
+
+
+# x with updates combined into its rows (slices along axis 0), in the order of the row numbers.
+scatter_rows: Op = register(
+    Op(
+        "scatter_rows",
+        infer=_infer,
+        kernel=_kernel,
+        into=_into,
+        vjp=_vjp,
+        cost=_cost,
+        samples=(
+            *(
+                sample(F, spec("int64", (5,)), spec("float32", (5, 4)), reduction=reduction)
+                for reduction in REDUCTIONS
+            ),
+            sample(spec("float32", (4,)), spec("int32"), spec("float32"), reduction="none"),
+            sample(
+                spec("int8", (3,)), spec("int64", (2, 2)), spec("int8", (2, 2)), reduction="mul"
+            ),
+        ),
+    )
+)
+
+
+# Public -----------------------------------------------------------------------------------------
+
+
+@function
+def gather_nd(x: Any, indices: Any, batch_dims: int = 0) -> Tensor:
+    """The elements or slices of x that vectors of indices, along the last axis of `indices`, name.
+
+    With k numbers in each vector and b `batch_dims`, the result has the shape indices.shape[:-1] +
+    x.shape[b+k:]; the first b axes of x and `indices` go together. Negative indices count from the
+    end; one outside its axis is an OpError in the step.
+
+    Raises:
+        DTypeError: the indices are not ints.
+        ShapeError: they have another rank or batch, or more numbers than x has axes.
+    """
+    x, indices = as_tensor(x), as_indices(indices)
+    rows, table = _rows_of(x, indices, batch_dims)
+    return take(table, rows, 0)
+
+
+@function
+def scatter_nd(
+    x: Any, indices: Any, updates: Any, reduction: str = "none", batch_dims: int = 0
+) -> Tensor:
+    """x with `updates` written to the places that `gather_nd(x, indices, batch_dims)` would read.
+
+    Args:
+        updates: of the shape of that result.
+        reduction: "none" sets; "add", "mul", "min" and "max" combine with what is there. Updates of
+            one place happen in order: the last one set stays.
+
+    Raises:
+        ArgumentError: another reduction.
+        DTypeError, ShapeError: indices or updates do not fit.
+    """
+    x, indices, updates = as_tensor(x), as_indices(indices), as_tensor(updates)
+    _require_reduction(reduction)
+    rows, table = _rows_of(x, indices, batch_dims)
+    _require_updates(x.spec, updates.spec, (*rows.shape, *table.shape[1:]))
+    return reshape(scatter_rows(table, rows, updates, reduction=reduction), x.shape)
+
+
+def _rows_of(x: Tensor, indices: Tensor, batch_dims: int) -> tuple[Tensor, Tensor]:
+    """Checked row numbers, and x with the axes that are indexed made one."""
+    if isinstance(batch_dims, bool) or not isinstance(batch_dims, int) or batch_dims < 0:
+        raise ArgumentError(f"batch_dims is an int from 0, not {batch_dims!r}")
+    if indices.ndim <= batch_dims or not isinstance(indices.shape[-1], int):
+        raise ShapeError(
+            f"indices are {show_shape(indices.shape)}: after {batch_dims} batch axes, the last "
+            "axis, of known size, holds an index for each axis of x"
+        )
+    indexed = batch_dims + indices.shape[-1]
+    if indexed > x.ndim:
+        raise ShapeError(
+            f"x is {show_shape(x.shape)}, indices {show_shape(indices.shape)} choose along "
+            f"{indexed} axes"
+        )
+    rows: Tensor = flat_rows(indices, sizes=x.shape[:indexed], batch_dims=batch_dims)
+    return rows, reshape(x, (product(x.shape[:indexed]), *x.shape[indexed:]))
+
+
+def _require_reduction(reduction: Any) -> None:
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(f"reduction is one of {', '.join(REDUCTIONS)}, not {reduction!r}")
+
+
+@function
+def scatter(x: Any, indices: Any, updates: Any, axis: int = -1, reduction: str = "none") -> Tensor:
+    """x with `updates` written to the elements that `gather(x, indices, axis)` would read.
+
+    Args:
+        updates: of the shape of `indices`, which may be shorter than x along the other axes.
+        reduction: as for `scatter_nd`.
+
+    Raises:
+        ArgumentError: another reduction.
+        DTypeError, ShapeError: indices or updates do not fit.
+    """
+    x, indices, updates = as_tensor(x), as_indices(indices), as_tensor(updates)
+    _require_reduction(reduction)
+    axis = normalize_axis(axis, x.ndim)
+    places = flat_elements(indices, shape=x.shape, axis=axis)
+    _require_updates(x.spec, updates.spec, indices.shape)
+    flat = scatter_rows(reshape(x, (x.size,)), places, updates, reduction=reduction)
+    return reshape(flat, x.shape)
+
+
+@function
+def put_along_axis(x: Any, indices: Any, values: Any, axis: int = -1) -> Tensor:
+    """x with `values` set at the positions that `indices` give along `axis`.
+
+    Along the other axes, `indices` have the sizes of x or 1; `values` broadcast to the indices.
+
+    Raises:
+        DTypeError, ShapeError: indices or values do not fit.
+    """
+    x, indices = as_tensor(x), as_indices(indices)
+    values = as_tensor(values, None if isinstance(values, Tensor) else x.dtype)
+    axis = normalize_axis(axis, x.ndim)
+    if indices.ndim != x.ndim:
+        raise ShapeError(
+            f"x is {show_shape(x.shape)}, indices are {show_shape(indices.shape)}: ranks differ"
+        )
+    shape = tuple(
+        have if i == axis else n
+        for i, (have, n) in enumerate(zip(indices.shape, x.shape, strict=True))
+    )
+    places = broadcast_to(indices, shape)
+    result: Tensor = FUNCTIONS["scatter"](x, places, broadcast_to(values, shape), axis)
+    return result
