@@ -337,7 +337,7 @@ class Op:
         self, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], step: int = 0
     ) -> tuple[Any, ...]:
         """The outputs for concrete arrays, freshly made."""
-        if not self.halves and any_half(arrays):
+        if not (self.halves or self.alias) and any_half(arrays):
             specs = self.infer(*(TensorSpec(a.shape, a.dtype) for a in arrays), **attrs)
             specs = (specs,) if isinstance(specs, TensorSpec) else specs
             return rounded(self.run(xp, widened(arrays), attrs, step), specs)
