@@ -26,6 +26,7 @@ from graphflow.ops import (
     random,
     reduce,
     scatter,
+    search,
     select,
     shape,
     singular,
@@ -40,6 +41,6 @@ from graphflow.ops import (
 __all__ = [
     "activations", "bitwise", "comm", "complex", "control", "conv", "convert", "creation", "debug",
     "decompose", "einsum", "elementwise", "extrema", "getitem", "index", "linalg", "linear_algebra",
-    "magnitude", "nn", "norm", "places", "product", "random", "reduce", "scatter", "select",
-    "shape", "singular", "softmax", "solve", "sort", "state", "transcendental", "window",
+    "magnitude", "nn", "norm", "places", "product", "random", "reduce", "scatter", "search",
+    "select", "shape", "singular", "softmax", "solve", "sort", "state", "transcendental", "window",
 ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""`x[...]`, lowered to slice, squeeze, expand_dims and take."""
+"""`x[...]`, lowered to slice, squeeze, expand_dims and take; what several arrays index becomes one
+axis first."""
 
 from __future__ import annotations
 
@@ -10,30 +11,32 @@ import numpy as np
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Tensor, function
 from graphflow.ops.index import as_indices, take
-from graphflow.ops.shape import expand_dims, moveaxis, squeeze
+from graphflow.ops.places import ravel_multi_index
+from graphflow.ops.shape import expand_dims, moveaxis, reshape, squeeze
 from graphflow.ops.window import slice_op
-from graphflow.spec import Dim, Size, floordiv, minimum
+from graphflow.spec import Dim, Size, floordiv, minimum, product
 
 _Window = tuple[Size, Size, Size]  # start, size, step
 
 
 @function
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """`x[index]` for ints, slices, None, Ellipsis, and one array or tensor of ints (as `take`).
+    """`x[index]` for ints, slices, None, Ellipsis, and arrays or tensors of ints (one: as `take`;
+    several broadcast, and name the places together, as in numpy).
 
     On an axis of unknown size n, bounds clip as in numpy, and n is at least 1 where a bound is 1 or
     -1 away from an end; a window between a bound from the front and one from the back must not be
     inside out (checked when fed).
 
     Raises:
-        ArgumentError: a boolean mask, several arrays, or anything else.
-        ShapeError: an int outside its axis, or too many indices.
+        ArgumentError: a boolean mask, or anything else.
+        ShapeError: an int outside its axis, too many indices, or arrays that do not broadcast.
     """
     items = _expanded(index, x.ndim)
     windows: list[_Window] = []
     dropped: list[int] = []
     layout: list[str] = []  # of the result: "axis", "new", "take"
-    taken: Tensor | None = None
+    taken: list[Tensor] = []
     for item in items:
         if item is None:
             layout.append("new")
@@ -50,22 +53,33 @@ def getitem(x: Tensor, index: Any) -> Tensor:
             first, count = _position(int(item), n, axis), 1
             dropped.append(axis)
         else:
-            if taken is not None:
-                raise ArgumentError("indexing takes one array of ints; use take_along_axis")
-            taken = _index_tensor(item)
+            taken.append(_index_tensor(item))
             layout.append("take")
         windows.append((first, count, stride))
     if any(w != (0, n, 1) for w, n in zip(windows, x.shape, strict=True)):
         start, size, step = zip(*windows, strict=True)
         x = slice_op(x, start=start, size=size, step=step)
     x = expand_dims(squeeze(x, dropped), [i for i, kind in enumerate(layout) if kind == "new"])
-    if taken is None:
+    if not taken:
         return x
-    at = layout.index("take")
-    x = take(x, taken, at)
-    if at and _apart(items):  # numpy moves the axes of separated ints and arrays to the front
-        x = moveaxis(x, list(range(at, at + taken.ndim)), list(range(taken.ndim)))
+    at = [i for i, kind in enumerate(layout) if kind == "take"]
+    x, places = _merged(x, taken, at)
+    x = take(x, places, at[0])
+    if at[0] and _apart(items):  # numpy moves the axes of separated ints and arrays to the front
+        axes = list(range(at[0], at[0] + places.ndim))
+        x = moveaxis(x, axes, list(range(places.ndim)))
     return x
+
+
+def _merged(x: Tensor, indices: list[Tensor], axes: list[int]) -> tuple[Tensor, Tensor]:
+    """x with the axes that are indexed as one, in the place of the first; and the places in it."""
+    if len(axes) == 1:
+        return x, indices[0]
+    first, end = axes[0], axes[0] + len(axes)
+    x = moveaxis(x, axes, list(range(first, end)))
+    sizes = x.shape[first:end]
+    merged = reshape(x, (*x.shape[:first], product(sizes), *x.shape[end:]))
+    return merged, ravel_multi_index(indices, sizes)
 
 
 def _expanded(index: Any, rank: int) -> list[Any]:
@@ -96,7 +110,7 @@ def _index_tensor(item: Any) -> Tensor:
     if tensor.dtype.kind == "b":
         raise ArgumentError(
             "a boolean mask selects a number of elements that is known only when it runs; "
-            "use gf.where(mask, x, 0), or multiply by the mask"
+            "use gf.where(mask, x, 0), or gf.compress(mask, x, size) with the most there may be"
         )
     if tensor.dtype.kind not in "iu":
         raise ArgumentError(f"an index is an int tensor, not {tensor.dtype}; convert with .astype")

@@ -74,6 +74,7 @@ take_op = register(
             flops=0,
             bytes=product(_taken_shape(x, indices, axis)) * 2 * x.dtype.itemsize + indices.nbytes,
         ),
+        halves=True,
         samples=(
             sample(F, spec(I64, (5,)), axis=0),
             sample(CUBE, spec("int32", (2, 2)), axis=2),
@@ -277,6 +278,7 @@ take_along_axis_op = register(
         cost=lambda x, indices, axis: Cost(
             flops=0, bytes=indices.nbytes + indices.size * 2 * x.dtype.itemsize
         ),
+        halves=True,
         samples=(
             sample(F, spec(I64, (3, 1)), axis=1),
             sample(CUBE, spec("int32", (5, 2, 4)), axis=0),

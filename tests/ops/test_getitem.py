@@ -34,6 +34,8 @@ INDICES = [
     np.s_[5:], np.s_[-9:], np.s_[::-2], np.s_[1::2, :, 2:5:2], np.s_[...],
     np.s_[I], np.s_[:, I], np.s_[0, :, I], np.s_[I, 0], np.s_[0, I], np.s_[I, :, 0],
     np.s_[:, I, None, 0], np.s_[:, [3, 1]], np.s_[np.array(2)], np.s_[[]],
+    np.s_[I, I], np.s_[I, :, I], np.s_[:, I, I], np.s_[:, I[0], I], np.s_[I, 0, I], np.s_[I, I, I],
+    np.s_[0, :, I], np.s_[I, None, I], np.s_[None, I, ::2, I], np.s_[I, I[:, :1], -1], np.s_[1:, I, I],
 ]  # fmt: skip
 
 
@@ -49,6 +51,18 @@ def test_a_tensor_of_ints_chooses_as_take_does() -> None:
     x, i = placeholder("int64", A.shape), placeholder("int64", (None,))
     (value,) = evaluate([x[:, i]], {x: A, i: np.array([4, 0, -1])})
     np.testing.assert_array_equal(value, A[:, [4, 0, -1]])
+
+
+@given(arrays.integer_array_indices(A.shape))
+def test_several_arrays_choose_as_numpy_has_it(index: Any) -> None:
+    x = placeholder("int64", A.shape)
+    np.testing.assert_array_equal(evaluate([x[index]], {x: A})[0], A[index])
+
+
+def test_an_index_outside_names_its_axis() -> None:
+    x, i = placeholder("int64", A.shape), placeholder("int64", (None,))
+    with pytest.raises(IndexError, match="index 5 is outside axis 1 of size 5"):
+        evaluate([x[[0, 1], i]], {x: A, i: np.array([5, 0])})
 
 
 def test_unknown_sizes_keep_what_can_be_said_of_them() -> None:
@@ -79,7 +93,8 @@ def test_what_an_index_assumes_of_an_unknown_size_is_recorded() -> None:
         (A > 3, ArgumentError, "boolean mask"),
         (True, ArgumentError, "boolean mask"),
         (np.array([0.5]), ArgumentError, "float64"),
-        ((I, I), ArgumentError, "take_along_axis"),
+        ((A > 3, I), ArgumentError, "compress"),
+        ((I, [0, 1, 2]), ShapeError, "do not broadcast"),
         ("a", ArgumentError, "str"),
         (slice(None, None, 0), ArgumentError, "step"),
         (slice(0.5, 2), ArgumentError, "bounds"),
