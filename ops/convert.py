@@ -9,7 +9,7 @@ import numpy as np
 from graphflow.errors import DTypeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops.elementwise import BOOL, COMPLEX, INT, F, elementwise, no_gradient
-from graphflow.spec import TensorSpec, as_dtype, is_inexact, kind
+from graphflow.spec import TensorSpec, as_dtype, is_inexact, kind, spec
 
 
 def _infer_astype(x: TensorSpec, dtype: str) -> TensorSpec:
@@ -42,9 +42,13 @@ _astype = elementwise(
         sample(INT, dtype="bool"),
         sample(F, dtype="int64"),
         sample(BOOL, dtype="float32"),
+        sample(F, dtype="bfloat16"),
+        sample(spec("bfloat16", (3, 4)), dtype="float16"),
+        sample(spec("float16", (3, 4)), dtype="float64"),
     ),
     into=lambda xp, out, x, dtype: xp.copyto(out, x, casting="unsafe"),
     promotes=False,
+    halves=True,
 )
 
 
@@ -73,6 +77,7 @@ stop_gradient = register(
         into=lambda xp, out, x: xp.copyto(out, x),
         vjp=no_gradient,
         cost=lambda x: Cost(flops=0),
+        halves=True,
         samples=(sample(INT),),
     )
 )

@@ -38,6 +38,7 @@ _print = register(
         into=_print_into,
         vjp=lambda g, y, x, message: (g,),
         cost=lambda x, message: Cost(flops=0),
+        halves=True,
         samples=(sample(F, message="x"), sample(spec("int64"), message="n")),
         pure=False,
     )
@@ -89,6 +90,7 @@ _check = register(
         into=_check_into,
         vjp=lambda g, y, x, condition, message: (g, None),
         cost=lambda x, condition, message: Cost(flops=condition.size),
+        halves=True,
         # No condition at all is true everywhere; random ones are not.
         samples=(sample(F, spec("bool", (0,)), message="never"),),
         pure=False,

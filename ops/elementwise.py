@@ -84,6 +84,7 @@ def elementwise(
     flops: int = 1,
     into: Callable[..., None] | None = None,
     promotes: bool = True,
+    halves: bool = False,
 ) -> Op:
     """Register an elementwise op: `expr` is a ufunc's name, or a function (xp, *scalars, **attrs).
 
@@ -111,6 +112,7 @@ def elementwise(
             samples=samples,
             promotes=promotes,
             elementwise=True,
+            halves=halves,
         )
     )
 

@@ -80,6 +80,7 @@ _where = elementwise(
         sample(BOOL, INT, INT),
     ),
     promotes=False,
+    halves=True,
 )
 
 

@@ -188,6 +188,7 @@ permute_dims_op = register(
         into=lambda xp, out, x, axes: xp.copyto(out, xp.transpose(x, axes)),
         vjp=lambda g, y, x, axes: (permute_dims(g, _inverse(axes)),),
         cost=_copying,
+        halves=True,
         samples=(sample(F, axes=(1, 0)), sample(CUBE, axes=(2, 0, 1))),
     )
 )
@@ -274,6 +275,7 @@ broadcast_to_op = register(
         into=lambda xp, out, x, shape: xp.copyto(out, x),
         vjp=lambda g, y, x, shape: (unbroadcast(g, x.shape),),
         cost=_copying,
+        halves=True,
         samples=(
             sample(spec("float32", (4,)), shape=(3, 4)),
             sample(spec("float32", (3, 1)), shape=(2, 3, 4)),

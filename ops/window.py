@@ -112,6 +112,7 @@ slice_op: Op = register(
             pad_op(g, shape=x.shape, start=start, step=step, value=0),
         ),
         cost=lambda x, start, size, step: Cost(flops=0, bytes=product(size) * 2 * x.dtype.itemsize),
+        halves=True,
         samples=(
             sample(F, start=(1, 0), size=(2, 2), step=(1, 2)),
             sample(F, start=(2, 3), size=(3, 2), step=(-1, -3)),
@@ -150,6 +151,7 @@ pad_op: Op = register(
         cost=lambda x, shape, **attrs: Cost(
             flops=0, bytes=(product(shape) + x.size) * x.dtype.itemsize
         ),
+        halves=True,
         samples=(
             sample(F, shape=(5, 6), start=(1, 2), step=(1, 1), value=1.5),
             sample(F, shape=(3, 9), start=(2, 0), step=(-1, 2), value=0),
@@ -284,6 +286,7 @@ concat_op = register(
         into=lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis, out=out),
         vjp=_concat_vjp,
         cost=lambda *specs, axis: Cost(flops=0),
+        halves=True,
         samples=(
             sample(F, F, axis=0),
             sample(F, spec("float32", (3, 2)), spec("float32", (3, 0)), axis=1),
