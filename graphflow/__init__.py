@@ -20,6 +20,16 @@ from graphflow.jvp import jvp
 from graphflow.op import Node, Tensor, device, name_scope
 from graphflow.ops import debug, nn, random
 from graphflow.ops import linear_algebra as linalg
+from graphflow.ops.bitwise import (
+    bitcast,
+    bitwise_and,
+    bitwise_invert,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    fmod,
+)
 from graphflow.ops.complex import angle, complex, conj, imag, real
 from graphflow.ops.convert import astype, full_like, ones_like, stop_gradient, zeros_like
 from graphflow.ops.creation import arange, eye, full, linspace, ones, zeros
@@ -57,10 +67,23 @@ from graphflow.ops.elementwise import (
     trunc,
 )
 from graphflow.ops.extrema import argmax, argmin, logsumexp, max, min
-from graphflow.ops.index import gather, one_hot, scatter_add, take, take_along_axis
+from graphflow.ops.index import gather, index_add, one_hot, scatter_add, take, take_along_axis
 from graphflow.ops.linalg import diagonal, matmul, outer, trace, tril, triu, vecdot
+from graphflow.ops.places import ravel_multi_index
 from graphflow.ops.product import cumsum, prod
 from graphflow.ops.reduce import all, any, mean, std, sum, var
+from graphflow.ops.scatter import gather_nd, put_along_axis, scatter, scatter_nd
+from graphflow.ops.search import (
+    bincount,
+    compress,
+    count_nonzero,
+    nonzero,
+    searchsorted,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+)
 from graphflow.ops.select import clip, maximum, minimum, where
 from graphflow.ops.shape import (
     broadcast_arrays,
@@ -75,6 +98,7 @@ from graphflow.ops.shape import (
     swapaxes,
     tile,
 )
+from graphflow.ops.sort import argsort, cummax, cummin, sort, top_k
 from graphflow.ops.transcendental import (
     acos,
     acosh,
@@ -138,6 +162,7 @@ __all__ = [
     "arange",
     "argmax",
     "argmin",
+    "argsort",
     "asin",
     "asinh",
     "assign",
@@ -145,6 +170,14 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "bincount",
+    "bitcast",
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
     "broadcast_arrays",
     "broadcast_to",
     "call",
@@ -152,12 +185,16 @@ __all__ = [
     "checkpoint",
     "clip",
     "complex",
+    "compress",
     "concat",
     "cond",
     "conj",
+    "constant",
     "cos",
     "cosh",
-    "constant",
+    "count_nonzero",
+    "cummax",
+    "cummin",
     "cumsum",
     "custom_vjp",
     "debug",
@@ -175,14 +212,17 @@ __all__ = [
     "flip",
     "floor",
     "floor_divide",
+    "fmod",
     "full",
     "full_like",
     "function",
     "gather",
+    "gather_nd",
     "gradients",
     "greater",
     "greater_equal",
     "imag",
+    "index_add",
     "init",
     "isfinite",
     "isinf",
@@ -213,6 +253,7 @@ __all__ = [
     "name_scope",
     "negative",
     "nn",
+    "nonzero",
     "not_equal",
     "one_hot",
     "ones",
@@ -227,7 +268,9 @@ __all__ = [
     "positive",
     "pow",
     "prod",
+    "put_along_axis",
     "random",
+    "ravel_multi_index",
     "real",
     "reciprocal",
     "remainder",
@@ -237,10 +280,14 @@ __all__ = [
     "round",
     "rsqrt",
     "scan",
+    "scatter",
     "scatter_add",
+    "scatter_nd",
+    "searchsorted",
     "sign",
     "sin",
     "sinh",
+    "sort",
     "split",
     "sqrt",
     "square",
@@ -257,10 +304,15 @@ __all__ = [
     "tanh",
     "tensordot",
     "tile",
+    "top_k",
     "trace",
     "tril",
     "triu",
     "trunc",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
     "unstack",
     "var",
     "variable",
