@@ -1,13 +1,25 @@
-"""What neural networks add, public as `gf.nn`: dropout, and the functions of three families."""
+"""What neural networks are made of, public as `gf.nn`: functions, and layers that hold variables."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from graphflow.errors import ArgumentError
-from graphflow.op import Op, Tensor, as_tensor, function, located, sample
-from graphflow.ops import attention, piecewise  # noqa: F401
-from graphflow.ops.activations import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
+from graphflow.ops.activations import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    leaky_relu,
+    log_sigmoid,
+    mish,
+    relu,
+    selu,
+    sigmoid,
+    silu,
+    softplus,
+    softsign,
+    swiglu,
+    swish,
+)
+from graphflow.ops.attention import attention
 from graphflow.ops.conv import (
     conv,
     conv1d,
@@ -18,70 +30,47 @@ from graphflow.ops.conv import (
     conv_transpose2d,
     conv_transpose3d,
 )
-from graphflow.ops.elementwise import elementwise
-from graphflow.ops.norm import layer_norm
-from graphflow.ops.random import keep_mask
-from graphflow.ops.rules import require_kind
-from graphflow.ops.softmax import cross_entropy, log_softmax, softmax
-from graphflow.ops.transcendental import tanh
-from graphflow.spec import TensorSpec, broadcast_shapes, spec
-
-F = spec("float32", (3, 4))
-
-
-def _infer_masked(x: TensorSpec, mask: TensorSpec, scale: float) -> TensorSpec:
-    require_kind(x, "float")
-    require_kind(mask, "bool")
-    return TensorSpec(broadcast_shapes(x.shape, mask.shape), x.dtype)
-
-
-def _masked_into(xp: Any, out: Any, x: Any, mask: Any, scale: float) -> None:
-    xp.multiply(x, mask, out=out)
-    xp.multiply(out, scale, out=out)
-
-
-# x·scale where the mask is set, else 0.
-masked: Op = elementwise(
-    "masked",
-    lambda xp, x, mask, scale: x * mask * scale,
-    vjp=lambda g, y, x, mask, scale: (masked(g, mask, scale=scale), None),
-    infer=_infer_masked,
-    samples=(
-        sample(F, spec("bool", (3, 4)), scale=2.0),
-        sample(spec("float32"), spec("bool"), scale=1.5),
-    ),
-    flops=2,
-    into=_masked_into,
-    promotes=False,
+from graphflow.ops.dropout import dropout
+from graphflow.ops.losses import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cosine_similarity,
+    cross_entropy,
+    hinge_embedding_loss,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    margin_ranking_loss,
+    mse_loss,
+    nll_loss,
+    smooth_l1_loss,
+    triplet_margin_loss,
 )
-
-
-@function
-def dropout(x: Any, rate: float, name: str | None = None) -> Tensor:
-    """x with each element dropped (0) with probability `rate`, the others divided by (1 - rate).
-
-    Draws a random stream of its own (see `gf.random.seed`), anew in each step.
-
-    Raises:
-        DTypeError: x is not float.
-        ArgumentError: rate is not a number in [0, 1).
-
-    Source: Srivastava et al., JMLR 15, 2014.
-    """
-    tensor = as_tensor(x)
-    with located("dropout"):
-        require_kind(tensor.spec, "float")
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
-            raise ArgumentError(f"rate is a number in [0, 1), not {rate!r}")
-    if rate == 0:
-        return tensor
-    mask = keep_mask(tensor.shape, 1.0 - rate)
-    result: Tensor = masked(tensor, mask, scale=1.0 / (1.0 - rate), name=name)
-    return result
-
+from graphflow.ops.norm import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
+from graphflow.ops.piecewise import (
+    hard_shrink,
+    hard_sigmoid,
+    hard_swish,
+    hard_tanh,
+    hardmax,
+    prelu,
+    relu6,
+    shrink,
+    soft_shrink,
+    thresholded_relu,
+)
+from graphflow.ops.rotary import rotary, rotate
+from graphflow.ops.softmax import log_softmax, softmax
+from graphflow.ops.transcendental import tanh
 
 __all__ = [
+    "attention", "batch_norm", "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu",
     "conv", "conv1d", "conv2d", "conv3d", "conv_transpose", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "cross_entropy", "dropout", "elu", "gelu", "layer_norm", "leaky_relu",
-    "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "tanh",
+    "conv_transpose3d", "cosine_similarity", "cross_entropy", "dropout", "elu", "gelu", "glu",
+    "group_norm", "hard_shrink", "hard_sigmoid", "hard_swish", "hard_tanh", "hardmax",
+    "hinge_embedding_loss", "huber_loss", "instance_norm", "kl_div", "l1_loss", "layer_norm",
+    "leaky_relu", "log_sigmoid", "log_softmax", "margin_ranking_loss", "mish", "mse_loss",
+    "nll_loss", "prelu", "relu", "relu6", "rms_norm", "rotary", "rotate", "selu", "shrink",
+    "sigmoid", "silu", "smooth_l1_loss", "soft_shrink", "softmax", "softplus", "softsign", "swiglu",
+    "swish", "tanh", "thresholded_relu", "triplet_margin_loss",
 ]  # fmt: skip

@@ -145,7 +145,8 @@ def log_softmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
 # Cross entropy ----------------------------------------------------------------------------------
 
 
-def _require_labels(logits: TensorSpec, labels: TensorSpec) -> None:
+def require_labels(logits: TensorSpec, labels: TensorSpec) -> None:
+    """Refuse what are no labels of rows of logits."""
     require_kind(logits, "float")
     if kind(labels.dtype) != "int":
         raise DTypeError(
@@ -161,16 +162,16 @@ def _require_labels(logits: TensorSpec, labels: TensorSpec) -> None:
 
 
 def _infer_cross_entropy(logits: TensorSpec, labels: TensorSpec) -> TensorSpec:
-    _require_labels(logits, labels)
+    require_labels(logits, labels)
     return logits.with_shape(logits.shape[:-1])
 
 
 def _infer_cross_entropy_grad(g: TensorSpec, logits: TensorSpec, labels: TensorSpec) -> TensorSpec:
-    _require_labels(logits, labels)
+    require_labels(logits, labels)
     return logits
 
 
-def _picks(xp: Any, logits: Any, labels: Any) -> tuple[Any, Any]:
+def label_places(xp: Any, logits: Any, labels: Any) -> tuple[Any, Any]:
     """Row and column of each label in the logits as a matrix; refuses labels that are no class."""
     classes = logits.shape[-1]
     flat = labels.reshape(-1)
@@ -190,7 +191,7 @@ def _matrix(logits: Any) -> Any:
 
 
 def _cross_entropy_into(xp: Any, out: Any, logits: Any, labels: Any) -> None:
-    picks = _picks(xp, logits, labels)
+    picks = label_places(xp, logits, labels)
     matrix = _matrix(logits)
     shifted = xp.subtract(matrix, xp.max(matrix, axis=1, keepdims=True))
     picked = shifted[picks]
@@ -206,7 +207,7 @@ def _cross_entropy_kernel(xp: Any, logits: Any, labels: Any) -> Any:
 
 
 def _cross_entropy_grad_into(xp: Any, out: Any, g: Any, logits: Any, labels: Any) -> None:
-    picks = _picks(xp, logits, labels)
+    picks = label_places(xp, logits, labels)
     rows = _matrix(out)
     _softmax_into(xp, rows, _matrix(logits), axis=1)
     rows[picks] -= 1
@@ -243,7 +244,7 @@ cross_entropy_grad = register(
         ),
     )
 )
-_cross_entropy = register(
+cross_entropy_op = register(
     Op(
         "cross_entropy",
         infer=_infer_cross_entropy,
@@ -258,17 +259,3 @@ _cross_entropy = register(
         ),
     )
 )
-
-
-@function
-def cross_entropy(logits: Any, labels: Any, name: str | None = None) -> Tensor:
-    """-log softmax(logits)[label] for each row: logits (…, classes), int labels (…), losses (…).
-
-    A label outside [0, classes) is an error when the step runs.
-
-    Raises:
-        DTypeError: logits are not float, or labels not ints.
-        ShapeError: labels have not the shape of the rows.
-    """
-    result: Tensor = _cross_entropy(logits, labels, name=name)
-    return result
