@@ -23,13 +23,17 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import CheckError, GraphflowError, OpError, ProtocolError
-from graphflow.graph import bind_attrs
+from graphflow.graph import Body, bind_attrs, bodies
 from graphflow.half import any_half
 from graphflow.op import Node, Op, Tensor
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.layout import Layout, plan_layout
+from graphflow.runtime.loops import Carried, runner
 from graphflow.runtime.partition import Partition
 from graphflow.spec import TensorSpec, nbytes
+
+EDGE_BITS = 32
+"""An edge's number takes these bits of its key; above it is how often it was used in the step."""
 
 Span = tuple[str, str, int, int]
 """Track, name, start and end in nanoseconds of the monotonic clock."""
@@ -41,6 +45,9 @@ class Channel(Protocol):
     def send(self, step: int, edge: int, target: str, array: Any) -> None: ...
 
     def recv(self, step: int, edge: int) -> Any: ...
+
+    def proceed(self, step: int, what: str) -> None:
+        """Raise if the step was given up; `what` says where a loop is."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +123,8 @@ class Program:
                     values = self._compute(feeds, step, draws)
                 else:
                     values = self._run_traced(feeds, step, draws, spans)
-            except GraphflowError as error:
-                if isinstance(error, CheckError):
-                    raise self._explained(error, CheckError) from error
-                raise
             except Exception as error:
-                raise self._explained(error, OpError) from error
+                raise self._code.explained(error) from error
             return {
                 name: self._backend.to_host(value)
                 for name, value in zip(self._fetched, values, strict=True)
@@ -158,21 +161,6 @@ class Program:
 
         return self._traced(feeds, step, draws, mark)
 
-    def _explained(self, error: Exception, kind: type[OpError]) -> OpError:
-        """The error with the node of the failing line."""
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [f.lineno for f in frames if f.filename in ("<compute>", "<traced>")]
-        if not lines or lines[0] is None:
-            return kind(f"a step failed on {self.partition.device}: {error!r}")
-        traced = any(f.filename == "<traced>" for f in frames)
-        node = self._lines[(lines[0] - 2) // (2 if traced else 1)]
-        text = str(error) if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
-        shapes = ", ".join(str(self._layout.specs[t]) for t in node.inputs)
-        return kind(
-            f"{node.op.name} {self._names[node]!r} (made at {node.location}) failed on "
-            f"{self.partition.device}: {text}; its inputs are [{shapes}]"
-        )
-
 
 class _Code:
     """Writes a program: a line of Python for each node, over names bound to buffers and kernels."""
@@ -185,8 +173,15 @@ class _Code:
         variables: Mapping[str, Any],
         backend: Backend,
         channel: Channel,
+        memory: Any = None,
+        loops: _InLoops | None = None,
     ) -> None:
+        self.partition = partition
         self.device = DeviceName.parse(partition.device)
+        self.inside = loops is not None
+        self.channel = channel
+        self.loops = loops if loops is not None else _InLoops(channel)
+        ends: Any = self.loops if self.inside else channel
         self.graph = partition.graph
         self.fetches = partition.fetches
         self.layout = layout
@@ -194,7 +189,7 @@ class _Code:
         self.bindings = bindings
         self.plain = os.environ.get("GRAPHFLOW_JIT") == "off"
         self.scope: dict[str, Any] = {
-            "send": channel.send, "recv": channel.recv, "asarray": backend.to_device,
+            "send": ends.send, "recv": ends.recv, "asarray": backend.to_device,
             "copy": backend.xp.copy, "copyto": backend.xp.copyto, "kept": {},
         }  # fmt: skip
         self.names: dict[Tensor, str] = {}
@@ -206,7 +201,8 @@ class _Code:
         self.feed_bytes = 0
         self.recv_bytes = 0
         self.assigned = {assign.inputs[0] for assign in layout.commits}
-        memory = backend.empty(layout.arena.nbytes)
+        if memory is None:
+            memory = backend.empty(layout.arena.nbytes)
         for number, node in enumerate(self.graph.nodes):
             self._add(node, number, memory, variables)
         for assign in layout.commits:
@@ -238,6 +234,8 @@ class _Code:
             case "assign":
                 self.names[node.outputs[0]] = self.names[node.inputs[1]]
                 self._stage(node, number, memory)
+            case _ if node in self.layout.inner:
+                self._bodies(node, number, names, memory)
             case _:
                 self._kernel(node, number, names, memory)
 
@@ -245,10 +243,54 @@ class _Code:
         target = str(node.attrs["target"])
         value = self.names[node.inputs[0]]
         near = DeviceName.parse(target).worker == self.device.worker
-        if near and self.layout.roots[node.inputs[0]] in self.assigned:
+        if self.inside:
+            value = f"copy({value})"  # the next iteration writes its buffer
+        elif near and self.layout.roots[node.inputs[0]] in self.assigned:
             value = f"copy({value})"  # handed over by reference, and its reader may commit after us
         self.scope[f"t{number}"] = target
         self._line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
+
+    def _bodies(self, node: Node, number: int, names: list[str], memory: Any) -> None:
+        """A line that runs a node of bodies, each a routine over its part of the node's memory."""
+        inner = self.layout.inner[node]
+        start = self.layout.arena.offsets[self.layout.scratch[node]]
+        own = memory[start : start + inner.nbytes]
+        routines = [
+            _Routine(
+                body,
+                _Code(
+                    part, self.bindings, layout, {}, self.backend, self.channel,
+                    own[place : place + layout.arena.nbytes], self.loops,
+                ),
+            )
+            for body, (part, layout), place in zip(
+                bodies(node), inner.parts, inner.places, strict=True
+            )
+        ]  # fmt: skip
+        for routine in routines:
+            self.constant_bytes += routine.code.constant_bytes
+        sets = []
+        for which in range(2):
+            at = [place + which * -(-nbytes(spec) // 64) * 64 for spec, place in inner.carried]
+            sets.append(
+                tuple(
+                    own[a : a + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
+                    for a, (spec, _) in zip(at, inner.carried, strict=True)
+                )
+            )
+        for tensor, name in zip(node.outputs, names, strict=True):
+            self.scope[name] = self._buffer(tensor, memory)
+        self.scope[f"k{number}"] = runner(
+            node,
+            bind_attrs(node.attrs, self.bindings),
+            routines,
+            Carried(*sets),
+            self.backend.xp.copyto,
+            self.channel.proceed if node.op.name in _LOOPS else _going_on,
+        )
+        outs = "".join(f"{name}, " for name in names)
+        given = "".join(f"{self.names[t]}, " for t in node.inputs)
+        self._line(node, f"k{number}(({outs}), {given}step=step, draws=draws)")
 
     def _kernel(self, node: Node, number: int, names: list[str], memory: Any) -> None:
         """A line that runs the node's kernel into its buffers, or an alias of its input."""
@@ -312,6 +354,28 @@ class _Code:
         self.compute.append(line)
         self.lines.append(node)
 
+    def explained(self, error: Exception) -> Exception:
+        """An error with the node of the failing line, unless it says already what went wrong."""
+        if isinstance(error, GraphflowError) and not isinstance(error, CheckError):
+            return error
+        if isinstance(error, OpError) and error.explained:
+            return error
+        kind = CheckError if isinstance(error, CheckError) else OpError
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f for f in frames if f.filename in _OURS]
+        if not lines or lines[0].lineno is None:
+            return kind(f"a step failed on {self.device}: {error!r}")
+        step = 2 if lines[0].filename == "<traced>" else 1
+        node = self.lines[(lines[0].lineno - 2) // step]
+        text = str(error) if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
+        shapes = ", ".join(str(self.layout.specs[t]) for t in node.inputs)
+        told = kind(
+            f"{node.op.name} {self.graph.names[node]!r} (made at {node.location}) failed on "
+            f"{self.device}: {text}; its inputs are [{shapes}]"
+        )
+        told.explained = True
+        return told
+
     def results(self) -> str:
         """The expression of the fetched values."""
         return "(" + "".join(f"{self.names[t]}, " for t in self.fetches.values()) + ")"
@@ -345,6 +409,56 @@ def _into(
             xp.copyto(buffer, result)
 
     return run
+
+
+_LOOPS = ("scan", "while_loop")
+_OURS = ("<compute>", "<traced>", "<routine>")
+
+
+def _going_on(step: int, what: str) -> None:
+    """For what is no loop."""
+
+
+class _Routine:
+    """A body, compiled: arrays in, results out, which are good until it runs again."""
+
+    def __init__(self, body: Body, code: _Code) -> None:
+        names = code.graph.names
+        self.code = code
+        self._fed = [(i, names[n]) for i, n in enumerate(body.inputs) if n in names]
+        self._run = code.function("routine", "feeds, step, draws", code.compute, code.results())
+
+    def __call__(self, arrays: Sequence[Any], step: int, draws: int) -> Any:
+        try:
+            return self._run({name: arrays[i] for i, name in self._fed}, step, draws)
+        except Exception as error:
+            raise self.code.explained(error) from error
+
+
+class _InLoops:
+    """The channel inside bodies, which may run often in a step: what an edge carries is numbered.
+
+    Both ends run the same iterations, so the n-th that is sent is the n-th that is received. The
+    number stands above the edge's in its key.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._step = -1
+        self._count: dict[int, int] = {}
+
+    def send(self, step: int, edge: int, target: str, array: Any) -> None:
+        self._channel.send(step, self._key(step, edge), target, array)
+
+    def recv(self, step: int, edge: int) -> Any:
+        return self._channel.recv(step, self._key(step, edge))
+
+    def _key(self, step: int, edge: int) -> int:
+        if step != self._step:
+            self._step = step
+            self._count.clear()
+        number = self._count[edge] = self._count.get(edge, -1) + 1
+        return edge | number << EDGE_BITS
 
 
 class _Arrival:

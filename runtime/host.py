@@ -23,7 +23,7 @@ from graphflow.graph import Graph
 from graphflow.op import Node
 from graphflow.placement.host import cores
 from graphflow.runtime.backend import Backend, backend_for
-from graphflow.runtime.executor import Program, Span
+from graphflow.runtime.executor import EDGE_BITS, Program, Span
 from graphflow.runtime.messages import Computed, Key, Parcel
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Dim, symbols
@@ -200,6 +200,21 @@ class Mail:
                 self._changed.wait(left)
             return self._arrays.pop((step, edge))
 
+    def check(self, step: int, what: str) -> None:
+        """Go on, unless the step is cancelled or its deadline has passed; `what` was going on.
+
+        Raises:
+            StepTimeout: the deadline has passed.
+            GraphflowError: what the step was cancelled with.
+        """
+        if self._cancelled is not None and self._cancelled[0] >= step:
+            raise self._cancelled[1]
+        if monotonic() > self.deadline:
+            raise StepTimeout(
+                f"step {step}: {what} when the step's deadline passed; does the loop end? bound it "
+                "(max_iterations), or give Session a longer deadline"
+            )
+
     def cancel(self, step: int, reason: GraphflowError) -> None:
         """Every wait of this and earlier steps ends with the error, now or when it begins."""
         with self._changed:
@@ -237,7 +252,11 @@ class _Channel:
         self.session.send(step, edge, DeviceName.parse(target), array, self.backend)
 
     def recv(self, step: int, edge: int) -> Any:
-        return self.session.mail.take(step, edge, self.incoming[edge])
+        what = self.incoming[edge & (2**EDGE_BITS - 1)]
+        return self.session.mail.take(step, edge, what)
+
+    def proceed(self, step: int, what: str) -> None:
+        self.session.mail.check(step, what)
 
 
 class _Session:
@@ -336,7 +355,8 @@ class _Session:
                 kept.pop(next(iter(kept))).free()
             partition = loaded.partitions[device]
             backend = self._backends[device]
-            incoming = {n.attrs["edge"]: _incoming(n) for n in partition.graph.of_op("recv")}
+            recvs = (n for n in partition.graph.walk() if n.op.name == "recv")
+            incoming = {n.attrs["edge"]: _incoming(n) for n in recvs}
             program = Program(
                 partition, bindings, self._variables[device], backend,
                 _Channel(self, backend, incoming),

@@ -6,13 +6,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from graphflow.graph import Body, bodies
 from graphflow.op import Node, Tensor
-from graphflow.runtime.memory import Arena, Block, plan_arena
+from graphflow.ops.control import cond, scan, while_loop
+from graphflow.runtime.memory import ALIGNMENT, Arena, Block, plan_arena
 from graphflow.runtime.partition import Partition
 from graphflow.spec import TensorSpec, is_inexact, nbytes
 
 _ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
 """Ops whose value is not in the arena (or that have none)."""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """What the bodies of a node need while it runs.
+
+    Attributes:
+        parts: each body as a partition, and its layout.
+        places: where the arena of each begins in the node's memory, in bytes.
+        carried: specs and places of what a loop carries; it has two sets of buffers.
+        nbytes: of it all.
+    """
+
+    parts: tuple[tuple[Partition, Layout], ...]
+    places: tuple[int, ...]
+    carried: tuple[tuple[TensorSpec, int], ...]
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +46,7 @@ class Layout:
             update.
         staged: assigns whose value is copied before any variable changes.
         commits: all assigns, in order.
+        inner: what nodes with bodies need besides; `scratch`: the index of its block.
     """
 
     specs: Mapping[Tensor, TensorSpec]
@@ -36,6 +56,8 @@ class Layout:
     deferred: Mapping[Node, Tensor]
     staged: frozenset[Node]
     commits: tuple[Node, ...]
+    inner: Mapping[Node, Inner]
+    scratch: Mapping[Node, int]
 
     def offset(self, tensor: Tensor) -> int:
         """Where the tensor begins in the arena, in bytes."""
@@ -73,7 +95,50 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
                 nbytes(specs[leader]),
             )
         )
-    return Layout(specs, roots, blocks, plan_arena(lives), deferred, staged, commits)
+    inner = {n: _plan_inner(n, partition.device, bindings) for n in graph.nodes if bodies(n)}
+    scratch: dict[Node, int] = {}
+    for node, need in inner.items():
+        scratch[node] = len(lives)
+        lives.append(Block(position[node], position[node], need.nbytes))
+    return Layout(
+        specs, roots, blocks, plan_arena(lives), deferred, staged, commits, inner, scratch
+    )
+
+
+def _plan_inner(node: Node, device: str, bindings: Mapping[str, int]) -> Inner:
+    """Lay out the bodies of a node: one after the other, but only one branch of a cond runs."""
+    parts, places, end = [], [], 0
+    for body in bodies(node):
+        part = _body_partition(body, device)
+        layout = plan_layout(part, bindings)
+        places.append(0 if node.op is cond else end)
+        end = max(end, places[-1] + _aligned(layout.arena.nbytes))
+        parts.append((part, layout))
+    carried = []
+    for tensor in _carried(node):
+        spec = tensor.spec.bind(bindings)
+        carried.append((spec, end))
+        end += 2 * _aligned(nbytes(spec))
+    return Inner(tuple(parts), tuple(places), tuple(carried), end)
+
+
+def _body_partition(body: Body, device: str) -> Partition:
+    """A body as what a device computes: its parameters are fed, its results are fetched."""
+    graph = body.graph
+    feeds = tuple(graph.names[node] for node in graph.placeholders)
+    return Partition(device, graph, feeds, {str(i): t for i, t in enumerate(body.outputs)})
+
+
+def _carried(node: Node) -> tuple[Tensor, ...]:
+    if node.op is scan:
+        return tuple(node.attrs["body"].outputs[: node.attrs["carries"]])
+    if node.op is while_loop:
+        return tuple(node.attrs["body"].outputs[: node.attrs["states"]])
+    return ()
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 def _roots(partition: Partition) -> dict[Tensor, Tensor]:
