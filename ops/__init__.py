@@ -14,6 +14,8 @@ from graphflow.ops import (
     einsum,
     elementwise,
     extrema,
+    fft,
+    fourier,
     getitem,
     index,
     linalg,
@@ -22,6 +24,9 @@ from graphflow.ops import (
     nn,
     norm,
     places,
+    pool,
+    pool_max,
+    pool_mean,
     product,
     random,
     reduce,
@@ -40,7 +45,8 @@ from graphflow.ops import (
 
 __all__ = [
     "activations", "bitwise", "comm", "complex", "control", "conv", "convert", "creation", "debug",
-    "decompose", "einsum", "elementwise", "extrema", "getitem", "index", "linalg", "linear_algebra",
-    "magnitude", "nn", "norm", "places", "product", "random", "reduce", "scatter", "search",
-    "select", "shape", "singular", "softmax", "solve", "sort", "state", "transcendental", "window",
+    "decompose", "einsum", "elementwise", "extrema", "fft", "fourier", "getitem", "index", "linalg",
+    "linear_algebra", "magnitude", "nn", "norm", "places", "pool", "pool_max", "pool_mean",
+    "product", "random", "reduce", "scatter", "search", "select", "shape", "singular", "softmax",
+    "solve", "sort", "state", "transcendental", "window",
 ]  # fmt: skip

@@ -6,10 +6,11 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.matrix import in_kind_of, matrix_sizes, reciprocal_or_zero, square_size, wide
 from graphflow.ops.reduce import arguments, per_element, require_elements
 from graphflow.ops.rules import keep_axes, normalize_axis, reduced_shape, require_kind
-from graphflow.ops.shape import expand_dims, permute_dims
+from graphflow.ops.shape import expand_dims, permute_dims, squeeze
 from graphflow.ops.singular import svdvals
 from graphflow.ops.solve import inv
 from graphflow.spec import TensorSpec, real_dtype, spec
@@ -78,6 +79,7 @@ vector_norm_op = register(
         infer=_infer_norm,
         kernel=_norm_kernel,
         vjp=_norm_vjp,
+        batch=batching.along("axis"),
         cost=per_element(3),
         samples=(
             sample(F, axis=(1,), keepdims=False, ord=2.0),
@@ -149,8 +151,8 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
     if _is_order(ord, *_SUMS):
         along, over = (-2, -1) if abs(ord) == 1 else (-1, -2)
         sums = vector_norm(x, axis=along, keepdims=True, ord=1)
-        result = (largest if ord > 0 else least)(sums, axis=over, keepdims=True)
-        return result if keepdims else FUNCTIONS["squeeze"](result, (-2, -1))
+        result: Tensor = (largest if ord > 0 else least)(sums, axis=over, keepdims=True)
+        return result if keepdims else squeeze(result, (-2, -1))
     if _is_order(ord, "nuc", 2, -2):
         reduce = FUNCTIONS["sum"] if ord == "nuc" else largest if ord == 2 else least
         result = reduce(svdvals(x), axis=-1)

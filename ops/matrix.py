@@ -20,7 +20,7 @@ from graphflow.ops.convert import astype
 from graphflow.ops.linalg import matmul
 from graphflow.ops.rules import conj, require_kind
 from graphflow.ops.shape import expand_dims, matrix_transpose
-from graphflow.spec import Shape, Size, TensorSpec, equate, is_half, kind, show_shape
+from graphflow.spec import Size, TensorSpec, equate, is_half, kind, show_shape
 
 # Shape rules ------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ def _raising(xp: Any) -> AbstractContextManager[Any]:
 
 
 def _first_failure(call: Callable[[Any], Any], x: Any) -> str:
-    batch: Shape = x.shape[:-2]
+    batch: tuple[int, ...] = x.shape[:-2]
     for index in np.ndindex(*batch):
         try:
             call(x[index])

@@ -21,6 +21,7 @@ from graphflow.op import (
     register,
     sample,
 )
+from graphflow.ops import batching
 from graphflow.ops.matrix import adjoint as adjoint_of
 from graphflow.ops.matrix import (
     array_adjoint,
@@ -143,6 +144,7 @@ svd_op = register(
         infer=_infer_svd,
         kernel=_svd_kernel,
         vjp=_svd_vjp,
+        batch=batching.rows,
         cost=cubic(14),
         samples=(
             *(sample(s, make=distinct, full_matrices=False) for s in REAL),
@@ -156,6 +158,7 @@ svdvals_op = register(
         infer=_infer_svdvals,
         kernel=_svdvals_kernel,
         vjp=_svdvals_vjp,
+        batch=batching.rows,
         cost=cubic(4),
         samples=tuple(sample(s, make=distinct) for s in SHAPES),
     )
@@ -230,6 +233,7 @@ _rank = register(
         kernel=lambda xp, s, longer, rtol: xp.asarray(
             xp.count_nonzero(_kept(xp, wide(s), longer, rtol), axis=-1), "int64"
         ),
+        batch=batching.rows,
         cost=lambda s, longer, rtol: Cost(flops=s.size * 2),
         samples=(
             sample(spec("float32", (3, 4)), low=0.1, longer=4, rtol=None),
@@ -300,6 +304,7 @@ pinv_op = register(
         infer=_infer_pinv,
         kernel=_pinv_kernel,
         vjp=_pinv_vjp,
+        batch=batching.rows,
         cost=cubic(16),
         samples=tuple(sample(s, make=regular, rtol=None) for s in SHAPES),
     )
@@ -372,6 +377,7 @@ lstsq_op: Op = register(
         infer=_infer_lstsq,
         kernel=_lstsq_kernel,
         vjp=_lstsq_vjp,
+        batch=batching.elementwise,
         cost=_cost_lstsq,
         samples=(
             sample(M43, M42, make=regular, adjoint=False, rtol=None),
@@ -401,7 +407,7 @@ def lstsq(a: Any, b: Any, *, rtol: float | None = None) -> Tensor:
     Source: Golub & Pereyra, SIAM J. Numer. Anal. 10(2), 1973.
     """
     a, b = promoted("lstsq", (a, b))
-    attrs = {"adjoint": False, "rtol": _tolerance(rtol)}
+    attrs: dict[str, Any] = {"adjoint": False, "rtol": _tolerance(rtol)}
     if b.ndim == 1:
         return squeeze(lstsq_op(a, expand_dims(b, 1), **attrs), -1)
     result: Tensor = lstsq_op(a, b, **attrs)

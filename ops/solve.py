@@ -14,6 +14,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, CheckError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, promoted, register
 from graphflow.op import sample as sample_of
+from graphflow.ops import batching
 from graphflow.ops.linalg import matmul, tril, triu
 from graphflow.ops.matrix import (
     adjoint,
@@ -91,6 +92,7 @@ solve_op: Op = register(
         infer=_infer_solve,
         kernel=_solve_kernel,
         vjp=_solve_vjp,
+        batch=batching.elementwise,
         cost=_cost_solve,
         samples=(
             sample(M33, M32, adjoint=False),
@@ -190,6 +192,7 @@ triangular_solve_op: Op = register(
         infer=_infer_solve,
         kernel=_triangular_kernel,
         vjp=_triangular_vjp,
+        batch=batching.elementwise,
         cost=_cost_triangular,
         samples=(
             sample(M33, M32, **_LOWER),
@@ -223,7 +226,7 @@ def triangular_solve(
         CheckError: from the step, where the diagonal holds a 0.
     """
     a, b = promoted("triangular_solve", (a, b))
-    flags = {"lower": lower, "adjoint": adjoint, "unit_diagonal": unit_diagonal}
+    flags: dict[str, Any] = {"lower": lower, "adjoint": adjoint, "unit_diagonal": unit_diagonal}
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ArgumentError(f"{name} is True or False, not {value!r}")
@@ -252,6 +255,7 @@ inv_op = register(
         infer=_infer_square,
         kernel=_inv_kernel,
         vjp=lambda g, y, x: (-times(times(y, g, adjoint_a=True), y, adjoint_b=True),),
+        batch=batching.rows,
         cost=cubic(2),
         samples=(sample(M33), sample(BATCH33), sample(C33)),
     )
@@ -342,6 +346,7 @@ cofactor = register(
         infer=_infer_square,
         kernel=_cofactor_kernel,
         vjp=_cofactor_vjp,
+        batch=batching.rows,
         cost=cubic(22),
         samples=(sample(M33), sample(BATCH33), sample(C33)),
     )
@@ -352,6 +357,7 @@ det_op = register(
         infer=_infer_det,
         kernel=_det_kernel,
         vjp=lambda g, y, x: (_as_matrix(g) * conj(cofactor(x)),),
+        batch=batching.rows,
         cost=cubic(1),
         samples=(sample_of(M33), sample_of(BATCH33), sample_of(C33)),
     )
@@ -401,6 +407,7 @@ slogdet_op = register(
         infer=_infer_slogdet,
         kernel=_slogdet_kernel,
         vjp=_slogdet_vjp,
+        batch=batching.rows,
         cost=cubic(1),
         samples=(sample(M33), sample(BATCH33), sample(C33)),
     )

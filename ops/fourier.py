@@ -1,0 +1,166 @@
+"""The ops under `gf.fft`: `fft` between complex tensors, `rfft` from real ones to the half of the
+spectrum that says all, `irfft` back.
+
+Single precision stays single. The transform's matrix is symmetric, so that gradients are
+transforms, too: the inverse ones under the opposite norm. Of half a spectrum, each frequency but
+the first and the one at n/2 stands for two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ShapeError
+from graphflow.op import Cost, Op, register, sample
+from graphflow.ops.convert import astype
+from graphflow.ops.matrix import wide
+from graphflow.ops.rules import require_kind
+from graphflow.spec import (
+    Size,
+    TensorSpec,
+    complex_dtype,
+    equate,
+    floordiv,
+    real_dtype,
+    spec,
+)
+
+OPPOSITE = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
+C34, F34 = spec("complex64", (3, 4)), spec("float32", (3, 4))
+CUBE = spec("complex64", (2, 3, 4))
+
+
+def _cost(size: Size, along: Sequence[Size]) -> Cost:
+    """5·N·log2(N) flops, of complex numbers; sizes that are not known count as 1024."""
+    levels = sum(math.ceil(math.log2(max(n, 2))) if isinstance(n, int) else 10 for n in along)
+    return Cost(flops=size * 5 * levels)
+
+
+def _require_samples(x: TensorSpec, axis: int) -> None:
+    if x.shape[axis] == 0:
+        raise ShapeError(f"axis {axis} of {x} has no elements to transform")
+
+
+def _infer_fft(x: TensorSpec, axes: tuple[int, ...], inverse: bool, norm: str) -> TensorSpec:
+    require_kind(x, "complex")
+    for axis in axes:
+        _require_samples(x, axis)
+    return x
+
+
+def _fft_kernel(xp: Any, x: Any, axes: tuple[int, ...], inverse: bool, norm: str) -> Any:
+    transform = xp.fft.ifftn if inverse else xp.fft.fftn
+    return xp.ascontiguousarray(transform(x, axes=axes, norm=norm), dtype=x.dtype)
+
+
+def _fft_into(xp: Any, out: Any, x: Any, axes: tuple[int, ...], inverse: bool, norm: str) -> None:
+    if xp is np:
+        transform: Any = np.fft.ifftn if inverse else np.fft.fftn
+        transform(x, axes=axes, norm=norm, out=out)
+    else:
+        xp.copyto(out, _fft_kernel(xp, x, axes, inverse, norm))
+
+
+fft_op: Op = register(
+    Op(
+        "fft",
+        infer=_infer_fft,
+        kernel=_fft_kernel,
+        into=_fft_into,
+        vjp=lambda g, y, x, axes, inverse, norm: (
+            fft_op(g, axes=axes, inverse=not inverse, norm=OPPOSITE[norm]),
+        ),
+        cost=lambda x, axes, inverse, norm: _cost(x.size, [x.shape[a] for a in axes]),
+        samples=(
+            sample(C34, axes=(1,), inverse=False, norm="backward"),
+            sample(C34, axes=(1,), inverse=True, norm="backward"),
+            sample(CUBE, axes=(1, 2), inverse=False, norm="ortho"),
+            sample(CUBE, axes=(1,), inverse=True, norm="forward"),
+        ),
+    )
+)
+
+
+def _infer_rfft(x: TensorSpec, axis: int, norm: str, inner: float) -> TensorSpec:
+    require_kind(x, "float")
+    _require_samples(x, axis)
+    shape = list(x.shape)
+    shape[axis] = floordiv(shape[axis], 2) + 1
+    return TensorSpec(tuple(shape), complex_dtype(x.dtype))
+
+
+def _scale_inner(spectrum: Any, size: int, axis: int, inner: float) -> None:
+    """Multiply the frequencies that stand for two."""
+    if inner != 1.0:
+        spectrum[(slice(None),) * axis + (slice(1, (size + 1) // 2),)] *= inner
+
+
+def _rfft_kernel(xp: Any, x: Any, axis: int, norm: str, inner: float) -> Any:
+    wanted = complex_dtype(x.dtype)
+    result = xp.ascontiguousarray(xp.fft.rfft(wide(x), axis=axis, norm=norm), dtype=wanted)
+    _scale_inner(result, x.shape[axis], axis, inner)
+    return result
+
+
+def _infer_irfft(x: TensorSpec, size: Size, axis: int, norm: str, inner: float) -> TensorSpec:
+    require_kind(x, "complex")
+    what = f"{x} is no half of a spectrum of {size} along axis {axis}"
+    equate(x.shape[axis], floordiv(size, 2) + 1, what)
+    if size == 0:
+        raise ShapeError(f"{what}: give at least 1 element")
+    shape = list(x.shape)
+    shape[axis] = size
+    return TensorSpec(tuple(shape), real_dtype(x.dtype))
+
+
+def _irfft_kernel(xp: Any, x: Any, size: int, axis: int, norm: str, inner: float) -> Any:
+    if inner != 1.0:
+        x = x.copy()
+        _scale_inner(x, size, axis, inner)
+    result = xp.fft.irfft(x, size, axis=axis, norm=norm)
+    return xp.ascontiguousarray(result, dtype=real_dtype(x.dtype))
+
+
+# Half of the spectrum of a real tensor; the frequencies but the first and that at n/2 are
+# multiplied by `inner`.
+rfft_op: Op = register(
+    Op(
+        "rfft",
+        infer=_infer_rfft,
+        kernel=_rfft_kernel,
+        vjp=lambda g, y, x, axis, norm, inner: (
+            astype(
+                irfft_op(g, size=x.shape[axis], axis=axis, norm=OPPOSITE[norm], inner=inner / 2),
+                x.dtype,
+            ),
+        ),
+        cost=lambda x, axis, norm, inner: _cost(x.size, [x.shape[axis]]),
+        samples=(
+            sample(F34, axis=1, norm="backward", inner=1.0),
+            sample(spec("float32", (2, 5, 2)), axis=1, norm="ortho", inner=2.0),
+            sample(spec("float32", (2, 1)), axis=1, norm="forward", inner=1.0),
+        ),
+    )
+)
+# The real tensor of `size` elements along the axis that has such a spectrum; `inner` as there, on
+# the way in.
+irfft_op: Op = register(
+    Op(
+        "irfft",
+        infer=_infer_irfft,
+        kernel=_irfft_kernel,
+        vjp=lambda g, y, x, size, axis, norm, inner: (
+            rfft_op(g, axis=axis, norm=OPPOSITE[norm], inner=inner * 2),
+        ),
+        cost=lambda x, size, axis, norm, inner: _cost(x.size, [x.shape[axis]]),
+        samples=(
+            sample(spec("complex64", (3, 3)), size=4, axis=1, norm="backward", inner=1.0),
+            sample(spec("complex64", (2, 3, 2)), size=5, axis=1, norm="ortho", inner=0.5),
+            sample(spec("complex64", (2, 1)), size=1, axis=1, norm="forward", inner=1.0),
+        ),
+    )
+)
