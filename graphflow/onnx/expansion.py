@@ -1,0 +1,138 @@
+"""Operators that are functions of others: those a model defines, and those of ONNX's schemas.
+
+An operator without a translation of its own, but with a function body in ONNX's schema, is read as
+that body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs, helper
+
+from graphflow.errors import OnnxError
+from graphflow.onnx.call import Call
+from graphflow.onnx.registry import normal_domain
+from graphflow.onnx.values import Fixed, Known, Value
+from graphflow.op import Tensor
+
+if TYPE_CHECKING:
+    from graphflow.onnx.importer import Body, Importer
+
+
+def inline(importer: Importer, body: Body, call: Call, index: int) -> list[Value | None]:
+    """Read the body of a function in place of a call of it."""
+    from graphflow.onnx.importer import Body
+
+    nodes = with_attributes(body, call.proto)
+    bound = Body(nodes, body.inputs, body.outputs, body.opsets, body.initializers)
+    return importer.inline(bound, call.values, None, index)
+
+
+def with_attributes(body: Body, node: NodeProto) -> list[NodeProto]:
+    """The nodes of a function with the attributes of a call of it filled in."""
+    given = {attribute.name: attribute for attribute in node.attribute}
+    return [_bound(n, {**body.defaults, **given}) for n in body.nodes]
+
+
+def _bound(node: NodeProto, given: dict[str, AttributeProto]) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            source = given.get(attribute.ref_attr_name)
+            if source is None:
+                continue
+            added = copy.attribute.add()
+            added.CopyFrom(source)
+            added.name = attribute.name
+            continue
+        added = copy.attribute.add()
+        added.CopyFrom(attribute)
+        if attribute.type == AttributeProto.GRAPH:
+            inner = [_bound(n, given) for n in attribute.g.node]
+            del added.g.node[:]
+            added.g.node.extend(inner)
+    return copy
+
+
+def function_body(
+    function: FunctionProto,
+    opsets: Mapping[str, int] | None = None,
+    defaults: Mapping[str, AttributeProto] | None = None,
+) -> Body:
+    """A FunctionProto as a Body."""
+    from graphflow.onnx.importer import Body
+
+    imported = {normal_domain(o.domain): o.version for o in function.opset_import}
+    return Body(
+        list(function.node),
+        tuple(function.input),
+        tuple(function.output),
+        {**(opsets or {}), **imported},
+        defaults={**(defaults or {}), **{a.name: a for a in function.attribute_proto}},
+    )
+
+
+def schema_body(call: Call, plain: bool) -> Body | None:
+    """The function that ONNX's schema gives for an operator, if any."""
+    domain = normal_domain(call.proto.domain)
+    try:
+        schema = defs.get_schema(call.op_type, call.version, domain)
+    except defs.SchemaError:
+        return None
+    if not (schema.has_function or schema.has_context_dependent_function):
+        return None
+    function = FunctionProto()
+    if schema.has_function:
+        versions = [v for v in schema.function_opset_versions if v <= call.scope.opsets.get("", 1)]
+        content = schema.get_function_with_opset_version(max(versions)) if versions else b""
+    else:
+        content = _by_context(schema, call)
+    if not content:
+        return None
+    function.ParseFromString(content)
+    attributes = {
+        name: attribute.default_value
+        for name, attribute in schema.attributes.items()
+        if attribute.default_value.type != AttributeProto.UNDEFINED
+    }
+    return function_body(function, call.scope.opsets, attributes)
+
+
+def _by_context(schema: Any, call: Call) -> bytes:
+    """A function whose body depends on the types of inputs and on attributes."""
+    versions = [
+        v
+        for v in schema.context_dependent_function_opset_versions
+        if v <= call.scope.opsets.get("", 1)
+    ]
+    if not versions:
+        return b""
+    types = [_type_of(value).SerializeToString() for value in call.values]
+    try:
+        content: bytes = schema.get_context_dependent_function_with_opset_version(
+            max(versions), call.proto.SerializeToString(), types
+        )
+    except Exception as error:  # whatever onnx stumbles over is in the node
+        raise OnnxError(f"{call.label}: {error}") from None
+    return content
+
+
+def _type_of(value: Value | None) -> TypeProto:
+    """ONNX's type of a value; empty where it is not known."""
+    if isinstance(value, Known):
+        return helper.make_tensor_type_proto(
+            helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
+    if isinstance(value, Tensor):
+        shape = [size if isinstance(size, int) else None for size in value.shape]
+        return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), shape)
+    if isinstance(value, Fixed) and isinstance(value.value, list):
+        return TypeProto(sequence_type=TypeProto.Sequence())
+    return TypeProto()
+
+
+__all__ = ["function_body", "inline", "schema_body", "with_attributes"]

@@ -1,0 +1,303 @@
+"""`gf.onnx.load`: a model's inputs, outputs and variables as tensors, and a way to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
+
+from graphflow.build import placeholder
+from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
+from graphflow.onnx import host, operators
+from graphflow.onnx.expansion import function_body
+from graphflow.onnx.importer import Body, Importer, Segment, array_known
+from graphflow.onnx.program import Program, Run
+from graphflow.onnx.reader import (
+    LIMIT,
+    check_functions,
+    check_names,
+    checked_opsets,
+    initializers,
+    read,
+)
+from graphflow.onnx.registry import handler_of, normal_domain
+from graphflow.onnx.values import Array, Fixed, Known, OnHost, Value, dtype_name, is_native
+from graphflow.onnx.values import onnx_dtype as dtype_of
+from graphflow.op import Tensor, user_location
+from graphflow.session import DEADLINE, Session
+
+
+class Outputs(Mapping[str, Tensor]):
+    """A model's outputs by name; one that is no tensor says why when it is asked for."""
+
+    def __init__(self, names: Sequence[str], segment: Segment, file: str) -> None:
+        self._names = tuple(names)
+        self._segment = segment
+        self._file = file
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise OnnxError(
+                f"{self._file} has no output {name!r}; it has {', '.join(self._names)}"
+            )
+        value = self._segment.values.get(name)
+        if isinstance(value, Known):
+            return value.tensor()
+        if isinstance(value, Tensor):
+            return value
+        stop = self._segment.stop
+        why = stop.why if stop is not None else "it is no tensor"
+        remedy = (
+            "give that input's value to load(values=…), or use m.run"
+            if stop is not None and stop.kind == "input"
+            else "give all sizes to load(shapes=…), or use m.run"
+            if stop is not None and stop.kind == "shapes"
+            else "use m.run, which takes the steps on the host as well"
+        )
+        raise OnnxError(
+            f"output {name!r} of {self._file} is no tensor of one graph: {why}; {remedy}"
+        )
+
+
+class Model:
+    """An ONNX model as graphs.
+
+    Attributes:
+        inputs: a placeholder for each input that has a dtype which tensors have.
+        outputs: a tensor for each output.
+        variables: what initializers of floats became, by name.
+        output_names, input_names: in the order of the file.
+    """
+
+    def __init__(
+        self, file: str, inputs: Sequence[str], importer: Importer, body: Body, first: Segment
+    ) -> None:
+        self.file = file
+        self.input_names = tuple(inputs)
+        self.output_names = body.outputs
+        self.inputs: dict[str, Tensor] = first.inputs
+        self.outputs = Outputs(body.outputs, first, file)
+        self.variables = importer.variables
+        self._importer = importer
+        self._program = Program(importer, body, first)
+        self._given = first.given
+        self._optional = {name for name in inputs if name in body.initializers}
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """The session of this process that `run` uses unless it is given another."""
+        if self._session is None:
+            self._session = Session()
+        return self._session
+
+    @property
+    def whole(self) -> bool:
+        """Whether the model is one graph, without steps on the host."""
+        return self._program.whole
+
+    def run(
+        self,
+        feeds: Mapping[str, Any] | Sequence[Any],
+        session: Session | None = None,
+        deadline: float = DEADLINE,
+    ) -> dict[str, Any]:
+        """The outputs by name, for inputs by name (or in the order of the file).
+
+        Raises:
+            FeedError: an input is missing, unknown, or of another dtype.
+            OpError: a node fails.
+            StepTimeout: `deadline` seconds have passed.
+        """
+        values = self._values(feeds)
+        results = self._program.run(Run(self._importer, session or self.session, deadline), values)
+        return dict(zip(self.output_names, results, strict=True))
+
+    def _values(self, feeds: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        if not isinstance(feeds, Mapping):
+            required = [n for n in self.input_names if n not in self._optional]
+            names = self.input_names if len(feeds) > len(required) else required
+            if len(feeds) != len(names):
+                raise FeedError(
+                    f"{self.file} at {user_location()}: takes {len(names)} inputs "
+                    f"({', '.join(names)}), {len(feeds)} are given"
+                )
+            feeds = dict(zip(names, feeds, strict=True))
+        unknown = [str(n) for n in feeds if n not in self.input_names]
+        missing = [
+            n
+            for n in self.input_names
+            if n not in feeds and n not in self._optional and n in self._given
+        ]
+        if unknown or missing:
+            told = [f"no input {n!r}" for n in unknown] + [f"{n!r} is missing" for n in missing]
+            raise FeedError(
+                f"{self.file} at {user_location()}: {', '.join(told)}; its inputs are "
+                f"{', '.join(self.input_names)}"
+            )
+        return {name: self._value(name, value) for name, value in feeds.items()}
+
+    def _value(self, name: str, value: Any) -> Any:
+        given = self._given.get(name)
+        if not isinstance(given, Tensor):
+            return np.asarray(value) if isinstance(given, Known) else value
+        array = np.asarray(value)
+        if array.dtype != given.dtype:
+            if not np.can_cast(array.dtype, given.dtype, "same_kind"):
+                raise FeedError(
+                    f"{self.file} at {user_location()}: input {name!r} is {given.dtype}, the given "
+                    f"value {array.dtype}; convert it with .astype({given.dtype.name!r})"
+                )
+            array = array.astype(given.dtype)
+        sizes = given.shape
+        if array.ndim != len(sizes) or any(
+            isinstance(want, int) and want != have
+            for want, have in zip(sizes, array.shape, strict=True)
+        ):
+            raise FeedError(
+                f"{self.file} at {user_location()}: input {name!r} has shape {sizes}, the given "
+                f"value {array.shape}; load(shapes=…) changes what a model takes"
+            )
+        return array
+
+    def __repr__(self) -> str:
+        takes = ", ".join(self.input_names)
+        return f"<Model {self.file}: {takes} -> {', '.join(self.output_names)}>"
+
+
+def load(
+    source: Any,
+    *,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    trainable: bool = True,
+    limit: int = LIMIT,
+) -> Model:
+    """Read an ONNX model: a path, bytes, or a `ModelProto`.
+
+    Args:
+        shapes: of inputs, in place of those in the file: `{"data": (None, 3, 224, 224)}`.
+        values: of inputs that decide shapes; they are constants from then on.
+        trainable: whether `minimize` updates the model's variables.
+        limit: bytes of the largest file that is parsed.
+
+    Raises:
+        OnnxError: the file is broken, too large, or not what it says.
+        UnsupportedOnnxError: lists every node that has no translation.
+    """
+    model, file, folder = read(source, limit)
+    opsets = checked_opsets(model, file)
+    check_functions(model, file)
+    check_names(model.graph, file)
+    _check_operators(model, opsets, file)
+    functions = {
+        (normal_domain(f.domain), f.name): function_body(f, opsets) for f in model.functions
+    }
+    importer = Importer(file, folder, functions, trainable)
+    arrays = initializers(model.graph, file, folder)
+    body = Body(
+        list(model.graph.node),
+        tuple(i.name for i in model.graph.input),
+        tuple(o.name for o in model.graph.output),
+        opsets,
+        {name: _initial(name, array) for name, array in arrays.items()},
+    )
+    inputs = [i.name for i in model.graph.input if i.name not in arrays]
+    inputs += [i.name for i in model.graph.input if i.name in arrays]
+    given = _inputs(model.graph, arrays, shapes or {}, values or {}, file)
+    return Model(file, inputs, importer, body, importer.segment(body, 0, given))
+
+
+def _initial(name: str, array: Array) -> Value:
+    return array_known(array, name) if is_native(array.dtype) else Fixed(array)
+
+
+def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) -> None:
+    """Raises UnsupportedOnnxError, which lists every node that nothing can translate."""
+    functions = {(normal_domain(f.domain), f.name) for f in model.functions}
+    wrong: list[str] = []
+    graphs: list[tuple[Sequence[Any], Mapping[str, int]]] = [(model.graph.node, opsets)]
+    for function in model.functions:
+        imported = {normal_domain(o.domain): o.version for o in function.opset_import}
+        graphs.append((function.node, {**opsets, **imported}))
+    while graphs:
+        nodes, versions = graphs.pop()
+        for index, node in enumerate(nodes):
+            key = (normal_domain(node.domain), node.op_type)
+            version = versions.get(key[0], 1)
+            if key not in functions and not _supported(*key, version):
+                wrong.append(
+                    f"  {'.'.join(p for p in key if p)} (opset {version}), node {index + 1} "
+                    f"{node.name!r}"
+                )
+            graphs += [(a.g.node, versions) for a in node.attribute if a.HasField("g")]
+    if wrong:
+        raise UnsupportedOnnxError(
+            f"{file}: {len(wrong)} nodes have no translation (docs/onnx.md lists what has):\n"
+            + "\n".join(wrong)
+        )
+
+
+def _supported(domain: str, name: str, version: int) -> bool:
+    if handler_of(domain, name, version) is not None or host.knows(domain, name):
+        return True
+    try:
+        schema = defs.get_schema(name, version, domain)
+    except defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _inputs(
+    graph: GraphProto,
+    arrays: Mapping[str, Array],
+    shapes: Mapping[str, Sequence[Any]],
+    values: Mapping[str, Any],
+    file: str,
+) -> dict[str, Value]:
+    """What each input stands for: a placeholder, a given value, or something for the host."""
+    names = [i.name for i in graph.input]
+    for name in (*shapes, *values):
+        if name not in names:
+            raise OnnxError(f"{file} has no input {name!r}; its inputs are {', '.join(names)}")
+    given: dict[str, Value] = {}
+    for info in graph.input:
+        if info.name in values:
+            array = np.asarray(values[info.name])
+            given[info.name] = Known(array, array.dtype)
+        elif info.name not in arrays:
+            given[info.name] = _input(info, shapes.get(info.name), file)
+    return given
+
+
+def _input(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Value:
+    kind: TypeProto = info.type
+    if not kind.HasField("tensor_type"):
+        return OnHost(f"input {info.name!r} is no tensor")
+    code = kind.tensor_type.elem_type
+    dtype = dtype_of(code)
+    if dtype is None or not is_native(dtype):
+        return OnHost(f"input {info.name!r} is of {dtype_name(code)}, which no tensor holds")
+    if shape is None:
+        if not kind.tensor_type.HasField("shape"):
+            return OnHost(f"input {info.name!r} has no rank; give it to load(shapes=…)")
+        shape = [_size(dim) for dim in kind.tensor_type.shape.dim]
+    return placeholder(dtype, tuple(shape), name=info.name or None)
+
+
+def _size(dim: Any) -> Any:
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    name = dim.dim_param
+    return name if name.isidentifier() else None
+
+
+__all__ = ["Model", "Outputs", "load", "operators"]

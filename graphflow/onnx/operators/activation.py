@@ -1,0 +1,94 @@
+"""Activations and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.operators.shape import axis_of
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import activations, piecewise, softmax
+from graphflow.ops.shape import expand_dims, reshape
+from graphflow.spec import product
+
+
+def _plain(name: str, function: Callable[[Any], Tensor]) -> None:
+    @operator(name)
+    def translate(call: Call) -> Outputs:
+        return function(call.tensor(0))
+
+
+for _name, _function in {
+    "Sigmoid": activations.sigmoid, "Softplus": activations.softplus,
+    "Softsign": activations.softsign, "Mish": activations.mish,
+    "HardSwish": piecewise.hard_swish, "Relu": activations.relu,
+}.items():  # fmt: skip
+    _plain(_name, _function)
+
+
+def _with(name: str, function: Callable[..., Tensor], **defaults: Any) -> None:
+    """An activation whose attributes are the function's arguments, in order."""
+
+    @operator(name)
+    def translate(call: Call) -> Outputs:
+        arguments = [call.attr(key, default) for key, default in defaults.items()]
+        return function(call.tensor(0), *arguments)
+
+
+_with("LeakyRelu", activations.leaky_relu, alpha=0.01)
+_with("Elu", activations.elu, alpha=1.0)
+_with("Celu", activations.celu, alpha=1.0)
+_with("Selu", activations.selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)
+_with("Swish", activations.swish, alpha=1.0)
+_with("ThresholdedRelu", piecewise.thresholded_relu, alpha=1.0)
+_with("HardSigmoid", piecewise.hard_sigmoid, alpha=0.2, beta=0.5)
+
+
+@operator("Gelu")
+def _gelu(call: Call) -> Outputs:
+    tanh = call.attr("approximate", "none") == "tanh"
+    return activations.gelu(call.tensor(0), approximate="tanh" if tanh else None)
+
+
+@operator("PRelu")
+def _prelu(call: Call) -> Outputs:
+    x, slope = call.tensor(0), call.tensor(1)
+    if call.version < 7 and slope.ndim == 1 and slope.shape[0] != 1:
+        slope = expand_dims(slope, tuple(range(1, x.ndim - 1)))
+    return piecewise.prelu(x, slope)
+
+
+@operator("Softmax", since=13)
+def _softmax(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return softmax.softmax(x, axis_of(call, -1, x.ndim))
+
+
+@operator("LogSoftmax", since=13)
+def _log_softmax(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return softmax.log_softmax(x, axis_of(call, -1, x.ndim))
+
+
+@operator("Hardmax", since=13)
+def _hardmax(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return piecewise.hardmax(x, axis_of(call, -1, x.ndim))
+
+
+def _flat(name: str, function: Callable[..., Tensor]) -> None:
+    """Before opset 13, all axes from `axis` on counted as one."""
+
+    @operator(name)
+    def translate(call: Call) -> Outputs:
+        x = call.tensor(0)
+        axis = axis_of(call, 1, x.ndim)
+        rows = reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
+        return reshape(function(rows, -1), x.shape)
+
+
+_flat("Softmax", softmax.softmax)
+_flat("LogSoftmax", softmax.log_softmax)
+_flat("Hardmax", piecewise.hardmax)

@@ -1,0 +1,196 @@
+"""Arithmetic, comparison, logic, rounding, bits and casts, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import bitwise, elementwise, select, transcendental
+from graphflow.ops.convert import astype
+from graphflow.ops.shape import broadcast_to, expand_dims
+from graphflow.spec import broadcast_shapes
+
+
+def _legacy(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """b shaped as opsets before 7 broadcast it: its axes lie along a's from `axis` on."""
+    if call.version >= 7 or not call.attr("broadcast", 0):
+        return b
+    axis = call.attr("axis", a.ndim - b.ndim)
+    axis += a.ndim if axis < 0 else 0
+    trailing = a.ndim - axis - b.ndim
+    return expand_dims(b, tuple(range(b.ndim, b.ndim + trailing))) if trailing > 0 else b
+
+
+def _binary(name: str, function: Callable[[Any, Any], Tensor]) -> None:
+    @operator(name)
+    def translate(call: Call) -> Outputs:
+        a, b = call.tensor(0), call.tensor(1)
+        return function(a, _legacy(call, a, b))
+
+
+def _unary(name: str, function: Callable[[Any], Tensor]) -> None:
+    @operator(name)
+    def translate(call: Call) -> Outputs:
+        return function(call.tensor(0))
+
+
+def divided(a: Tensor, b: Tensor) -> Tensor:
+    """a / b; of ints towards zero."""
+    if a.dtype.kind not in "iu":
+        return elementwise.divide(a, b)
+    quotient = elementwise.floor_divide(a, b)
+    if a.dtype.kind == "u":
+        return quotient
+    rest = elementwise.remainder(a, b)
+    zero = np.zeros((), a.dtype)
+    inexact = elementwise.not_equal(rest, zero)
+    below = elementwise.less(quotient, zero)
+    more = elementwise.logical_and(inexact, below)
+    return elementwise.add(quotient, astype(more, a.dtype))
+
+
+def negated(x: Tensor) -> Tensor:
+    return elementwise.negative(x)
+
+
+for _name, _function in {
+    "Add": elementwise.add, "Sub": elementwise.subtract, "Mul": elementwise.multiply,
+    "Div": divided, "Equal": elementwise.equal, "Less": elementwise.less,
+    "LessOrEqual": elementwise.less_equal, "Greater": elementwise.greater,
+    "GreaterOrEqual": elementwise.greater_equal, "And": elementwise.logical_and,
+    "Or": elementwise.logical_or, "Xor": elementwise.logical_xor,
+    "BitwiseAnd": bitwise.bitwise_and, "BitwiseOr": bitwise.bitwise_or,
+    "BitwiseXor": bitwise.bitwise_xor,
+}.items():  # fmt: skip
+    _binary(_name, _function)
+
+for _name, _single in {
+    "Neg": negated, "Abs": elementwise.abs, "Sign": elementwise.sign, "Ceil": elementwise.ceil,
+    "Floor": elementwise.floor, "Round": elementwise.round, "Reciprocal": elementwise.reciprocal,
+    "Not": elementwise.logical_not, "IsNaN": elementwise.isnan,
+    "BitwiseNot": bitwise.bitwise_invert, "Sqrt": transcendental.sqrt, "Exp": transcendental.exp,
+    "Log": transcendental.log, "Sin": transcendental.sin, "Cos": transcendental.cos,
+    "Tan": transcendental.tan, "Asin": transcendental.asin, "Acos": transcendental.acos,
+    "Atan": transcendental.atan, "Sinh": transcendental.sinh, "Cosh": transcendental.cosh,
+    "Asinh": transcendental.asinh, "Acosh": transcendental.acosh, "Atanh": transcendental.atanh,
+    "Tanh": transcendental.tanh, "Erf": transcendental.erf,
+}.items():  # fmt: skip
+    _unary(_name, _single)
+
+
+@operator("Identity")
+def _identity(call: Call) -> Outputs:
+    return call.value(0)
+
+
+_identity.takes_host_values = True  # type: ignore[attr-defined]
+
+
+@operator("Pow")
+def _pow(call: Call) -> Outputs:
+    """The result has the type of the base."""
+    base, exponent = call.tensor(0), call.tensor(1)
+    exponent = _legacy(call, base, exponent)
+    if base.dtype == exponent.dtype:
+        return elementwise.pow(base, exponent)
+    if "f" in (base.dtype.kind, exponent.dtype.kind):
+        wide = "float64" if "8" in (base.dtype.str[-1], exponent.dtype.str[-1]) else "float32"
+        return astype(elementwise.pow(astype(base, wide), astype(exponent, wide)), base.dtype)
+    return astype(elementwise.pow(astype(base, "int64"), astype(exponent, "int64")), base.dtype)
+
+
+@operator("Mod")
+def _mod(call: Call) -> Outputs:
+    function = bitwise.fmod if call.attr("fmod", 0) else elementwise.remainder
+    return function(call.tensor(0), call.tensor(1))
+
+
+@operator("BitShift")
+def _shift(call: Call) -> Outputs:
+    left = call.required("direction") == "LEFT"
+    function = bitwise.bitwise_left_shift if left else bitwise.bitwise_right_shift
+    return function(call.tensor(0), call.tensor(1))
+
+
+@operator("BitCast")
+def _bitcast(call: Call) -> Outputs:
+    return bitwise.bitcast(call.tensor(0), call.dtype("to"))
+
+
+@operator("Max")
+def _max(call: Call) -> Outputs:
+    return reduce(select.maximum, call.tensors())
+
+
+@operator("Min")
+def _min(call: Call) -> Outputs:
+    return reduce(select.minimum, call.tensors())
+
+
+@operator("Sum")
+def _sum(call: Call) -> Outputs:
+    return reduce(elementwise.add, call.tensors())
+
+
+@operator("Mean")
+def _mean(call: Call) -> Outputs:
+    tensors = call.tensors()
+    return reduce(elementwise.add, tensors) / len(tensors)
+
+
+@operator("Where")
+def _where(call: Call) -> Outputs:
+    condition, a, b = call.tensors()
+    if a.dtype.kind == "b":  # of bools there is no choice but by logic
+        return elementwise.logical_or(
+            elementwise.logical_and(condition, a),
+            elementwise.logical_and(elementwise.logical_not(condition), b),
+        )
+    return select.where(condition, a, b)
+
+
+@operator("IsInf")
+def _isinf(call: Call) -> Outputs:
+    x = call.tensor(0)
+    result = elementwise.isinf(x)
+    if not call.attr("detect_positive", 1):
+        result = elementwise.logical_and(result, elementwise.less(x, 0))
+    if not call.attr("detect_negative", 1):
+        result = elementwise.logical_and(result, elementwise.greater(x, 0))
+    return result
+
+
+@operator("Clip", since=11)
+def _clip(call: Call) -> Outputs:
+    """The upper limit wins where the limits cross."""
+    x, low, high = call.tensor(0), call.optional(1), call.optional(2)
+    if low is not None:
+        x = select.maximum(x, low)
+    return x if high is None else select.minimum(x, high)
+
+
+@operator("Clip")
+def _clip_1(call: Call) -> Outputs:
+    return select.clip(call.tensor(0), call.attr("min"), call.attr("max"))
+
+
+@operator("Cast", since=6)
+def _cast(call: Call) -> Outputs:
+    return astype(call.tensor(0), call.dtype("to"))
+
+
+@operator("CastLike")
+def _cast_like(call: Call) -> Outputs:
+    return astype(call.tensor(0), call.spec(1).dtype)
+
+
+@operator("Expand")
+def _expand(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return broadcast_to(x, broadcast_shapes(x.shape, tuple(call.sizes(1))))

@@ -1,0 +1,123 @@
+"""Elements chosen, written and ordered by computed places."""
+
+from __future__ import annotations
+
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.operators.shape import axis_of
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import elementwise, index, scatter, select
+from graphflow.ops.convert import astype
+from graphflow.ops.creation import arange
+from graphflow.ops.shape import broadcast_to, expand_dims, moveaxis, reshape
+from graphflow.ops.sort import top_k
+from graphflow.ops.window import window
+
+
+@operator("Gather")
+def _gather(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return index.take(x, call.tensor(1), axis_of(call, 0, x.ndim))
+
+
+@operator("GatherElements")
+def _gather_elements(call: Call) -> Outputs:
+    x, places = call.tensor(0), call.tensor(1)
+    axis = axis_of(call, 0, x.ndim)
+    for i, (have, want) in enumerate(zip(x.shape, places.shape, strict=True)):
+        if i != axis and have != want:
+            x = window(x, i, 0, want)
+    return index.take_along_axis(x, places, axis)
+
+
+@operator("GatherND")
+def _gather_nd(call: Call) -> Outputs:
+    return scatter.gather_nd(call.tensor(0), call.tensor(1), call.attr("batch_dims", 0))
+
+
+@operator("ScatterND")
+def _scatter_nd(call: Call) -> Outputs:
+    return scatter.scatter_nd(
+        call.tensor(0), call.tensor(1), call.tensor(2), reduction=call.attr("reduction", "none")
+    )
+
+
+@operator("ScatterElements", "Scatter")
+def _scatter_elements(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return scatter.scatter(
+        x, call.tensor(1), call.tensor(2), axis_of(call, 0, x.ndim), call.attr("reduction", "none")
+    )
+
+
+@operator("OneHot")
+def _one_hot(call: Call) -> Outputs:
+    """A class outside of the depth gives a row without a one."""
+    indices = astype(call.tensor(0), "int64")
+    (depth,) = call.sizes(1)
+    off, on = (call.tensor(2)[i] for i in (0, 1))
+    axis = call.attr("axis", -1)
+    counted = select.where(elementwise.less(indices, 0), indices + depth, indices)
+    hits = elementwise.equal(expand_dims(counted, -1), arange(depth))
+    axis += indices.ndim + 1 if axis < 0 else 0
+    hits = moveaxis(hits, -1, axis)
+    if off.dtype.kind == "b":
+        return elementwise.logical_or(
+            elementwise.logical_and(hits, on),
+            elementwise.logical_and(elementwise.logical_not(hits), off),
+        )
+    return select.where(hits, on, off)
+
+
+@operator("TopK", since=10)
+def _top_k(call: Call) -> Outputs:
+    (k,) = call.sizes(1)
+    return _tops(call, call.static(k))
+
+
+@operator("TopK")
+def _top_k_1(call: Call) -> Outputs:
+    return _tops(call, call.required("k"))
+
+
+def _tops(call: Call, k: int) -> list[Tensor]:
+    x = call.tensor(0)
+    axis = axis_of(call, -1, x.ndim)
+    values, places = top_k(x, k, axis=axis, largest=bool(call.attr("largest", 1)))
+    return [values, astype(places, "int64")]
+
+
+@operator("ReverseSequence")
+def _reverse_sequence(call: Call) -> Outputs:
+    """The first `length` elements of each sequence, last first."""
+    x, lengths = call.tensor(0), astype(call.tensor(1), "int64")
+    time, batch = call.attr("time_axis", 0), call.attr("batch_axis", 1)
+    steps = reshape(arange(x.shape[time]), _along(x, time))
+    ends = reshape(lengths, _along(x, batch))
+    places = select.where(elementwise.less(steps, ends), ends - 1 - steps, steps)
+
+    return index.take_along_axis(x, broadcast_to(places, x.shape), time)
+
+
+def _along(x: Tensor, axis: int) -> tuple[int, ...]:
+    return tuple(-1 if i == axis else 1 for i in range(x.ndim))
+
+
+@operator("TensorScatter")
+def _tensor_scatter(call: Call) -> Outputs:
+    """New keys or values written into a cache, for each of a batch from its own place on."""
+    cache, update = call.tensor(0), call.tensor(1)
+    axis = axis_of(call, -2, cache.ndim)
+    size, count = cache.shape[axis], update.shape[axis]
+    steps = reshape(arange(count), _along(update, axis))
+    starts = call.optional(2)
+    if starts is None:
+        starts = astype(arange(cache.shape[0]) * 0, "int64")
+    places = reshape(astype(starts, "int64"), _along(update, 0)) + steps
+    if call.attr("mode", "linear") == "circular":
+        places = elementwise.remainder(places, size)
+
+    return scatter.put_along_axis(cache, broadcast_to(places, update.shape), update, axis)
+
+

@@ -1,0 +1,331 @@
+"""Shapes, joining and parting, padding, and tensors made out of nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.reader import array_of
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.onnx.values import Fixed, Known, is_native, known
+from graphflow.op import Tensor
+from graphflow.ops import creation, linalg, shape, window
+from graphflow.ops.getitem import getitem
+from graphflow.ops.index import take
+from graphflow.spec import Size, floordiv, product
+
+
+def axis_of(call: Call, default: int, rank: int, name: str = "axis") -> int:
+    """An axis attribute, counted from the front."""
+    axis = int(call.attr(name, default))
+    if not -rank <= axis < max(rank, 1):
+        raise call.unsupported(f"axis {axis} is outside of a tensor of rank {rank}")
+    return axis % max(rank, 1)
+
+
+def axes_of(call: Call, at: int, since: int) -> list[int] | None:
+    """Axes that were an attribute before opset `since` and are input `at` from then on."""
+    if call.version < since:
+        axes = call.attr("axes")
+        return None if axes is None else list(axes)
+    return [int(a) for a in call.known(at).reshape(-1)] if call.has(at) else None
+
+
+# Known values ---------------------------------------------------------------------------------
+
+
+@operator("Constant")
+def _constant(call: Call) -> Outputs:
+    for name, dtype in (("value_float", "float32"), ("value_floats", "float32"),
+                        ("value_int", "int64"), ("value_ints", "int64")):  # fmt: skip
+        value = call.attr(name)
+        if value is not None:
+            return known(np.array(value, dtype))
+    for name in ("value_string", "value_strings"):
+        text = call.attr(name)
+        if text is not None:
+            return Fixed(np.array(text, object))
+    if call.attr("sparse_value") is not None:
+        raise call.unsupported("a sparse constant; store it dense")
+    tensor = call.required("value")
+    array = array_of(tensor, call.label)
+    return known(array) if is_native(array.dtype) else Fixed(array)
+
+
+@operator("ConstantOfShape")
+def _constant_of_shape(call: Call) -> Outputs:
+    tensor = call.attr("value")
+    value = np.zeros(1, np.float32) if tensor is None else array_of(tensor, call.label)
+    if not is_native(value.dtype):
+        return Fixed(np.full(tuple(call.known(0)), value.reshape(-1)[0]))
+    sizes = call.sizes(0)
+    if all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= 1024:  # type: ignore[arg-type]
+        return known(np.full(tuple(sizes), value.reshape(-1)[0], value.dtype))
+    return creation.full(tuple(sizes), value.reshape(-1)[0].item(), dtype=value.dtype)
+
+
+@operator("Shape")
+def _shape(call: Call) -> Outputs:
+    sizes = call.spec(0).shape
+    start, end = call.attr("start", 0), call.attr("end", len(sizes))
+    chosen = list(sizes)[slice(max(start, -len(sizes)), end)]
+    return known(np.array(chosen, object).reshape(len(chosen))) if chosen else _no_sizes()
+
+
+def _no_sizes() -> Known:
+    return known(np.zeros(0, np.int64))
+
+
+@operator("Size")
+def _size(call: Call) -> Outputs:
+    return known(np.array(product(call.spec(0).shape), object))
+
+
+@operator("Range")
+def _range(call: Call) -> Outputs:
+    start, stop, step = (call.known(i).reshape(()) for i in range(3))
+    dtype = call.spec(0).dtype
+    if dtype.kind in "iu":
+        return creation.arange(int(start), int(stop), int(step), dtype=dtype)
+    count = max(0, math.ceil((stop - start) / step))
+    return known((start + np.arange(count) * step).astype(dtype))
+
+
+@operator("EyeLike")
+def _eye_like(call: Call) -> Outputs:
+    rows, columns = call.spec(0).shape
+    code = call.attr("dtype")
+    dtype = call.spec(0).dtype if code is None else call.dtype_of(code)
+    return creation.eye(rows, columns, k=call.attr("k", 0), dtype=dtype)
+
+
+# The same elements ----------------------------------------------------------------------------
+
+
+@operator("Reshape", since=5)
+def _reshape(call: Call) -> Outputs:
+    return _reshaped(call, call.tensor(0), call.sizes(1))
+
+
+@operator("Reshape")
+def _reshape_1(call: Call) -> Outputs:
+    return _reshaped(call, call.tensor(0), call.attr("shape", []))
+
+
+def _reshaped(call: Call, x: Tensor, sizes: Sequence[Size]) -> Tensor:
+    """0 keeps a size, unless `allowzero`."""
+    keep = not call.attr("allowzero", 0)
+    if keep and any(s == 0 and i >= x.ndim for i, s in enumerate(sizes)):
+        raise call.unsupported(f"shape {sizes} keeps a size that {x.shape} has not")
+    wanted = [x.shape[i] if s == 0 and keep else s for i, s in enumerate(sizes)]
+    if x.size == 0 and -1 in wanted:
+        rest = [s for s in wanted if s != -1]
+        wanted = [0 if s == -1 and 0 not in rest else s for s in wanted]
+    return shape.reshape(x, tuple(wanted))
+
+
+@operator("Flatten")
+def _flatten(call: Call) -> Outputs:
+    x = call.tensor(0)
+    axis = call.attr("axis", 1)
+    axis += x.ndim if axis < 0 else 0
+    return shape.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
+
+
+@operator("Squeeze")
+def _squeeze(call: Call) -> Outputs:
+    x = call.tensor(0)
+    axes = axes_of(call, 1, 13)
+    if axes is None:
+        axes = [i for i, s in enumerate(x.shape) if call.static(s) == 1]
+    return shape.squeeze(x, tuple(axes)) if axes else x
+
+
+@operator("Unsqueeze")
+def _unsqueeze(call: Call) -> Outputs:
+    return shape.expand_dims(call.tensor(0), tuple(axes_of(call, 1, 13) or ()))
+
+
+@operator("Transpose")
+def _transpose(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return shape.permute_dims(x, tuple(call.attr("perm", list(range(x.ndim))[::-1])))
+
+
+@operator("DepthToSpace")
+def _depth_to_space(call: Call) -> Outputs:
+    x, b = call.tensor(0), call.required("blocksize")
+    n, c, h, w = x.shape
+    deep = floordiv(c, b * b)
+    if call.attr("mode", "DCR") == "DCR":
+        parts = shape.permute_dims(shape.reshape(x, (n, b, b, deep, h, w)), (0, 3, 4, 1, 5, 2))
+    else:
+        parts = shape.permute_dims(shape.reshape(x, (n, deep, b, b, h, w)), (0, 1, 4, 2, 5, 3))
+    return shape.reshape(parts, (n, deep, h * b, w * b))
+
+
+@operator("SpaceToDepth")
+def _space_to_depth(call: Call) -> Outputs:
+    x, b = call.tensor(0), call.required("blocksize")
+    n, c, h, w = x.shape
+    parts = shape.reshape(x, (n, c, floordiv(h, b), b, floordiv(w, b), b))
+    if call.attr("mode", "DCR") == "DCR":
+        parts = shape.permute_dims(parts, (0, 3, 5, 1, 2, 4))
+    else:
+        parts = shape.permute_dims(parts, (0, 1, 3, 5, 2, 4))
+    return shape.reshape(parts, (n, c * b * b, floordiv(h, b), floordiv(w, b)))
+
+
+# Joining, parting, repeating ------------------------------------------------------------------
+
+
+@operator("Concat")
+def _concat(call: Call) -> Outputs:
+    tensors = call.tensors()
+    return window.concat(tensors, axis_of(call, 1, tensors[0].ndim))
+
+
+@operator("Split")
+def _split(call: Call) -> Outputs:
+    x = call.tensor(0)
+    axis = axis_of(call, 0, x.ndim)
+    if call.version < 13:
+        sizes = call.attr("split")
+    else:
+        sizes = call.sizes(1) if call.has(1) else None
+    parts = call.attr("num_outputs", len(call.proto.output))
+    if sizes is None:
+        each = floordiv(x.shape[axis] + (parts - 1), parts)
+        sizes = [each] * (parts - 1)
+        sizes.append(x.shape[axis] - each * (parts - 1))
+    return window.split(x, sizes, axis)
+
+
+@operator("Tile", since=6)
+def _tile(call: Call) -> Outputs:
+    return shape.tile(call.tensor(0), tuple(call.sizes(1)))
+
+
+@operator("Trilu")
+def _trilu(call: Call) -> Outputs:
+    x = call.tensor(0)
+    k = call.scalar(1) if call.has(1) else 0
+    function = linalg.triu if call.attr("upper", 1) else linalg.tril
+    return function(x, k=k)
+
+
+@operator("Slice", since=10)
+def _slice(call: Call) -> Outputs:
+    x = call.tensor(0)
+    starts, ends = call.sizes(1), call.sizes(2)
+    axes = [int(a) for a in call.known(3)] if call.has(3) else list(range(len(starts)))
+    steps = [int(s) for s in call.known(4)] if call.has(4) else [1] * len(starts)
+    return sliced(x, starts, ends, axes, steps)
+
+
+@operator("Slice")
+def _slice_1(call: Call) -> Outputs:
+    x = call.tensor(0)
+    starts, ends = call.required("starts"), call.required("ends")
+    axes = call.attr("axes", list(range(len(starts))))
+    return sliced(x, starts, ends, axes, [1] * len(starts))
+
+
+def sliced(
+    x: Tensor,
+    starts: Sequence[Size],
+    ends: Sequence[Size],
+    axes: Sequence[int],
+    steps: Sequence[int],
+) -> Tensor:
+    """x[start:end:step] along some axes, bounds clipped as ONNX (and numpy) do."""
+    index: list[Any] = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        index[axis % x.ndim] = _bounds(x.shape[axis % x.ndim], start, end, step)
+    return getitem(x, tuple(index))
+
+
+_FAR = 1 << 31
+
+
+def _bounds(n: Size, start: Size, end: Size, step: int) -> slice:
+    """A Python slice; ends far beyond every axis mean all of it."""
+    if isinstance(n, int) and isinstance(start, int) and isinstance(end, int):
+        low, high, _ = slice(start, end if end >= -n or step > 0 else None, step).indices(n)
+        return slice(low, None if high < 0 else high, step)
+    first: Any = start
+    last: Any = end
+    if isinstance(end, int) and abs(end) >= _FAR - 1:
+        last = None
+    if isinstance(start, int) and (abs(start) >= _FAR - 1 or start == 0 or start == -1 and step < 0):
+        first = None
+    return slice(first, last, step)
+
+
+@operator("Pad", since=11)
+def _pad(call: Call) -> Outputs:
+    x = call.tensor(0)
+    widths = call.sizes(1)
+    axes = [int(a) for a in call.known(3)] if call.has(3) else list(range(x.ndim))
+    value = call.scalar(2) if call.has(2) else 0
+    return padded(call, x, widths, axes, value)
+
+
+@operator("Pad")
+def _pad_1(call: Call) -> Outputs:
+    x = call.tensor(0)
+    widths = call.attr("pads", call.attr("paddings"))
+    return padded(call, x, widths, list(range(x.ndim)), call.attr("value", 0.0))
+
+
+def padded(
+    call: Call, x: Tensor, widths: Sequence[Size], axes: Sequence[int], value: Any
+) -> Tensor:
+    """x with `widths` (befores, then afters) added; negative widths cut."""
+    half = len(axes)
+    pairs: list[tuple[Size, Size]] = [(0, 0)] * x.ndim
+    for i, axis in enumerate(axes):
+        pairs[axis % x.ndim] = (widths[i], widths[half + i])
+    mode = call.attr("mode", "constant")
+    index = [
+        slice(max(0, -_int(b)) or None, -max(0, -_int(a)) or None) for b, a in pairs
+    ]
+    if any(s.start or s.stop for s in index):
+        x = getitem(x, tuple(index))
+        pairs = [(max(0, _int(b)), max(0, _int(a))) for b, a in pairs]
+    if mode == "constant":
+        if x.dtype.kind == "b":
+            value = bool(value)
+        elif x.dtype.kind in "iu":
+            value = int(value)
+        return window.pad(x, pairs, value=value)
+    for axis, (before, after) in enumerate(pairs):
+        if before != 0 or after != 0:
+            n = call.static(x.shape[axis])
+            places = _places(mode, n, call.static(before), call.static(after), call)
+            x = take(x, places, axis)
+    return x
+
+
+def _int(size: Size) -> int:
+    return size if isinstance(size, int) else 0
+
+
+def _places(mode: str, n: int, before: int, after: int, call: Call) -> Any:
+    """For each element of a padded axis, the element of the axis that stands there."""
+    at = np.arange(-before, n + after)
+    if mode == "edge":
+        return np.clip(at, 0, n - 1)
+    if mode == "wrap":
+        return at % n
+    if mode == "reflect":
+        period = max(2 * (n - 1), 1)
+        at = np.abs(at) % period
+        return np.where(at >= n, period - at, at)
+    raise call.unsupported(f"mode {mode!r}; constant, edge, reflect and wrap are known")
+
+

@@ -1,0 +1,259 @@
+"""Running what the importer made: segments of graph, and host steps between them.
+
+A program begins with the values of its inputs. Each segment is one graph, run by a session; where
+it stopped, a node runs on the host, or a value that decides shapes is read, and the next segment
+is built for what came out: once per distinct value (or dtype and rank), then kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.build import placeholder
+from graphflow.errors import OnnxError, StepTimeout
+from graphflow.graph import Graph
+from graphflow.interpret import evaluate
+from graphflow.onnx import host
+from graphflow.onnx.importer import Body, Importer, Segment, Stop, captures, concrete
+from graphflow.onnx.values import Known, OnHost, Value, is_native
+from graphflow.op import Tensor
+from graphflow.session import DEADLINE, Session
+from graphflow.spec import Dim
+
+MOST_CHILDREN = 64
+"""Specialisations of one segment that are kept."""
+
+
+class Run:
+    """One run of a model: its session, and until when it may last."""
+
+    def __init__(
+        self, importer: Importer, session: Session | None = None, deadline: float = DEADLINE
+    ) -> None:
+        self.importer = importer
+        self.session = session
+        self.seconds = deadline
+        self._end = time.monotonic() + deadline
+
+    def check(self, what: str) -> None:
+        """Raises StepTimeout if the deadline has passed."""
+        if time.monotonic() > self._end:
+            raise StepTimeout(f"{what}: not done after {self.seconds} s; give a longer deadline=")
+
+    def values(self, tensors: Sequence[Tensor], feeds: Mapping[Tensor, Any]) -> list[Any]:
+        """The values of tensors, by the session, or (while a model is read) without one."""
+        if self.session is None:
+            return evaluate(tensors, feeds)
+        return list(self.session.run(list(tensors), feeds))
+
+    def program(self, owner: Any, body: Body) -> Program:
+        """The program of a subgraph or function, made once for each `owner`."""
+        return self.importer.programs.setdefault(id(owner), (owner, Program(self.importer, body)))[
+            1
+        ]
+
+
+class Program:
+    """A body, and the segments that it was read as so far."""
+
+    def __init__(self, importer: Importer, body: Body, first: Segment | None = None) -> None:
+        self.importer = importer
+        self.body = body
+        self._first = first
+        self._roots: dict[Any, Segment] = {}
+        self._reads = _last_reads(body)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the first segment goes to the end."""
+        return self._first is not None and self._first.stop is None
+
+    def run(self, run: Run, values: Mapping[str, Any]) -> list[Any]:
+        """The values of the outputs.
+
+        Args:
+            values: of the inputs, and of names that the body reads from outside of it.
+
+        Raises:
+            StepTimeout: past the deadline.
+            OnnxError, OpError: a node is wrong, or fails.
+        """
+        segment = self._first or self._root(values)
+        current = dict(values)
+        while True:
+            run.check(self.importer.file)
+            stop = segment.stop
+            if stop is not None and stop.kind in ("input", "shapes"):
+                segment = self._specialised(segment, stop, current)
+                continue
+            live = self._live(segment)
+            self._compute(run, segment, live, current)
+            if stop is None:
+                return [self._output(segment, name, current) for name in self.body.outputs]
+            if stop.kind == "host":
+                self._host(run, segment, stop, current)
+            segment = self._next(segment, stop, live, current)
+
+    # Steps ------------------------------------------------------------------------------------
+
+    def _root(self, values: Mapping[str, Any]) -> Segment:
+        key = tuple((name, _kind(value)) for name, value in values.items())
+        if key not in self._roots:
+            given = {name: _entry(name, value) for name, value in values.items()}
+            self._roots[key] = self.importer.segment(self.body, 0, given)
+        return self._roots[key]
+
+    def _live(self, segment: Segment) -> list[str]:
+        """Names that are read after the segment."""
+        end = len(self.body.nodes) if segment.stop is None else segment.stop.index
+        return [name for name in segment.values if self._reads.get(name, -1) >= end]
+
+    def _compute(
+        self, run: Run, segment: Segment, live: Sequence[str], current: dict[str, Any]
+    ) -> None:
+        """Run the segment's graph for what is read after it."""
+        wanted = {}
+        for name in live:
+            value = segment.values[name]
+            if isinstance(value, Known) and value.symbolic:
+                value = value.tensor()
+            if isinstance(value, Tensor) and name not in segment.inputs:
+                if segment.stop is None or not _carried(value):
+                    wanted[name] = value
+        if not wanted:
+            return
+        feeds = {tensor: current[name] for name, tensor in segment.inputs.items()}
+        needed = set(Graph(list(wanted.values())).placeholders)
+        used = {t: v for t, v in feeds.items() if t.node in needed or _sizes(t)}
+        current.update(zip(wanted, run.values(list(wanted.values()), used), strict=True))
+
+    def _host(self, run: Run, segment: Segment, stop: Stop, current: dict[str, Any]) -> None:
+        proto = self.body.nodes[stop.index]
+        node = host.Node(
+            proto, self.body.opsets, self.importer.label(proto, stop.index), stop.why
+        )
+        arguments = [self._output(segment, n, current) if n else None for n in proto.input]
+        outer = {n: self._output(segment, n, current) for n in captures(proto)}
+        results = host.execute(run, node, arguments, outer)
+        current.update((n, v) for n, v in zip(proto.output, results, strict=False) if n)
+
+    def _output(self, segment: Segment, name: str, current: Mapping[str, Any]) -> Any:
+        if name in current:
+            return current[name]
+        value = segment.values.get(name)
+        if isinstance(value, Tensor):  # a constant or a variable, which every segment shares
+            return evaluate([value])[0]
+        if value is None:
+            return None
+        if isinstance(value, OnHost):
+            raise OnnxError(f"{self.importer.file}: {name!r} has no value")
+        return concrete(value)
+
+    # The segment that follows -----------------------------------------------------------------
+
+    def _specialised(self, segment: Segment, stop: Stop, current: Mapping[str, Any]) -> Segment:
+        """The same segment read again with an input, or all shapes, known."""
+        given = dict(segment.given)
+        if stop.kind == "input":
+            key: Any = (stop.name, *_identity(current[stop.name]))
+            array = np.asarray(current[stop.name])
+            given[stop.name] = Known(array.copy(), array.dtype)
+        else:
+            shapes = {name: np.shape(current[name]) for name in segment.inputs}
+            key = tuple(shapes.items())
+            given.update(
+                (name, placeholder(tensor.dtype, shapes[name], name=_word(name)))
+                for name, tensor in segment.inputs.items()
+            )
+        return self._child(segment, key, segment.start, given)
+
+    def _next(
+        self, segment: Segment, stop: Stop, live: Sequence[str], current: dict[str, Any]
+    ) -> Segment:
+        """The segment after a host node, or with a computed value known."""
+        start = stop.index + (stop.kind == "host")
+        given: dict[str, Value] = {}
+        names = dict.fromkeys(live)
+        if stop.kind == "host":
+            made = self.body.nodes[stop.index].output
+            names.update(dict.fromkeys(n for n in made if self._reads.get(n, -1) >= start))
+        key: list[Any] = [stop.kind]
+        for name in names:
+            value = segment.values.get(name)
+            if name in current:
+                if name == stop.name:
+                    array = np.asarray(current[name])
+                    given[name] = Known(array.copy(), array.dtype)
+                    key.append((name, *_identity(array)))
+                    continue
+                given[name] = _entry(name, current[name], value)
+                key.append((name, _kind(current[name])))
+            elif value is not None:
+                given[name] = value
+        for name in [n for n in current if self._reads.get(n, -1) < start]:
+            del current[name]
+        return self._child(segment, tuple(key), start, given)
+
+    def _child(
+        self, segment: Segment, key: Any, start: int, given: Mapping[str, Value]
+    ) -> Segment:
+        child = segment.children.pop(key, None)
+        if child is None:
+            child = self.importer.segment(self.body, start, given)
+            if len(segment.children) >= MOST_CHILDREN:
+                del segment.children[next(iter(segment.children))]
+        segment.children[key] = child
+        return child
+
+
+def _last_reads(body: Body) -> dict[str, int]:
+    """The last node that reads each name; outputs are read after the last one."""
+    reads: dict[str, int] = {}
+    for index, node in enumerate(body.nodes):
+        for name in (*node.input, *captures(node)):
+            reads[name] = index
+    reads.update(dict.fromkeys(body.outputs, len(body.nodes)))
+    return reads
+
+
+def _carried(tensor: Tensor) -> bool:
+    """Whether later segments can read a tensor itself: a constant or a variable."""
+    return tensor.node.op.name in ("constant", "variable")
+
+
+def _kind(value: Any) -> Any:
+    """What of a value a segment depends on, as long as nothing else is asked for."""
+    if isinstance(value, np.ndarray | np.generic) and is_native(value.dtype):
+        return (value.dtype.str, np.ndim(value))
+    return "host"
+
+
+def _entry(name: str, value: Any, before: Value | None = None) -> Value:
+    """What a name with a value at run time stands for in the next segment."""
+    if _kind(value) == "host":
+        return OnHost("it is no tensor that a graph can hold")
+    shape: list[Any] = [None] * np.ndim(value)
+    if isinstance(before, Tensor):
+        shape = [size if isinstance(size, int) else None for size in before.shape]
+    return placeholder(np.asarray(value).dtype, tuple(shape), name=_word(name))
+
+
+def _identity(array: Any) -> tuple[Any, ...]:
+    array = np.ascontiguousarray(array)
+    return (array.dtype.str, np.shape(array), array.tobytes())
+
+
+def _sizes(tensor: Tensor) -> bool:
+    """Whether a placeholder tells sizes that a graph may need without reading it."""
+    return any(isinstance(size, Dim) for size in tensor.shape)
+
+
+def _word(name: str) -> str:
+    return name or "input"
+
+
+__all__ = ["Program", "Run"]
