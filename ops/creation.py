@@ -18,6 +18,7 @@ from graphflow.spec import (
     TensorSpec,
     as_dtype,
     floordiv,
+    kind,
     maximum,
     normalize_shape,
     product,
@@ -87,7 +88,7 @@ def ones(shape: Any, dtype: Any = "float32") -> Tensor:
 
 
 def _arange_kernel(xp: Any, start: Any, step: Any, size: int, dtype: str) -> Any:
-    exact = "float64" if as_dtype(dtype).kind == "f" else dtype
+    exact = "float64" if kind(as_dtype(dtype)) == "float" else dtype
     return (
         xp.arange(size).astype(exact) * exact_scalar(exact, step) + exact_scalar(exact, start)
     ).astype(dtype, copy=False)

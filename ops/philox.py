@@ -57,11 +57,11 @@ def words(xp: Any, count: int, stream: tuple[int, int], step: int) -> Any:
 
 
 def uniform(xp: Any, count: int, dtype: str, stream: tuple[int, int], step: int) -> Any:
-    """Uniform on [0, 1): multiples of 2**-11, 2**-24 or 2**-53, by the dtype."""
+    """Uniform on [0, 1): multiples of 2**-8 (bfloat16), 2**-11, 2**-24 or 2**-53, by the dtype."""
     if dtype == "float64":
         pairs = words(xp, 2 * count, stream, step).view("uint64")
         return (pairs >> np.uint64(11)) * 2.0**-53
-    bits = 11 if dtype == "float16" else 24
+    bits = {"bfloat16": 8, "float16": 11}.get(dtype, 24)
     kept = words(xp, count, stream, step) >> np.uint32(32 - bits)
     return (kept.astype("float32") * np.float32(2.0**-bits)).astype(dtype, copy=False)
 

@@ -87,12 +87,18 @@ def _uniform_kernel(
 ) -> Any:
     drawn = philox.uniform(xp, math.prod(shape), dtype, stream, step)
     if (low, high) != (0.0, 1.0):
-        scalar = as_dtype(dtype).type
-        drawn = drawn * scalar(high - low) + scalar(low)
+        last, wide = as_dtype(dtype).type, _wide(dtype)
+        drawn = drawn.astype(wide, copy=False) * wide(high - low) + wide(low)
+        drawn = drawn.astype(dtype, copy=False)
         # Rounding may reach `high`, which is left out.
-        below = np.nextafter(scalar(high), scalar(low))
+        below = np.nextafter(last(high), last(low))
         drawn = xp.minimum(drawn, below) if low < high else drawn
     return drawn.reshape(shape)
+
+
+def _wide(dtype: str) -> Any:
+    """The type to compute in."""
+    return np.float64 if dtype == "float64" else np.float32
 
 
 _uniform = register(
@@ -115,9 +121,9 @@ _uniform = register(
 def _normal_kernel(
     xp: Any, shape: tuple[int, ...], dtype: str, mean: float, std: float, stream: Stream, step: int
 ) -> Any:
-    drawn = philox.normal(xp, math.prod(shape), dtype, stream, step)
-    scalar = as_dtype(dtype).type
-    return (drawn * scalar(std) + scalar(mean)).reshape(shape)
+    wide = _wide(dtype)
+    drawn = philox.normal(xp, math.prod(shape), np.dtype(wide).name, stream, step)
+    return (drawn * wide(std) + wide(mean)).astype(dtype, copy=False).reshape(shape)
 
 
 _normal = register(
@@ -253,7 +259,7 @@ def _finite(what: str, value: Any) -> float:
 def _float_dtype(dtype: Any) -> str:
     result = as_dtype(dtype)
     if kind(result) != "float":
-        raise DTypeError(f"random floats are float16, float32 or float64, not {result}")
+        raise DTypeError(f"random floats are bfloat16, float16, float32 or float64, not {result}")
     return result.name
 
 

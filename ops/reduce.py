@@ -14,6 +14,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
+from graphflow.ops import batching
 from graphflow.ops.convert import astype, size_of
 from graphflow.ops.rules import (
     keep_axes,
@@ -148,6 +149,7 @@ _sum = register(
         kernel=_sum_kernel,
         into=_sum_into,
         vjp=_sum_vjp,
+        batch=batching.along("axis"),
         cost=per_element(1),
         samples=(
             *FLOAT_SAMPLES,
@@ -181,18 +183,13 @@ def sum(
 
 
 def _mean_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
-    # float16 is summed as float32: its own sums would overflow.
-    wide = "float32" if x.dtype.itemsize == 2 else x.dtype
-    total = xp.sum(x, axis=axis, keepdims=keepdims, dtype=wide)
+    total = xp.sum(x, axis=axis, keepdims=keepdims)
     return (total / count(x.shape, axis)).astype(x.dtype)
 
 
 def _mean_into(xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:
-    if x.dtype.itemsize == 2:
-        xp.copyto(out, _mean_kernel(xp, x, axis, keepdims))
-    else:
-        xp.sum(x, axis=axis, keepdims=keepdims, out=out)
-        xp.divide(out, count(x.shape, axis), out=out)
+    xp.sum(x, axis=axis, keepdims=keepdims, out=out)
+    xp.divide(out, count(x.shape, axis), out=out)
 
 
 _mean = register(
@@ -204,6 +201,7 @@ _mean = register(
         vjp=lambda g, y, x, axis, keepdims: (
             spread(divided(g, count(x.shape, axis)), x, axis, keepdims),
         ),
+        batch=batching.along("axis"),
         cost=per_element(1),
         samples=(*FLOAT_SAMPLES, sample(COMPLEX, axis=(1,), keepdims=False)),
     )
@@ -228,8 +226,7 @@ def _as_float(x: Tensor) -> Tensor:
 
 def _var_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
     number: Any = count(x.shape, axis)
-    centred = x.astype("float32") if x.dtype.itemsize == 2 else x
-    centred = centred - _mean_kernel(xp, centred, axis, True)
+    centred = x - _mean_kernel(xp, x, axis, True)
     total = xp.sum(centred * centred, axis=axis, keepdims=keepdims)
     return (total / (number - correction)).astype(x.dtype)
 
@@ -249,6 +246,7 @@ _var = register(
         ),
         kernel=_var_kernel,
         vjp=_var_vjp,
+        batch=batching.along("axis"),
         cost=per_element(4),
         samples=(
             sample(F, axis=(0,), keepdims=False, correction=0.0),
@@ -309,6 +307,7 @@ def _truth(name: str) -> Op:
             into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
                 x, axis=axis, keepdims=keepdims, out=out
             ),
+            batch=batching.along("axis"),
             cost=per_element(1),
             samples=(
                 sample(BOOL, axis=(0,), keepdims=False),

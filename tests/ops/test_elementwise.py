@@ -17,7 +17,6 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.interpret import evaluate
 from graphflow.op import FUNCTIONS, REGISTRY, Tensor, as_tensor
 from graphflow.ops import convert, elementwise, select, transcendental
-from graphflow.ops.transcendental import erf_of
 
 G = FUNCTIONS
 NUMPY = {
@@ -73,13 +72,17 @@ def test_unary_ops_treat_odd_values_as_numpy_does(name: str) -> None:
 
 @pytest.mark.parametrize("dtype, ulps", [("float32", 2), ("float64", 6), ("float16", 1)])
 def test_erf_is_right_to_a_few_ulp(dtype: str, ulps: int) -> None:
+    def erf(x: np.ndarray) -> Any:
+        with np.errstate(all="ignore"):
+            return REGISTRY["erf"].run(np, [x], {})[0]
+
     x = np.concatenate([np.linspace(-7, 7, 6001), np.logspace(-30, 0, 400)]).astype(dtype)
     want = np.array([math.erf(float(v)) for v in x])
-    have = erf_of(np, x)
+    have = erf(x)
     assert have.dtype == x.dtype
     assert np.max(np.abs(have - want) / np.spacing(np.abs(want).astype(dtype))) <= ulps
-    assert np.isnan(erf_of(np, np.array(np.nan, dtype)))
-    assert erf_of(np, np.array([np.inf, -np.inf], dtype)).tolist() == [1, -1]
+    assert np.isnan(erf(np.array(np.nan, dtype)))
+    assert erf(np.array([np.inf, -np.inf], dtype)).tolist() == [1, -1]
 
 
 def test_python_scalars_are_weak() -> None:

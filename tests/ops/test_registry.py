@@ -42,7 +42,9 @@ DOUBLE = {"float": "float64", "complex": "complex128"}
 def doubled(sample: Sample) -> Sample:
     """The sample in float64 or complex128, so that finite differences mean something."""
     inputs = tuple(s.with_dtype(DOUBLE.get(kind(s.dtype), s.dtype)) for s in sample.inputs)
-    wide = {"float32": "float64", "complex64": "complex128"}
+    wide = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {
+        "complex64": "complex128"
+    }
     attrs = {k: wide.get(v, v) if isinstance(v, str) else v for k, v in sample.attrs.items()}
     return replace(sample, inputs=inputs, attrs=attrs)
 
