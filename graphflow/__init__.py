@@ -18,7 +18,7 @@ from graphflow.functions import traced_once as function
 from graphflow.graph import Graph
 from graphflow.jvp import jvp
 from graphflow.op import Node, Tensor, device, name_scope
-from graphflow.ops import debug, nn, random
+from graphflow.ops import debug, fft, nn, random, signal
 from graphflow.ops import linear_algebra as linalg
 from graphflow.ops.bitwise import (
     bitcast,
@@ -126,6 +126,7 @@ from graphflow.ops.transcendental import (
 from graphflow.ops.window import concat, flip, pad, roll, split, stack, unstack
 from graphflow.placement.cluster import Cluster, Device, Link, Worker
 from graphflow.placement.plan import Plan, plan
+from graphflow.vmap import vmap
 
 if TYPE_CHECKING:
     from graphflow.session import Session
@@ -209,6 +210,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "eye",
+    "fft",
     "flip",
     "floor",
     "floor_divide",
@@ -285,6 +287,7 @@ __all__ = [
     "scatter_nd",
     "searchsorted",
     "sign",
+    "signal",
     "sin",
     "sinh",
     "sort",
@@ -317,6 +320,7 @@ __all__ = [
     "var",
     "variable",
     "vecdot",
+    "vmap",
     "where",
     "while_loop",
     "zeros",

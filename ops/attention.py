@@ -19,6 +19,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.attention_pairs import pair_gradients
 from graphflow.ops.convert import astype
 from graphflow.ops.kernels.threads import run_parts
@@ -202,7 +203,7 @@ class _Heads:
             run_parts(lambda i: work(tasks[i]), len(tasks))
 
     def flops(self, products: int) -> float:
-        return 2.0 * products * self.q.size * self.k.shape[1]
+        return float(2 * products * self.q.size * self.k.shape[1])
 
 
 def split_heads(x: Any, shared: int) -> Any:
@@ -438,6 +439,7 @@ attention_grad = register(
         kernel=_attention_grad_kernel,
         into=_attention_grad_into,
         vjp=_grad_vjp,
+        batch=batching.attended(6),
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 5),
         samples=tuple(
             sample(*_grad_specs(specs), *mask, low=-1.0, high=1.0, **attrs)
@@ -451,6 +453,7 @@ attention_mask_grad = register(
         infer=lambda g, delta, q, k, v, logs, mask, **attrs: mask,
         kernel=_mask_grad_kernel,
         vjp=_mask_grad_vjp,
+        batch=batching.attended(6, masks=True),
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 2),
         samples=tuple(
             sample(*_grad_specs(_CASES[3][0]), m, low=-1.0, high=1.0, **_ATTRS)
@@ -466,6 +469,7 @@ _attention = register(
         kernel=_attention_kernel,
         into=_attention_into,
         vjp=_attention_vjp,
+        batch=batching.attended(3),
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
         samples=tuple(sample(*specs, *mask, **attrs) for specs, mask, attrs in _CASES),
     )

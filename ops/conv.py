@@ -23,9 +23,9 @@ from graphflow.op import (
     register,
     sample,
 )
+from graphflow.ops import batching
 from graphflow.ops.kernels.columns import correlate, correlate_weights, spread
 from graphflow.ops.kernels.depthwise import depthwise, depthwise_weights, spread_depthwise
-from graphflow.ops.kernels.widen import widened
 from graphflow.ops.rules import require_kind
 from graphflow.ops.shape import moveaxis, reshape
 from graphflow.ops.sliding import Ints, Pairs, Windows, padding_pairs, per_axis, slid_shape
@@ -112,7 +112,6 @@ def _windows(kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints
     return Windows(kernel, stride, tuple(before for before, _ in padding), dilation, out)
 
 
-@widened
 def _conv_into(
     xp: Any, out: Any, x: Any, w: Any, stride: Ints, padding: Any, dilation: Ints, groups: int
 ) -> None:
@@ -125,7 +124,6 @@ def _conv_into(
         correlate(xp, out, x, w, windows, groups)
 
 
-@widened
 def _transpose_into(
     xp: Any,
     out: Any,
@@ -165,7 +163,6 @@ def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, grou
         correlate(xp, out, g, xp.ascontiguousarray(flipped), mirrored, groups)
 
 
-@widened
 def _weight_into(
     xp: Any,
     out: Any,
@@ -243,6 +240,7 @@ conv_op: Op = register(
             conv_transpose_op(g, w, sizes=x.shape[2:], **attrs),
             conv_weight_op(x, g, kernel=w.shape[2:], **attrs),
         ),
+        batch=batching.grouped(1, 0, out=1),
         cost=_cost_conv,
         samples=(
             sample(_f(2, 3, 5, 4), _f(4, 3, 3, 2), **_STRIDED),
@@ -264,6 +262,7 @@ conv_transpose_op: Op = register(
             conv_op(h, w, **attrs),
             conv_weight_op(h, g, kernel=w.shape[2:], **attrs),
         ),
+        batch=batching.grouped(1, 0, out=1),
         cost=_cost_transpose,
         samples=(
             sample(_f(2, 4, 2, 2), _f(4, 3, 3, 2), sizes=(5, 4), **_STRIDED),
@@ -283,6 +282,7 @@ conv_weight_op: Op = register(
             conv_transpose_op(g, h, sizes=x.shape[2:], **attrs),
             conv_op(x, h, **attrs),
         ),
+        batch=batching.grouped(1, 1, out=0),
         cost=_cost_weight,
         samples=(
             sample(_f(2, 3, 5, 4), _f(2, 4, 2, 2), kernel=(3, 2), **_STRIDED),

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, DTypeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, located, register, sample, user_location
+from graphflow.ops import batching
 from graphflow.spec import TensorSpec, spec
 
 F = spec("float32", (3, 4))
@@ -37,6 +38,7 @@ _print = register(
         kernel=_print_kernel,
         into=_print_into,
         vjp=lambda g, y, x, message: (g,),
+        batch=batching.rows,
         cost=lambda x, message: Cost(flops=0),
         halves=True,
         samples=(sample(F, message="x"), sample(spec("int64"), message="n")),
@@ -89,6 +91,7 @@ _check = register(
         kernel=_check_kernel,
         into=_check_into,
         vjp=lambda g, y, x, condition, message: (g, None),
+        batch=batching.rows,
         cost=lambda x, condition, message: Cost(flops=condition.size),
         halves=True,
         # No condition at all is true everywhere; random ones are not.

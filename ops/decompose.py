@@ -11,6 +11,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.linalg import tril, triu
 from graphflow.ops.matrix import (
     adjoint,
@@ -84,6 +85,7 @@ cholesky_op = register(
         infer=_infer_square,
         kernel=_cholesky_kernel,
         vjp=_cholesky_vjp,
+        batch=batching.rows,
         cost=cubic(1),
         samples=tuple(sample(s, make=positive_definite) for s in (M33, BATCH33, C33)),
     )
@@ -169,6 +171,7 @@ qr_op = register(
         infer=_infer_qr,
         kernel=_qr_kernel,
         vjp=_qr_vjp,
+        batch=batching.rows,
         cost=cubic(2),
         samples=(
             sample(M33, make=distinct, mode="reduced"),
@@ -249,6 +252,7 @@ eigh_op = register(
         infer=_infer_eigh,
         kernel=_eigh_kernel,
         vjp=_eigh_vjp,
+        batch=batching.rows,
         cost=cubic(9),
         samples=tuple(sample(s, make=distinct) for s in REAL),
     )
@@ -259,6 +263,7 @@ eigvalsh_op = register(
         infer=_infer_eigvalsh,
         kernel=_eigvalsh_kernel,
         vjp=lambda g, y, x: (in_kind_of(symmetric_part(_rebuilt(g, eigh_op(x)[1])), x),),
+        batch=batching.rows,
         cost=cubic(4),
         samples=tuple(sample(s, make=distinct) for s in (M33, BATCH33, C33)),
     )
@@ -334,6 +339,7 @@ eig_op = register(
         infer=_infer_eig,
         kernel=_eig_kernel,
         vjp=_eig_vjp,
+        batch=batching.rows,
         cost=cubic(25),
         samples=tuple(sample(s, make=distinct) for s in REAL),
         device_kinds=("cpu",),

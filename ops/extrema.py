@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import Op, Tensor, function, located, register, sample
+from graphflow.ops import batching
 from graphflow.ops.convert import astype
 from graphflow.ops.elementwise import equal
 from graphflow.ops.reduce import (
@@ -49,6 +50,7 @@ def _extremum(name: str) -> Op:
                 x, axis=axis, keepdims=keepdims, out=out
             ),
             vjp=_extremum_vjp,
+            batch=batching.along("axis"),
             cost=per_element(1),
             samples=(*FLOAT_SAMPLES, sample(INT, axis=(0,), keepdims=False)),
         )
@@ -98,6 +100,7 @@ def _arg(name: str) -> Op:
             into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
                 x, axis=axis, keepdims=keepdims, out=out
             ),
+            batch=batching.first_place,
             cost=per_element(1),
             samples=(
                 sample(F, axis=1, keepdims=False),
@@ -174,6 +177,7 @@ _logsumexp = register(
         kernel=_logsumexp_kernel,
         into=_logsumexp_into,
         vjp=_logsumexp_vjp,
+        batch=batching.along("axis"),
         cost=per_element(12),
         samples=FLOAT_SAMPLES,
     )

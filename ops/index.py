@@ -15,6 +15,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.creation import zeros
 from graphflow.ops.kernels.rows import checked, combine_rows
 from graphflow.ops.places import element_places, flat_elements
@@ -70,6 +71,7 @@ take_op = register(
             take_grad(g, indices, shape=x.shape, axis=axis),
             None,
         ),
+        batch=batching.taken,
         cost=lambda x, indices, axis: Cost(
             flops=0,
             bytes=product(_taken_shape(x, indices, axis)) * 2 * x.dtype.itemsize + indices.nbytes,
@@ -163,6 +165,7 @@ scatter_add_op = register(
         kernel=_scatter_add_kernel,
         into=_scatter_add_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take(g, indices, axis)),
+        batch=batching.added,
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),
@@ -220,6 +223,7 @@ take_grad: Op = register(
         kernel=_take_grad_kernel,
         into=_take_grad_into,
         vjp=lambda h, y, g, indices, shape, axis: (take(h, indices, axis), None),
+        batch=batching.take_grad,
         cost=lambda g, indices, shape, axis: Cost(
             flops=g.size,
             bytes=product(shape) * g.dtype.itemsize + g.nbytes * 3 + indices.nbytes,
@@ -275,6 +279,7 @@ take_along_axis_op = register(
             scatter_add_along_axis(zeros(x.shape, x.dtype), indices, g, axis),
             None,
         ),
+        batch=batching.along("axis"),
         cost=lambda x, indices, axis: Cost(
             flops=0, bytes=indices.nbytes + indices.size * 2 * x.dtype.itemsize
         ),
@@ -347,6 +352,7 @@ scatter_add_along_axis_op = register(
         kernel=_scatter_along_kernel,
         into=_scatter_along_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take_along_axis(g, indices, axis)),
+        batch=batching.along("axis"),
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),
@@ -402,6 +408,7 @@ one_hot_op = register(
         infer=_infer_one_hot,
         kernel=_one_hot_kernel,
         into=_one_hot_into,
+        batch=batching.rows,
         cost=lambda indices, depth, dtype: Cost(flops=indices.size * depth),
         samples=(
             sample(spec(I64, (5,)), depth=3, dtype="float32"),

@@ -24,6 +24,7 @@ from graphflow.op import (
     register,
     sample,
 )
+from graphflow.ops import batching
 from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.rules import conj, normalize_axis, require_kind, unbroadcast
 from graphflow.ops.shape import (
@@ -174,6 +175,7 @@ matmul_op = register(
         kernel=_matmul_kernel,
         into=_matmul_into,
         vjp=_matmul_vjp,
+        batch=batching.product,
         cost=_cost_matmul,
         samples=(
             sample(M34, M45),
@@ -296,6 +298,7 @@ def _triangle(name: str) -> Op:
             infer=_infer_matrix,
             kernel=lambda xp, x, k: getattr(xp, name)(x, k),
             vjp=lambda g, y, x, k: (FUNCTIONS[name](g, k=k),),
+            batch=batching.rows,
             cost=lambda x, k: Cost(flops=0),
             halves=True,
             samples=(sample(M34, k=0), sample(spec("float32", (2, 3, 3)), k=-1)),

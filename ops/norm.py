@@ -11,8 +11,9 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops.convert import astype, stop_gradient
-from graphflow.ops.reduce import CUBE, F, count, divided, mean, size_of, sum, var
+from graphflow.ops import batching
+from graphflow.ops.convert import astype, size_of, stop_gradient
+from graphflow.ops.reduce import CUBE, F, count, divided, mean, sum, var
 from graphflow.ops.rules import is_zeros, like_first, normalize_axes, require_kind
 from graphflow.ops.transcendental import rsqrt
 from graphflow.spec import Shape, TensorSpec, broadcast_shapes, equate, show_shape, spec
@@ -100,6 +101,7 @@ standardize_grad = register(
         kernel=like_first(_standardize_grad_into),
         into=_standardize_grad_into,
         vjp=_standardize_grad_vjp,
+        batch=batching.along("axis"),
         cost=_per_element(14),
         samples=(
             sample(F, F, **_NORM),
@@ -116,6 +118,7 @@ standardize = register(
         kernel=like_first(_standardize_into),
         into=_standardize_into,
         vjp=lambda g, y, x, **attrs: (standardize_grad(g, x, **attrs),),
+        batch=batching.along("axis"),
         cost=_per_element(7),
         samples=(
             sample(F, **_NORM),
@@ -196,6 +199,7 @@ _affine_norm = register(
         kernel=like_first(_affine_norm_into),
         into=_affine_norm_into,
         vjp=_affine_norm_vjp,
+        batch=batching.normalised,
         cost=_per_element(9),
         samples=(
             sample(F, _V4, _V4, along=(1,), **_NORM),
@@ -410,6 +414,7 @@ _batch_norm = register(
         kernel=_batch_norm_kernel,
         into=_batch_norm_into,
         vjp=_batch_norm_vjp,
+        batch=batching.channels,
         cost=_per_element(9),
         samples=(
             sample(F, _V4, _V4, channel=1, epsilon=0.1),
@@ -462,6 +467,7 @@ _channel_affine = register(
         kernel=like_first(_channel_affine_into),
         into=_channel_affine_into,
         vjp=_channel_affine_vjp,
+        batch=batching.channels,
         cost=_per_element(2),
         samples=(
             sample(F, _V4, _V4, _V4, _V4, channel=1, epsilon=0.1, low=0.2),

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.kernels.rows import checked
 from graphflow.ops.rules import listed, require_kind
 from graphflow.spec import (
@@ -63,6 +64,7 @@ flat_rows = register(
         infer=_infer_rows,
         kernel=_rows_kernel,
         into=_rows_into,
+        batch=batching.numbered_rows,
         cost=lambda indices, sizes, batch_dims: Cost(flops=indices.size * 4),
         samples=(
             sample(spec("int64", (5, 2)), sizes=(3, 4), batch_dims=0),

@@ -6,6 +6,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
+from graphflow.ops import batching
 from graphflow.ops.convert import astype
 from graphflow.ops.reduce import (
     COMPLEX,
@@ -41,6 +42,7 @@ _prod = register(
             x, axis=axis, keepdims=True, dtype=out.dtype, out=out
         ),
         vjp=_prod_vjp,
+        batch=batching.along("axis"),
         cost=per_element(1),
         samples=(
             sample(F, axis=1),
@@ -88,6 +90,7 @@ prod_others = register(
         infer=lambda x, axis: x,
         kernel=_prod_others_kernel,
         vjp=_prod_others_vjp,
+        batch=batching.along("axis"),
         cost=per_element(3),
         samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(COMPLEX, axis=1)),
     )
@@ -140,6 +143,7 @@ _cumsum: Op = register(
         vjp=lambda g, y, x, axis, reverse: (
             _cumsum(g, axis=axis, reverse=not reverse) if is_inexact(x.dtype) else None,
         ),
+        batch=batching.along("axis"),
         cost=per_element(1),
         samples=(
             sample(F, axis=1, reverse=False),

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import REGISTRY, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.rules import listed, normalize_axes, normalize_axis, unbroadcast
 from graphflow.spec import (
     Dim,
@@ -53,6 +54,7 @@ reshape_op = register(
         infer=_infer_reshape,
         kernel=lambda xp, x, shape: xp.reshape(x, shape),
         vjp=lambda g, y, x, shape: (reshape(g, x.shape),),
+        batch=batching.leading("shape"),
         cost=_nothing,
         samples=(
             sample(F, shape=(2, 6)),
@@ -110,6 +112,7 @@ expand_dims_op = register(
         infer=_infer_expand_dims,
         kernel=lambda xp, x, axes: xp.expand_dims(x, axes),
         vjp=lambda g, y, x, axes: (squeeze(g, axes),),
+        batch=batching.along("axes"),
         cost=_nothing,
         samples=(sample(F, axes=(0,)), sample(F, axes=(1, 3))),
         alias=True,
@@ -147,6 +150,7 @@ squeeze_op = register(
             x, tuple(s for i, s in enumerate(x.shape) if i not in axes)
         ),
         vjp=lambda g, y, x, axes: (expand_dims(g, axes),),
+        batch=batching.along("axes"),
         cost=_nothing,
         samples=(
             sample(spec("float32", (3, 1)), axes=(1,)),
@@ -187,6 +191,7 @@ permute_dims_op = register(
         kernel=lambda xp, x, axes: xp.transpose(x, axes).copy(order="C"),
         into=lambda xp, out, x, axes: xp.copyto(out, xp.transpose(x, axes)),
         vjp=lambda g, y, x, axes: (permute_dims(g, _inverse(axes)),),
+        batch=batching.permuted,
         cost=_copying,
         halves=True,
         samples=(sample(F, axes=(1, 0)), sample(CUBE, axes=(2, 0, 1))),
@@ -274,6 +279,7 @@ broadcast_to_op = register(
         kernel=lambda xp, x, shape: xp.broadcast_to(x, shape).copy(order="C"),
         into=lambda xp, out, x, shape: xp.copyto(out, x),
         vjp=lambda g, y, x, shape: (unbroadcast(g, x.shape),),
+        batch=batching.broadcast,
         cost=_copying,
         halves=True,
         samples=(

@@ -10,6 +10,7 @@ from typing import Any
 
 from graphflow.errors import DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
+from graphflow.ops import batching
 from graphflow.ops.reduce import CUBE, F, require_elements, sum
 from graphflow.ops.rules import like_first, normalize_axis, require_kind
 from graphflow.ops.transcendental import exp
@@ -63,6 +64,7 @@ softmax_grad = register(
         kernel=like_first(_softmax_grad_into),
         into=_softmax_grad_into,
         vjp=_softmax_grad_vjp,
+        batch=batching.along("axis"),
         cost=_per_element(4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -74,6 +76,7 @@ _softmax = register(
         kernel=like_first(_softmax_into),
         into=_softmax_into,
         vjp=lambda g, y, x, axis: (softmax_grad(g, y, axis=axis),),
+        batch=batching.along("axis"),
         cost=_per_element(13),
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
     )
@@ -95,6 +98,7 @@ log_softmax_grad = register(
         kernel=like_first(_log_softmax_grad_into),
         into=_log_softmax_grad_into,
         vjp=_log_softmax_grad_vjp,
+        batch=batching.along("axis"),
         cost=_per_element(12),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -106,6 +110,7 @@ _log_softmax = register(
         kernel=like_first(_log_softmax_into),
         into=_log_softmax_into,
         vjp=lambda g, y, x, axis: (log_softmax_grad(g, y, axis=axis),),
+        batch=batching.along("axis"),
         cost=_per_element(13),
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
     )
@@ -237,6 +242,7 @@ cross_entropy_grad = register(
         kernel=_cross_entropy_grad_kernel,
         into=_cross_entropy_grad_into,
         vjp=_cross_entropy_grad_vjp,
+        batch=batching.rows,
         cost=lambda g, logits, labels: Cost(flops=logits.size * 14),
         samples=(
             sample(spec("float32", (3,)), F, spec("int64", (3,))),
@@ -251,6 +257,7 @@ cross_entropy_op = register(
         kernel=_cross_entropy_kernel,
         into=_cross_entropy_into,
         vjp=lambda g, y, logits, labels: (cross_entropy_grad(g, logits, labels), None),
+        batch=batching.rows,
         cost=lambda logits, labels: Cost(flops=logits.size * 13),
         samples=(
             sample(F, spec("int64", (3,))),

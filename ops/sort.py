@@ -245,6 +245,7 @@ _running_extremum_places = register(
         "running_extremum_places",
         infer=lambda y, x, axis: x.with_dtype(I64),
         kernel=_running_places,
+        batch=along("axis"),
         cost=lambda y, x, axis: Cost(flops=x.size * 4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
         device_kinds=("cpu",),  # cupy's ufuncs do not accumulate extrema

@@ -14,6 +14,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ops import batching
 from graphflow.ops.rules import listed, normalize_axes, normalize_axis
 from graphflow.ops.shape import expand_dims, reshape, squeeze
 from graphflow.spec import (
@@ -111,6 +112,7 @@ slice_op: Op = register(
         vjp=lambda g, y, x, start, size, step: (
             pad_op(g, shape=x.shape, start=start, step=step, value=0),
         ),
+        batch=batching.sliced,
         cost=lambda x, start, size, step: Cost(flops=0, bytes=product(size) * 2 * x.dtype.itemsize),
         halves=True,
         samples=(
@@ -148,6 +150,7 @@ pad_op: Op = register(
         vjp=lambda g, y, x, shape, start, step, value: (
             slice_op(g, start=start, size=x.shape, step=step),
         ),
+        batch=batching.padded,
         cost=lambda x, shape, **attrs: Cost(
             flops=0, bytes=(product(shape) + x.size) * x.dtype.itemsize
         ),
@@ -285,6 +288,7 @@ concat_op = register(
         kernel=lambda xp, *arrays, axis: xp.concatenate(arrays, axis),
         into=lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis, out=out),
         vjp=_concat_vjp,
+        batch=batching.along("axis"),
         cost=lambda *specs, axis: Cost(flops=0),
         halves=True,
         samples=(
