@@ -2,7 +2,9 @@
 crash leaves the old.
 
 A checkpoint is a folder with `state.safetensors` (any safetensors reader opens it) and
-`manifest.json`. It is written beside its place, synced to disk, and renamed. While an old one makes
+`manifest.json`. Complex numbers are stored as pairs of floats, (real, imaginary) along a last axis
+of size 2, and named in the file's metadata under "complex"; the manifest holds every variable's own
+dtype and shape. It is written beside its place, synced to disk, and renamed. While an old one makes
 room it is set aside, and `load` finds it there.
 """
 
@@ -21,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import CheckpointError
+from graphflow.errors import CheckpointError, DTypeError
+from graphflow.spec import as_dtype, real_dtype
 
 FORMAT = 1
 _STATE = "state.safetensors"
@@ -42,12 +45,10 @@ def save(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: the place cannot be written; what was there is intact.
     """
-    from safetensors.numpy import save as to_bytes  # loads with its own extension module
-
     target = Path(os.path.abspath(folder))
     if "__metadata__" in checkpoint.variables:
         raise CheckpointError("the format keeps the name '__metadata__'; rename that variable")
-    data = to_bytes({name: np.array(v, order="C") for name, v in checkpoint.variables.items()})
+    data = _to_bytes(checkpoint.variables)
     manifest = {
         "format": FORMAT,
         "step": checkpoint.step,
@@ -83,8 +84,7 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointError: missing, truncated, changed since it was written, or of a newer format.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load as from_bytes
+    from safetensors import SafetensorError  # loads with its own extension module
 
     source = _found(Path(os.path.abspath(folder)))
     try:
@@ -96,11 +96,12 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
             )
         data = (source / _STATE).read_bytes()
         digest, step = manifest["sha256"][_STATE], int(manifest["step"])
+        dtypes = {name: as_dtype(entry[0]) for name, entry in manifest["variables"].items()}
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{source} is no checkpoint: {error}; give a folder that Session.save wrote"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DTypeError) as error:
         raise CheckpointError(
             f"cannot read checkpoint {source}: {error!r}; use an older one"
         ) from error
@@ -110,9 +111,36 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
             f"the digest of {_STATE} differs; use an older checkpoint"
         )
     try:
-        return Checkpoint(from_bytes(data), step)
-    except SafetensorError as error:
-        raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
+        return Checkpoint(_from_bytes(data, dtypes), step)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"cannot read checkpoint {source}: {error!r}") from error
+
+
+def _to_bytes(variables: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    """The variables as a safetensors file."""
+    from safetensors.numpy import save
+
+    arrays = {name: np.array(value, order="C") for name, value in variables.items()}
+    pairs = [name for name, array in arrays.items() if array.dtype.kind == "c"]
+    for name in pairs:
+        flat = arrays[name].reshape(-1).view(real_dtype(arrays[name].dtype))
+        arrays[name] = flat.reshape(*arrays[name].shape, 2)
+    data: bytes = save(arrays, {"complex": json.dumps(pairs)} if pairs else None)
+    return data
+
+
+def _from_bytes(
+    data: bytes, dtypes: Mapping[str, np.dtype[Any]]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The variables of a safetensors file, as the manifest says what they are."""
+    from safetensors import deserialize
+
+    variables = {}
+    for name, entry in deserialize(data):
+        dtype, shape = dtypes[name], entry["shape"]
+        array = np.frombuffer(entry["data"], dtype.newbyteorder("<")).astype(dtype, copy=False)
+        variables[name] = array.reshape(shape[:-1] if dtype.kind == "c" else shape)
+    return variables
 
 
 def _found(target: Path) -> Path:
