@@ -143,17 +143,13 @@ class Call:
                 return constant
         if isinstance(value, Fixed | OnHost):
             raise RunOnHost(f"{self.op_type} reads a value that is no tensor")
-        raise NeedsValue(
-            value, f"{self.label}: its input {i} decides the shape of its output"
-        )
+        raise NeedsValue(value, f"{self.label}: its input {i} decides the shape of its output")
 
     def sizes(self, i: int) -> list[Size]:
         """The value of input i as a list of sizes, some of them perhaps symbolic."""
         value = self.value(i)
         if isinstance(value, Known):
-            return [
-                x if isinstance(x, Dim) else int(x) for x in value.array.reshape(-1).tolist()
-            ]
+            return [x if isinstance(x, Dim) else int(x) for x in value.array.reshape(-1).tolist()]
         return [int(x) for x in self.known(i).reshape(-1)]
 
     def scalar(self, i: int) -> Any:

@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs, helper
+from onnx import (
+    IR_VERSION,
+    AttributeProto,
+    FunctionProto,
+    NodeProto,
+    TypeProto,
+    checker,
+    defs,
+    helper,
+)
 
 from graphflow.errors import OnnxError
 from graphflow.onnx.call import Call
 from graphflow.onnx.registry import normal_domain
-from graphflow.onnx.values import Fixed, Known, Value
+from graphflow.onnx.values import Known, Value
 from graphflow.op import Tensor
 
 if TYPE_CHECKING:
@@ -89,8 +98,10 @@ def schema_body(call: Call, plain: bool) -> Body | None:
     if schema.has_function:
         versions = [v for v in schema.function_opset_versions if v <= call.scope.opsets.get("", 1)]
         content = schema.get_function_with_opset_version(max(versions)) if versions else b""
-    else:
+    elif plain:
         content = _by_context(schema, call)
+    else:
+        content = b""
     if not content:
         return None
     function.ParseFromString(content)
@@ -111,14 +122,24 @@ def _by_context(schema: Any, call: Call) -> bytes:
     ]
     if not versions:
         return b""
+    if not schema.min_input <= len(call.values) <= schema.max_input:
+        raise OnnxError(f"{call.label}: {len(call.values)} inputs; it takes {schema.min_input} up")
     types = [_type_of(value).SerializeToString() for value in call.values]
     try:
+        checker.check_node(call.proto, _context(call))  # onnx builds the body without checks
         content: bytes = schema.get_context_dependent_function_with_opset_version(
             max(versions), call.proto.SerializeToString(), types
         )
     except Exception as error:  # whatever onnx stumbles over is in the node
         raise OnnxError(f"{call.label}: {error}") from None
     return content
+
+
+def _context(call: Call) -> checker.C.CheckerContext:
+    context = checker.C.CheckerContext()
+    context.ir_version = IR_VERSION
+    context.opset_imports = dict(call.scope.opsets)
+    return context
 
 
 def _type_of(value: Value | None) -> TypeProto:
@@ -130,8 +151,6 @@ def _type_of(value: Value | None) -> TypeProto:
     if isinstance(value, Tensor):
         shape = [size if isinstance(size, int) else None for size in value.shape]
         return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), shape)
-    if isinstance(value, Fixed) and isinstance(value.value, list):
-        return TypeProto(sequence_type=TypeProto.Sequence())
     return TypeProto()
 
 

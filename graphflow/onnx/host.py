@@ -35,6 +35,7 @@ REASONS: dict[tuple[str, str], str] = {
     **{("", name): SHAPE for name in ("NonZero", "Unique", "Compress", "NonMaxSuppression")},
     ("", "ImageDecoder"): SHAPE,
     ("", "Loop"): CONTROL,
+    ("", "SequenceMap"): SEQUENCE,
     **{
         ("", name): SEQUENCE
         for name in (
@@ -128,9 +129,7 @@ def draws(call: Call) -> bool:
     return call.op_type.startswith("Random") or call.op_type in ("Bernoulli", "Multinomial")
 
 
-def execute(
-    run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]
-) -> Sequence[Any]:
+def execute(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Sequence[Any]:
     """Run one node on plain values.
 
     Raises:
@@ -182,9 +181,7 @@ def _schema_body(run: Run, node: Node, inputs: Sequence[Any]) -> Any:
 
 def _by_reference(run: Run, node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """onnx's reference implementation of a node."""
-    _, evaluator = run.importer.programs.setdefault(
-        id(node.proto), (node.proto, _evaluator(node))
-    )
+    _, evaluator = run.importer.programs.setdefault(id(node.proto), (node.proto, _evaluator(node)))
     feeds = {n: v for n, v in zip(node.proto.input, inputs, strict=False) if n}
     results: Sequence[Any] = evaluator.run(None, feeds)
     named = dict(zip([n for n in node.proto.output if n], results, strict=True))
@@ -308,6 +305,20 @@ def _concat(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any
     axis = node.attr("axis", 0)
     join = np.stack if node.attr("new_axis", 0) else np.concatenate
     return [join(inputs[0], axis=axis)]
+
+
+@routine("SequenceMap")
+def _map(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+    """The body applied to the elements of the first sequence, and of others beside it."""
+    body = _subgraph(run, node, "body")
+    made: list[list[Any]] = [[] for _ in body.body.outputs]
+    for i in range(len(inputs[0])):
+        run.check(f"{node.label}, element {i + 1}")
+        now = [x[i] if isinstance(x, list) else x for x in inputs]
+        given = dict(zip(body.body.inputs, now, strict=True))
+        for items, item in zip(made, body.run(run, {**outer, **given}), strict=True):
+            items.append(item)
+    return made
 
 
 @routine("Optional")

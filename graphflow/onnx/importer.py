@@ -302,9 +302,7 @@ class Importer:
         return [scope.find(name) if name else None for name in body.outputs]
 
 
-def _value_stop(
-    signal: NeedsValue, index: int, scope: Scope, inputs: Mapping[str, Tensor]
-) -> Stop:
+def _value_stop(signal: NeedsValue, index: int, scope: Scope, inputs: Mapping[str, Tensor]) -> Stop:
     """How to go on without a value: by the input or the name that it has; what has none (within a
     subgraph or function) takes its whole node to the host."""
     for name, value in scope.values.items():

@@ -45,9 +45,7 @@ class Outputs(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
-            raise OnnxError(
-                f"{self._file} has no output {name!r}; it has {', '.join(self._names)}"
-            )
+            raise OnnxError(f"{self._file} has no output {name!r}; it has {', '.join(self._names)}")
         value = self._segment.values.get(name)
         if isinstance(value, Known):
             return value.tensor()

@@ -133,9 +133,7 @@ class Program:
 
     def _host(self, run: Run, segment: Segment, stop: Stop, current: dict[str, Any]) -> None:
         proto = self.body.nodes[stop.index]
-        node = host.Node(
-            proto, self.body.opsets, self.importer.label(proto, stop.index), stop.why
-        )
+        node = host.Node(proto, self.body.opsets, self.importer.label(proto, stop.index), stop.why)
         arguments = [self._output(segment, n, current) if n else None for n in proto.input]
         outer = {n: self._output(segment, n, current) for n in captures(proto)}
         results = host.execute(run, node, arguments, outer)
@@ -198,9 +196,7 @@ class Program:
             del current[name]
         return self._child(segment, tuple(key), start, given)
 
-    def _child(
-        self, segment: Segment, key: Any, start: int, given: Mapping[str, Value]
-    ) -> Segment:
+    def _child(self, segment: Segment, key: Any, start: int, given: Mapping[str, Value]) -> Segment:
         child = segment.children.pop(key, None)
         if child is None:
             child = self.importer.segment(self.body, start, given)

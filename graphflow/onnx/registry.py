@@ -42,9 +42,7 @@ TRAINING = "ai.onnx.preview.training"
 PREVIEW = "ai.onnx.preview"
 
 
-def operator(
-    *names: str, since: int = 1, domain: str = ""
-) -> Callable[[Handler], Handler]:
+def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Handler], Handler]:
     """Register how operators are translated, from opset `since` on."""
 
     def enter(handler: Handler) -> Handler:

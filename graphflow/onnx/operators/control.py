@@ -16,5 +16,3 @@ def _if(call: Call) -> Outputs:
 @operator("Scan")
 def _scan(call: Call) -> Outputs:
     raise RunOnHost("Scan: its body is run as a model of its own, once per step")
-
-

@@ -119,5 +119,3 @@ def _tensor_scatter(call: Call) -> Outputs:
         places = elementwise.remainder(places, size)
 
     return scatter.put_along_axis(cache, broadcast_to(places, update.shape), update, axis)
-
-

@@ -261,7 +261,9 @@ def _bounds(n: Size, start: Size, end: Size, step: int) -> slice:
     last: Any = end
     if isinstance(end, int) and abs(end) >= _FAR - 1:
         last = None
-    if isinstance(start, int) and (abs(start) >= _FAR - 1 or start == 0 or start == -1 and step < 0):
+    if isinstance(start, int) and (
+        abs(start) >= _FAR - 1 or start == 0 or start == -1 and step < 0
+    ):
         first = None
     return slice(first, last, step)
 
@@ -291,9 +293,7 @@ def padded(
     for i, axis in enumerate(axes):
         pairs[axis % x.ndim] = (widths[i], widths[half + i])
     mode = call.attr("mode", "constant")
-    index = [
-        slice(max(0, -_int(b)) or None, -max(0, -_int(a)) or None) for b, a in pairs
-    ]
+    index = [slice(max(0, -_int(b)) or None, -max(0, -_int(a)) or None) for b, a in pairs]
     if any(s.start or s.stop for s in index):
         x = getitem(x, tuple(index))
         pairs = [(max(0, _int(b)), max(0, _int(a))) for b, a in pairs]
@@ -327,5 +327,3 @@ def _places(mode: str, n: int, before: int, after: int, call: Call) -> Any:
         at = np.abs(at) % period
         return np.where(at >= n, period - at, at)
     raise call.unsupported(f"mode {mode!r}; constant, edge, reflect and wrap are known")
-
-
