@@ -13,6 +13,7 @@ from graphflow.ops import (
     decompose,
     einsum,
     elementwise,
+    embedding,
     extrema,
     fft,
     fourier,
@@ -34,6 +35,7 @@ from graphflow.ops import (
     search,
     select,
     shape,
+    signal,
     singular,
     softmax,
     solve,
@@ -45,8 +47,8 @@ from graphflow.ops import (
 
 __all__ = [
     "activations", "bitwise", "comm", "complex", "control", "conv", "convert", "creation", "debug",
-    "decompose", "einsum", "elementwise", "extrema", "fft", "fourier", "getitem", "index", "linalg",
-    "linear_algebra", "magnitude", "nn", "norm", "places", "pool", "pool_max", "pool_mean",
-    "product", "random", "reduce", "scatter", "search", "select", "shape", "singular", "softmax",
-    "solve", "sort", "state", "transcendental", "window",
+    "decompose", "einsum", "elementwise", "embedding", "extrema", "fft", "fourier", "getitem",
+    "index", "linalg", "linear_algebra", "magnitude", "nn", "norm", "places", "pool", "pool_max",
+    "pool_mean", "product", "random", "reduce", "scatter", "search", "select", "shape", "signal",
+    "singular", "softmax", "solve", "sort", "state", "transcendental", "window",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What neural networks are made of, public as `gf.nn`: functions, and layers that hold variables."""
+"""What neural networks are made of, public as `gf.nn`: functions, and layers of variables."""
 
 from __future__ import annotations
 
@@ -59,18 +59,34 @@ from graphflow.ops.piecewise import (
     soft_shrink,
     thresholded_relu,
 )
+from graphflow.ops.pool import (
+    avg_pool,
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    lp_pool,
+    lp_pool1d,
+    lp_pool2d,
+    lp_pool3d,
+    max_pool,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+)
 from graphflow.ops.rotary import rotary, rotate
 from graphflow.ops.softmax import log_softmax, softmax
 from graphflow.ops.transcendental import tanh
 
 __all__ = [
-    "attention", "batch_norm", "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu",
-    "conv", "conv1d", "conv2d", "conv3d", "conv_transpose", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "cosine_similarity", "cross_entropy", "dropout", "elu", "gelu", "glu",
-    "group_norm", "hard_shrink", "hard_sigmoid", "hard_swish", "hard_tanh", "hardmax",
-    "hinge_embedding_loss", "huber_loss", "instance_norm", "kl_div", "l1_loss", "layer_norm",
-    "leaky_relu", "log_sigmoid", "log_softmax", "margin_ranking_loss", "mish", "mse_loss",
-    "nll_loss", "prelu", "relu", "relu6", "rms_norm", "rotary", "rotate", "selu", "shrink",
-    "sigmoid", "silu", "smooth_l1_loss", "soft_shrink", "softmax", "softplus", "softsign", "swiglu",
-    "swish", "tanh", "thresholded_relu", "triplet_margin_loss",
+    "attention", "avg_pool", "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "conv", "conv1d", "conv2d",
+    "conv3d", "conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "cosine_similarity", "cross_entropy", "dropout", "elu", "gelu", "glu", "group_norm",
+    "hard_shrink", "hard_sigmoid", "hard_swish", "hard_tanh", "hardmax", "hinge_embedding_loss",
+    "huber_loss", "instance_norm", "kl_div", "l1_loss", "layer_norm", "leaky_relu", "log_sigmoid",
+    "log_softmax", "lp_pool", "lp_pool1d", "lp_pool2d", "lp_pool3d", "margin_ranking_loss",
+    "max_pool", "max_pool1d", "max_pool2d", "max_pool3d", "mish", "mse_loss", "nll_loss", "prelu",
+    "relu", "relu6", "rms_norm", "rotary", "rotate", "selu", "shrink", "sigmoid", "silu",
+    "smooth_l1_loss", "soft_shrink", "softmax", "softplus", "softsign", "swiglu", "swish", "tanh",
+    "thresholded_relu", "triplet_margin_loss",
 ]  # fmt: skip
