@@ -300,6 +300,8 @@ class Op:
     samples: Sequence[Sample] = ()
     promotes: bool = False  # inputs are converted to one dtype; Python scalars take the tensors'
     elementwise: bool = False  # out[i] depends on in[i] only: `out` may be an input's buffer
+    # `out` may be input 0's buffer: then only what changes is written, and no error is left to raise
+    in_place: bool = False
     alias: bool = False  # the output is input 0's memory under another shape
     pure: bool = True  # may be merged, folded and run again; False: state, randomness, side effects
     random: bool = False  # the kernel takes `step=`, the session's step number

@@ -31,6 +31,7 @@ from graphflow.ops import (
     product,
     random,
     reduce,
+    resize,
     scatter,
     search,
     select,
@@ -49,6 +50,6 @@ __all__ = [
     "activations", "bitwise", "comm", "complex", "control", "conv", "convert", "creation", "debug",
     "decompose", "einsum", "elementwise", "embedding", "extrema", "fft", "fourier", "getitem",
     "index", "linalg", "linear_algebra", "magnitude", "nn", "norm", "places", "pool", "pool_max",
-    "pool_mean", "product", "random", "reduce", "scatter", "search", "select", "shape", "signal",
-    "singular", "softmax", "solve", "sort", "state", "transcendental", "window",
+    "pool_mean", "product", "random", "reduce", "resize", "scatter", "search", "select", "shape",
+    "signal", "singular", "softmax", "solve", "sort", "state", "transcendental", "window",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from graphflow.ops.elementwise import equal
 from graphflow.ops.index import as_indices, take, take_grad
 from graphflow.ops.kernels.rows import REDUCTIONS, checked, combine_rows
 from graphflow.ops.places import flat_elements, flat_rows
-from graphflow.ops.rules import normalize_axis, require_kind
+from graphflow.ops.rules import like_first, normalize_axis, require_kind
 from graphflow.ops.select import where
 from graphflow.ops.shape import broadcast_to, reshape
 from graphflow.spec import Shape, TensorSpec, equate, is_inexact, product, show_shape, spec
@@ -131,6 +131,7 @@ scatter_rows: Op = register(
         into=_into,
         vjp=_vjp,
         cost=_cost,
+        in_place=True,
         samples=(
             *(
                 sample(F, spec("int64", (5,)), spec("float32", (5, 4)), reduction=reduction)
@@ -141,6 +142,34 @@ scatter_rows: Op = register(
                 spec("int8", (3,)), spec("int64", (2, 2)), spec("int8", (2, 2)), reduction="mul"
             ),
         ),
+    )
+)
+
+
+def _infer_update(
+    x: TensorSpec, rows: TensorSpec, updates: TensorSpec, number: TensorSpec
+) -> TensorSpec:
+    require_kind(number, "int")
+    return _infer(x, rows, updates, "none")
+
+
+def _update_into(xp: Any, out: Any, x: Any, rows: Any, updates: Any, number: Any) -> None:
+    used = int(number)
+    if out is not x:
+        xp.copyto(out, x)
+    out[rows[:used]] = updates[:used]
+
+
+# x with the first `number` of the rows set, which are different ones. Its cost is that of a commit.
+update_rows: Op = register(
+    Op(
+        "update_rows",
+        infer=_infer_update,
+        kernel=like_first(_update_into),
+        into=_update_into,
+        cost=lambda x, rows, updates, number: Cost(flops=0, bytes=updates.nbytes * 2 + rows.nbytes),
+        samples=(sample(F, spec("int64", (1,)), spec("float32", (1, 4)), spec("int64")),),
+        in_place=True,
     )
 )
 

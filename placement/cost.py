@@ -158,9 +158,12 @@ class _Builder:
         if node.op.name != "assign":
             return False
         variable, value = node.inputs
+        op = value.node.op
         return (
-            value.node.op.elementwise
-            and is_inexact(value.dtype)
+            (
+                (op.elementwise and is_inexact(value.dtype))
+                or (op.in_place and value.node.inputs[0] is variable)
+            )
             and value.spec == variable.spec
             and self.graph.consumers[value.node] == [node]
             and node.outputs[0] not in self.outputs
@@ -197,6 +200,8 @@ class _Builder:
                 # The memory of its input: of account only if it outlives that.
                 outlives = last.get(node, 0) > last.get(node.inputs[0].node, 0)
                 outputs[i] = size if outlives else 0.0
+            elif node.op.in_place and any(map(self._in_place, self.graph.consumers[node])):
+                outputs[i] = 0.0  # written into its variable
             elif node.op.name not in ("placeholder", "assign"):
                 outputs[i] = size
         for node in self.graph.of_op("constant"):

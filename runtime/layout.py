@@ -157,12 +157,8 @@ def _roots(partition: Partition) -> dict[Tensor, Tensor]:
 def _deferred(
     partition: Partition, roots: Mapping[Tensor, Tensor], commits: tuple[Node, ...]
 ) -> dict[Node, Tensor]:
-    """Elementwise nodes that only an assign reads, and that read no variable this step changes but
-    its own.
-
-    Floats and complex numbers only: numpy refuses some powers of integers, and a commit must
-    not fail half way.
-    """
+    """Nodes, elementwise or in place, that only an assign reads, and that read no variable this step
+    changes but its own."""
     graph = partition.graph
     assigned = {assign.inputs[0] for assign in commits}
     outputs = set(graph.outputs) - {a.outputs[0] for a in commits}  # members of groups
@@ -172,11 +168,10 @@ def _deferred(
         variable, value = assign.inputs
         node = value.node
         if (
-            node.op.elementwise
+            (_is_safe(node) or _rewrites(node, variable, roots))
             and node.op.into is not None
             and not node.op.random
             and len(node.outputs) == 1
-            and is_inexact(value.dtype)
             and value.spec == variable.spec
             and graph.consumers[node] == [assign]
             and not graph.consumers[assign]
@@ -189,6 +184,21 @@ def _deferred(
         ):
             deferred[node] = variable
     return deferred
+
+
+def _is_safe(node: Node) -> bool:
+    """Whether a node is elementwise and cannot fail, half way through a commit: numpy refuses some
+    powers of integers."""
+    return node.op.elementwise and is_inexact(node.outputs[0].dtype)
+
+
+def _rewrites(node: Node, variable: Tensor, roots: Mapping[Tensor, Tensor]) -> bool:
+    """Whether a node changes some places of the variable, and reads it nowhere else."""
+    return (
+        node.op.in_place
+        and node.inputs[0] is variable
+        and all(roots[t] is not variable for t in node.inputs[1:])
+    )
 
 
 def _lives(
