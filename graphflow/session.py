@@ -241,7 +241,9 @@ class Session:
         for node, name in names.items():
             if name in self._pending:
                 _check_value(node, name, self._pending[name])
-        compiled.partitions = partition(graph, compiled.devices, order, {**self._names, **names})
+        compiled.partitions = partition(
+            graph, compiled.devices, order, {**self._names, **names}, self.cluster.devices
+        )
         compiled.check_memory(self.cluster, bindings)
         program = f"p{self._programs}"
         self._programs += 1
@@ -476,13 +478,14 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
 
 def _check_pins(source: Graph, cluster: Cluster) -> None:
     """Refuse pins that fit no device, also of nodes that need none once they are optimised."""
-    pinned = {node.device: node for node in reversed(source.nodes) if node.device}
+    pinned = {node.device: node for node in reversed([*source.walk()]) if node.device}
     for device, node in pinned.items():
         try:
             cluster.match(str(device))
         except DeviceError as error:
             raise DeviceError(
-                f"{source.names[node]!r} (made at {node.location}) is pinned: {error}"
+                f"{source.names.get(node, node.name)!r} (made at {node.location}) is pinned: "
+                f"{error}"
             ) from None
 
 

@@ -8,7 +8,8 @@ anything is built.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -16,7 +17,7 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import GraphError, GraphflowError, GraphLimitError, ProtocolError
-from graphflow.graph import Graph
+from graphflow.graph import Body, Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Location, Node, Tensor
 from graphflow.placement.host import host_memory
@@ -24,6 +25,7 @@ from graphflow.runtime.partition import Partition
 from graphflow.spec import Dim, TensorSpec, as_dtype
 
 MAX_NODES = 1_000_000
+MAX_DEPTH = 32  # of bodies in bodies
 MAX_RANK = 64  # numpy's
 MAX_LENGTH = 4096  # entries of a tuple
 MAX_TERMS = 256  # of the number of elements of a tensor, a polynomial in the sizes of the feeds
@@ -39,28 +41,51 @@ def encode(partitions: Sequence[Partition]) -> tuple[bytes, list[np.ndarray[Any,
 
 
 def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]]) -> Header:
-    number = {node: i for i, node in enumerate(partition.graph.nodes)}
+    graph = partition.graph
+    reference = _numbered(graph.nodes)
+    return {
+        "device": partition.device,
+        "nodes": _encode_nodes(graph.nodes, graph.names, reference, buffers),
+        "outputs": [reference(t) for t in graph.outputs],
+        "feeds": list(partition.feeds),
+        "fetches": {name: reference(t) for name, t in partition.fetches.items()},
+    }
 
-    def reference(tensor: Tensor) -> list[int]:
-        return [number[tensor.node], tensor.index]
 
-    nodes = [
+def _numbered(nodes: Sequence[Node]) -> Callable[[Tensor], list[int]]:
+    """Tensors as pairs of their node's number and their index."""
+    number = {node: i for i, node in enumerate(nodes)}
+    return lambda tensor: [number[tensor.node], tensor.index]
+
+
+def _encode_nodes(
+    nodes: Sequence[Node],
+    names: Mapping[Node, str],
+    reference: Callable[[Tensor], list[int]],
+    buffers: list[np.ndarray[Any, Any]],
+) -> list[Any]:
+    return [
         [
             node.op.name,
             [reference(t) for t in node.inputs],
             {name: _pack(value, buffers) for name, value in node.attrs.items()},
             node.name,
-            partition.graph.names[node],
+            names.get(node, node.name),
             [node.location.file, node.location.line],
         ]
-        for node in partition.graph.nodes
+        for node in nodes
     ]
+
+
+def _encode_body(body: Body, buffers: list[np.ndarray[Any, Any]]) -> Header:
+    """A body; parameters that its graph does not need are nodes, too."""
+    nodes = tuple(dict.fromkeys((*body.inputs, *body.graph.nodes)))
+    reference = _numbered(nodes)
     return {
-        "device": partition.device,
-        "nodes": nodes,
-        "outputs": [reference(t) for t in partition.graph.outputs],
-        "feeds": list(partition.feeds),
-        "fetches": {name: reference(t) for name, t in partition.fetches.items()},
+        "nodes": _encode_nodes(nodes, body.graph.names, reference, buffers),
+        "inputs": [reference(node.outputs[0])[0] for node in body.inputs],
+        "outputs": [reference(t) for t in body.graph.outputs],
+        "results": body.results,
     }
 
 
@@ -85,6 +110,8 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         }  # fmt: skip
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Body):
+        return {"body": _encode_body(value, buffers)}
     raise GraphError(f"an attribute of type {type(value).__name__} cannot be sent to a worker")
 
 
@@ -137,25 +164,11 @@ def _check_bytes(what: str, nbytes: Any, budget: int) -> None:
 def _decode_partition(
     header: Header, buffers: Sequence[np.ndarray[Any, Any]], budget: int
 ) -> Partition:
-    if len(header["nodes"]) > MAX_NODES:
-        raise GraphLimitError(
-            f"a graph of {len(header['nodes'])} nodes exceeds the limit of {MAX_NODES}"
-        )
     device = DeviceName.parse(header["device"])
-    nodes: list[Node] = []
-    names: dict[Node, str] = {}
-
-    def tensor(reference: Sequence[int]) -> Tensor:
-        node, output = reference
-        return nodes[_index(node)].outputs[_index(output)]
-
-    for entry in header["nodes"]:
-        node = _decode_node(entry, tensor, device, buffers)
-        _check_node(node, budget)
-        names[node] = _text(entry[4])
-        nodes.append(node)
-    outputs = [tensor(reference) for reference in header["outputs"]]
-    fetches = {_text(name): tensor(r) for name, r in header["fetches"].items()}
+    wire = _Wire(device, buffers, budget)
+    nodes, names = wire.nodes(header["nodes"])
+    outputs = [_tensor(nodes, reference) for reference in header["outputs"]]
+    fetches = {_text(name): _tensor(nodes, r) for name, r in header["fetches"].items()}
     feeds = tuple(map(_text, header["feeds"]))
     graph = Graph(outputs, names).verify()
     if not {t.node for t in fetches.values()} <= set(graph.nodes):
@@ -165,25 +178,75 @@ def _decode_partition(
     return Partition(str(device), graph, feeds, fetches)
 
 
-def _decode_node(
-    entry: Sequence[Any], tensor: Any, device: DeviceName, buffers: Sequence[np.ndarray[Any, Any]]
-) -> Node:
-    op_name, references, attrs, name, _, (file, line) = entry
-    if op_name not in REGISTRY:
-        raise GraphLimitError(f"the graph names an op that is not registered here: {op_name!r}")
-    op = REGISTRY[op_name]
-    inputs = tuple(tensor(reference) for reference in references)
-    values = {_text(key): _unpack(value, buffers) for key, value in attrs.items()}
-    specs = op.infer(*(t.spec for t in inputs), **values)
-    return Node(
-        op,
-        inputs,
-        values,
-        (specs,) if isinstance(specs, TensorSpec) else specs,
-        name=_text(name),
-        device=device,
-        location=Location(_text(file), int(line)),
-    )
+def _tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:
+    node, output = reference
+    return nodes[_index(node)].outputs[_index(output)]
+
+
+@dataclass
+class _Wire:
+    """What nodes from the wire are made with, and how many there were, at which depth of bodies."""
+
+    device: DeviceName
+    buffers: Sequence[np.ndarray[Any, Any]]
+    budget: int
+    count: int = 0
+    depth: int = 0
+
+    def nodes(self, entries: Sequence[Any]) -> tuple[list[Node], dict[Node, str]]:
+        self.count += len(entries)
+        if self.count > MAX_NODES or self.depth > MAX_DEPTH:
+            raise GraphLimitError(
+                f"a graph from the wire has over {MAX_NODES} nodes, or bodies {MAX_DEPTH} deep"
+            )
+        nodes: list[Node] = []
+        names: dict[Node, str] = {}
+        for entry in entries:
+            node = self._node(entry, nodes)
+            _check_node(node, self.budget)
+            names[node] = _text(entry[4])
+            nodes.append(node)
+        return nodes, names
+
+    def _node(self, entry: Sequence[Any], nodes: Sequence[Node]) -> Node:
+        op_name, references, attrs, name, _, (file, line) = entry
+        if op_name not in REGISTRY:
+            raise GraphLimitError(f"the graph names an op that is not registered here: {op_name!r}")
+        op = REGISTRY[op_name]
+        inputs = tuple(_tensor(nodes, reference) for reference in references)
+        values = {_text(key): self._attribute(value) for key, value in attrs.items()}
+        specs = op.infer(*(t.spec for t in inputs), **values)
+        return Node(
+            op,
+            inputs,
+            values,
+            (specs,) if isinstance(specs, TensorSpec) else specs,
+            name=_text(name),
+            device=self.device,
+            location=Location(_text(file), int(line)),
+        )
+
+    def _attribute(self, value: Any) -> Any:
+        if isinstance(value, Mapping) and tuple(value) == ("body",):
+            return self._body(value["body"])
+        return _unpack(value, self.buffers)
+
+    def _body(self, header: Header) -> Body:
+        """A graph of parameters; state is no part of it."""
+        self.depth += 1
+        nodes, names = self.nodes(header["nodes"])
+        self.depth -= 1
+        graph = Graph([_tensor(nodes, reference) for reference in header["outputs"]], names)
+        inputs = tuple(nodes[_index(number)] for number in header["inputs"])
+        results = _index(header["results"])
+        stateful = [n for n in nodes if n.op.name in ("variable", "assign", "group")]
+        if stateful or results > len(graph.outputs):
+            raise ProtocolError("a body from the wire holds state, or lacks results")
+        if len(set(inputs)) < len(inputs) or not set(graph.placeholders) <= set(inputs):
+            raise ProtocolError("a body from the wire does not have its placeholders as parameters")
+        if any(node.op.name != "placeholder" for node in inputs):
+            raise ProtocolError("a parameter of a body from the wire is no placeholder")
+        return Body(inputs, graph.verify(), results)
 
 
 def _check_node(node: Node, budget: int) -> None:

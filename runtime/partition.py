@@ -15,8 +15,9 @@ from typing import Any
 
 from graphflow.device import DeviceName
 from graphflow.errors import PlacementError
-from graphflow.graph import Graph
+from graphflow.graph import Graph, bodies
 from graphflow.op import REGISTRY, Node, Tensor
+from graphflow.runtime.spread import spread_bodies
 
 FREE = ("constant", "placeholder", "group")
 """Ops that are not placed: values are wherever they are read, and a group only holds nodes
@@ -58,6 +59,7 @@ def partition(
     devices: Mapping[Node, str],
     order: Sequence[Node] | None = None,
     variables: Mapping[Node, str] | None = None,
+    available: Sequence[str] | None = None,
 ) -> dict[str, Partition]:
     """Cut a graph along a placement.
 
@@ -66,6 +68,8 @@ def partition(
         devices: a device for each node but constants and placeholders.
         order: a topological order of the nodes; default: the graph's.
         variables: names of the variables in their session; default: their own.
+        available: the cluster's devices, from which pins inside bodies choose; default: those in
+            `devices`.
 
     Returns:
         Device name to partition, for the devices that have something to do.
@@ -75,6 +79,9 @@ def partition(
     """
     _check_homes(graph, devices)
     order = [n for n in (graph.nodes if order is None else order) if n.op.name not in FREE]
+    if any(bodies(node) for node in order):
+        places = available or sorted(set(devices.values()))
+        graph, devices, order = spread_bodies(graph, devices, order, places)
     builders: dict[str, _Builder] = {}
     for device in devices.values():
         builders.setdefault(device, _Builder(DeviceName.parse(device)))
