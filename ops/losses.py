@@ -161,13 +161,12 @@ def _log_loss_vjp(g: Tensor, loss: Tensor, p: Tensor, y: Tensor) -> tuple[Tensor
     return unbroadcast(g * slope, p.shape), unbroadcast(g * odds, y.shape)
 
 
-_PROBABILITIES = {"low": 0.1, "high": 0.9}
 _binary_cross_entropy = elementwise(
     "binary_cross_entropy",
     _log_loss,
     _log_loss_vjp,
     same_float,
-    samples=(sample(F, F, **_PROBABILITIES), sample(SCALAR, SCALAR, **_PROBABILITIES)),
+    samples=(sample(F, F, low=0.1, high=0.9), sample(SCALAR, SCALAR, low=0.1, high=0.9)),
     flops=30,
     into=lambda xp, out, p, y: xp.copyto(out, _log_loss(xp, p, y)),
 )
@@ -385,7 +384,8 @@ def cross_entropy(
         smooth = sum(spread) / sum(factor)
     else:
         smooth = _reduced(spread, reduction)
-    return hard * (1 - smoothing) + smooth * smoothing
+    result: Tensor = hard * (1 - smoothing) + smooth * smoothing
+    return result
 
 
 def _soft_cross_entropy(
@@ -397,7 +397,8 @@ def _soft_cross_entropy(
         raise ArgumentError("ignore_index is for int labels; give rows a target of zeros instead")
     x, target = _pair(_classes_last(x, axis), _classes_last(target, axis))
     if smoothing:
-        target = target * (1 - smoothing) + smoothing / x.shape[-1]
+        share = as_tensor(x.shape[-1], x.dtype)
+        target = target * (1 - smoothing) + smoothing / share
     terms = target * log_softmax(x)
     if weights is not None:
         terms = terms * _as_weights(weights, x)

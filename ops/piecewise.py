@@ -63,8 +63,8 @@ def _ramp(xp: Any, x: Any, slope: float, offset: float) -> Any:
 
 
 def _ramp_slope(g: Tensor, x: Tensor, slope: float, offset: float) -> Tensor:
-    inside: Tensor = clip_grad(g, x * slope + offset, min=0.0, max=1.0)
-    return inside * slope
+    inside: Tensor = clip_grad(g * slope, x * slope + offset, min=0.0, max=1.0)
+    return inside
 
 
 _hard_sigmoid: Op = elementwise(

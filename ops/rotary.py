@@ -143,5 +143,5 @@ def rotary(
     places = astype(arange(x.shape[-2]) if positions is None else as_tensor(positions), wide)
     slopes = as_tensor((float(base) ** (-np.arange(0, turned, 2) / turned)).astype(wide))
     angles = expand_dims(places, -1) * slopes
-    turns = (astype(f(angles), x.dtype) for f in (cos_of, sin_of))
-    return rotate(x, *turns, interleaved=interleaved, name=name)
+    cos, sin = (astype(f(angles), x.dtype) for f in (cos_of, sin_of))
+    return rotate(x, cos, sin, interleaved, name)
