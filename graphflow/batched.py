@@ -23,7 +23,7 @@ from graphflow.tracing import parameter
 Twin = tuple[Tensor, bool]
 """What stands for a tensor, and whether it has the batch axis."""
 Flags = tuple[bool, ...]
-_Cache = dict[tuple[Body, Flags], "Batching"]
+_Cache = dict[tuple[Body, Flags], "_BodyBatching"]
 
 
 def draws(node: Node) -> bool:
@@ -142,7 +142,7 @@ class Batching:
             return root.extended(outputs[known:]), has
         return inner.made(body, flags, tuple(has)), has
 
-    def _inner(self, body: Body, flags: Flags) -> Batching:
+    def _inner(self, body: Body, flags: Flags) -> _BodyBatching:
         key = (body.root, flags)
         if key not in self._cache:
             twins: dict[Tensor, Twin] = {}

@@ -121,7 +121,7 @@ def _axes_of(value: Any, axes: Any, what: str) -> list[int | None]:
             for i, (v, x) in enumerate(zip(value, axes, strict=True))
             for a in _axes_of(v, x, f"{what}[{i}]")
         ]
-    given = value.spec if isinstance(value, Tensor) else f"{type(value).__name__}"
+    given = str(value.spec) if isinstance(value, Tensor) else type(value).__name__
     if isinstance(value, list | tuple):
         given += f" of {len(value)}"
     raise ArgumentError(f"{what} is an axis (an int), None, or a nest like {given}; not {axes!r}")
