@@ -17,7 +17,7 @@ from graphflow.functions import call, checkpoint, cond, custom_vjp, scan, while_
 from graphflow.functions import traced_once as function
 from graphflow.graph import Graph
 from graphflow.jvp import jvp
-from graphflow.op import Node, Tensor, device, name_scope
+from graphflow.op import Node, Tensor, autocast, device, name_scope
 from graphflow.ops import debug, fft, nn, random, signal
 from graphflow.ops import linear_algebra as linalg
 from graphflow.ops.bitwise import (
@@ -171,6 +171,7 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "autocast",
     "bincount",
     "bitcast",
     "bitwise_and",

@@ -300,7 +300,7 @@ class Op:
     samples: Sequence[Sample] = ()
     promotes: bool = False  # inputs are converted to one dtype; Python scalars take the tensors'
     elementwise: bool = False  # out[i] depends on in[i] only: `out` may be an input's buffer
-    # `out` may be input 0's buffer: then only what changes is written, and no error is left to raise
+    # `out` may be input 0's buffer: then only what changes is written, and there is no error left
     in_place: bool = False
     alias: bool = False  # the output is input 0's memory under another shape
     pure: bool = True  # may be merged, folded and run again; False: state, randomness, side effects
@@ -320,10 +320,7 @@ class Op:
             tensors = (
                 promoted(self.name, inputs) if self.promotes else tuple(map(as_tensor, inputs))
             )
-            if self.autocast is not None:
-                scope = _name_scope.get().autocast
-                if scope is not None:
-                    tensors = tuple(scope.cast(t, self.autocast) for t in tensors)
+            tensors = tuple(autocasted(tensors, self.autocast))
         except GraphError as error:
             raise told(self.name, error) from None
         outputs = make_node(self, tensors, attrs, name).outputs
@@ -711,7 +708,9 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         DTypeError: kinds would mix, or a scalar does not fit.
     """
     try:
-        strong = [as_tensor(x) for x in inputs if not _is_scalar(x)]
+        strong: Sequence[Tensor] = [as_tensor(x) for x in inputs if not _is_scalar(x)]
+        if op_name in REGISTRY:
+            strong = autocasted(strong, REGISTRY[op_name].autocast)
         if not strong:
             strong = [as_tensor(max(inputs, key=lambda x: list(_RANKS).index(type(x))))]
         dtype = strong[0].dtype
@@ -724,6 +723,14 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         return tuple(t if t.dtype == dtype else FUNCTIONS["astype"](t, dtype) for t in converted)
     except DTypeError as error:
         raise told(op_name, error) from None
+
+
+def autocasted(tensors: Sequence[Tensor], to: Literal["low", "high"] | None) -> Sequence[Tensor]:
+    """Inputs in the dtypes in which a `gf.autocast` block computes what declares `to`."""
+    scope = _name_scope.get().autocast
+    if scope is None or to is None:
+        return tensors
+    return [scope.cast(t, to) for t in tensors]
 
 
 def _is_scalar(value: Any) -> bool:
@@ -761,7 +768,7 @@ def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
 
 __all__ = [
     "FUNCTIONS", "REGISTRY", "Autocast", "Cost", "Location", "Node", "Op", "Sample", "Tensor",
-    "as_tensor", "autocast", "device", "function", "located", "made_by", "make_node", "name_scope",
+    "as_tensor", "autocast", "autocasted", "device", "function", "located", "made_by", "make_node", "name_scope",
     "next_stream", "owner", "promoted", "read_from", "register", "sample", "seeded", "told",
     "user_location",
 ]  # fmt: skip

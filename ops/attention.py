@@ -471,6 +471,7 @@ _attention = register(
         vjp=_attention_vjp,
         batch=batching.attended(3),
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
+        autocast="low",
         samples=tuple(sample(*specs, *mask, **attrs) for specs, mask, attrs in _CASES),
     )
 )

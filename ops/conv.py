@@ -242,6 +242,7 @@ conv_op: Op = register(
         ),
         batch=batching.grouped(1, 0, out=1),
         cost=_cost_conv,
+        autocast="low",
         samples=(
             sample(_f(2, 3, 5, 4), _f(4, 3, 3, 2), **_STRIDED),
             sample(_f(3, 2, 5), _f(4, 1, 2), **_DILATED),
@@ -264,6 +265,7 @@ conv_transpose_op: Op = register(
         ),
         batch=batching.grouped(1, 0, out=1),
         cost=_cost_transpose,
+        autocast="low",
         samples=(
             sample(_f(2, 4, 2, 2), _f(4, 3, 3, 2), sizes=(5, 4), **_STRIDED),
             sample(_f(3, 4, 6), _f(4, 1, 2), sizes=(5,), **_DILATED),

@@ -179,6 +179,7 @@ _logsumexp = register(
         vjp=_logsumexp_vjp,
         batch=batching.along("axis"),
         cost=per_element(12),
+        autocast="high",
         samples=FLOAT_SAMPLES,
     )
 )

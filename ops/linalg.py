@@ -177,6 +177,7 @@ matmul_op = register(
         vjp=_matmul_vjp,
         batch=batching.product,
         cost=_cost_matmul,
+        autocast="low",
         samples=(
             sample(M34, M45),
             sample(M43, M45, transpose_a=True),

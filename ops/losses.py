@@ -14,6 +14,7 @@ from graphflow.op import (
     Op,
     Tensor,
     as_tensor,
+    autocasted,
     function,
     promoted,
     register,
@@ -51,7 +52,7 @@ def _as_weights(weights: Any, like: Tensor) -> Tensor:
 
 def _pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Both of one float dtype and shape: a loss of shapes that broadcast is a mistake."""
-    a, b = promoted("loss", (prediction, target))
+    a, b = autocasted(promoted("loss", (prediction, target)), "high")
     require_kind(a.spec, "float")
     text = f"prediction {show_shape(a.shape)} and target {show_shape(b.shape)} differ in shape"
     if a.ndim != b.ndim:
@@ -276,6 +277,7 @@ _nll: Op = register(
         into=_nll_into,
         vjp=_nll_vjp,
         cost=lambda x, labels: Cost(flops=labels.size),
+        autocast="high",
         samples=(
             sample(F, spec("int64", (3,))),
             sample(spec("float32", (2, 3, 4)), spec("uint8", (2, 3))),

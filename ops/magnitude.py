@@ -81,6 +81,7 @@ vector_norm_op = register(
         vjp=_norm_vjp,
         batch=batching.along("axis"),
         cost=per_element(3),
+        autocast="high",
         samples=(
             sample(F, axis=(1,), keepdims=False, ord=2.0),
             sample(CUBE, axis=(0, 2), keepdims=True, ord=2.0),

@@ -120,6 +120,7 @@ standardize = register(
         vjp=lambda g, y, x, **attrs: (standardize_grad(g, x, **attrs),),
         batch=batching.along("axis"),
         cost=_per_element(7),
+        autocast="high",
         samples=(
             sample(F, **_NORM),
             sample(F, **_RAW),
@@ -201,6 +202,7 @@ _affine_norm = register(
         vjp=_affine_norm_vjp,
         batch=batching.normalised,
         cost=_per_element(9),
+        autocast="high",
         samples=(
             sample(F, _V4, _V4, along=(1,), **_NORM),
             sample(F, _V4, along=(1,), **_RAW),
@@ -416,6 +418,7 @@ _batch_norm = register(
         vjp=_batch_norm_vjp,
         batch=batching.channels,
         cost=_per_element(9),
+        autocast="high",
         samples=(
             sample(F, _V4, _V4, channel=1, epsilon=0.1),
             sample(_IMAGE, _V3, _V3, channel=1, epsilon=0.1),

@@ -44,6 +44,7 @@ _prod = register(
         vjp=_prod_vjp,
         batch=batching.along("axis"),
         cost=per_element(1),
+        autocast="high",
         samples=(
             sample(F, axis=1),
             sample(CUBE, axis=0),
@@ -145,6 +146,7 @@ _cumsum: Op = register(
         ),
         batch=batching.along("axis"),
         cost=per_element(1),
+        autocast="high",
         samples=(
             sample(F, axis=1, reverse=False),
             sample(CUBE, axis=0, reverse=True),

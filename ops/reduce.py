@@ -151,6 +151,7 @@ _sum = register(
         vjp=_sum_vjp,
         batch=batching.along("axis"),
         cost=per_element(1),
+        autocast="high",
         samples=(
             *FLOAT_SAMPLES,
             sample(INT, axis=(1,), keepdims=False),
@@ -203,6 +204,7 @@ _mean = register(
         ),
         batch=batching.along("axis"),
         cost=per_element(1),
+        autocast="high",
         samples=(*FLOAT_SAMPLES, sample(COMPLEX, axis=(1,), keepdims=False)),
     )
 )
@@ -248,6 +250,7 @@ _var = register(
         vjp=_var_vjp,
         batch=batching.along("axis"),
         cost=per_element(4),
+        autocast="high",
         samples=(
             sample(F, axis=(0,), keepdims=False, correction=0.0),
             sample(F, axis=(1,), keepdims=True, correction=1.0),

@@ -78,6 +78,7 @@ _softmax = register(
         vjp=lambda g, y, x, axis: (softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
         cost=_per_element(13),
+        autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
     )
 )
@@ -112,6 +113,7 @@ _log_softmax = register(
         vjp=lambda g, y, x, axis: (log_softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
         cost=_per_element(13),
+        autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
     )
 )
@@ -259,6 +261,7 @@ cross_entropy_op = register(
         vjp=lambda g, y, logits, labels: (cross_entropy_grad(g, logits, labels), None),
         batch=batching.rows,
         cost=lambda logits, labels: Cost(flops=logits.size * 13),
+        autocast="high",
         samples=(
             sample(F, spec("int64", (3,))),
             sample(spec("float32", (2, 3, 4)), spec("uint8", (2, 3))),
