@@ -117,7 +117,7 @@ def test_the_batch_may_have_an_unknown_size() -> None:
 def test_sizes_that_turn_out_to_differ_are_refused_when_they_are_fed() -> None:
     x, y = gf.placeholder("float64", ("n", 3)), gf.placeholder("float64", ("m", 3))
     z = gf.vmap(lambda a, b: (a, b))(x, y)
-    with gf.Session() as session, pytest.raises(gf.errors.FeedError, match="n.*m|m.*n"):
+    with gf.Session() as session, pytest.raises(gf.errors.FeedError, match=r"n.*m|m.*n"):
         session.run(z, {x: np.zeros((2, 3)), y: np.zeros((4, 3))})
 
 
@@ -340,5 +340,5 @@ def test_an_error_inside_points_at_the_line_inside() -> None:
 
 def test_an_assignment_of_what_depends_on_the_example_is_refused() -> None:
     x, v = gf.placeholder("float32", (4,)), gf.variable(np.zeros((), "float32"))
-    with pytest.raises(VariableError, match="assign .* depends on the batch.*reduce it"):
+    with pytest.raises(VariableError, match=r"assign .* depends on the batch.*reduce it"):
         gf.vmap(lambda x: gf.assign(v, x))(x)
