@@ -3,13 +3,25 @@
 from graphflow.onnx.operators import (
     activation,
     control,
+    convolution,
     elementwise,
     index,
+    normalization,
+    pooling,
     product,
     reduction,
     shape,
 )
 
 __all__ = [
-    "activation", "control", "elementwise", "index", "product", "reduction", "shape",
-]  # fmt: skip
+    "activation",
+    "control",
+    "convolution",
+    "elementwise",
+    "index",
+    "normalization",
+    "pooling",
+    "product",
+    "reduction",
+    "shape",
+]

@@ -1,0 +1,162 @@
+"""Normalisation by moments and norms, and dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.operators.shape import axis_of
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import elementwise, norm, reduce, select, transcendental, window
+from graphflow.ops.convert import astype, ones_like
+from graphflow.ops.dropout import masked
+from graphflow.ops.random import keep_mask
+from graphflow.ops.shape import repeat
+
+
+@operator("BatchNormalization")
+def _batch_norm(call: Call) -> Outputs:
+    """The running moments are no weights: an optimiser leaves them alone."""
+    x = call.tensor(0)
+    scale, bias = call.tensor(1), call.tensor(2)
+    mean, variance = call.tensor(3, trainable=False), call.tensor(4, trainable=False)
+    epsilon = call.attr("epsilon", 1e-5)
+    if call.version < 7 and not call.attr("is_test", 0) and call.wants(1):
+        raise call.unsupported("training as opsets before 7 have it; export for opset 15")
+    if not call.attr("training_mode", 0):
+        return norm.batch_norm(x, scale, bias, mean, variance, epsilon=epsilon)
+    return list(
+        norm.batch_norm(
+            x,
+            scale,
+            bias,
+            mean,
+            variance,
+            training=True,
+            momentum=1.0 - call.attr("momentum", 0.9),
+            epsilon=epsilon,
+            unbiased=False,
+        )
+    )
+
+
+@operator("InstanceNormalization")
+def _instance_norm(call: Call) -> Outputs:
+    epsilon = call.attr("epsilon", 1e-5)
+    return norm.instance_norm(call.tensor(0), call.tensor(1), call.tensor(2), epsilon=epsilon)
+
+
+@operator("GroupNormalization", since=18)
+def _group_norm(call: Call) -> Outputs:
+    x, scale, bias = call.tensors()
+    groups = call.required("num_groups")
+    if call.version < 21:  # one scale for each group
+        each = call.static(x.shape[1]) // groups
+        scale, bias = repeat(scale, each), repeat(bias, each)
+    wide = _wide(call, x)
+    y = norm.group_norm(
+        wide,
+        groups,
+        astype(scale, wide.dtype),
+        astype(bias, wide.dtype),
+        epsilon=call.attr("epsilon", 1e-5),
+    )
+    return astype(y, x.dtype)
+
+
+def _wide(call: Call, x: Tensor) -> Tensor:
+    """x as the type that the statistics are computed in (`stash_type`)."""
+    if x.dtype.itemsize >= 4:
+        return x
+    return astype(x, call.dtype("stash_type", 1))
+
+
+@operator("LayerNormalization", since=17)
+def _layer_norm(call: Call) -> Outputs:
+    x = call.tensor(0)
+    axes = tuple(range(axis_of(call, -1, x.ndim), x.ndim))
+    epsilon = call.attr("epsilon", 1e-5)
+    wide = _wide(call, x)
+    scale, bias = call.tensor(1), call.optional(2)
+    y = _scaled(wide, x, scale, bias, axes, epsilon)
+    if not (call.wants(1) or call.wants(2)):
+        return y
+    mean = reduce.mean(wide, axis=axes, keepdims=True)
+    variance = reduce.var(wide, axis=axes, keepdims=True)
+    return [y, mean, transcendental.rsqrt(variance + epsilon)]
+
+
+def _scaled(
+    wide: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    axes: tuple[int, ...],
+    epsilon: float,
+) -> Tensor:
+    """Standardised in the wide dtype, scaled in that of x."""
+    sizes = tuple(x.shape[a] for a in axes)
+    fits = scale.shape == sizes and (bias is None or bias.shape == sizes)
+    if fits and wide is x:
+        return norm.layer_norm(x, scale, bias, axis=axes, epsilon=epsilon)
+    plain = astype(norm.layer_norm(wide, axis=axes, epsilon=epsilon), x.dtype)
+    result: Tensor = plain * scale
+    return result if bias is None else result + bias
+
+
+@operator("RMSNormalization", since=23)
+def _rms_norm(call: Call) -> Outputs:
+    x, scale = call.tensor(0), call.tensor(1)
+    axes = tuple(range(axis_of(call, -1, x.ndim), x.ndim))
+    epsilon = call.attr("epsilon", 1e-5)
+    wide = _wide(call, x)
+    if wide is x and scale.shape == tuple(x.shape[a] for a in axes) and scale.dtype == x.dtype:
+        return norm.rms_norm(x, scale, axis=axes, epsilon=epsilon)
+    plain = astype(norm.rms_norm(wide, axis=axes, epsilon=epsilon), scale.dtype)
+    return plain * scale
+
+
+@operator("LRN")
+def _lrn(call: Call) -> Outputs:
+    """x / (bias + alpha/size · Σ x² over `size` neighbouring channels)^beta."""
+    x, size = call.tensor(0), call.required("size")
+    before = (size - 1) // 2
+    widths = [(before, size - 1 - before) if i == 1 else (0, 0) for i in range(x.ndim)]
+    squares = window.pad(elementwise.square(x), widths)
+    channels = x.shape[1]
+    total: Any = window.window(squares, 1, 0, channels)
+    for shift in range(1, size):
+        total = total + window.window(squares, 1, shift, channels)
+    base = call.attr("bias", 1.0) + total * (call.attr("alpha", 0.0001) / size)
+    return x / elementwise.pow(base, call.attr("beta", 0.75))
+
+
+@operator("LpNormalization")
+def _lp_normalization(call: Call) -> Outputs:
+    """Zeros stay zeros."""
+    x, p = call.tensor(0), call.attr("p", 2)
+    axis = axis_of(call, -1, x.ndim)
+    if p == 1:
+        size = reduce.sum(elementwise.abs(x), axis=axis, keepdims=True)
+    elif p == 2:
+        size = transcendental.sqrt(reduce.sum(elementwise.square(x), axis=axis, keepdims=True))
+    else:
+        raise call.unsupported(f"p = {p}; 1 and 2 are known")
+    return x / select.where(elementwise.equal(size, 0), 1, size)
+
+
+@operator("Dropout")
+def _dropout(call: Call) -> Outputs:
+    x = call.tensor(0)
+    if call.version < 12:
+        ratio, training = call.attr("ratio", 0.5), False
+    else:
+        ratio = call.scalar(1) if call.has(1) else 0.5
+        training = bool(call.scalar(2)) if call.has(2) else False
+    if not training or ratio == 0:
+        return [x, ones_like(x, "bool")]
+    if not 0 <= ratio < 1:
+        raise call.unsupported(f"ratio {ratio}; it is at least 0 and below 1")
+    mask = keep_mask(x.shape, 1.0 - ratio)
+    return [masked(x, mask, scale=1.0 / (1.0 - ratio)), mask]

@@ -1,0 +1,88 @@
+"""Pooling over windows and over whole maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.operators.convolution import padding_of, steps_of
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import elementwise, extrema, pool, reduce
+from graphflow.ops.creation import arange
+from graphflow.ops.shape import reshape
+from graphflow.spec import product
+
+
+def _window(call: Call) -> dict[str, Any]:
+    kernel = call.required("kernel_shape")
+    return {
+        "kernel": tuple(kernel),
+        "padding": padding_of(call, len(kernel)),
+        "ceil_mode": bool(call.attr("ceil_mode", 0)),
+        **steps_of(call, len(kernel)),
+    }
+
+
+@operator("MaxPool")
+def _max_pool(call: Call) -> Outputs:
+    x = call.tensor(0)
+    window = _window(call)
+    if not call.wants(1):
+        return pool.max_pool(x, **window)
+    values, places = pool.max_pool(x, return_indices=True, **window)
+    if call.attr("storage_order", 0):
+        places = _column_major(x, places)
+    return [values, _over_all(x, places)]
+
+
+def _column_major(x: Tensor, places: Tensor) -> Tensor:
+    """Places in a map as if its first spatial axis were the fastest."""
+    result: Any = 0
+    rest, factor = places, 1
+    sizes = x.shape[2:]
+    for i in range(len(sizes)):
+        below = product(sizes[i + 1 :])
+        result = result + elementwise.floor_divide(rest, below) * factor
+        rest, factor = elementwise.remainder(rest, below), factor * sizes[i]  # type: ignore[operator]
+    return result  # type: ignore[no-any-return]
+
+
+def _over_all(x: Tensor, places: Tensor) -> Tensor:
+    """Places in a map as places in the whole tensor."""
+    maps = reshape(arange(x.shape[0] * x.shape[1]), (*x.shape[:2], *(1,) * (x.ndim - 2)))
+    return elementwise.add(places, maps * product(x.shape[2:]))
+
+
+@operator("AveragePool")
+def _average_pool(call: Call) -> Outputs:
+    include = bool(call.attr("count_include_pad", 0))
+    return pool.avg_pool(call.tensor(0), count_include_pad=include, **_window(call))
+
+
+@operator("LpPool")
+def _lp_pool(call: Call) -> Outputs:
+    return pool.lp_pool(call.tensor(0), p=float(call.attr("p", 2)), **_window(call))
+
+
+def _spatial(x: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, x.ndim))
+
+
+@operator("GlobalAveragePool")
+def _global_average(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return reduce.mean(x, axis=_spatial(x), keepdims=True)
+
+
+@operator("GlobalMaxPool")
+def _global_max(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return extrema.max(x, axis=_spatial(x), keepdims=True)
+
+
+@operator("GlobalLpPool")
+def _global_lp(call: Call) -> Outputs:
+    x, p = call.tensor(0), float(call.attr("p", 2))
+    total = reduce.sum(elementwise.pow(elementwise.abs(x), p), axis=_spatial(x), keepdims=True)
+    return elementwise.pow(total, 1.0 / p)
