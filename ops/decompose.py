@@ -21,13 +21,12 @@ from graphflow.ops.matrix import (
     distinct,
     identity,
     in_kind_of,
+    inverse_gaps,
     known_zero,
     lapack,
     matrix_sizes,
     narrow,
     positive_definite,
-    reciprocal_or_zero,
-    rows,
     square_size,
     symmetric_part,
     times,
@@ -241,7 +240,7 @@ def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> 
     result = _rebuilt(g_values, vectors)
     if not known_zero(g_vectors):
         turned = times(vectors, g_vectors, adjoint_a=True)
-        turned = turned * reciprocal_or_zero(columns(values) - rows(values))
+        turned = turned * inverse_gaps(values)
         result = result + times(times(vectors, turned), vectors, adjoint_b=True)
     return (in_kind_of(symmetric_part(result), x),)
 
@@ -328,7 +327,7 @@ def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> t
         turned = times(vectors, g_vectors, adjoint_a=True)
         lengths = FUNCTIONS["sum"](FUNCTIONS["real"](turned) * eye, axis=-2)
         turned = turned - times(vectors, vectors, adjoint_a=True) * columns(lengths)
-        inner = inner + turned * conj(reciprocal_or_zero(columns(values) - rows(values)))
+        inner = inner + turned * conj(inverse_gaps(values))
     solved: Tensor = solve_op(vectors, times(inner, vectors, adjoint_b=True), adjoint=True)
     return (in_kind_of(solved, x),)
 

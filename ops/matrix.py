@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
 from graphflow.errors import CheckError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Tensor
@@ -98,6 +99,19 @@ def reciprocal_or_zero(x: Tensor) -> Tensor:
     zero = x == 0
     result: Tensor = FUNCTIONS["where"](zero, 0.0, 1.0 / FUNCTIONS["where"](zero, 1.0, x))
     return result
+
+
+def inverse_gaps(values: Tensor) -> Tensor:
+    """1 / (vⱼ - vᵢ) as matrices, and 0 where the two are equal but for rounding."""
+    gaps: Tensor = columns(values) - rows(values)
+    n = values.shape[-1]
+    if n == 0:
+        return gaps
+    rounding = float(finfo(values.dtype).eps) * (max(n, 16) if isinstance(n, int) else 16)
+    size: Tensor = FUNCTIONS["abs"](values)
+    noise = FUNCTIONS["max"](size, axis=-1, keepdims=True) * rounding
+    apart = FUNCTIONS["abs"](gaps) > expand_dims(noise, -1)
+    return reciprocal_or_zero(FUNCTIONS["where"](apart, gaps, 0.0))
 
 
 def in_kind_of(g: Tensor, x: Tensor) -> Tensor:

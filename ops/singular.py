@@ -30,6 +30,7 @@ from graphflow.ops.matrix import (
     distinct,
     identity,
     in_kind_of,
+    inverse_gaps,
     known_zero,
     lapack,
     matrix_sizes,
@@ -108,8 +109,7 @@ def _svd_vjp(
             "gradient; use full_matrices=False, or svdvals"
         )
     (gu, gs, gvh), (u, s, vh) = g, y
-    squares = s * s
-    gaps = reciprocal_or_zero(columns(squares) - rows(squares))
+    gaps = inverse_gaps(s * s)
     inner = identity(s.shape[-1], s) * columns(gs)
     outside = None
     if not known_zero(gu):
