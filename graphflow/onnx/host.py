@@ -321,6 +321,11 @@ def _map(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) 
     return made
 
 
+@routine("Identity")
+def _identity(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+    return list(inputs)
+
+
 @routine("Optional")
 def _optional(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     return [inputs[0] if inputs else None]
@@ -431,7 +436,7 @@ def _scanned(
     kept = len(state)
     for step in range(len(rows[0])):
         run.check(f"{node.label}, step {step + 1}")
-        now = [np.ascontiguousarray(x[step]) for x in rows]
+        now = [np.array(x[step], order="C") for x in rows]
         given = dict(zip(body.body.inputs, [*state, *now], strict=True))
         results = body.run(run, {**outer, **given})
         state = results[:kept]

@@ -81,6 +81,10 @@ class Stop:
     name: str = ""
 
 
+Plan = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""What a graph is run for, and the placeholders that are fed to it, by name."""
+
+
 @dataclass
 class Segment:
     """A graph made of the nodes from `start` to `stop`."""
@@ -91,6 +95,7 @@ class Segment:
     stop: Stop | None
     given: dict[str, Value]  # what names stood for where the pass began
     children: dict[Any, Segment] = field(default_factory=dict)
+    plan: Plan | None = None
 
 
 class Importer:
@@ -203,7 +208,7 @@ class Importer:
         if handler is None:
             body = expansion.schema_body(call, plain)
         try:
-            if not plain and not getattr(handler, "takes_host_values", False) and body is None:
+            if not plain and body is None:
                 raise RunOnHost(f"{call.op_type} reads a value that is no tensor")
             if handler is not None:
                 outputs = handler(call)
@@ -366,5 +371,5 @@ def array_known(array: Array, parameter: str | None = None) -> Known:
 
 
 __all__ = [
-    "Body", "Importer", "Scope", "Segment", "Stop", "array_known", "captures", "concrete",
+    "Body", "Importer", "Plan", "Scope", "Segment", "Stop", "array_known", "captures", "concrete",
 ]  # fmt: skip

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from graphflow.build import placeholder
-from graphflow.errors import OnnxError, StepTimeout
+from graphflow.errors import FeedError, OnnxError, StepTimeout
 from graphflow.graph import Graph
 from graphflow.interpret import evaluate
 from graphflow.onnx import host
-from graphflow.onnx.importer import Body, Importer, Segment, Stop, captures, concrete
+from graphflow.onnx.importer import Body, Importer, Plan, Segment, Stop, captures, concrete
 from graphflow.onnx.values import Known, OnHost, Value, is_native
 from graphflow.op import Tensor
 from graphflow.session import DEADLINE, Session
 from graphflow.spec import Dim
+from graphflow.structure import concerns
 
 MOST_CHILDREN = 64
 """Specialisations of one segment that are kept."""
@@ -90,13 +91,18 @@ class Program:
             if stop is not None and stop.kind in ("input", "shapes"):
                 segment = self._specialised(segment, stop, current)
                 continue
-            live = self._live(segment)
-            self._compute(run, segment, live, current)
+            try:
+                self._compute(run, segment, current)
+            except FeedError as error:  # two symbolic sizes are not equal: one of them is 1
+                if not any(_symbolic(tensor) for tensor in segment.inputs.values()):
+                    raise
+                segment.stop, segment.plan = Stop("shapes", 0, str(error)), None
+                continue
             if stop is None:
                 return [self._output(segment, name, current) for name in self.body.outputs]
             if stop.kind == "host":
                 self._host(run, segment, stop, current)
-            segment = self._next(segment, stop, live, current)
+            segment = self._next(segment, stop, self._live(segment), current)
 
     # Steps ------------------------------------------------------------------------------------
 
@@ -112,24 +118,15 @@ class Program:
         end = len(self.body.nodes) if segment.stop is None else segment.stop.index
         return [name for name in segment.values if self._reads.get(name, -1) >= end]
 
-    def _compute(
-        self, run: Run, segment: Segment, live: Sequence[str], current: dict[str, Any]
-    ) -> None:
+    def _compute(self, run: Run, segment: Segment, current: dict[str, Any]) -> None:
         """Run the segment's graph for what is read after it."""
-        wanted = {}
-        for name in live:
-            value = segment.values[name]
-            if isinstance(value, Known) and value.symbolic:
-                value = value.tensor()
-            if isinstance(value, Tensor) and name not in segment.inputs:
-                if segment.stop is None or not _carried(value):
-                    wanted[name] = value
-        if not wanted:
-            return
-        feeds = {tensor: current[name] for name, tensor in segment.inputs.items()}
-        needed = set(Graph(list(wanted.values())).placeholders)
-        used = {t: v for t, v in feeds.items() if t.node in needed or _sizes(t)}
-        current.update(zip(wanted, run.values(list(wanted.values()), used), strict=True))
+        if segment.plan is None:
+            segment.plan = _planned(segment, self._live(segment))
+        wanted, placeholders = segment.plan
+        if wanted:
+            feeds = {tensor: current[name] for name, tensor in placeholders.items()}
+            results = run.values(list(wanted.values()), feeds)
+            current.update(zip(wanted, results, strict=True))
 
     def _host(self, run: Run, segment: Segment, stop: Stop, current: dict[str, Any]) -> None:
         proto = self.body.nodes[stop.index]
@@ -216,6 +213,23 @@ def _last_reads(body: Body) -> dict[str, int]:
     return reads
 
 
+def _planned(segment: Segment, live: Sequence[str]) -> Plan:
+    """What a segment's graph is run for, and which of its placeholders that takes."""
+    wanted = {}
+    for name in live:
+        value = segment.values[name]
+        if isinstance(value, Known) and value.symbolic:
+            value = value.tensor()
+        made = isinstance(value, Tensor) and name not in segment.inputs
+        if made and (segment.stop is None or not _carried(value)):
+            wanted[name] = value
+    if not wanted:
+        return {}, {}
+    graph = Graph(list(wanted.values()))
+    used = {name: t for name, t in segment.inputs.items() if concerns(graph, t.node)}
+    return wanted, used
+
+
 def _carried(tensor: Tensor) -> bool:
     """Whether later segments can read a tensor itself: a constant or a variable."""
     return tensor.node.op.name in ("constant", "variable")
@@ -224,7 +238,7 @@ def _carried(tensor: Tensor) -> bool:
 def _kind(value: Any) -> Any:
     """What of a value a segment depends on, as long as nothing else is asked for."""
     if isinstance(value, np.ndarray | np.generic) and is_native(value.dtype):
-        return (value.dtype.str, np.ndim(value))
+        return (value.dtype.name, tuple(size == 1 for size in np.shape(value)))
     return "host"
 
 
@@ -232,9 +246,10 @@ def _entry(name: str, value: Any, before: Value | None = None) -> Value:
     """What a name with a value at run time stands for in the next segment."""
     if _kind(value) == "host":
         return OnHost("it is no tensor that a graph can hold")
-    shape: list[Any] = [None] * np.ndim(value)
+    shape: list[Any] = [1 if size == 1 else None for size in np.shape(value)]  # 1 may broadcast
     if isinstance(before, Tensor):
-        shape = [size if isinstance(size, int) else None for size in before.shape]
+        known = [size if isinstance(size, int) else None for size in before.shape]
+        shape = [a if a is not None else b for a, b in zip(known, shape, strict=True)]
     return placeholder(np.asarray(value).dtype, tuple(shape), name=_word(name))
 
 
@@ -243,8 +258,7 @@ def _identity(array: Any) -> tuple[Any, ...]:
     return (array.dtype.str, np.shape(array), array.tobytes())
 
 
-def _sizes(tensor: Tensor) -> bool:
-    """Whether a placeholder tells sizes that a graph may need without reading it."""
+def _symbolic(tensor: Tensor) -> bool:
     return any(isinstance(size, Dim) for size in tensor.shape)
 
 

@@ -86,10 +86,7 @@ for _name, _single in {
 
 @operator("Identity")
 def _identity(call: Call) -> Outputs:
-    return call.value(0)
-
-
-_identity.takes_host_values = True  # type: ignore[attr-defined]
+    return call.tensor(0)
 
 
 @operator("Pow")
