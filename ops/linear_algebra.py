@@ -24,7 +24,7 @@ from graphflow.ops.shape import matrix_transpose
 from graphflow.ops.singular import lstsq, matrix_rank, pinv, svd, svdvals
 from graphflow.ops.solve import det, inv, matrix_power, slogdet, solve, triangular_solve
 from graphflow.ops.window import roll, window
-from graphflow.spec import broadcast_shapes, equate, maximum, minimum, show_shape
+from graphflow.spec import equate, maximum, minimum, show_shape
 
 
 def diagonal(x: Any, *, offset: int = 0) -> Tensor:
@@ -74,11 +74,10 @@ def cross(a: Any, b: Any, *, axis: int = -1) -> Tensor:
     for x in (a, b):
         size = x.shape[normalize_axis(axis, x.ndim)]
         equate(size, 3, f"axis {axis} of {show_shape(x.shape)} is not of size 3")
-    rank = len(broadcast_shapes(a.shape, b.shape))
     if axis >= 0 and a.ndim != b.ndim:
         raise ShapeError(
             f"ranks of {show_shape(a.shape)} and {show_shape(b.shape)} differ; count the axis "
-            f"from the end, as {axis - rank}"
+            f"from the end, as {axis - max(a.ndim, b.ndim)}"
         )
     turned = a * roll(b, -1, axis) - roll(a, -1, axis) * b
     return roll(turned, -1, axis)

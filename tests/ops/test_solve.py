@@ -159,10 +159,7 @@ def test_the_determinant_of_a_singular_matrix_has_its_cofactors_for_a_gradient()
     a = np.array([[1.0, 2, 3], [2, 4, 6], [0, 1, 5]])
     (value,) = evaluate([slope], {x: a})
     minors = [
-        [
-            (-1) ** (i + j) * np.linalg.det(np.delete(np.delete(a, i, 0), j, 1))
-            for j in range(3)
-        ]
+        [(-1) ** (i + j) * np.linalg.det(np.delete(np.delete(a, i, 0), j, 1)) for j in range(3)]
         for i in range(3)
     ]
     np.testing.assert_allclose(value, minors, atol=1e-12)
@@ -184,7 +181,9 @@ SINGULAR = np.stack([np.eye(3), np.ones((3, 3))])
 )
 def test_a_singular_matrix_is_named_with_node_and_line(build: Any) -> None:
     x = gf.placeholder("float64", (None, 3, 3))
-    wanted = r"made at .*test_solve\.py:\d+.*the matrix at index \(1,\) of shape \(3, 3\) is singular"
+    wanted = (
+        r"made at .*test_solve\.py:\d+.*the matrix at index \(1,\) of shape \(3, 3\) is singular"
+    )
     with gf.Session() as session, pytest.raises(CheckError, match=wanted):
         session.run(build(x), {x: SINGULAR})
 
