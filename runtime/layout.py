@@ -157,8 +157,8 @@ def _roots(partition: Partition) -> dict[Tensor, Tensor]:
 def _deferred(
     partition: Partition, roots: Mapping[Tensor, Tensor], commits: tuple[Node, ...]
 ) -> dict[Node, Tensor]:
-    """Nodes, elementwise or in place, that only an assign reads, and that read no variable this step
-    changes but its own."""
+    """Nodes, elementwise or in place, that only an assign reads, and that read no variable this
+    step changes but its own."""
     graph = partition.graph
     assigned = {assign.inputs[0] for assign in commits}
     outputs = set(graph.outputs) - {a.outputs[0] for a in commits}  # members of groups
