@@ -22,7 +22,8 @@ from graphflow.autodiff import gradients
 from graphflow.build import assign
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
 from graphflow.graph import Graph
-from graphflow.loss_scaling import LossScaling, all_finite, only_if
+from graphflow.loss_scaling import LossScaling as LossScaling
+from graphflow.loss_scaling import all_finite, only_if
 from graphflow.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
 from graphflow.spec import Size, is_half, is_inexact, kind, minimum, promote, real_dtype
 
