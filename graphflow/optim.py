@@ -22,8 +22,7 @@ from graphflow.autodiff import gradients
 from graphflow.build import assign
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
 from graphflow.graph import Graph
-from graphflow.loss_scaling import LossScaling as LossScaling
-from graphflow.loss_scaling import all_finite, only_if
+from graphflow.loss_scaling import LossScaling, all_finite, only_if
 from graphflow.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
 from graphflow.spec import Size, is_half, is_inexact, kind, minimum, promote, real_dtype
 
@@ -523,3 +522,9 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
     limit = _rate(max_norm, norm)
     scale = limit / FUNCTIONS["maximum"](norm, limit)
     return [gradient * _as(scale, gradient) for gradient in grads], norm
+
+
+__all__ = [
+    "SGD", "Adagrad", "Adam", "AdamW", "LossScaling", "Optimizer", "RMSProp", "Rate", "Target",
+    "clip_by_global_norm",
+]  # fmt: skip
