@@ -75,7 +75,7 @@ def _axes_and_sizes(x: Tensor, s: Any, axes: Any) -> tuple[list[int], list[Size 
     if s is not None and not isinstance(s, tuple | list):
         raise ArgumentError(f"s is a list of sizes, one for each axis, not {s!r}")
     if axes is None:
-        chosen = list(range(x.ndim if s is None else x.ndim - len(s), x.ndim))
+        chosen = list(range(0 if s is None else max(x.ndim - len(s), 0), x.ndim))
         if s is not None and len(s) > x.ndim:
             raise ArgumentError(f"{len(s)} sizes for a tensor of rank {x.ndim}")
     else:

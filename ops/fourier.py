@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import ShapeError
+from graphflow.errors import CheckError, ShapeError
 from graphflow.op import Cost, Op, register, sample
 from graphflow.ops.convert import astype
 from graphflow.ops.matrix import wide
@@ -118,6 +118,8 @@ def _infer_irfft(x: TensorSpec, size: Size, axis: int, norm: str, inner: float) 
 
 
 def _irfft_kernel(xp: Any, x: Any, size: int, axis: int, norm: str, inner: float) -> Any:
+    if size < 1 or x.shape[axis] < 1:
+        raise CheckError(f"{x.shape[axis]} frequencies are no half of {size} elements; give n")
     if inner != 1.0:
         x = x.copy()
         _scale_inner(x, size, axis, inner)

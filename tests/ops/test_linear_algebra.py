@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_cross_products_along_another_axis_and_of_ints() -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=3, max_size=6), st.booleans(), st.booleans())
 def test_multi_dot_is_numpys(sizes: list[int], row: bool, column: bool) -> None:
-    arrays = [drawn(i, pair, "float64") for i, pair in enumerate(zip(sizes, sizes[1:]))]
+    arrays = [drawn(i, pair, "float64") for i, pair in enumerate(pairwise(sizes))]
     if row:
         arrays[0] = arrays[0][0]
     if column:
