@@ -136,9 +136,9 @@ class Graph:
             if outputs is None:
                 changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
                 outputs = (node.with_inputs(inputs) if changed else node).outputs
-            for old, new in zip(node.outputs, outputs, strict=True):
-                mapped[old] = new
-                names.setdefault(new.node, self.names[node])
+            mapped.update(zip(node.outputs, outputs, strict=True))
+            if outputs:  # one node bears the name, though several may stand for the outputs
+                names.setdefault(outputs[0].node, self.names[node])
         return Graph([mapped[t] for t in self.outputs], names)
 
     def __len__(self) -> int:

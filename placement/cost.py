@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import MemoryLimitError
-from graphflow.graph import Graph, bind_attrs
+from graphflow.graph import Graph, bind_attrs, bodies
 from graphflow.op import Node, Tensor
 from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.hardware import Links, link_matrices, rates
@@ -194,6 +194,7 @@ class _Builder:
         last = _last_readers(self.graph)
         for i, node in enumerate(self.nodes):
             size = float(sum(nbytes(self.specs[t]) for t in node.outputs))
+            size += self._inside(node)
             if node.op.name == "variable":
                 stays[i] = size
             elif node.op.alias:
@@ -209,6 +210,18 @@ class _Builder:
             if reader is not None:
                 stays[self.index[reader]] += nbytes(self.specs[node.outputs[0]])
         return stays, outputs
+
+    def _inside(self, node: Node) -> float:
+        """Bytes that a node's bodies may need while it runs: all that an iteration makes."""
+        return float(
+            sum(
+                nbytes(spec.bind(self.bindings))
+                for body in bodies(node)
+                for inner in body.graph.walk()
+                if inner.op.name not in UNPLACED and not inner.op.alias
+                for spec in inner.specs
+            )
+        )
 
     def groups(self) -> list[int]:
         """A variable, its slots and what assigns them share an id."""

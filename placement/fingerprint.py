@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from graphflow.graph import Graph
+from graphflow.graph import Graph, bodies
 from graphflow.spec import Dim, Size
 
 
@@ -22,7 +22,8 @@ def fingerprint(graph: Graph) -> str:
             (s.dtype.name, [_canonical(size, symbols) for size in s.shape]) for s in node.specs
         ]
         inputs = [(number[t.node], t.index) for t in node.inputs]
-        digest.update(repr((node.op.name, graph.names[node], inputs, specs)).encode())
+        held = [fingerprint(body.graph) for body in bodies(node)]
+        digest.update(repr((node.op.name, graph.names[node], inputs, specs, *held)).encode())
     digest.update(repr([(number[t.node], t.index) for t in graph.outputs]).encode())
     return digest.hexdigest()[:16]
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.graph import Body, bind_attrs
 from graphflow.op import Op
+from graphflow.ops.control import cond, is_control, iterations
 from graphflow.spec import TensorSpec, evaluate, nbytes
 
 MATMUL = frozenset({"matmul", "einsum", "vecdot", "tensordot"})
@@ -81,6 +83,8 @@ class Rates:
         """Seconds that a node takes; 0 for ops that run nothing."""
         if op.name in STATELESS:
             return 0.0
+        if is_control(op):
+            return self._controlled(op, attrs)
         entry = self.speeds["ops"].get(op.name, {})
         launch = float(entry.get("launch", self.speeds["launch"])) * self.launch
         if op.alias:
@@ -92,6 +96,25 @@ class Rates:
             return launch + busy + self._traffic(amount.bytes)
         busy = self._rest(op, amount, entry, inputs, outputs) * self.compute
         return launch + max(busy, self._traffic(amount.bytes))
+
+    def _controlled(self, op: Op, attrs: Mapping[str, Any]) -> float:
+        """What the nodes of its bodies take, as often as they run; of a cond, the longer branch."""
+        held = [value for value in attrs.values() if isinstance(value, Body)]
+        each = [self._body(body) for body in held]
+        once = max(each) if op is cond else math.fsum(each)
+        return float(self.speeds["launch"]) * self.launch + iterations(op, attrs) * once
+
+    def _body(self, body: Body) -> float:
+        sizes = body.bindings
+        return math.fsum(
+            self.seconds(
+                node.op,
+                [t.spec.bind(sizes) for t in node.inputs],
+                [spec.bind(sizes) for spec in node.specs],
+                bind_attrs(node.attrs, sizes),
+            )
+            for node in body.graph.nodes
+        )
 
     def _traffic(self, moved: float) -> float:
         shared = self.memory if moved > self.speeds["cache_bytes"] else 1.0

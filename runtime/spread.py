@@ -85,10 +85,20 @@ class _Side:
     body: Body
     twins: dict[Tensor, Tensor] = field(default_factory=dict)
     sends: list[Tensor] = field(default_factory=list)
+    coming: dict[Tensor, dict[str, Any]] = field(default_factory=dict)
 
     def local(self, tensor: Tensor) -> Tensor:
-        """A tensor's twin here; parameters and constants are everywhere."""
-        return tensor if tensor.node.op.name in FREE else self.twins[tensor]
+        """A tensor's twin here; parameters and constants are everywhere.
+
+        It is received where it is first read: before that, this device may have its own part in
+        the making of it.
+        """
+        if tensor.node.op.name in FREE:
+            return tensor
+        if tensor not in self.twins:
+            recv = _node(REGISTRY["recv"], (), self.coming[tensor], tensor.node)
+            self.twins[tensor] = recv.outputs[0]
+        return self.twins[tensor]
 
     def result(self, wanted: Sequence[Tensor], parameters: Sequence[Node]) -> Body:
         """A body with some results, and the sends for their effect."""
@@ -212,7 +222,7 @@ class _Cutter:
             "edge": edge, "source": here, "shape": tensor.shape, "dtype": tensor.dtype.name
         }  # fmt: skip
         source.sends.append(send.outputs[0])
-        target.twins[tensor] = _node(REGISTRY["recv"], (), attrs, like).outputs[0]
+        target.coming[tensor] = attrs
 
     def _cond(
         self,
