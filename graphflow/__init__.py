@@ -17,8 +17,9 @@ from graphflow.functions import call, checkpoint, cond, custom_vjp, scan, while_
 from graphflow.functions import traced_once as function
 from graphflow.graph import Graph
 from graphflow.jvp import jvp
-from graphflow.op import Node, Tensor, autocast, device, name_scope
-from graphflow.ops import debug, fft, nn, random, signal
+from graphflow.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
+from graphflow.op import register as register_op
+from graphflow.ops import debug, fft, nn, random, signal, sparse
 from graphflow.ops import linear_algebra as linalg
 from graphflow.ops.bitwise import (
     bitcast,
@@ -67,6 +68,7 @@ from graphflow.ops.elementwise import (
     trunc,
 )
 from graphflow.ops.extrema import argmax, argmin, logsumexp, max, min
+from graphflow.ops.host import host_call
 from graphflow.ops.index import gather, index_add, one_hot, scatter_add, take, take_along_axis
 from graphflow.ops.linalg import diagonal, matmul, outer, trace, tril, triu, vecdot
 from graphflow.ops.places import ravel_multi_index
@@ -126,31 +128,41 @@ from graphflow.ops.transcendental import (
 from graphflow.ops.window import concat, flip, pad, roll, split, stack, unstack
 from graphflow.placement.cluster import Cluster, Device, Link, Worker
 from graphflow.placement.plan import Plan, plan
+from graphflow.spec import TensorSpec, spec
 from graphflow.vmap import vmap
 
 if TYPE_CHECKING:
+    from graphflow import onnx as onnx
     from graphflow.session import Session
 
 
 def __getattr__(name: str) -> Any:
-    """`Session` brings the runtime along, which who only builds graphs does not wait for."""
+    """`Session` brings the runtime along, which who only builds graphs does not wait for; `onnx`
+    needs the package of that name."""
     if name == "Session":
         from graphflow.session import Session
 
         globals()[name] = Session
         return Session
+    if name == "onnx":
+        import importlib
+
+        return importlib.import_module("graphflow.onnx")
     raise AttributeError(f"module 'graphflow' has no attribute {name!r}")
 
 
 __all__ = [
     "Cluster",
+    "Cost",
     "Device",
     "Graph",
     "Link",
     "Node",
+    "Op",
     "Plan",
     "Session",
     "Tensor",
+    "TensorSpec",
     "Worker",
     "__version__",
     "abs",
@@ -224,6 +236,7 @@ __all__ = [
     "gradients",
     "greater",
     "greater_equal",
+    "host_call",
     "imag",
     "index_add",
     "init",
@@ -276,6 +289,7 @@ __all__ = [
     "ravel_multi_index",
     "real",
     "reciprocal",
+    "register_op",
     "remainder",
     "repeat",
     "reshape",
@@ -289,9 +303,12 @@ __all__ = [
     "searchsorted",
     "sign",
     "signal",
+    "sample",
     "sin",
     "sinh",
     "sort",
+    "sparse",
+    "spec",
     "split",
     "sqrt",
     "square",

@@ -1,0 +1,201 @@
+"""Kernels of sparse matrices in CSR form: a column of the dense side at a time, without loops over
+rows.
+
+A column fits in the cache, so its entries are gathered there; numpy sums segments fast on one axis
+only. Columns are shared out in blocks whose number depends on the sizes alone; each column's sum
+has its own fixed order, so threads do not change bits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.rows import combine_rows
+from graphflow.ops.kernels.threads import run_parts
+from graphflow.spec import is_half
+
+_BLOCKS = 8
+_LEAST = 200_000  # products that are worth a hand-over to another thread
+_CHUNK = 32_768  # elements of gathered rows that stay in the cache
+
+
+def require_structure(columns: Any, offsets: Any, shape: tuple[Any, ...]) -> None:
+    """Check the structure of a matrix.
+
+    Raises:
+        IndexError: a column outside the matrix, or offsets that do not start at 0, fall, or end
+            elsewhere than at the number of entries.
+    """
+    entries = columns.shape[0]
+    if int(offsets[0]) != 0 or int(offsets[-1]) != entries:
+        raise IndexError(
+            f"row offsets go from {int(offsets[0])} to {int(offsets[-1])}; they go from 0 to the "
+            f"number of entries, {entries}"
+        )
+    falls = offsets[1:] < offsets[:-1]
+    if bool(falls.any()):
+        row = int(falls.argmax())
+        raise IndexError(
+            f"row offsets fall from {int(offsets[row])} to {int(offsets[row + 1])} in row {row}"
+        )
+    if entries:
+        low, high = int(columns.min()), int(columns.max())
+        if low < 0 or high >= shape[1]:
+            raise IndexError(
+                f"column {low if low < 0 else high} is outside a matrix of {shape[1]} columns"
+            )
+
+
+def _entry_rows(xp: Any, offsets: Any) -> Any:
+    """The row of each entry."""
+    if xp is np:
+        return np.repeat(np.arange(offsets.shape[0] - 1), np.diff(offsets))
+    entries = xp.arange(int(offsets[-1]))
+    return xp.searchsorted(offsets.astype(np.int64), entries, side="right") - 1
+
+
+def places(xp: Any, columns: Any, offsets: Any, shape: tuple[int, int]) -> Any:
+    """Where each entry is in the flattened dense matrix."""
+    require_structure(columns, offsets, shape)
+    return _entry_rows(xp, offsets) * shape[1] + columns.astype(np.int64, copy=False)
+
+
+def matmul(
+    xp: Any,
+    out: Any,
+    values: Any,
+    columns: Any,
+    offsets: Any,
+    dense: Any,
+    shape: tuple[int, int],
+    transpose: bool,
+) -> None:
+    """out = A @ dense, or A^T @ dense. Floats of 16 bits are summed in float32."""
+    require_structure(columns, offsets, shape)
+    if is_half(out.dtype):
+        wide = xp.empty(out.shape, np.float32)
+        values, dense = values.astype(np.float32), dense.astype(np.float32)
+        _multiply(xp, wide, values, columns, offsets, dense, transpose)
+        out[...] = wide
+    else:
+        _multiply(xp, out, values, columns, offsets, dense, transpose)
+
+
+def _multiply(
+    xp: Any, out: Any, values: Any, columns: Any, offsets: Any, dense: Any, transpose: bool
+) -> None:
+    columns = columns.astype(np.int64, copy=False)
+    if not values.size:
+        out[...] = 0
+    elif xp is not np:
+        _multiply_on_gpu(xp, out, values, columns, offsets, dense, transpose)
+    elif transpose:
+        _add_columns(out, values, columns, _entry_rows(np, offsets), dense)
+    else:
+        _sum_rows(out, values, columns, offsets, dense)
+
+
+def _by_columns(part: Any, width: int, entries: int) -> None:
+    """part(j) for each column of the dense side, in blocks."""
+    blocks = min(_BLOCKS, width) if width * entries >= _LEAST else 1
+
+    def block(i: int) -> None:
+        for j in range(width * i // blocks, width * (i + 1) // blocks):
+            part(j)
+
+    run_parts(block, blocks)
+
+
+def _sum_rows(out: Any, values: Any, columns: Any, offsets: Any, dense: Any) -> None:
+    """Sums over the entries of each row; reduceat would give an empty one its follower's first."""
+    filled = offsets[1:] > offsets[:-1]
+    starts = offsets[:-1][filled].astype(np.int64, copy=False)
+    every = len(starts) == len(filled)
+    if not every:
+        out[...] = 0
+    lines = np.ascontiguousarray(dense.T)
+
+    def column(j: int) -> None:
+        products = np.take(lines[j], columns)
+        np.multiply(products, values, out=products)
+        sums = np.add.reduceat(products, starts, dtype=out.dtype)
+        if every:
+            out[:, j] = sums
+        else:
+            out[filled, j] = sums
+
+    _by_columns(column, dense.shape[1], len(values))
+
+
+def _add_columns(out: Any, values: Any, columns: Any, rows: Any, dense: Any) -> None:
+    """Adds each entry's product where its column is, in order."""
+    lines = np.ascontiguousarray(dense.T)
+    sums = np.zeros(out.shape[::-1], out.dtype)
+
+    def column(j: int) -> None:
+        products = np.take(lines[j], rows)
+        np.multiply(products, values, out=products)
+        combine_rows(np, sums[j].reshape(-1, 1), columns, products.reshape(-1, 1), "add")
+
+    _by_columns(column, dense.shape[1], len(values))
+    np.copyto(out, sums.T)
+
+
+def sample(
+    xp: Any, out: Any, columns: Any, offsets: Any, rows: Any, others: Any, shape: tuple[int, int]
+) -> None:
+    """out[e] = the scalar product of the rows of both matrices that entry e names."""
+    require_structure(columns, offsets, shape)
+    columns = columns.astype(np.int64, copy=False)
+    entry_rows = _entry_rows(xp, offsets)
+    width = rows.shape[1]
+    exact = np.dtype(np.float32) if is_half(out.dtype) else out.dtype
+    if xp is np and width == 1:
+        np.multiply(np.take(rows, entry_rows), np.take(others, columns), out=out)
+        return
+    step = max(1, _CHUNK // max(1, width)) if xp is np else max(1, len(columns))
+
+    def chunk(i: int) -> None:
+        part = slice(i * step, (i + 1) * step)
+        products = xp.take(rows, entry_rows[part], 0).astype(exact, copy=False)
+        xp.multiply(products, xp.take(others, columns[part], 0), out=products, dtype=exact)
+        out[part] = products.sum(axis=1, dtype=exact)
+
+    run_parts(chunk, -(-len(columns) // step))
+
+
+def _multiply_on_gpu(
+    xp: Any, out: Any, values: Any, columns: Any, offsets: Any, dense: Any, transpose: bool
+) -> None:
+    """A thread for each element of the result, over the entries of its row (or column) in order."""
+    order = xp.arange(len(values))
+    sources, bounds = columns, offsets.astype(np.int64)
+    if transpose:
+        order = xp.argsort(columns, kind="stable")
+        sources = _entry_rows(xp, offsets)
+        bounds = xp.searchsorted(columns[order], xp.arange(out.shape[0] + 1))
+    _segments()(values, dense, order, sources, bounds, np.int64(out.shape[1]), out)
+
+
+@cache
+def _segments() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "raw T values, raw T dense, raw int64 order, raw int64 sources, raw int64 bounds, "
+        "int64 width",
+        "T out",
+        """
+        long long row = i / width, column = i % width;
+        T total = 0;
+        for (long long j = bounds[row]; j < bounds[row + 1]; ++j) {
+            long long e = order[j];
+            total += values[e] * dense[sources[e] * width + column];
+        }
+        out = total;
+        """,
+        "graphflow_csr_matmul",
+    )
