@@ -30,8 +30,10 @@ from graphflow.ops.conv import (
     conv_transpose2d,
     conv_transpose3d,
 )
+from graphflow.ops.deform import deform_conv
 from graphflow.ops.dropout import dropout
 from graphflow.ops.embedding import embedding
+from graphflow.ops.grid import affine_grid, grid_sample
 from graphflow.ops.losses import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
@@ -80,15 +82,16 @@ from graphflow.ops.softmax import log_softmax, softmax
 from graphflow.ops.transcendental import tanh
 
 __all__ = [
-    "attention", "avg_pool", "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm",
+    "affine_grid", "attention", "avg_pool", "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm",
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "conv", "conv1d", "conv2d",
     "conv3d", "conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-    "cosine_similarity", "cross_entropy", "dropout", "elu", "embedding", "gelu", "glu",
-    "group_norm", "hard_shrink", "hard_sigmoid", "hard_swish", "hard_tanh", "hardmax",
-    "hinge_embedding_loss", "huber_loss", "instance_norm", "interpolate", "kl_div", "l1_loss",
-    "layer_norm", "leaky_relu", "log_sigmoid", "log_softmax", "lp_pool", "lp_pool1d", "lp_pool2d",
-    "lp_pool3d", "margin_ranking_loss", "max_pool", "max_pool1d", "max_pool2d", "max_pool3d",
-    "mish", "mse_loss", "nll_loss", "prelu", "relu", "relu6", "resize", "rms_norm", "rotary",
-    "rotate", "selu", "shrink", "sigmoid", "silu", "smooth_l1_loss", "soft_shrink", "softmax",
-    "softplus", "softsign", "swiglu", "swish", "tanh", "thresholded_relu", "triplet_margin_loss",
+    "cosine_similarity", "cross_entropy", "deform_conv", "dropout", "elu", "embedding", "gelu",
+    "glu", "grid_sample", "group_norm", "hard_shrink", "hard_sigmoid", "hard_swish", "hard_tanh",
+    "hardmax", "hinge_embedding_loss", "huber_loss", "instance_norm", "interpolate", "kl_div",
+    "l1_loss", "layer_norm", "leaky_relu", "log_sigmoid", "log_softmax", "lp_pool", "lp_pool1d",
+    "lp_pool2d", "lp_pool3d", "margin_ranking_loss", "max_pool", "max_pool1d", "max_pool2d",
+    "max_pool3d", "mish", "mse_loss", "nll_loss", "prelu", "relu", "relu6", "resize", "rms_norm",
+    "rotary", "rotate", "selu", "shrink", "sigmoid", "silu", "smooth_l1_loss", "soft_shrink",
+    "softmax", "softplus", "softsign", "swiglu", "swish", "tanh", "thresholded_relu",
+    "triplet_margin_loss",
 ]  # fmt: skip

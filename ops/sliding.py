@@ -47,6 +47,18 @@ def per_axis(what: str, value: Any, rank: int, least: int = 1) -> Ints:
     return tuple(int(entry) for entry in entries)
 
 
+def known(what: str, sizes: Shape) -> Ints:
+    """Sizes as ints.
+
+    Raises:
+        ShapeError: one is a symbol.
+    """
+    result = tuple(n for n in sizes if isinstance(n, int))
+    if len(result) != len(sizes):
+        raise ShapeError(f"the {what} {sizes} must be known while the graph is built")
+    return result
+
+
 def padding_pairs(
     padding: Any, sizes: Shape, kernel: Sequence[Size], stride: Ints, dilation: Ints
 ) -> Pairs:
