@@ -5,14 +5,12 @@ Needs the extra `graphflow[onnx]`; `import graphflow` does not load it.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from graphflow.errors import OnnxError
 
-try:
-    import onnx as _onnx
-except ImportError as error:
-    raise OnnxError(
-        f"gf.onnx needs the package onnx ({error}); install it: pip install 'graphflow[onnx]'"
-    ) from error
+if find_spec("onnx") is None:
+    raise OnnxError("gf.onnx needs the package onnx; install it: pip install 'graphflow[onnx]'")
 
 from graphflow.onnx.model import Model, load
 

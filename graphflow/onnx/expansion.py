@@ -85,14 +85,20 @@ def function_body(
     )
 
 
+def schema_with_body(domain: str, name: str, version: int) -> Any:
+    """ONNX's schema of an operator that is a function of others, or None."""
+    try:  # the stubs of onnx lack what says so
+        schema: Any = defs.get_schema(name, version, domain)
+    except defs.SchemaError:
+        return None
+    return schema if schema.has_function or schema.has_context_dependent_function else None
+
+
 def schema_body(call: Call, plain: bool) -> Body | None:
     """The function that ONNX's schema gives for an operator, if any."""
     domain = normal_domain(call.proto.domain)
-    try:
-        schema = defs.get_schema(call.op_type, call.version, domain)
-    except defs.SchemaError:
-        return None
-    if not (schema.has_function or schema.has_context_dependent_function):
+    schema = schema_with_body(domain, call.op_type, call.version)
+    if schema is None:
         return None
     function = FunctionProto()
     if schema.has_function:

@@ -171,17 +171,17 @@ def _product(call: Call, a: Array, *axes: Array) -> Any:
 def _equal(call: Call, a: Array, b: Array) -> Any:
     """Sizes are not negative, and equal to themselves."""
 
-    def same(x: Any, y: Any) -> bool:
+    def same(x: Any, y: Any) -> bool | None:
         if isinstance(x, Dim) or isinstance(y, Dim):
             numbers = [v for v in (x, y) if not isinstance(v, Dim)]
             if x == y:
                 return True
-            if len(numbers) == 1 and numbers[0] < 0:
-                return False
-            raise TypeError
+            return False if len(numbers) == 1 and numbers[0] < 0 else None
         return bool(x == y)
 
-    return np.vectorize(same, otypes=[bool])(*np.broadcast_arrays(a, b))
+    pairs = np.broadcast_arrays(a, b)
+    answers = [same(x, y) for x, y in zip(*(p.reshape(-1) for p in pairs), strict=True)]
+    return None if None in answers else np.array(answers).reshape(pairs[0].shape)
 
 
 @folds("Where")

@@ -1,9 +1,9 @@
 """Nodes that run on the host, between two graphs.
 
-They are those whose output is no tensor (sequences, optionals, strings), or has a shape that depends
-on data, or a dtype that no tensor has; and control flow whose body holds such nodes. The common ones
-are written here in numpy; for the rest (strings, images, dtypes of 4 and 8 bits) it is onnx's own
-reference implementation that runs.
+They are those whose output is no tensor (sequences, optionals, strings), or has a shape that
+depends on data, or a dtype that no tensor has; and control flow whose body holds such nodes. The
+common ones are written here in numpy; for the rest (strings, images, dtypes of 4 and 8 bits) it is
+onnx's own reference implementation that runs.
 """
 
 from __future__ import annotations

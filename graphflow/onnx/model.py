@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
+from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
 
 from graphflow.build import placeholder
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
 from graphflow.onnx import host, operators
-from graphflow.onnx.expansion import function_body
+from graphflow.onnx.expansion import function_body, schema_with_body
 from graphflow.onnx.importer import Body, Importer, Segment, array_known
 from graphflow.onnx.program import Program, Run
 from graphflow.onnx.reader import (
@@ -95,6 +96,7 @@ class Model:
         """The session of this process that `run` uses unless it is given another."""
         if self._session is None:
             self._session = Session()
+            weakref.finalize(self, self._session.close)
         return self._session
 
     @property
@@ -247,11 +249,7 @@ def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) ->
 def _supported(domain: str, name: str, version: int) -> bool:
     if handler_of(domain, name, version) is not None or host.knows(domain, name):
         return True
-    try:
-        schema = defs.get_schema(name, version, domain)
-    except defs.SchemaError:
-        return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    return schema_with_body(domain, name, version) is not None
 
 
 def _inputs(

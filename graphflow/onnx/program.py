@@ -53,9 +53,9 @@ class Run:
 
     def program(self, owner: Any, body: Body) -> Program:
         """The program of a subgraph or function, made once for each `owner`."""
-        return self.importer.programs.setdefault(id(owner), (owner, Program(self.importer, body)))[
-            1
-        ]
+        entry = (owner, Program(self.importer, body))
+        program: Program = self.importer.programs.setdefault(id(owner), entry)[1]
+        return program
 
 
 class Program:
@@ -215,13 +215,14 @@ def _last_reads(body: Body) -> dict[str, int]:
 
 def _planned(segment: Segment, live: Sequence[str]) -> Plan:
     """What a segment's graph is run for, and which of its placeholders that takes."""
-    wanted = {}
+    wanted: dict[str, Tensor] = {}
     for name in live:
         value = segment.values[name]
         if isinstance(value, Known) and value.symbolic:
             value = value.tensor()
-        made = isinstance(value, Tensor) and name not in segment.inputs
-        if made and (segment.stop is None or not _carried(value)):
+        if not isinstance(value, Tensor) or name in segment.inputs:
+            continue
+        if segment.stop is None or not _carried(value):
             wanted[name] = value
     if not wanted:
         return {}, {}

@@ -39,11 +39,11 @@ class Known:
     @property
     def symbolic(self) -> bool:
         """Whether some value is a size that is not known yet."""
-        return self.array.dtype.kind == "O"
+        return bool(self.array.dtype.kind == "O")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        return tuple(self.array.shape)
 
     def tensor(self) -> Tensor:
         """The values as a constant, or as a stack of sizes."""
@@ -108,7 +108,7 @@ def is_native(dtype: Any) -> bool:
 def dtype_name(code: int) -> str:
     """The name of a type code, for messages."""
     try:
-        return str(TensorProto.DataType.Name(code)).lower()  # type: ignore[arg-type]
+        return str(TensorProto.DataType.Name(code)).lower()
     except ValueError:
         return f"type {code}"
 

@@ -133,7 +133,7 @@ def test_every_library_that_is_imported_is_declared() -> None:
 def _undeclared(files: tuple[Source, ...]) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["gpu"], *extras["viz"]]
+    declared = [*project["dependencies"], *extras["gpu"], *extras["viz"], *extras["onnx"]]
     names = [re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in declared]
     known = {IMPORT_NAMES.get(name, name) for name in names}
     known |= {"graphflow", *sys.stdlib_module_names}

@@ -44,7 +44,7 @@ def divided(a: Tensor, b: Tensor) -> Tensor:
     """a / b; of ints towards zero."""
     if a.dtype.kind not in "iu":
         return elementwise.divide(a, b)
-    quotient = elementwise.floor_divide(a, b)
+    quotient: Tensor = elementwise.floor_divide(a, b)
     if a.dtype.kind == "u":
         return quotient
     rest = elementwise.remainder(a, b)
@@ -52,14 +52,11 @@ def divided(a: Tensor, b: Tensor) -> Tensor:
     inexact = elementwise.not_equal(rest, zero)
     below = elementwise.less(quotient, zero)
     more = elementwise.logical_and(inexact, below)
-    return elementwise.add(quotient, astype(more, a.dtype))
+    truncated: Tensor = elementwise.add(quotient, astype(more, a.dtype))
+    return truncated
 
 
-def negated(x: Tensor) -> Tensor:
-    return elementwise.negative(x)
-
-
-for _name, _function in {
+_BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
     "Add": elementwise.add, "Sub": elementwise.subtract, "Mul": elementwise.multiply,
     "Div": divided, "Equal": elementwise.equal, "Less": elementwise.less,
     "LessOrEqual": elementwise.less_equal, "Greater": elementwise.greater,
@@ -67,20 +64,23 @@ for _name, _function in {
     "Or": elementwise.logical_or, "Xor": elementwise.logical_xor,
     "BitwiseAnd": bitwise.bitwise_and, "BitwiseOr": bitwise.bitwise_or,
     "BitwiseXor": bitwise.bitwise_xor,
-}.items():  # fmt: skip
+}  # fmt: skip
+for _name, _function in _BINARY.items():
     _binary(_name, _function)
 
-for _name, _single in {
-    "Neg": negated, "Abs": elementwise.abs, "Sign": elementwise.sign, "Ceil": elementwise.ceil,
-    "Floor": elementwise.floor, "Round": elementwise.round, "Reciprocal": elementwise.reciprocal,
-    "Not": elementwise.logical_not, "IsNaN": elementwise.isnan,
+_UNARY: dict[str, Callable[[Any], Tensor]] = {
+    "Neg": elementwise.negative, "Abs": elementwise.abs, "Sign": elementwise.sign,
+    "Ceil": elementwise.ceil, "Floor": elementwise.floor, "Round": elementwise.round,
+    "Reciprocal": elementwise.reciprocal, "Not": elementwise.logical_not,
+    "IsNaN": elementwise.isnan,
     "BitwiseNot": bitwise.bitwise_invert, "Sqrt": transcendental.sqrt, "Exp": transcendental.exp,
     "Log": transcendental.log, "Sin": transcendental.sin, "Cos": transcendental.cos,
     "Tan": transcendental.tan, "Asin": transcendental.asin, "Acos": transcendental.acos,
     "Atan": transcendental.atan, "Sinh": transcendental.sinh, "Cosh": transcendental.cosh,
     "Asinh": transcendental.asinh, "Acosh": transcendental.acosh, "Atanh": transcendental.atanh,
     "Tanh": transcendental.tanh, "Erf": transcendental.erf,
-}.items():  # fmt: skip
+}  # fmt: skip
+for _name, _single in _UNARY.items():
     _unary(_name, _single)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from graphflow.onnx.call import Call
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.onnx.registry import Outputs, operator

@@ -39,19 +39,22 @@ def _max_pool(call: Call) -> Outputs:
 def _column_major(x: Tensor, places: Tensor) -> Tensor:
     """Places in a map as if its first spatial axis were the fastest."""
     result: Any = 0
-    rest, factor = places, 1
+    rest: Any = places
+    factor: Any = 1
     sizes = x.shape[2:]
     for i in range(len(sizes)):
         below = product(sizes[i + 1 :])
         result = result + elementwise.floor_divide(rest, below) * factor
-        rest, factor = elementwise.remainder(rest, below), factor * sizes[i]  # type: ignore[operator]
-    return result  # type: ignore[no-any-return]
+        rest, factor = elementwise.remainder(rest, below), factor * sizes[i]
+    total: Tensor = result
+    return total
 
 
 def _over_all(x: Tensor, places: Tensor) -> Tensor:
     """Places in a map as places in the whole tensor."""
     maps = reshape(arange(x.shape[0] * x.shape[1]), (*x.shape[:2], *(1,) * (x.ndim - 2)))
-    return elementwise.add(places, maps * product(x.shape[2:]))
+    result: Tensor = elementwise.add(places, maps * product(x.shape[2:]))
+    return result
 
 
 @operator("AveragePool")

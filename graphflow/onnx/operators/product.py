@@ -32,7 +32,8 @@ def _gemm(call: Call) -> Outputs:
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:
-    return x * (int(factor) if x.dtype.kind in "iu" else factor)
+    result: Tensor = x * (int(factor) if x.dtype.kind in "iu" else factor)
+    return result
 
 
 @operator("MatMulInteger")

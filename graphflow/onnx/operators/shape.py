@@ -63,7 +63,8 @@ def _constant_of_shape(call: Call) -> Outputs:
     if not is_native(value.dtype):
         return Fixed(np.full(tuple(call.known(0)), value.reshape(-1)[0]))
     sizes = call.sizes(0)
-    if all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= 1024:  # type: ignore[arg-type]
+    count = product(sizes)
+    if isinstance(count, int) and count <= 1024:
         return known(np.full(tuple(sizes), value.reshape(-1)[0], value.dtype))
     return creation.full(tuple(sizes), value.reshape(-1)[0].item(), dtype=value.dtype)
 
@@ -262,7 +263,7 @@ def _bounds(n: Size, start: Size, end: Size, step: int) -> slice:
     if isinstance(end, int) and abs(end) >= _FAR - 1:
         last = None
     if isinstance(start, int) and (
-        abs(start) >= _FAR - 1 or start == 0 or start == -1 and step < 0
+        abs(start) >= _FAR - 1 or start == 0 or (start == -1 and step < 0)
     ):
         first = None
     return slice(first, last, step)

@@ -1,0 +1,105 @@
+"""graphflow as a backend in ONNX's sense, for tools and test suites that drive backends.
+
+onnx.backend.test.BackendTest(graphflow.onnx.backend.GraphflowBackend, __name__)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from graphflow.errors import UnsupportedOnnxError
+from graphflow.onnx.model import Model, load
+from graphflow.session import DEADLINE
+
+
+class GraphflowRep(BackendRep):
+    """A loaded model, ready to run many times."""
+
+    def __init__(self, model: Model, deadline: float = DEADLINE) -> None:
+        self.model = model
+        self._deadline = deadline
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The outputs, in the order of the model, as a named tuple.
+
+        Args:
+            inputs: in the order of the model, or by name.
+        """
+        if not isinstance(inputs, Mapping | list | tuple):
+            inputs = [inputs]
+        results = self.model.run(inputs, deadline=self._deadline)
+        make = namedtupledict("Outputs", list(results))
+        outputs: tuple[Any, ...] = make(*results.values())
+        return outputs
+
+
+class GraphflowBackend(Backend):
+    """Prepares and runs ONNX models on the CPU of this process."""
+
+    @classmethod
+    def is_compatible(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether every node of a model has a translation."""
+        try:
+            load(model)
+        except UnsupportedOnnxError:
+            return False
+        return cls.supports_device(device)
+
+    @classmethod
+    def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> GraphflowRep:
+        """Load a model.
+
+        Raises:
+            OnnxError: it is broken, or has nodes without a translation.
+        """
+        return GraphflowRep(load(model), kwargs.get("deadline", DEADLINE))
+
+    @classmethod
+    def run_model(
+        cls, model: ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
+    ) -> tuple[Any, ...]:
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one node; `opset_version` chooses what it means (default: the newest)."""
+        values = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+        names = [name for name in node.input if name]
+        given = [_info(name, value) for name, value in zip(names, values, strict=True)]
+        made = [ValueInfoProto(name=name) for name in node.output if name]
+        version = kwargs.get("opset_version")
+        imports = None if version is None else [helper.make_opsetid(node.domain, version)]
+        graph = helper.make_graph([node], "node", given, made)
+        model = helper.make_model(graph, opset_imports=imports)
+        return cls.run_model(model, values, device)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Only the CPU: on other devices, run `m.outputs` in a session over them."""
+        return device.split(":", maxsplit=1)[0] == "CPU"
+
+
+def _info(name: str, value: Any) -> ValueInfoProto:
+    """The type of a value, with its shape."""
+    if not hasattr(value, "dtype"):
+        return ValueInfoProto(name=name)
+    code = helper.np_dtype_to_tensor_dtype(value.dtype)
+    return helper.make_tensor_value_info(name, code, value.shape)
+
+
+prepare = GraphflowBackend.prepare
+run_model = GraphflowBackend.run_model
+run_node = GraphflowBackend.run_node
+is_compatible = GraphflowBackend.is_compatible
+supports_device = GraphflowBackend.supports_device
