@@ -116,7 +116,17 @@ def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
         )
     for tensor, part in zip(node.inputs, parts, strict=True):
         if part is not None and tensor.node in wanted:
-            cotangents.add(tensor, part)
+            with made_by(node):
+                cotangents.add(tensor, _of_dtype(part, tensor))
+
+
+def _of_dtype(part: Tensor, tensor: Tensor) -> Tensor:
+    """A cotangent in its tensor's dtype, where an op mixes dtypes: real parts for real tensors."""
+    if part.dtype != tensor.dtype:
+        if kind(tensor.dtype) != "complex":
+            part = FUNCTIONS["real"](part)
+        part = FUNCTIONS["astype"](part, tensor.dtype)
+    return part
 
 
 def _depends_on(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
