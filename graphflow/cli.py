@@ -21,6 +21,7 @@ from graphflow._version import __version__
 from graphflow.connect import default_cluster
 from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
 from graphflow.graph import Graph
+from graphflow.modules import module_names
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.host import gpu_memory
@@ -77,6 +78,10 @@ def worker(
     insecure: Annotated[
         bool, typer.Option(help="Listen beyond loopback without keys: on a trusted network only.")
     ] = False,
+    allow_ops: Annotated[
+        list[str] | None,
+        typer.Option(help="A module of ops that sessions may have imported here; repeatable."),
+    ] = None,
 ) -> None:
     """Serve this machine's devices to sessions until Ctrl-C.
 
@@ -90,7 +95,8 @@ def worker(
         )
     names = _names(devices)
     Cluster.here(devices=names)  # refuses names of devices that are not here
-    serve(listen, devices=names, threads=threads, insecure=insecure)
+    allowed = module_names(allow_ops or [], "--allow-ops")
+    serve(listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextvars import ContextVar
 
 from graphflow.errors import PlanError, SessionError
@@ -42,11 +43,15 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | No
     return cluster
 
 
-def hosts_of(cluster: Cluster) -> Hosts:
+def hosts_of(cluster: Cluster, ops: Sequence[str] = ()) -> Hosts:
     """The hosts of a cluster, connected and ready; those of a local one are started.
+
+    Args:
+        ops: names of the modules of users' ops that the workers import.
 
     Raises:
         SessionError: the cluster is hypothetical.
+        ModuleNotAllowed: a worker does not allow one of the modules.
         RendezvousTimeout, VersionMismatch: a worker does not come up, or runs something else.
     """
     if cluster.kind == "hypothetical":
@@ -59,7 +64,7 @@ def hosts_of(cluster: Cluster) -> Hosts:
         return LocalHosts(cluster.devices, max(threads, default=None))
     from graphflow.runtime.coordinator import RemoteHosts  # loads ZeroMQ
 
-    return RemoteHosts(cluster, deadline=cluster.deadline)
+    return RemoteHosts(cluster, deadline=cluster.deadline, ops=ops)
 
 
 def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:

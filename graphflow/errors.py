@@ -140,6 +140,10 @@ class GraphLimitError(ProtocolError):
     """A graph from the wire exceeds the limits on nodes or bytes, or names an unknown op."""
 
 
+class ModuleNotAllowed(ProtocolError):
+    """A session asks for ops or functions of a module that is not allowed where they would run."""
+
+
 class CheckpointError(GraphflowError):
     """A checkpoint cannot be written or read."""
 

@@ -33,6 +33,7 @@ from graphflow.errors import (
 )
 from graphflow.feeding import as_placeholder, convert, convert_all
 from graphflow.graph import Graph
+from graphflow.modules import admit, module_names
 from graphflow.op import Node, Tensor, user_location
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
@@ -59,9 +60,13 @@ class Session:
         plan: a plan to place the first fetches by; what runs later is planned around it.
         placer: name of the placement algorithm.
         deadline: seconds that a step may take.
+        ops: names of modules with ops of your own, or functions for `gf.host_call`. Workers import
+            them if they were started with `--allow-ops`; those that the session starts itself
+            allow just these.
 
     Raises:
-        SessionError, PlanError, PlacementError: an argument is wrong.
+        SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
+        ModuleNotAllowed: a worker does not allow one of the modules.
         ClusterError, RendezvousTimeout, VersionMismatch: the cluster cannot be used, or does not
             come up.
     """
@@ -73,10 +78,13 @@ class Session:
         plan: Plan | None = None,
         placer: str = "greedy",
         deadline: float = DEADLINE,
+        ops: Sequence[str] = (),
     ) -> None:
         if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
         get_placer(placer)
+        names = module_names(ops, "ops")
+        admit(names)
         self.cluster = cluster_of(cluster, plan)
         self._plan = plan  # until it has placed something
         self._placer = placer
@@ -98,7 +106,7 @@ class Session:
         self._lock = threading.RLock()  # held while a step runs
         self._queue = threading.Lock()  # held while a step is queued
         self._runner: ThreadPoolExecutor | None = None
-        self._hosts = hosts_of(self.cluster)
+        self._hosts = hosts_of(self.cluster, names)
         self._survey: Survey | None = None
 
     # Running ----------------------------------------------------------------------------------

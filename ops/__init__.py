@@ -2,6 +2,7 @@
 
 from graphflow.ops import (
     activations,
+    adaptive,
     bitwise,
     comm,
     complex,
@@ -48,14 +49,16 @@ from graphflow.ops import (
     sparse,
     state,
     transcendental,
+    unfold,
+    vision,
     window,
 )
 
 __all__ = [
-    "activations", "bitwise", "comm", "complex", "control", "conv", "convert", "creation", "debug",
-    "decompose", "deform", "einsum", "elementwise", "embedding", "extrema", "fft", "fourier",
-    "getitem", "grid", "host", "index", "linalg", "linear_algebra", "magnitude", "nn", "norm",
-    "places", "pool", "pool_max", "pool_mean", "product", "random", "reduce", "resize", "sampling",
-    "scatter", "search", "select", "shape", "signal", "singular", "softmax", "solve", "sort",
-    "sparse", "state", "transcendental", "window",
+    "activations", "adaptive", "bitwise", "comm", "complex", "control", "conv", "convert",
+    "creation", "debug", "decompose", "deform", "einsum", "elementwise", "embedding", "extrema",
+    "fft", "fourier", "getitem", "grid", "host", "index", "linalg", "linear_algebra", "magnitude",
+    "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product", "random", "reduce",
+    "resize", "sampling", "scatter", "search", "select", "shape", "signal", "singular", "softmax",
+    "solve", "sort", "sparse", "state", "transcendental", "unfold", "vision", "window",
 ]  # fmt: skip

@@ -19,7 +19,9 @@ from graphflow.device import DeviceName
 from graphflow.errors import GraphError, GraphflowError, GraphLimitError, ProtocolError
 from graphflow.graph import Body, Graph
 from graphflow.init import Initializer
+from graphflow.modules import admitted_function
 from graphflow.op import REGISTRY, Location, Node, Tensor
+from graphflow.ops.host import HostFunction
 from graphflow.placement.host import host_memory
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Dim, TensorSpec, as_dtype
@@ -112,6 +114,8 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         return value.item()
     if isinstance(value, Body):
         return {"body": _encode_body(value, buffers)}
+    if isinstance(value, HostFunction) and value.place is not None:
+        return {"host": value.place}
     raise GraphError(f"an attribute of type {type(value).__name__} cannot be sent to a worker")
 
 
@@ -211,7 +215,10 @@ class _Wire:
     def _node(self, entry: Sequence[Any], nodes: Sequence[Node]) -> Node:
         op_name, references, attrs, name, _, (file, line) = entry
         if op_name not in REGISTRY:
-            raise GraphLimitError(f"the graph names an op that is not registered here: {op_name!r}")
+            raise GraphLimitError(
+            f"the graph names an op that is not registered here: {op_name!r}; if it is your own, "
+            "give its module to the session, gf.Session(cluster, ops=[...])"
+        )
         op = REGISTRY[op_name]
         inputs = tuple(_tensor(nodes, reference) for reference in references)
         values = {_text(key): self._attribute(value) for key, value in attrs.items()}
@@ -301,6 +308,8 @@ def _unpack(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
             return _dim(content)
         case "init":
             return _initializer(*content)
+        case "host":
+            return HostFunction(admitted_function(_text(content)), content)
         case "complex":
             return complex(*map(float, content))
     raise ProtocolError(f"an attribute from the wire is of an unknown kind {kind!r}")

@@ -31,6 +31,7 @@ from graphflow.errors import (
     SessionError,
     WorkerLost,
 )
+from graphflow.runtime.foreign import check_modules
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.messages import (
     Array,
@@ -263,14 +264,23 @@ class RemoteHosts:
     Methods may be called from any thread; steps come one at a time.
     """
 
-    def __init__(self, cluster: Cluster, *, deadline: float, host: str | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        deadline: float,
+        host: str | None = None,
+        ops: Sequence[str] = (),
+    ) -> None:
         """Joins the workers at the cluster's addresses, or starts local ones.
 
         Args:
             deadline: seconds until all workers are ready.
             host: `path.py:Name`, another host in started workers, for tests.
+            ops: names of the modules of users' ops that the workers import.
 
         Raises:
+            ModuleNotAllowed: a worker was not started with one of `ops` allowed.
             RendezvousTimeout: a worker did not start, answer, or reach another in time.
             VersionMismatch: a worker runs other code, or another Python.
             ClusterError: a worker does not have the devices that the cluster says.
@@ -282,7 +292,8 @@ class RemoteHosts:
         self._programs: dict[str, list[int]] = {}
         self._last_step = -1
         self._stepping = threading.Lock()
-        self._local = _launch(cluster, deadline, host)
+        self._ops = list(ops)
+        self._local = _launch(cluster, deadline, host, ops)
         self._loop: _Loop | None = None
         try:
             self._addresses = (
@@ -302,9 +313,14 @@ class RemoteHosts:
     # Programs and steps --------------------------------------------------------------------------
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
-        """Gives each worker its partitions of a program; raises as `load` does."""
+        """Gives each worker its partitions of a program; raises as `load` does.
+
+        Raises:
+            ModuleNotAllowed: an op or a host function is of a module that is not among `ops`.
+        """
         from graphflow.runtime.codec import encode as encode_partitions
 
+        check_modules(partitions, self._ops)
         self.load(program, {w: encode_partitions(mine) for w, mine in partitions.items()})
 
     def load(self, program: str, partitions: Mapping[int, tuple[bytes, list[Array]]]) -> None:
@@ -458,7 +474,7 @@ class RemoteHosts:
             assert isinstance(welcome, Welcome)
             self._check_devices(cluster, worker, welcome)
         request = next(self._requests)
-        orders = {w: Order(Open(request, w, self._addresses, LEASE)) for w in workers}
+        orders = {w: Order(Open(request, w, self._addresses, LEASE, self._ops)) for w in workers}
         self._ask(request, orders, _left(until))
         for source, target in itertools.permutations(workers, 2):
             try:
@@ -506,14 +522,16 @@ def _shut(loop: _Loop | None, local: LocalWorkers | None, owner: int) -> None:
         local.stop()
 
 
-def _launch(cluster: Cluster, deadline: float, host: str | None) -> LocalWorkers | None:
+def _launch(
+    cluster: Cluster, deadline: float, host: str | None, ops: Sequence[str]
+) -> LocalWorkers | None:
     if cluster.kind != "local":
         return None
     devices = cluster.workers[0].devices
     threads = next((device.threads for device in devices if device.threads is not None), None)
     names = [device.name.rpartition("/")[2] for device in devices]
     return LocalWorkers(
-        len(cluster.workers), devices=names, threads=threads, deadline=deadline, host=host
+        len(cluster.workers), devices=names, threads=threads, deadline=deadline, host=host, ops=ops
     )
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
+from graphflow.modules import admit
 from graphflow.runtime.messages import (
     Abort,
     Array,
@@ -130,6 +131,7 @@ class HostedSession:
         threads: int | None,
         insecure: bool,
         factory: HostFactory,
+        allow_ops: Collection[str],
         report: Callable[[Finished], None],
     ) -> None:
         message = opening.job
@@ -143,6 +145,8 @@ class HostedSession:
         self._threads = threads
         self._insecure = insecure
         self._factory = factory
+        self._ops = message.ops
+        self._allowed = allow_ops
         self._report = report
         self._host: HostLike | None = None
         self._links: dict[int, Link] = {}
@@ -234,6 +238,7 @@ class HostedSession:
         return None
 
     def _open(self) -> None:
+        admit(self._ops, self._allowed)
         for worker, address in enumerate(self._addresses):
             if worker != self._index:
                 channel = transport_of(address).Channel(

@@ -107,13 +107,15 @@ class Welcome(Message):
 
 @dataclass(frozen=True)
 class Open(Message):
-    """Starts a session on a worker: its index, the addresses of all workers in order, and after
-    how many silent seconds the worker may forget the session."""
+    """Starts a session on a worker: its index, the addresses of all workers in order, after how
+    many silent seconds the worker may forget the session, and the names of the modules whose ops
+    it uses."""
 
     request: Count
     worker: Count
     peers: list[str]
     lease: float
+    ops: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

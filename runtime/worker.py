@@ -66,6 +66,7 @@ class WorkerProcess:
         threads: int | None,
         insecure: bool,
         factory: HostFactory,
+        allow_ops: Sequence[str] = (),
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         try:
@@ -78,6 +79,7 @@ class WorkerProcess:
         self._threads = threads
         self._insecure = insecure
         self._factory = factory
+        self._allow_ops = frozenset(allow_ops)
         self._machine = WorkerMachine(devices)
         self._sessions: dict[str, HostedSession] = {}
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
@@ -181,6 +183,7 @@ class WorkerProcess:
                 threads=self._threads,
                 insecure=self._insecure,
                 factory=self._factory,
+                allow_ops=self._allow_ops,
                 report=self._report,
             )
             return
@@ -224,6 +227,7 @@ def serve(
     parent_pid: int | None = None,
     output: TextIO | None = None,
     host_factory: HostFactory | None = None,
+    allow_ops: Sequence[str] = (),
 ) -> None:
     """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread.
 
@@ -235,14 +239,16 @@ def serve(
         parent_pid: serve as long as this process, which holds the other end of stdin, lives;
             interrupts of the terminal are left to it.
         output: where the line goes that tells the address; None: stdout.
+        allow_ops: names of modules of ops that sessions may have this process import.
 
     Raises:
         AddressInUse, InsecureAddress, TransportError: the address cannot be used.
     """
     factory = host_factory or default_factory
     worker = WorkerProcess(
-        listen, devices=devices, threads=threads, insecure=insecure, factory=factory
-    )
+        listen, devices=devices, threads=threads, insecure=insecure, factory=factory,
+        allow_ops=allow_ops,
+    )  # fmt: skip
     interrupt = signal.SIG_IGN if parent_pid is not None else _stopper(worker)
     before = {
         signal.SIGTERM: signal.signal(signal.SIGTERM, _stopper(worker)),
@@ -285,7 +291,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--parent", type=int, help="end with this process")
     parser.add_argument("--host", help=argparse.SUPPRESS)
+    parser.add_argument("--allow-ops", action="append", default=[])
+    parser.add_argument("--ops-path", action="append", default=[], help="where modules are found")
     given = parser.parse_args(arguments)
+    sys.path += given.ops_path  # at the end: nothing there shadows what this process imports
     try:
         serve(
             given.listen,
@@ -294,6 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             insecure=given.insecure,
             parent_pid=given.parent,
             host_factory=_factory_of(given.host) if given.host else None,
+            allow_ops=given.allow_ops,
         )
     except GraphflowError as error:
         print(f"graphflow worker: {error}", file=sys.stderr)

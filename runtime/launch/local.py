@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, TextIO
 
 from graphflow.errors import RendezvousTimeout
+from graphflow.modules import folders
 from graphflow.runtime.launch import child
 
 _GRACE = 2.0  # seconds between the request to end and the kill
@@ -33,6 +34,7 @@ class LocalWorker:
         devices: Sequence[str],
         threads: int | None,
         host: str | None,
+        ops: Sequence[str] = (),
     ) -> None:
         self.index = index
         command = [sys.executable, "-P", child.__file__, "--listen", listen]
@@ -43,6 +45,10 @@ class LocalWorker:
             command += ["--threads", str(threads)]
         if host is not None:
             command += ["--host", host]
+        for name in ops:
+            command += ["--allow-ops", name]
+        for folder in folders(ops):
+            command += ["--ops-path", folder]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(threads)
@@ -150,6 +156,7 @@ class LocalWorkers:
         deadline: float = 30.0,
         host: str | None = None,
         listen: str = "tcp://127.0.0.1:*",
+        ops: Sequence[str] = (),
     ) -> None:
         """Starts the workers and waits until all listen.
 
@@ -157,6 +164,7 @@ class LocalWorkers:
             deadline: seconds for all of them.
             host: `path.py:Name` of another host, for tests.
             listen: an address on this machine; any free port, for more than one worker.
+            ops: names of modules that the workers may import, from where this process finds them.
 
         Raises:
             RendezvousTimeout: one did not come up; none is left running.
@@ -167,7 +175,7 @@ class LocalWorkers:
         self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
         try:
             for index in range(count):
-                self._workers.append(LocalWorker(index, listen, devices, threads, host))
+                self._workers.append(LocalWorker(index, listen, devices, threads, host, ops))
             for worker in self._workers:
                 worker.wait_ready(until)
         except BaseException:
