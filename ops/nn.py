@@ -34,6 +34,30 @@ from graphflow.ops.deform import deform_conv
 from graphflow.ops.dropout import dropout
 from graphflow.ops.embedding import embedding
 from graphflow.ops.grid import affine_grid, grid_sample
+from graphflow.ops.layers import (
+    BatchNorm,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    Dropout,
+    Embedding,
+    GroupNorm,
+    Layer,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    Sequential,
+)
+from graphflow.ops.layers_attention import MultiHeadAttention, TransformerBlock
+from graphflow.ops.layers_conv import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+)
+from graphflow.ops.layers_recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from graphflow.ops.losses import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
@@ -76,22 +100,28 @@ from graphflow.ops.pool import (
     max_pool2d,
     max_pool3d,
 )
+from graphflow.ops.recurrent import gru, lstm, rnn
 from graphflow.ops.resize import interpolate, resize
 from graphflow.ops.rotary import rotary, rotate
 from graphflow.ops.softmax import log_softmax, softmax
+from graphflow.ops.training import training
 from graphflow.ops.transcendental import tanh
 
 __all__ = [
+    "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d",
+    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Dropout", "Embedding", "GRU",
+    "GRUCell", "GroupNorm", "LSTM", "LSTMCell", "Layer", "LayerNorm", "Linear",
+    "MultiHeadAttention", "RMSNorm", "RNN", "RNNCell", "Sequential", "TransformerBlock",
     "affine_grid", "attention", "avg_pool", "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm",
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "conv", "conv1d", "conv2d",
     "conv3d", "conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "cosine_similarity", "cross_entropy", "deform_conv", "dropout", "elu", "embedding", "gelu",
-    "glu", "grid_sample", "group_norm", "hard_shrink", "hard_sigmoid", "hard_swish", "hard_tanh",
-    "hardmax", "hinge_embedding_loss", "huber_loss", "instance_norm", "interpolate", "kl_div",
-    "l1_loss", "layer_norm", "leaky_relu", "log_sigmoid", "log_softmax", "lp_pool", "lp_pool1d",
-    "lp_pool2d", "lp_pool3d", "margin_ranking_loss", "max_pool", "max_pool1d", "max_pool2d",
-    "max_pool3d", "mish", "mse_loss", "nll_loss", "prelu", "relu", "relu6", "resize", "rms_norm",
-    "rotary", "rotate", "selu", "shrink", "sigmoid", "silu", "smooth_l1_loss", "soft_shrink",
-    "softmax", "softplus", "softsign", "swiglu", "swish", "tanh", "thresholded_relu",
-    "triplet_margin_loss",
+    "glu", "grid_sample", "group_norm", "gru", "hard_shrink", "hard_sigmoid", "hard_swish",
+    "hard_tanh", "hardmax", "hinge_embedding_loss", "huber_loss", "instance_norm", "interpolate",
+    "kl_div", "l1_loss", "layer_norm", "leaky_relu", "log_sigmoid", "log_softmax", "lp_pool",
+    "lp_pool1d", "lp_pool2d", "lp_pool3d", "lstm", "margin_ranking_loss", "max_pool", "max_pool1d",
+    "max_pool2d", "max_pool3d", "mish", "mse_loss", "nll_loss", "prelu", "relu", "relu6", "resize",
+    "rms_norm", "rnn", "rotary", "rotate", "selu", "shrink", "sigmoid", "silu", "smooth_l1_loss",
+    "soft_shrink", "softmax", "softplus", "softsign", "swiglu", "swish", "tanh", "thresholded_relu",
+    "training", "triplet_margin_loss",
 ]  # fmt: skip
