@@ -19,6 +19,14 @@ from graphflow.ops.activations import (
     swiglu,
     swish,
 )
+from graphflow.ops.adaptive import (
+    adaptive_avg_pool,
+    adaptive_max_pool,
+    global_avg_pool,
+    global_lp_pool,
+    global_max_pool,
+    max_unpool,
+)
 from graphflow.ops.attention import attention
 from graphflow.ops.conv import (
     conv,
@@ -106,22 +114,33 @@ from graphflow.ops.rotary import rotary, rotate
 from graphflow.ops.softmax import log_softmax, softmax
 from graphflow.ops.training import training
 from graphflow.ops.transcendental import tanh
+from graphflow.ops.unfold import fold, unfold
+from graphflow.ops.vision import (
+    depth_to_space,
+    local_response_norm,
+    pixel_shuffle,
+    pixel_unshuffle,
+    space_to_depth,
+)
 
 __all__ = [
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d",
     "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Dropout", "Embedding", "GRU",
     "GRUCell", "GroupNorm", "LSTM", "LSTMCell", "Layer", "LayerNorm", "Linear",
     "MultiHeadAttention", "RMSNorm", "RNN", "RNNCell", "Sequential", "TransformerBlock",
-    "affine_grid", "attention", "avg_pool", "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm",
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "conv", "conv1d", "conv2d",
-    "conv3d", "conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-    "cosine_similarity", "cross_entropy", "deform_conv", "dropout", "elu", "embedding", "gelu",
-    "glu", "grid_sample", "group_norm", "gru", "hard_shrink", "hard_sigmoid", "hard_swish",
-    "hard_tanh", "hardmax", "hinge_embedding_loss", "huber_loss", "instance_norm", "interpolate",
-    "kl_div", "l1_loss", "layer_norm", "leaky_relu", "log_sigmoid", "log_softmax", "lp_pool",
-    "lp_pool1d", "lp_pool2d", "lp_pool3d", "lstm", "margin_ranking_loss", "max_pool", "max_pool1d",
-    "max_pool2d", "max_pool3d", "mish", "mse_loss", "nll_loss", "prelu", "relu", "relu6", "resize",
-    "rms_norm", "rnn", "rotary", "rotate", "selu", "shrink", "sigmoid", "silu", "smooth_l1_loss",
-    "soft_shrink", "softmax", "softplus", "softsign", "swiglu", "swish", "tanh", "thresholded_relu",
-    "training", "triplet_margin_loss",
+    "adaptive_avg_pool", "adaptive_max_pool", "affine_grid", "attention", "avg_pool", "avg_pool1d",
+    "avg_pool2d", "avg_pool3d", "batch_norm", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "celu", "conv", "conv1d", "conv2d", "conv3d",
+    "conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "cosine_similarity", "cross_entropy", "deform_conv", "depth_to_space", "dropout", "elu",
+    "embedding", "fold", "gelu", "global_avg_pool", "global_lp_pool", "global_max_pool", "glu",
+    "grid_sample", "group_norm", "gru", "hard_shrink", "hard_sigmoid", "hard_swish", "hard_tanh",
+    "hardmax", "hinge_embedding_loss", "huber_loss", "instance_norm", "interpolate", "kl_div",
+    "l1_loss", "layer_norm", "leaky_relu", "local_response_norm", "log_sigmoid", "log_softmax",
+    "lp_pool", "lp_pool1d", "lp_pool2d", "lp_pool3d", "lstm", "margin_ranking_loss", "max_pool",
+    "max_pool1d", "max_pool2d", "max_pool3d", "max_unpool", "mish", "mse_loss", "nll_loss",
+    "pixel_shuffle", "pixel_unshuffle", "prelu", "relu", "relu6", "resize", "rms_norm", "rnn",
+    "rotary", "rotate", "selu", "shrink", "sigmoid", "silu", "smooth_l1_loss", "soft_shrink",
+    "softmax", "softplus", "softsign", "space_to_depth", "swiglu", "swish", "tanh",
+    "thresholded_relu", "training", "triplet_margin_loss", "unfold",
 ]  # fmt: skip

@@ -140,11 +140,11 @@ def lp_pool(
         As `max_pool`; ArgumentError: p is not positive.
     """
     x, attrs = arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
-    sums = avg_pool_op(_power(x, p), **attrs, divisor=1)
-    return last(_root(sums, p), channels_last)
+    sums = avg_pool_op(power(x, p), **attrs, divisor=1)
+    return last(root(sums, p), channels_last)
 
 
-def _power(x: Tensor, p: float) -> Tensor:
+def power(x: Tensor, p: float) -> Tensor:
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p < math.inf:
         raise ArgumentError(f"p is a positive number, not {p!r}")
     require_kind(x.spec, "float")
@@ -153,7 +153,7 @@ def _power(x: Tensor, p: float) -> Tensor:
     return abs(x) ** float(p)  # type: ignore[no-any-return]
 
 
-def _root(sums: Tensor, p: float) -> Tensor:
+def root(sums: Tensor, p: float) -> Tensor:
     """sums^(1/p), with gradient 0 at 0."""
     empty = FUNCTIONS["equal"](sums, 0)
     safe = FUNCTIONS["where"](empty, 1.0, sums)
