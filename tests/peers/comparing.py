@@ -22,22 +22,23 @@ def agree(
     seed: int = 0,
     rtol: float = 1e-9,
     atol: float = 1e-10,
+    feeds: Mapping[Any, Any] | None = None,
 ) -> None:
     """Both give the same results, and the same gradients of a random projection of them.
 
-    Floats among `arrays` are differentiated; a function may return a tuple.
+    Floats and complex numbers among `arrays` are differentiated; a function may return a tuple.
     """
     xs = [gf.placeholder(a.dtype, a.shape) for a in arrays]
-    ts = [torch.tensor(a, requires_grad=a.dtype.kind == "f") for a in arrays]
+    ts = [torch.tensor(a, requires_grad=a.dtype.kind in "fc") for a in arrays]
     ys, us = _listed(ours(*xs)), _listed(theirs(*ts))
     assert [y.shape for y in ys] == [tuple(u.shape) for u in us]
     rng = np.random.default_rng(seed)
-    weights = [rng.normal(size=u.shape).astype(str(y.dtype)) for y, u in zip(ys, us, strict=True)]
-    moving = [i for i, a in enumerate(arrays) if a.dtype.kind == "f"]
+    weights = [_weights(rng, tuple(u.shape), y.dtype) for y, u in zip(ys, us, strict=True)]
+    moving = [i for i, a in enumerate(arrays) if a.dtype.kind in "fc"]
     slopes = gf.gradients(ys, [xs[i] for i in moving], weights)
     torch.autograd.backward(us, [torch.tensor(w) for w in weights])
-    feeds: Mapping[Any, Any] = dict(zip(xs, arrays, strict=True))
-    have = evaluate([*ys, *slopes], feeds)
+    given = {**(feeds or {}), **dict(zip(xs, arrays, strict=True))}
+    have = evaluate([*ys, *slopes], given)
     want = [u.detach().numpy() for u in us]
     for i in moving:
         g = ts[i].grad
@@ -46,5 +47,19 @@ def agree(
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
+def _weights(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    weights: Any = rng.normal(size=shape)
+    if dtype.kind == "c":
+        weights = weights + 1j * rng.normal(size=shape)
+    return np.asarray(weights).astype(dtype)
+
+
 def _listed(result: Any) -> list[Any]:
     return list(result) if isinstance(result, list | tuple) else [result]
+
+
+def same_weights(here: Any, there: torch.nn.Module) -> dict[Any, np.ndarray[Any, Any]]:
+    """Values for a layer's variables: those that its peer has, in order."""
+    ours, theirs = list(here.parameters().values()), list(there.parameters())
+    assert [v.shape for v in ours] == [tuple(p.shape) for p in theirs]
+    return {v: p.detach().numpy() for v, p in zip(ours, theirs, strict=True)}
