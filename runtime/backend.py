@@ -15,6 +15,7 @@ from graphflow.device import DeviceName
 from graphflow.errors import DeviceError, MemoryLimitError
 from graphflow.ops.kernels.threads import Pool, using
 from graphflow.runtime.memory import ALIGNMENT
+from graphflow.spec import BFLOAT16
 
 
 class Backend(Protocol):
@@ -141,6 +142,19 @@ def backend_for(device: DeviceName, threads: int) -> Backend:
     if device.kind == "gpu":
         return GpuBackend(device.index or 0)
     return CpuBackend(threads)
+
+
+def require_dtype(xp: Any, dtype: np.dtype[Any]) -> None:
+    """Refuse a dtype that a device's array module does not have.
+
+    Raises:
+        DeviceError: bfloat16, and a CuPy before 14.
+    """
+    if dtype == BFLOAT16 and xp is not np and int(xp.__version__.split(".")[0]) < 14:
+        raise DeviceError(
+            f"CuPy {xp.__version__} has no bfloat16; update it to 14, use float16, or place what is "
+            "bfloat16 on a cpu"
+        )
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

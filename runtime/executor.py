@@ -26,7 +26,7 @@ from graphflow.errors import CheckError, GraphflowError, OpError, ProtocolError
 from graphflow.graph import Body, bind_attrs, bodies
 from graphflow.half import any_half
 from graphflow.op import Node, Op, Tensor
-from graphflow.runtime.backend import Backend
+from graphflow.runtime.backend import Backend, require_dtype
 from graphflow.runtime.layout import Layout, plan_layout
 from graphflow.runtime.loops import Carried, runner
 from graphflow.runtime.partition import Partition
@@ -212,6 +212,7 @@ class _Code:
         names = [f"b{number}_{i}" for i in range(len(node.outputs))]
         for tensor, name in zip(node.outputs, names, strict=True):
             self.names[tensor] = name
+            require_dtype(self.backend.xp, tensor.dtype)
         match node.op.name:
             case "constant":
                 value = self.backend.to_device(node.attrs["value"])

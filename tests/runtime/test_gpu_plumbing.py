@@ -108,3 +108,20 @@ def test_a_graph_trains_across_a_cpu_and_a_gpu(crossings: list[str]) -> None:
 def test_a_gpu_that_is_not_there_is_refused_by_name(crossings: list[str]) -> None:
     with pytest.raises(DeviceError, match="gpu:1"):
         gf.Cluster.here(devices=["gpu:1"])
+
+
+def test_bfloat16_on_a_cupy_that_has_none_is_refused_with_a_remedy(crossings: list[str]) -> None:
+    x = gf.placeholder("float32", (2,))
+    with gf.device("gpu"):
+        y = gf.exp(x.astype("bfloat16"))
+    with gf.Session(gf.Cluster.here(devices=["cpu:0", "gpu:0"])) as s:
+        with pytest.raises(DeviceError, match="has no bfloat16; update it to 14, use float16"):
+            s.run(y, {x: [1.0, 2.0]})
+
+
+def test_float16_is_computed_in_float32_there_too(crossings: list[str]) -> None:
+    x = gf.placeholder("float16", (None,))
+    with gf.device("gpu"):
+        y = gf.mean(x)
+    with gf.Session(gf.Cluster.here(devices=["cpu:0", "gpu:0"])) as s:
+        assert s.run(y, {x: np.full(1000, 1000, "float16")}) == 1000
