@@ -239,7 +239,8 @@ class Sample:
 
     `low` and `high` bound the random float inputs (keep away from kinks and poles); integer inputs
     are drawn from [0, `classes`). An op that fails on most such inputs (it takes regular matrices
-    only, say) names a `make`: arrays drawn -> arrays it takes, of the same specs.
+    only, say) names a `make`: arrays drawn -> arrays it takes, of the same specs. `fixed` are float
+    inputs that have no gradient.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -248,6 +249,7 @@ class Sample:
     high: float = 2.0
     classes: int = 3
     make: Callable[[list[Any]], list[Any]] | None = None
+    fixed: tuple[int, ...] = ()
 
 
 def sample(
@@ -256,10 +258,11 @@ def sample(
     high: float = 2.0,
     classes: int = 3,
     make: Callable[[list[Any]], list[Any]] | None = None,
+    fixed: tuple[int, ...] = (),
     **attrs: Any,
 ) -> Sample:
     """A `Sample` in one line: `sample(spec("float32", (3, 4)), axis=1)`."""
-    return Sample(inputs, attrs, low, high, classes, make)
+    return Sample(inputs, attrs, low, high, classes, make, fixed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,10 @@ DOUBLE = {"float": "float64", "complex": "complex128"}
 
 def doubled(sample: Sample) -> Sample:
     """The sample in float64 or complex128, so that finite differences mean something."""
-    inputs = tuple(s.with_dtype(DOUBLE.get(kind(s.dtype), s.dtype)) for s in sample.inputs)
+    inputs = tuple(
+        s if i in sample.fixed else s.with_dtype(DOUBLE.get(kind(s.dtype), s.dtype))
+        for i, s in enumerate(sample.inputs)
+    )
     wide = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {
         "complex64": "complex128"
     }
