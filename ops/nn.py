@@ -110,8 +110,10 @@ from graphflow.ops.pool import (
 )
 from graphflow.ops.recurrent import gru, lstm, rnn
 from graphflow.ops.resize import interpolate, resize
+from graphflow.ops.roi import roi_align
 from graphflow.ops.rotary import rotary, rotate
 from graphflow.ops.softmax import log_softmax, softmax
+from graphflow.ops.suppression import non_max_suppression
 from graphflow.ops.training import training
 from graphflow.ops.transcendental import tanh
 from graphflow.ops.unfold import fold, unfold
@@ -139,8 +141,8 @@ __all__ = [
     "l1_loss", "layer_norm", "leaky_relu", "local_response_norm", "log_sigmoid", "log_softmax",
     "lp_pool", "lp_pool1d", "lp_pool2d", "lp_pool3d", "lstm", "margin_ranking_loss", "max_pool",
     "max_pool1d", "max_pool2d", "max_pool3d", "max_unpool", "mish", "mse_loss", "nll_loss",
-    "pixel_shuffle", "pixel_unshuffle", "prelu", "relu", "relu6", "resize", "rms_norm", "rnn",
-    "rotary", "rotate", "selu", "shrink", "sigmoid", "silu", "smooth_l1_loss", "soft_shrink",
-    "softmax", "softplus", "softsign", "space_to_depth", "swiglu", "swish", "tanh",
-    "thresholded_relu", "training", "triplet_margin_loss", "unfold",
+    "non_max_suppression", "pixel_shuffle", "pixel_unshuffle", "prelu", "relu", "relu6", "resize",
+    "rms_norm", "rnn", "roi_align", "rotary", "rotate", "selu", "shrink", "sigmoid", "silu",
+    "smooth_l1_loss", "soft_shrink", "softmax", "softplus", "softsign", "space_to_depth", "swiglu",
+    "swish", "tanh", "thresholded_relu", "training", "triplet_margin_loss", "unfold",
 ]  # fmt: skip
