@@ -152,8 +152,8 @@ def require_dtype(xp: Any, dtype: np.dtype[Any]) -> None:
     """
     if dtype == BFLOAT16 and xp is not np and int(xp.__version__.split(".")[0]) < 14:
         raise DeviceError(
-            f"CuPy {xp.__version__} has no bfloat16; update it to 14, use float16, or place what is "
-            "bfloat16 on a cpu"
+            f"CuPy {xp.__version__} has no bfloat16; update it to 14, use float16, or place such "
+            "tensors on a cpu"
         )
 
 
