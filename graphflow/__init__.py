@@ -19,6 +19,7 @@ from graphflow.graph import Graph
 from graphflow.jvp import jvp
 from graphflow.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
 from graphflow.op import register as register_op
+from graphflow.opcheck import check_op
 from graphflow.ops import debug, fft, nn, random, signal, sparse
 from graphflow.ops import linear_algebra as linalg
 from graphflow.ops.bitwise import (
@@ -196,6 +197,7 @@ __all__ = [
     "broadcast_to",
     "call",
     "ceil",
+    "check_op",
     "checkpoint",
     "clip",
     "complex",

@@ -34,6 +34,10 @@ class DifferentiationError(GraphError):
     """A gradient was asked of something that has none."""
 
 
+class OpCheckError(GraphError):
+    """`gf.check_op` found that an op does not do what it declares."""
+
+
 class VariableError(GraphError):
     """A variable is declared twice under a name, or assigned twice in a step."""
 
