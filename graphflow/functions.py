@@ -15,7 +15,18 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DifferentiationError, ShapeError
 from graphflow.graph import Body, Graph
-from graphflow.op import Node, Tensor, as_tensor, function, make_node, next_stream, user_location
+from graphflow.op import (
+    Node,
+    Op,
+    Tensor,
+    as_tensor,
+    device,
+    function,
+    located,
+    make_node,
+    next_stream,
+    user_location,
+)
 from graphflow.ops import control
 from graphflow.spec import Size, TensorSpec, equate, normalize_shape, show_shape
 from graphflow.structure import Rebuild, flatten_values
@@ -69,7 +80,18 @@ def _call(
     attrs: dict[str, Any] = {"body": _drawing_anew(body)}
     if recompute:
         attrs["recompute"] = True
-    return make_node(control.call, tuple(operands), attrs, name).outputs
+    return _node(control.call, operands, attrs, name).outputs
+
+
+def _node(op: Op, operands: Sequence[Tensor], attrs: dict[str, Any], name: str | None) -> Node:
+    """A node that holds bodies; where all that is pinned in them has one pin, it has it, too."""
+    inner = (n for v in attrs.values() if isinstance(v, Body) for n in v.graph.walk())
+    pins = {n.device for n in inner if n.op.name not in control.FREE and n.device}
+    if len(pins) != 1:
+        return make_node(op, tuple(operands), attrs, name)
+    (pin,) = pins
+    with device(pin):
+        return make_node(op, tuple(operands), attrs, name)
 
 
 def _drawing_anew(body: Body) -> Body:
@@ -121,7 +143,7 @@ def cond(
     orelse, _ = _traced(false_fn, args)
     _require_same_nest(then, orelse)
     captures = _united(then, orelse)
-    node = make_node(
+    node = _node(
         control.cond,
         (as_tensor(pred), *tensors, *captures),
         {"then": then.body(captures), "orelse": orelse.body(captures)},
@@ -192,7 +214,7 @@ def scan(
     operands = (*carry, *_same_length(items, size), *traced.captures)
     if not traced.outputs:
         raise ArgumentError("body_fn returns neither a carry nor a y: nothing is computed")
-    outputs = make_node(control.scan, operands, attrs, name).outputs
+    outputs = _node(control.scan, operands, attrs, name).outputs
     return traced.rebuild(outputs)
 
 
@@ -309,7 +331,7 @@ def while_loop(
     if len(test.outputs) != 1:
         raise ShapeError(f"cond_fn returns one bool, not {len(test.outputs)} tensors")
     limit = None if max_iterations is None else int(max_iterations)
-    node = make_node(
+    node = _node(
         control.while_loop,
         (*state, *captures),
         {
@@ -345,7 +367,8 @@ class Function:
     """
 
     def __init__(self, fn: Callable[..., Any], recompute: bool = False, rule: Any = None) -> None:
-        _require_function(fn, "fn")
+        with located("function"):
+            _require_function(fn, "fn")
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._recompute = recompute

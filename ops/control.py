@@ -22,6 +22,8 @@ from graphflow.ops.rules import require_kind
 from graphflow.spec import Size, TensorSpec, spec
 
 COUNT = spec("int64")
+FREE = ("constant", "placeholder")
+"""What is wherever it is read in a body."""
 UNKNOWN_ITERATIONS = 16
 """What a loop without a bound is taken to run when it is placed."""
 
@@ -308,9 +310,6 @@ while_loop: Op = register(
     )
 )
 
-PREFIX = {"while_loop": 1}
-"""Outputs that come before what the body returns."""
-
 
 def iterations(op: Op, attrs: Any) -> int:
     """How often a node runs its bodies, for cost models; attributes are bound."""
@@ -333,6 +332,6 @@ def is_control(op: Op) -> bool:
 
 
 __all__ = [
-    "COUNT", "PREFIX", "call", "cond", "folded", "indices", "is_control", "iterations", "scan",
+    "COUNT", "FREE", "call", "cond", "folded", "indices", "is_control", "iterations", "scan",
     "while_loop",
 ]  # fmt: skip

@@ -20,11 +20,10 @@ from graphflow.device import DeviceName
 from graphflow.errors import DeviceError
 from graphflow.graph import Body, Graph, bodies
 from graphflow.op import REGISTRY, Node, Tensor
-from graphflow.ops.control import cond, scan
+from graphflow.ops.control import FREE, cond, scan
 from graphflow.passes.bodies import spread as is_spread
 from graphflow.spec import TensorSpec
 
-FREE = ("constant", "placeholder")
 FIRST_EDGE = 1 << 24
 """Edges inside bodies have numbers from here on, those of the graph below."""
 

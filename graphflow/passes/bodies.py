@@ -9,12 +9,10 @@ from typing import Any
 
 from graphflow.graph import Body, Graph, bodies
 from graphflow.op import Node, Tensor
-from graphflow.ops.control import call
+from graphflow.ops.control import FREE, call
 from graphflow.passes.base import Pass
 from graphflow.passes.duplicates import key_of
 from graphflow.spec import TensorSpec
-
-_FREE = ("constant", "placeholder")
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ def _inlined(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
 def spread(node: Node) -> bool:
     """Whether parts of a node's bodies are pinned elsewhere than the node."""
     return any(
-        inner.device and inner.device != node.device and inner.op.name not in _FREE
+        inner.device and inner.device != node.device and inner.op.name not in FREE
         for body in bodies(node)
         for inner in body.graph.walk()
     )
