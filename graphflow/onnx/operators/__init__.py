@@ -9,8 +9,10 @@ from graphflow.onnx.operators import (
     normalization,
     pooling,
     product,
+    recurrent,
     reduction,
     shape,
+    vision,
 )
 
 __all__ = [
@@ -22,6 +24,8 @@ __all__ = [
     "normalization",
     "pooling",
     "product",
+    "recurrent",
     "reduction",
     "shape",
+    "vision",
 ]

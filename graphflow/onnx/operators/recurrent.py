@@ -1,0 +1,145 @@
+"""RNN, GRU and LSTM: each direction a scan of its own, with its own activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import activations, piecewise, recurrent, transcendental
+from graphflow.ops.shape import moveaxis
+from graphflow.ops.window import concat, stack, window
+
+_Function = Callable[[Tensor], Tensor]
+_DIRECTIONS = {
+    "forward": ["forward"], "reverse": ["reverse"], "bidirectional": ["forward", "reverse"],
+}  # fmt: skip
+
+# Activations by lower-case name: how one is made from alpha and beta, and these by default.
+_ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float, float]] = {
+    "relu": (lambda x, a, b: activations.relu(x), 0, 0),
+    "tanh": (lambda x, a, b: transcendental.tanh(x), 0, 0),
+    "sigmoid": (lambda x, a, b: activations.sigmoid(x), 0, 0),
+    "affine": (lambda x, a, b: x * a + b, 1.0, 0.0),
+    "leakyrelu": (lambda x, a, b: activations.leaky_relu(x, a), 0.01, 0),
+    "thresholdedrelu": (lambda x, a, b: piecewise.thresholded_relu(x, a), 1.0, 0),
+    "scaledtanh": (lambda x, a, b: transcendental.tanh(x * b) * a, 1.0, 1.0),
+    "hardsigmoid": (lambda x, a, b: piecewise.hard_sigmoid(x, a, b), 0.2, 0.5),
+    "elu": (lambda x, a, b: activations.elu(x, a), 1.0, 0),
+    "softsign": (lambda x, a, b: activations.softsign(x), 0, 0),
+    "softplus": (lambda x, a, b: activations.softplus(x), 0, 0),
+}
+_TAKES = {
+    "affine": 2, "leakyrelu": 1, "thresholdedrelu": 1, "scaledtanh": 2, "hardsigmoid": 2, "elu": 1,
+}  # fmt: skip
+
+
+def _activations(call: Call, defaults: tuple[str, ...], directions: int) -> list[_Function]:
+    """The activations of all directions, one after the other.
+
+    alpha and beta list values for those activations, in order, that have such a parameter.
+    """
+    names = [n.lower() for n in call.attr("activations", list(defaults) * directions)]
+    unknown = [n for n in names if n not in _ACTIVATIONS]
+    if unknown or len(names) != len(defaults) * directions:
+        raise call.unsupported(
+            f"activations {names}; there are {len(defaults)} a direction of "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    alphas = list(call.attr("activation_alpha", []))
+    betas = list(call.attr("activation_beta", []))
+    functions = []
+    for name in names:
+        make, alpha, beta = _ACTIVATIONS[name]
+        takes = _TAKES.get(name, 0)
+        a = alphas.pop(0) if takes > 0 and alphas else alpha
+        b = betas.pop(0) if takes > 1 and betas else beta
+        functions.append(lambda x, make=make, a=a, b=b: make(x, a, b))
+    return functions
+
+
+def _side(x: Tensor | None, i: int, count: int) -> Tensor | None:
+    """Direction i of (directions, …), as (1, …)."""
+    return x if x is None or count == 1 else window(x, 0, i, 1)
+
+
+def _layer(
+    call: Call, layer: Callable[..., Any], defaults: tuple[str, ...], **choices: Any
+) -> Outputs:
+    """Run a layer in each direction.
+
+    ONNX has y of (time, directions, batch, hidden), and with layout 1 the batch first in all that
+    has one.
+    """
+    direction = call.attr("direction", "forward")
+    if direction not in _DIRECTIONS:
+        raise call.unsupported(f"direction {direction!r}")
+    directions = _DIRECTIONS[direction]
+    count, batch_first = len(directions), bool(call.attr("layout", 0))
+    lstm = layer is recurrent.lstm
+    w, r, bias = call.tensor(1), call.tensor(2), call.optional(3)
+    states = [call.optional(i) for i in ((5, 6) if lstm else (5,))]
+    if batch_first:
+        states = [s if s is None else moveaxis(s, 0, 1) for s in states]
+    functions = _activations(call, defaults, count)
+    each = len(defaults)
+    outputs, ends = [], []
+    for i, way in enumerate(directions):
+        chosen = tuple(functions[i * each : (i + 1) * each])
+        started = tuple(_side(state, i, count) for state in states)
+        if lstm:
+            choices["peepholes"] = _side(call.optional(7), i, count)
+        y, last = layer(
+            call.tensor(0),
+            _side(w, i, count),
+            _side(r, i, count),
+            _side(bias, i, count),
+            started if lstm else started[0],
+            lengths=call.optional(4),
+            direction=way,
+            clip=call.attr("clip"),
+            activations=chosen if lstm or each > 1 else chosen[0],
+            batch_first=batch_first,
+            **choices,
+        )
+        outputs.append(y)
+        ends.append(last if lstm else (last,))
+    at = 2 if batch_first else 1
+    lasts = [_joined([end[j] for end in ends]) for j in range(len(ends[0]))]
+    return [
+        stack(outputs, at),
+        *(moveaxis(last, 0, 1) if batch_first else last for last in lasts),
+    ]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else concat(parts, 0)
+
+
+@operator("RNN")
+def _rnn(call: Call) -> Outputs:
+    return _layer(call, recurrent.rnn, ("Tanh",))
+
+
+@operator("GRU")
+def _gru(call: Call) -> Outputs:
+    return _layer(
+        call,
+        recurrent.gru,
+        ("Sigmoid", "Tanh"),
+        linear_before_reset=bool(call.attr("linear_before_reset", 0)),
+        gates="zrn",
+    )
+
+
+@operator("LSTM")
+def _lstm(call: Call) -> Outputs:
+    return _layer(
+        call,
+        recurrent.lstm,
+        ("Sigmoid", "Tanh", "Tanh"),
+        input_forget=bool(call.attr("input_forget", 0)),
+        gates="iofg",
+    )

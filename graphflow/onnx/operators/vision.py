@@ -1,0 +1,223 @@
+"""Images resized, sampled off their grid, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.operators.convolution import steps_of
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import deform, elementwise, grid, resize, roi, unfold, window
+from graphflow.ops.adaptive import max_unpool
+from graphflow.ops.convert import astype
+from graphflow.spec import Size, product
+
+# Resizing -------------------------------------------------------------------------------------
+
+
+def _resized(call: Call, x: Tensor, **how: Any) -> Tensor:
+    """Ints are interpolated as floats, and cut to ints again."""
+    if how["mode"] == "nearest" or x.dtype.kind == "f":
+        result: Tensor = resize.resize(x, **how)
+        return result
+    wide = "float64" if x.dtype.itemsize > 2 else "float32"
+    return astype(resize.resize(astype(x, wide), **how), x.dtype)
+
+
+def _list(call: Call, i: int) -> list[Any] | None:
+    """An optional input of numbers; an empty one counts as left out."""
+    if not call.has(i) or 0 in call.spec(i).shape:
+        return None
+    return [item.item() for item in call.known(i).reshape(-1)]
+
+
+def _kept_aspect(
+    call: Call, policy: str, shape: Sequence[Size], sizes: Sequence[int]
+) -> tuple[list[int], list[float]]:
+    """Sizes of one factor for all axes, with which none is larger (or smaller) than wanted."""
+    if policy not in ("not_larger", "not_smaller"):
+        raise call.unsupported(f"keep_aspect_ratio_policy {policy!r}")
+    have = [call.static(n) for n in shape]
+    factors = [size / n for size, n in zip(sizes, have, strict=True)]
+    factor = min(factors) if policy == "not_larger" else max(factors)
+    return [int(factor * n + 0.5) for n in have], [factor] * len(have)
+
+
+@operator("Resize", since=11)
+def _resize(call: Call) -> Outputs:
+    x = call.tensor(0)
+    scales, sizes = _list(call, 2), _list(call, 3)
+    if (scales is None) == (sizes is None):
+        raise call.unsupported("exactly one of scales and sizes is given")
+    axes = [axis % x.ndim for axis in call.attr("axes", range(x.ndim))]
+    coordinates = call.attr("coordinate_transformation_mode", "half_pixel")
+    if coordinates == "tf_half_pixel_for_nn":
+        raise call.unsupported("coordinates by tf_half_pixel_for_nn; half_pixel is later's name")
+    policy = call.attr("keep_aspect_ratio_policy", "stretch")
+    if sizes is not None and policy != "stretch":
+        sizes, scales = _kept_aspect(call, policy, [x.shape[a] for a in axes], sizes)
+    region = None
+    if coordinates == "tf_crop_and_resize":
+        bounds = _list(call, 1) or [0.0] * len(axes) + [1.0] * len(axes)
+        region = list(zip(bounds[: len(axes)], bounds[len(axes) :], strict=True))
+    return _resized(
+        call,
+        x,
+        size=sizes,
+        scale=scales,
+        mode=call.attr("mode", "nearest"),
+        coordinates=coordinates,
+        axes=axes,
+        rounding=call.attr("nearest_mode", "round_prefer_floor"),
+        cubic_a=call.attr("cubic_coeff_a", -0.75),
+        exclude_outside=bool(call.attr("exclude_outside", 0)),
+        antialias=bool(call.attr("antialias", 0)),
+        roi=region,
+        extrapolation_value=call.attr("extrapolation_value", 0.0),
+    )
+
+
+def _scaled(call: Call, factors: Sequence[float]) -> Outputs:
+    """As Resize began: from the corner of the first element, without the choices of later."""
+    x = call.tensor(0)
+    if len(factors) != x.ndim:
+        raise call.unsupported(f"{len(factors)} scales for {x.ndim} axes")
+    mode = call.attr("mode", "nearest")
+    return _resized(
+        call,
+        x,
+        scale=list(factors),
+        mode="linear" if mode in ("bilinear", "linear") else mode,
+        coordinates="asymmetric",
+        axes=list(range(x.ndim)),
+        rounding="floor",
+    )
+
+
+@operator("Resize", since=10)
+def _resize_10(call: Call) -> Outputs:
+    return _scaled(call, call.known(1).astype(float).reshape(-1).tolist())
+
+
+@operator("Upsample", since=9)
+def _upsample(call: Call) -> Outputs:
+    return _scaled(call, call.known(1).astype(float).reshape(-1).tolist())
+
+
+@operator("Upsample", since=7)
+def _upsample_7(call: Call) -> Outputs:
+    return _scaled(call, call.required("scales"))
+
+
+@operator("Upsample")
+def _upsample_1(call: Call) -> Outputs:
+    return _scaled(call, [1.0, 1.0, call.required("height_scale"), call.required("width_scale")])
+
+
+# Sampling -------------------------------------------------------------------------------------
+
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names before opset 20
+
+
+@operator("GridSample")
+def _grid_sample(call: Call) -> Outputs:
+    mode = call.attr("mode", "linear")
+    return grid.grid_sample(
+        call.tensor(0),
+        astype(call.tensor(1), call.spec(0).dtype),
+        mode=_MODES.get(mode, mode),
+        padding=call.attr("padding_mode", "zeros"),
+        align_corners=bool(call.attr("align_corners", 0)),
+    )
+
+
+@operator("AffineGrid")
+def _affine_grid(call: Call) -> Outputs:
+    return grid.affine_grid(
+        call.tensor(0), tuple(call.sizes(1)), align_corners=bool(call.attr("align_corners", 0))
+    )
+
+
+def _regions(call: Call, coordinates: str) -> Tensor:
+    result: Tensor = roi.roi_align(
+        call.tensor(0),
+        astype(call.tensor(1), call.spec(0).dtype),
+        call.tensor(2),
+        size=(call.attr("output_height", 1), call.attr("output_width", 1)),
+        scale=call.attr("spatial_scale", 1.0),
+        samples=call.attr("sampling_ratio", 0),
+        mode=call.attr("mode", "avg"),
+        half_pixel=coordinates == "half_pixel",
+    )
+    return result
+
+
+@operator("RoiAlign", since=16)
+def _roi_align(call: Call) -> Outputs:
+    return _regions(call, call.attr("coordinate_transformation_mode", "half_pixel"))
+
+
+@operator("RoiAlign")
+def _roi_align_10(call: Call) -> Outputs:
+    return _regions(call, "output_half_pixel")
+
+
+@operator("DeformConv")
+def _deform_conv(call: Call) -> Outputs:
+    x = call.tensor(0)
+    rank = x.ndim - 2
+    pads = call.attr("pads", [0] * (2 * rank))
+    return deform.deform_conv(
+        x,
+        call.tensor(1),
+        call.tensor(2),
+        call.optional(3),
+        call.optional(4),
+        padding=[(pads[i], pads[rank + i]) for i in range(rank)],
+        groups=call.attr("group", 1),
+        offset_groups=call.attr("offset_group", 1),
+        **steps_of(call, rank),
+    )
+
+
+# Putting together -----------------------------------------------------------------------------
+
+
+@operator("MaxUnpool")
+def _max_unpool(call: Call) -> Outputs:
+    """ONNX counts places through the whole pooled tensor, we through each plane."""
+    x, places = call.tensor(0), call.tensor(1)
+    kernel = call.required("kernel_shape")
+    rank = len(kernel)
+    strides = call.attr("strides", [1] * rank)
+    pads = call.attr("pads", [0] * (2 * rank))
+    sizes = [
+        (call.static(n) - 1) * strides[i] - pads[i] - pads[rank + i] + kernel[i]
+        for i, n in enumerate(x.shape[2:])
+    ]
+    y: Tensor = max_unpool(
+        x, elementwise.remainder(places, product(sizes)), kernel, strides, output_size=sizes
+    )
+    if not call.has(2):
+        return y
+    wanted = [int(n) for n in call.known(2).reshape(-1)]
+    spread = [(0, want - have) for want, have in zip(wanted[2:], sizes, strict=True)]
+    if min((after for _, after in spread), default=0) < 0:
+        raise call.unsupported(f"output_shape {wanted} is smaller than {sizes}, which it came from")
+    return window.pad(y, [(0, 0), (0, 0), *spread])
+
+
+@operator("Col2Im")
+def _col_to_image(call: Call) -> Outputs:
+    image, block = ([call.static(n) for n in call.sizes(i)] for i in (1, 2))
+    rank = len(image)
+    pads = call.attr("pads", [0] * (2 * rank))
+    return unfold.fold(
+        call.tensor(0),
+        image,
+        block,
+        padding=[(pads[i], pads[rank + i]) for i in range(rank)],
+        **steps_of(call, rank),
+    )
