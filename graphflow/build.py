@@ -9,7 +9,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, DTypeError, GraphError, VariableError
 from graphflow.feeding import cast
 from graphflow.init import Initializer
-from graphflow.op import REGISTRY, Tensor, as_tensor, located
+from graphflow.op import PLAIN, REGISTRY, Tensor, as_tensor, located
 from graphflow.spec import as_dtype, normalize_shape
 
 
@@ -70,8 +70,8 @@ def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
         array = np.asarray(value)
     except (ValueError, TypeError, GraphError) as error:
         raise DTypeError(f"the initial value is no array: {error}; give an array") from None
-    if not isinstance(value, np.ndarray | np.generic) and array.dtype == np.float64:
-        array = array.astype(np.float32)
+    if not isinstance(value, np.ndarray | np.generic) and array.dtype.name in PLAIN:
+        array = array.astype(PLAIN[array.dtype.name])
     given = as_dtype(array.dtype)
     array = np.array(array, given if dtype is None else as_dtype(dtype), order="C")
     array.flags.writeable = False

@@ -675,6 +675,10 @@ def _convertible(value: Any) -> bool:
     )
 
 
+# What plain Python numbers and lists become, by the dtype that numpy gives them.
+PLAIN = {"float64": "float32", "complex128": "complex64"}
+
+
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     """A tensor as it is; arrays, lists and Python scalars as constants (lists of floats become
     float32, of complex numbers complex64); a symbolic size as the number that it is (int64).
@@ -694,7 +698,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     except ValueError as error:
         raise DTypeError(f"{value!r} is no regular array: {error}") from None
     if dtype is None and not isinstance(value, np.ndarray | np.generic):
-        dtype = {"float64": "float32", "complex128": "complex64"}.get(array.dtype.name)
+        dtype = PLAIN.get(array.dtype.name)
     given = as_dtype(array.dtype)
     with np.errstate(over="ignore"):  # beyond the dtype is inf, as for any op
         array = array.astype(given if dtype is None else as_dtype(dtype))
@@ -770,7 +774,8 @@ def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
 
 
 __all__ = [
-    "FUNCTIONS", "REGISTRY", "Autocast", "Cost", "Location", "Node", "Op", "Sample", "Tensor",
+    "FUNCTIONS", "PLAIN", "REGISTRY", "Autocast", "Cost", "Location", "Node", "Op", "Sample",
+    "Tensor",
     "as_tensor", "autocast", "autocasted", "device", "function", "located", "made_by", "make_node",
     "name_scope",
     "next_stream", "owner", "promoted", "read_from", "register", "sample", "seeded", "told",

@@ -48,6 +48,25 @@ def across(x: gf.Tensor) -> gf.Tensor:
         return more - 3.0
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64", "complex128"])
+def test_tensors_of_every_float_and_complex_dtype_travel_and_are_kept(
+    session: gf.Session, dtype: str
+) -> None:
+    x = gf.placeholder(dtype, (None,))
+    with gf.device("/worker:0"):
+        v = gf.variable(gf.init.full((3,), 0.5, dtype), name=f"v_{dtype}")
+        y = x + v
+    with gf.device("/worker:1"):
+        z = gf.exp(y) * (1j if "complex" in dtype else 1.0)
+    given = np.arange(3).astype(dtype)
+    first, second = session.run([z, gf.assign(v, x)], {x: given})
+    wide = (given + np.asarray(0.5, dtype)).astype("complex128" if "complex" in dtype else "f8")
+    wanted = np.exp(wide) * (1j if "complex" in dtype else 1.0)
+    assert first.dtype == second.dtype == dtype
+    np.testing.assert_allclose(first.astype(wanted.dtype), wanted, rtol=2.0**-7)
+    assert session.get(v).tobytes() == given.tobytes()
+
+
 def slow_step() -> gf.Tensor:
     """A tensor that takes the second worker many seconds."""
     with gf.device("/worker:1"):
