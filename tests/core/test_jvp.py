@@ -142,7 +142,7 @@ def test_tangents_pass_through_bodies() -> None:
         )
 
     def chosen() -> gf.Tensor:
-        return gf.cond(gf.sum(c) < 0.0, lambda v: gf.sum(v), lambda v: gf.sum(gf.exp(v) * xs), c)
+        return gf.cond(gf.sum(c) < 0.0, gf.sum, lambda v: gf.sum(gf.exp(v) * xs), c)
 
     rng = np.random.default_rng(0)
     at = {xs: rng.uniform(0.5, 1.5, (4, 2)), c: rng.uniform(0.5, 1.5, (2,))}
