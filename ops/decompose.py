@@ -22,7 +22,6 @@ from graphflow.ops.matrix import (
     identity,
     in_kind_of,
     inverse_gaps,
-    known_zero,
     lapack,
     matrix_sizes,
     narrow,
@@ -30,9 +29,8 @@ from graphflow.ops.matrix import (
     square_size,
     symmetric_part,
     times,
-    wide,
 )
-from graphflow.ops.rules import conj
+from graphflow.ops.rules import conj, is_zeros
 from graphflow.ops.solve import solve_op, triangular_solve_op
 from graphflow.ops.window import concat, window
 from graphflow.spec import TensorSpec, complex_dtype, minimum, real_dtype, spec
@@ -50,7 +48,6 @@ def _infer_square(x: TensorSpec) -> TensorSpec:
 
 def _symmetric(x: Any) -> Any:
     """The symmetric part of an array; a symmetric one comes back bit by bit."""
-    x = wide(x)
     return (x + array_adjoint(x)) * x.dtype.type(0.5)
 
 
@@ -86,6 +83,7 @@ cholesky_op = register(
         vjp=_cholesky_vjp,
         batch=batching.rows,
         cost=cubic(1),
+        autocast="high",
         samples=tuple(sample(s, make=positive_definite) for s in (M33, BATCH33, C33)),
     )
 )
@@ -123,7 +121,7 @@ def _infer_qr(x: TensorSpec, mode: str) -> tuple[TensorSpec, TensorSpec]:
 
 
 def _qr_kernel(xp: Any, x: Any, mode: str) -> tuple[Any, Any]:
-    q, r = xp.linalg.qr(wide(x), mode)
+    q, r = xp.linalg.qr(x, mode)
     return narrow(xp, q, x.dtype), narrow(xp, r, x.dtype)
 
 
@@ -172,6 +170,7 @@ qr_op = register(
         vjp=_qr_vjp,
         batch=batching.rows,
         cost=cubic(2),
+        autocast="high",
         samples=(
             sample(M33, make=distinct, mode="reduced"),
             sample(spec("float32", (4, 2)), make=distinct, mode="reduced"),
@@ -238,7 +237,7 @@ def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> 
     """V·(diag(gw) + F∘(Vᴴ·gV))·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ)."""
     (g_values, g_vectors), (values, vectors) = g, y
     result = _rebuilt(g_values, vectors)
-    if not known_zero(g_vectors):
+    if not is_zeros(g_vectors):
         turned = times(vectors, g_vectors, adjoint_a=True)
         turned = turned * inverse_gaps(values)
         result = result + times(times(vectors, turned), vectors, adjoint_b=True)
@@ -253,6 +252,7 @@ eigh_op = register(
         vjp=_eigh_vjp,
         batch=batching.rows,
         cost=cubic(9),
+        autocast="high",
         samples=tuple(sample(s, make=distinct) for s in REAL),
     )
 )
@@ -264,6 +264,7 @@ eigvalsh_op = register(
         vjp=lambda g, y, x: (in_kind_of(symmetric_part(_rebuilt(g, eigh_op(x)[1])), x),),
         batch=batching.rows,
         cost=cubic(4),
+        autocast="high",
         samples=tuple(sample(s, make=distinct) for s in (M33, BATCH33, C33)),
     )
 )
@@ -312,7 +313,7 @@ def _infer_eig(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 
 
 def _eig_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
-    values, vectors = lapack(xp, xp.linalg.eig, wide(x), _NO_VALUES)
+    values, vectors = lapack(xp, xp.linalg.eig, x, _NO_VALUES)
     wanted = complex_dtype(x.dtype)
     return narrow(xp, values, wanted), narrow(xp, vectors, wanted)
 
@@ -323,7 +324,7 @@ def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> t
     (g_values, g_vectors), (values, vectors) = g, y
     eye = identity(x.shape[-1], FUNCTIONS["real"](values))
     inner = eye * columns(g_values)
-    if not known_zero(g_vectors):
+    if not is_zeros(g_vectors):
         turned = times(vectors, g_vectors, adjoint_a=True)
         lengths = FUNCTIONS["sum"](FUNCTIONS["real"](turned) * eye, axis=-2)
         turned = turned - times(vectors, vectors, adjoint_a=True) * columns(lengths)
@@ -340,6 +341,7 @@ eig_op = register(
         vjp=_eig_vjp,
         batch=batching.rows,
         cost=cubic(25),
+        autocast="high",
         samples=tuple(sample(s, make=distinct) for s in REAL),
         device_kinds=("cpu",),
     )

@@ -16,8 +16,8 @@ import numpy as np
 
 from graphflow.errors import CheckError, ShapeError
 from graphflow.op import Cost, Op, register, sample
+from graphflow.ops import batching
 from graphflow.ops.convert import astype
-from graphflow.ops.matrix import wide
 from graphflow.ops.rules import require_kind
 from graphflow.spec import (
     Size,
@@ -74,7 +74,9 @@ fft_op: Op = register(
         vjp=lambda g, y, x, axes, inverse, norm: (
             fft_op(g, axes=axes, inverse=not inverse, norm=OPPOSITE[norm]),
         ),
+        batch=batching.along("axes"),
         cost=lambda x, axes, inverse, norm: _cost(x.size, [x.shape[a] for a in axes]),
+        autocast="high",
         samples=(
             sample(C34, axes=(1,), inverse=False, norm="backward"),
             sample(C34, axes=(1,), inverse=True, norm="backward"),
@@ -99,11 +101,21 @@ def _scale_inner(spectrum: Any, size: int, axis: int, inner: float) -> None:
         spectrum[(slice(None),) * axis + (slice(1, (size + 1) // 2),)] *= inner
 
 
+def _rfft_into(xp: Any, out: Any, x: Any, axis: int, norm: str, inner: float) -> None:
+    if xp is np:
+        transform: Any = np.fft.rfft
+        transform(x, axis=axis, norm=norm, out=out)
+    else:
+        xp.copyto(out, xp.fft.rfft(x, axis=axis, norm=norm))
+    _scale_inner(out, x.shape[axis], axis, inner)
+
+
 def _rfft_kernel(xp: Any, x: Any, axis: int, norm: str, inner: float) -> Any:
-    wanted = complex_dtype(x.dtype)
-    result = xp.ascontiguousarray(xp.fft.rfft(wide(x), axis=axis, norm=norm), dtype=wanted)
-    _scale_inner(result, x.shape[axis], axis, inner)
-    return result
+    shape = list(x.shape)
+    shape[axis] = shape[axis] // 2 + 1
+    out = xp.empty(shape, complex_dtype(x.dtype))
+    _rfft_into(xp, out, x, axis, norm, inner)
+    return out
 
 
 def _infer_irfft(x: TensorSpec, size: Size, axis: int, norm: str, inner: float) -> TensorSpec:
@@ -117,14 +129,25 @@ def _infer_irfft(x: TensorSpec, size: Size, axis: int, norm: str, inner: float) 
     return TensorSpec(tuple(shape), real_dtype(x.dtype))
 
 
-def _irfft_kernel(xp: Any, x: Any, size: int, axis: int, norm: str, inner: float) -> Any:
+def _irfft_into(xp: Any, out: Any, x: Any, size: int, axis: int, norm: str, inner: float) -> None:
     if size < 1 or x.shape[axis] < 1:
         raise CheckError(f"{x.shape[axis]} frequencies are no half of {size} elements; give n")
     if inner != 1.0:
         x = x.copy()
         _scale_inner(x, size, axis, inner)
-    result = xp.fft.irfft(x, size, axis=axis, norm=norm)
-    return xp.ascontiguousarray(result, dtype=real_dtype(x.dtype))
+    if xp is np:
+        transform: Any = np.fft.irfft
+        transform(x, size, axis=axis, norm=norm, out=out)
+    else:
+        xp.copyto(out, xp.fft.irfft(x, size, axis=axis, norm=norm))
+
+
+def _irfft_kernel(xp: Any, x: Any, size: int, axis: int, norm: str, inner: float) -> Any:
+    shape = list(x.shape)
+    shape[axis] = size
+    out = xp.empty(shape, real_dtype(x.dtype))
+    _irfft_into(xp, out, x, size, axis, norm, inner)
+    return out
 
 
 # Half of the spectrum of a real tensor; the frequencies but the first and that at n/2 are
@@ -134,13 +157,16 @@ rfft_op: Op = register(
         "rfft",
         infer=_infer_rfft,
         kernel=_rfft_kernel,
+        into=_rfft_into,
         vjp=lambda g, y, x, axis, norm, inner: (
             astype(
                 irfft_op(g, size=x.shape[axis], axis=axis, norm=OPPOSITE[norm], inner=inner / 2),
                 x.dtype,
             ),
         ),
+        batch=batching.along("axis"),
         cost=lambda x, axis, norm, inner: _cost(x.size, [x.shape[axis]]),
+        autocast="high",
         samples=(
             sample(F34, axis=1, norm="backward", inner=1.0),
             sample(spec("float32", (2, 5, 2)), axis=1, norm="ortho", inner=2.0),
@@ -155,10 +181,13 @@ irfft_op: Op = register(
         "irfft",
         infer=_infer_irfft,
         kernel=_irfft_kernel,
+        into=_irfft_into,
         vjp=lambda g, y, x, size, axis, norm, inner: (
             rfft_op(g, axis=axis, norm=OPPOSITE[norm], inner=inner * 2),
         ),
+        batch=batching.along("axis"),
         cost=lambda x, size, axis, norm, inner: _cost(x.size, [x.shape[axis]]),
+        autocast="high",
         samples=(
             sample(spec("complex64", (3, 3)), size=4, axis=1, norm="backward", inner=1.0),
             sample(spec("complex64", (2, 3, 2)), size=5, axis=1, norm="ortho", inner=0.5),

@@ -7,9 +7,15 @@ from typing import Any
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
-from graphflow.ops.matrix import in_kind_of, matrix_sizes, reciprocal_or_zero, square_size, wide
+from graphflow.ops.matrix import in_kind_of, matrix_sizes, square_size
 from graphflow.ops.reduce import arguments, per_element, require_elements
-from graphflow.ops.rules import keep_axes, normalize_axis, reduced_shape, require_kind
+from graphflow.ops.rules import (
+    keep_axes,
+    normalize_axis,
+    reciprocal_or_zero,
+    reduced_shape,
+    require_kind,
+)
 from graphflow.ops.shape import expand_dims, permute_dims, squeeze
 from graphflow.ops.singular import svdvals
 from graphflow.ops.solve import inv
@@ -31,7 +37,6 @@ def _infer_norm(x: TensorSpec, axis: Axes, keepdims: bool, ord: float) -> Tensor
 
 def _norm_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, ord: float) -> Any:
     dtype = real_dtype(x.dtype)
-    x = wide(x)
     kept = {"axis": axis, "keepdims": keepdims}
     if ord == 0:
         result = (x != 0).sum(**kept)

@@ -1,9 +1,8 @@
 """What the ops on matrices share: shape rules, adjoints, and LAPACK with errors that say which
 matrix was at fault.
 
-Such ops take batches: matrices are the last two axes, everything before counts them. float16 and
-bfloat16 are computed in float32. LAPACK runs on one thread, so bits do not depend on how many a
-device has.
+Such ops take batches: matrices are the last two axes, everything before counts them. LAPACK runs
+on one thread, so bits do not depend on how many a device has.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from ml_dtypes import finfo
 
 from graphflow.errors import CheckError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Tensor
 from graphflow.ops.convert import astype
 from graphflow.ops.linalg import matmul
-from graphflow.ops.rules import conj, require_kind
+from graphflow.ops.rules import conj, reciprocal_or_zero, require_kind
 from graphflow.ops.shape import expand_dims, matrix_transpose
-from graphflow.spec import Size, TensorSpec, equate, is_half, kind, show_shape
+from graphflow.spec import Size, TensorSpec, equate, kind, show_shape
 
 # Shape rules ------------------------------------------------------------------------------------
 
@@ -94,20 +93,14 @@ def identity(size: Size, like: Tensor) -> Tensor:
     return result
 
 
-def reciprocal_or_zero(x: Tensor) -> Tensor:
-    """1 / x, and 0 where x is 0; its gradient is finite there, too."""
-    zero = x == 0
-    result: Tensor = FUNCTIONS["where"](zero, 0.0, 1.0 / FUNCTIONS["where"](zero, 1.0, x))
-    return result
-
-
 def inverse_gaps(values: Tensor) -> Tensor:
     """1 / (vⱼ - vᵢ) as matrices, and 0 where the two are equal but for rounding."""
     gaps: Tensor = columns(values) - rows(values)
     n = values.shape[-1]
     if n == 0:
         return gaps
-    rounding = float(finfo(values.dtype).eps) * (max(n, 16) if isinstance(n, int) else 16)
+    epsilon = ml_dtypes.finfo(values.dtype).eps  # type: ignore[no-untyped-call]
+    rounding = float(epsilon) * (max(n, 16) if isinstance(n, int) else 16)
     size: Tensor = FUNCTIONS["abs"](values)
     noise = FUNCTIONS["max"](size, axis=-1, keepdims=True) * rounding
     apart = FUNCTIONS["abs"](gaps) > expand_dims(noise, -1)
@@ -121,17 +114,7 @@ def in_kind_of(g: Tensor, x: Tensor) -> Tensor:
     return astype(FUNCTIONS["real"](g), x.dtype) if kind(g.dtype) == "complex" else g
 
 
-def known_zero(g: Tensor) -> bool:
-    """Whether a cotangent is the zeros of an output that does not matter."""
-    return g.node.op.name == "fill" and g.node.attrs["value"] == 0
-
-
 # Kernels are made of ----------------------------------------------------------------------------
-
-
-def wide(x: Any) -> Any:
-    """An array as LAPACK takes it: floats of 16 bits as float32."""
-    return x.astype("float32") if is_half(x.dtype) else x
 
 
 def narrow(xp: Any, x: Any, dtype: Any) -> Any:

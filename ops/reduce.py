@@ -19,10 +19,10 @@ from graphflow.ops.convert import astype, size_of
 from graphflow.ops.rules import (
     keep_axes,
     normalize_axes,
+    reciprocal_or_zero,
     reduced_shape,
     require_kind,
 )
-from graphflow.ops.transcendental import sqrt
 from graphflow.spec import (
     Shape,
     Size,
@@ -260,6 +260,32 @@ _var = register(
 )
 
 
+def _std_vjp(
+    g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
+) -> tuple[Tensor]:
+    per_variance = g * 0.5 * reciprocal_or_zero(y)
+    return _var_vjp(per_variance, y, x, axis, keepdims, correction)
+
+
+_std = register(
+    Op(
+        "std",
+        infer=_var.infer,
+        kernel=lambda xp, *arrays, **attrs: xp.sqrt(_var_kernel(xp, *arrays, **attrs)),
+        vjp=_std_vjp,
+        batch=_var.batch,
+        cost=per_element(4),
+        autocast=_var.autocast,
+        samples=_var.samples,
+    )
+)
+
+
+def _require_correction(correction: Any) -> None:
+    if isinstance(correction, bool) or not isinstance(correction, int | float):
+        raise ArgumentError(f"correction is a number, not {correction!r}")
+
+
 @function
 def var(
     x: Any,
@@ -277,8 +303,7 @@ def var(
     """
     x, axes = arguments("var", x, axis, keepdims)
     with located("var"):
-        if isinstance(correction, bool) or not isinstance(correction, int | float):
-            raise ArgumentError(f"correction is a number, not {correction!r}")
+        _require_correction(correction)
     result: Tensor = _var(
         _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
     )
@@ -293,8 +318,17 @@ def std(
     correction: float = 0.0,
     name: str | None = None,
 ) -> Tensor:
-    """Standard deviation: the root of `var`; its gradient is not finite where that is 0."""
-    result: Tensor = sqrt(var(x, axis, keepdims, correction), name=name)
+    """Standard deviation: the root of `var`; where that is 0, so is its gradient, as in torch.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
+    """
+    x, axes = arguments("std", x, axis, keepdims)
+    with located("std"):
+        _require_correction(correction)
+    result: Tensor = _std(
+        _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
+    )
     return result
 
 

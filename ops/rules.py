@@ -131,6 +131,13 @@ def is_zeros(g: Tensor) -> bool:
     return g.node.op.name == "fill" and not g.node.attrs["value"]
 
 
+def reciprocal_or_zero(x: Tensor) -> Tensor:
+    """1 / x, and 0 where x is 0; its gradient is finite there, too."""
+    zero = x == 0
+    result: Tensor = FUNCTIONS["where"](zero, 0.0, 1.0 / FUNCTIONS["where"](zero, 1.0, x))
+    return result
+
+
 def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
     """The shape after a reduction that keeps its axes, with size 1."""
     return reduced_shape(shape, axes, keepdims=True)

@@ -13,10 +13,10 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.convert import astype
 from graphflow.ops.fft import fft, ifft, irfft, rfft
-from graphflow.ops.matrix import reciprocal_or_zero, wide
-from graphflow.ops.rules import require_kind
+from graphflow.ops.rules import reciprocal_or_zero, require_kind
 from graphflow.ops.shape import broadcast_to
 from graphflow.ops.window import window as part
 from graphflow.spec import (
@@ -130,11 +130,10 @@ def _infer_overlap(x: TensorSpec, size: Size, step: int) -> TensorSpec:
 def _overlap_kernel(xp: Any, x: Any, size: int, step: int) -> Any:
     """Sums in the order of the elements of a frame, by blocks of one step."""
     frames, length = x.shape[-2:]
-    wide_x = wide(x)
     blocks = -(-length // step)
-    out = xp.zeros((*x.shape[:-2], frames + blocks, step), wide_x.dtype)
+    out = xp.zeros((*x.shape[:-2], frames + blocks, step), x.dtype)
     for block in range(blocks):
-        piece = wide_x[..., block * step : (block + 1) * step]
+        piece = x[..., block * step : (block + 1) * step]
         out[..., block : block + frames, : piece.shape[-1]] += piece
     flat = out.reshape(*x.shape[:-2], -1)
     result = xp.zeros((*x.shape[:-2], size), x.dtype)
@@ -150,7 +149,9 @@ frame_op: Op = register(
         infer=_infer_frame,
         kernel=_frame_kernel,
         vjp=lambda g, y, x, length, step: (overlap_add_op(g, size=x.shape[-1], step=step),),
+        batch=batching.rows,
         cost=lambda x, length, step: Cost(flops=0),
+        halves=True,
         samples=(
             sample(spec("float32", (2, 9)), length=4, step=2),
             sample(spec("float32", (2, 8)), length=2, step=3),
@@ -164,7 +165,9 @@ overlap_add_op: Op = register(
         infer=_infer_overlap,
         kernel=_overlap_kernel,
         vjp=lambda g, y, x, size, step: (frame_op(g, length=x.shape[-1], step=step),),
+        batch=batching.rows,
         cost=lambda x, size, step: Cost(flops=x.size),
+        autocast="high",
         samples=(
             sample(spec("float32", (2, 3, 4)), size=9, step=2),
             sample(spec("float32", (3, 2)), size=10, step=3),

@@ -31,17 +31,14 @@ from graphflow.ops.matrix import (
     identity,
     in_kind_of,
     inverse_gaps,
-    known_zero,
     lapack,
     matrix_sizes,
     narrow,
-    reciprocal_or_zero,
     regular,
     rows,
     times,
-    wide,
 )
-from graphflow.ops.rules import unbroadcast
+from graphflow.ops.rules import is_zeros, reciprocal_or_zero, unbroadcast
 from graphflow.ops.shape import expand_dims, squeeze
 from graphflow.spec import (
     Size,
@@ -81,7 +78,7 @@ def _infer_svdvals(x: TensorSpec) -> TensorSpec:
 
 
 def _svd_kernel(xp: Any, x: Any, full_matrices: bool) -> tuple[Any, Any, Any]:
-    u, s, vh = lapack(xp, lambda a: xp.linalg.svd(a, full_matrices), wide(x), _NO_VALUES)
+    u, s, vh = lapack(xp, lambda a: xp.linalg.svd(a, full_matrices), x, _NO_VALUES)
     return (
         narrow(xp, u, x.dtype),
         narrow(xp, s, real_dtype(x.dtype)),
@@ -90,7 +87,7 @@ def _svd_kernel(xp: Any, x: Any, full_matrices: bool) -> tuple[Any, Any, Any]:
 
 
 def _svdvals_kernel(xp: Any, x: Any) -> Any:
-    s = lapack(xp, lambda a: xp.linalg.svd(a, compute_uv=False), wide(x), _NO_VALUES)
+    s = lapack(xp, lambda a: xp.linalg.svd(a, compute_uv=False), x, _NO_VALUES)
     return narrow(xp, s, real_dtype(x.dtype))
 
 
@@ -112,7 +109,7 @@ def _svd_vjp(
     gaps = inverse_gaps(s * s)
     inner = identity(s.shape[-1], s) * columns(gs)
     outside = None
-    if not known_zero(gu):
+    if not is_zeros(gu):
         turned = times(u, gu, adjoint_a=True)
         inner = inner + (turned - adjoint_of(turned)) * gaps * columns(s)
         if x.dtype.kind == "c":  # the phase of u against that of v
@@ -122,7 +119,7 @@ def _svd_vjp(
         if m != n:
             beyond = (gu - times(u, turned)) * columns(reciprocal_or_zero(s))
             outside = times(beyond, vh)
-    if not known_zero(gvh):
+    if not is_zeros(gvh):
         turned = times(vh, gvh, adjoint_b=True)
         inner = inner + rows(s) * ((turned - adjoint_of(turned)) * gaps)
         if m != n:
@@ -146,6 +143,7 @@ svd_op = register(
         vjp=_svd_vjp,
         batch=batching.rows,
         cost=cubic(14),
+        autocast="high",
         samples=(
             *(sample(s, make=distinct, full_matrices=False) for s in REAL),
             sample(M33, make=distinct, full_matrices=True),
@@ -160,6 +158,7 @@ svdvals_op = register(
         vjp=_svdvals_vjp,
         batch=batching.rows,
         cost=cubic(4),
+        autocast="high",
         samples=tuple(sample(s, make=distinct) for s in SHAPES),
     )
 )
@@ -231,10 +230,11 @@ _rank = register(
         "count_above",
         infer=_infer_rank,
         kernel=lambda xp, s, longer, rtol: xp.asarray(
-            xp.count_nonzero(_kept(xp, wide(s), longer, rtol), axis=-1), "int64"
+            xp.count_nonzero(_kept(xp, s, longer, rtol), axis=-1), "int64"
         ),
         batch=batching.rows,
         cost=lambda s, longer, rtol: Cost(flops=s.size * 2),
+        autocast="high",
         samples=(
             sample(spec("float32", (3, 4)), low=0.1, longer=4, rtol=None),
             sample(spec("float32", (3,)), low=0.1, longer=3, rtol=0.5),
@@ -271,7 +271,7 @@ def _longer(x: Tensor) -> Size:
 
 def _parts(xp: Any, x: Any, rtol: float | None) -> tuple[Any, Any, Any]:
     """u, the reciprocals of the singular values that count (else 0), and vh."""
-    u, s, vh = lapack(xp, lambda a: xp.linalg.svd(a, False), wide(x), _NO_VALUES)
+    u, s, vh = lapack(xp, lambda a: xp.linalg.svd(a, False), x, _NO_VALUES)
     kept = _kept(xp, s, max(x.shape[-2:]), rtol)
     return u, xp.where(kept, 1 / xp.where(kept, s, 1), s.dtype.type(0)), vh
 
@@ -306,6 +306,7 @@ pinv_op = register(
         vjp=_pinv_vjp,
         batch=batching.rows,
         cost=cubic(16),
+        autocast="high",
         samples=tuple(sample(s, make=regular, rtol=None) for s in SHAPES),
     )
 )
@@ -342,7 +343,7 @@ def _infer_lstsq(a: TensorSpec, b: TensorSpec, adjoint: bool, rtol: float | None
 def _lstsq_kernel(xp: Any, a: Any, b: Any, adjoint: bool, rtol: float | None) -> Any:
     u, inverse, vh = _parts(xp, a, rtol)
     left, right = (vh, u) if adjoint else (array_adjoint(u), array_adjoint(vh))
-    result = xp.matmul(right, inverse[..., None] * xp.matmul(left, wide(b)))
+    result = xp.matmul(right, inverse[..., None] * xp.matmul(left, b))
     return narrow(xp, result, b.dtype)
 
 
@@ -379,6 +380,7 @@ lstsq_op: Op = register(
         vjp=_lstsq_vjp,
         batch=batching.elementwise,
         cost=_cost_lstsq,
+        autocast="high",
         samples=(
             sample(M43, M42, make=regular, adjoint=False, rtol=None),
             sample(M43, spec("float32", (3, 2)), make=regular, adjoint=True, rtol=None),

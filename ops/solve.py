@@ -27,7 +27,6 @@ from graphflow.ops.matrix import (
     regular,
     square_size,
     times,
-    wide,
 )
 from graphflow.ops.rules import conj, unbroadcast
 from graphflow.ops.shape import broadcast_to, expand_dims, matrix_transpose, squeeze
@@ -72,7 +71,7 @@ def _cost_solve(a: TensorSpec, b: TensorSpec, **attrs: Any) -> Cost:
 
 
 def _solve_kernel(xp: Any, a: Any, b: Any, adjoint: bool) -> Any:
-    left, right = wide(a), wide(b)
+    left, right = a, b
     if adjoint:
         left = array_adjoint(left)
     result = lapack(xp, lambda x: xp.linalg.solve(x, right), left, _SINGULAR)
@@ -94,6 +93,7 @@ solve_op: Op = register(
         vjp=_solve_vjp,
         batch=batching.elementwise,
         cost=_cost_solve,
+        autocast="high",
         samples=(
             sample(M33, M32, adjoint=False),
             sample(M33, M32, adjoint=True),
@@ -153,7 +153,7 @@ def _upper_solve(xp: Any, a: Any, b: Any) -> Any:
 def _triangular_kernel(
     xp: Any, a: Any, b: Any, lower: bool, adjoint: bool, unit_diagonal: bool
 ) -> Any:
-    left, right = wide(a), wide(b)
+    left, right = a, b
     left = xp.tril(left) if lower else xp.triu(left)
     diagonal = range(left.shape[-1])
     if unit_diagonal:
@@ -194,6 +194,7 @@ triangular_solve_op: Op = register(
         vjp=_triangular_vjp,
         batch=batching.elementwise,
         cost=_cost_triangular,
+        autocast="high",
         samples=(
             sample(M33, M32, **_LOWER),
             sample(M33, M32, **(_LOWER | {"adjoint": True})),
@@ -246,7 +247,7 @@ def _infer_square(x: TensorSpec) -> TensorSpec:
 
 
 def _inv_kernel(xp: Any, x: Any) -> Any:
-    return narrow(xp, lapack(xp, xp.linalg.inv, wide(x), _SINGULAR), x.dtype)
+    return narrow(xp, lapack(xp, xp.linalg.inv, x, _SINGULAR), x.dtype)
 
 
 inv_op = register(
@@ -257,6 +258,7 @@ inv_op = register(
         vjp=lambda g, y, x: (-times(times(y, g, adjoint_a=True), y, adjoint_b=True),),
         batch=batching.rows,
         cost=cubic(2),
+        autocast="high",
         samples=(sample(M33), sample(BATCH33), sample(C33)),
     )
 )
@@ -314,12 +316,12 @@ def _infer_det(x: TensorSpec) -> TensorSpec:
 
 
 def _det_kernel(xp: Any, x: Any) -> Any:
-    return narrow(xp, xp.asarray(xp.linalg.det(wide(x))), x.dtype).reshape(x.shape[:-2])
+    return narrow(xp, xp.asarray(xp.linalg.det(x)), x.dtype).reshape(x.shape[:-2])
 
 
 def _cofactor_kernel(xp: Any, x: Any) -> Any:
     """With x = u·s·v: det(u)·det(v)·u*·s'·v*, s'ᵢ the product of the other singular values."""
-    u, s, v = lapack(xp, xp.linalg.svd, wide(x), "has no singular values: does it hold NaN or inf?")
+    u, s, v = lapack(xp, xp.linalg.svd, x, "has no singular values: does it hold NaN or inf?")
     n = s.shape[-1]
     others = xp.where(xp.eye(n, dtype=bool), s.dtype.type(1), s[..., None, :]).prod(-1)
     signs = xp.linalg.det(u) * xp.linalg.det(v)
@@ -348,6 +350,7 @@ cofactor = register(
         vjp=_cofactor_vjp,
         batch=batching.rows,
         cost=cubic(22),
+        autocast="high",
         samples=(sample(M33), sample(BATCH33), sample(C33)),
     )
 )
@@ -359,6 +362,7 @@ det_op = register(
         vjp=lambda g, y, x: (_as_matrix(g) * conj(cofactor(x)),),
         batch=batching.rows,
         cost=cubic(1),
+        autocast="high",
         samples=(sample_of(M33), sample_of(BATCH33), sample_of(C33)),
     )
 )
@@ -384,7 +388,7 @@ def _infer_slogdet(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 
 
 def _slogdet_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
-    sign, log = map(xp.asarray, xp.linalg.slogdet(wide(x)))
+    sign, log = map(xp.asarray, xp.linalg.slogdet(x))
     shape = x.shape[:-2]
     return (
         narrow(xp, sign, x.dtype).reshape(shape),
@@ -409,6 +413,7 @@ slogdet_op = register(
         vjp=_slogdet_vjp,
         batch=batching.rows,
         cost=cubic(1),
+        autocast="high",
         samples=(sample(M33), sample(BATCH33), sample(C33)),
     )
 )

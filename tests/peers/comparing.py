@@ -39,10 +39,10 @@ def agree(
     torch.autograd.backward(us, [torch.tensor(w) for w in weights])
     given = {**(feeds or {}), **dict(zip(xs, arrays, strict=True))}
     have = evaluate([*ys, *slopes], given)
-    want = [u.detach().numpy() for u in us]
+    want = [u.detach().resolve_conj().numpy() for u in us]
     for i in moving:
         g = ts[i].grad
-        want.append(np.zeros_like(arrays[i]) if g is None else g.numpy())
+        want.append(np.zeros_like(arrays[i]) if g is None else g.resolve_conj().numpy())
     for a, b in zip(have, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
