@@ -451,7 +451,11 @@ def _worker_on_this_host(
 
 def _listed(names: tuple[str, ...] | list[str]) -> tuple[str, ...]:
     """Names of devices; a single name stands for a list of one."""
-    return (names,) if isinstance(names, str) else tuple(names)
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, tuple | list):
+        raise ClusterError(f"devices are names, such as ('cpu:0', 'gpu:0'), not {names!r}")
+    return tuple(names)
 
 
 def local_kind(name: str) -> Literal["cpu", "gpu"]:
