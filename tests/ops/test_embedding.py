@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, OpError, ShapeError
+from graphflow.graph import Graph
 from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY
+from graphflow.placement.cost import build_problem
 from graphflow.runtime.layout import Layout, plan_layout
+from tests.placement.speeds import profile
 from tests.runtime.programs import alone
 
 RNG = np.random.default_rng(0)
@@ -122,6 +125,16 @@ def test_a_step_on_a_million_rows_takes_memory_for_those_that_occur() -> None:
         assert layout.arena.nbytes < 30 * rows  # the table has 3,900 times as many
         assert {node.op.name for node in layout.deferred} >= {"update_rows"}
     assert _layout(gf.optim.Adam(0.1).minimize(loss)).arena.nbytes > 4_000 * 64 * 4
+
+
+def test_a_plan_counts_no_second_table_for_a_step_on_its_rows() -> None:
+    table = gf.variable(gf.init.zeros((1_000_000, 64)), name="table")
+    step = gf.optim.SGD(0.1).minimize(gf.sum(gf.nn.embedding(np.arange(256), table)))
+    cluster = gf.Cluster.local(workers=1, threads=1)
+    made = build_problem(Graph([step]), cluster, {}, profiles={0: profile()})
+    assert made.problem.output_memory.max() < 1_000_000
+    assert made.problem.memory.max() == 1_000_000 * 64 * 4
+    assert made.problem.compute[:, 0].max() < 1e-2  # seconds; to copy the table takes more
 
 
 def test_a_step_on_a_large_table_allocates_little_and_is_right() -> None:

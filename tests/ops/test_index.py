@@ -53,6 +53,32 @@ def test_take_along_axis_is_numpys(axis: int, count: int, seed: int) -> None:
     np.testing.assert_array_equal(value, np.take_along_axis(A, i, axis))
 
 
+@given(st.integers(0, 2), st.lists(st.integers(-4, 3), max_size=6))
+def test_the_gradient_of_take_is_scatter_add_into_zeros(axis: int, places: list[int]) -> None:
+    i = np.array(places, np.int64)
+    g = np.take(A, i, axis) * 3
+    have = REGISTRY["take_grad"](g, i, shape=A.shape, axis=axis)
+    want = G["scatter_add"](np.zeros(A.shape), i, g, axis)
+    assert evaluate([have])[0].tobytes() == evaluate([want])[0].tobytes()
+
+
+@pytest.mark.parametrize("count", [0, 3, 2000])
+def test_additions_to_one_row_come_in_order_however_wide_it_is(count: int) -> None:
+    for width in (1, 7, 600):
+        updates = np.random.default_rng(width).standard_normal((count, width)).astype("float32")
+        total = np.zeros(width, "float32")
+        for update in updates:
+            total += update
+        have = G["scatter_add"](np.zeros((2, width), "float32"), [1] * count, updates)
+        assert evaluate([have])[0][1].tobytes() == total.tobytes()
+
+
+def test_float16_updates_are_added_in_float32() -> None:
+    updates = np.full((4000, 1), 1.0, "float16")
+    (value,) = evaluate([G["scatter_add"](np.zeros((1, 1), "float16"), [0] * 4000, updates)])
+    assert value[0, 0] == 4000  # in float16, adding 1 to 2048 changes nothing
+
+
 def test_the_gradient_of_a_lookup_adds_up_repeated_rows() -> None:
     x, i = placeholder("float64", (None, 3)), placeholder("int64", (None,))
     (slope,) = gradients(G["sum"](G["take"](x, i, 0)), [x])
