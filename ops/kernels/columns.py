@@ -97,7 +97,8 @@ def columns(xp: Any, x: Any, windows: Windows, block: Block) -> Any:
     return result.reshape(height, source.shape[0] * math.prod(out))
 
 
-def _run(xp: Any, part: Callable[[int], None], parts: int) -> None:
+def run(xp: Any, part: Callable[[int], None], parts: int) -> None:
+    """All parts, on the threads of the device where it is a CPU."""
     if xp is np:
         run_parts(part, parts)
     else:
@@ -132,7 +133,7 @@ def correlate(xp: Any, out: Any, x: Any, w: Any, windows: Windows, groups: int) 
         several = products.reshape(outputs, -1, size).swapaxes(0, 1)
         xp.copyto(out[block.images].reshape(-1, outputs, size), several)
 
-    _run(xp, part, len(plan))
+    run(xp, part, len(plan))
 
 
 # Its adjoint in x -------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def spread(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> 
         stacked = products.reshape(*count, taps, *windows.out)
         add_windows(xp, result[n, group, channel], stacked, windows)
 
-    _run(xp, part, len(plan))
+    run(xp, part, len(plan))
 
 
 def add_windows(xp: Any, out: Any, stacked: Any, windows: Windows) -> None:
@@ -233,7 +234,7 @@ def correlate_weights(xp: Any, out: Any, x: Any, g: Any, windows: Windows, group
         target = sums[share, :, :, channels]
         target[...] = 0 if total is None else total.reshape(target.shape)
 
-    _run(xp, part, shares * len(cuts))
+    run(xp, part, shares * len(cuts))
     if shares > 1:
         xp.sum(sums, axis=0, out=result)
 

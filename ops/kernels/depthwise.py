@@ -1,6 +1,6 @@
-"""Depthwise convolution (each channel by itself): tap by tap, on pieces that stay in the cache.
+"""Depthwise convolution (each channel by itself): small products on pieces that stay in the cache.
 
-With stride 1 a tap is a shift of the flattened padded image, so that numpy works on long runs; what
+With stride 1 a tap is a shift of the flattened padded image, so that numpy copies long runs; what
 is computed between the rows is dropped. Arrays as in `columns`, weights (channels·m, 1, *kernel).
 """
 
@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from graphflow.ops.kernels.columns import Block, add_windows, slab
+from graphflow.ops.kernels.columns import Block, add_windows, run, slab
 from graphflow.ops.kernels.scratch import scratch
-from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.sliding import Ints, Windows
 
-_CACHED = 1 << 16  # elements of a piece
+_CACHED = 1 << 17  # elements of a piece's columns
 
 
 def _pieces(images: int, channels: int, elements: int) -> list[tuple[int, slice]]:
-    """(image, channels) of each piece."""
+    """(image, channels) of each piece; a channel has so many elements."""
     each = max(1, min(channels, _CACHED // max(1, elements)))
     return [
         (n, slice(c, min(c + each, channels)))
@@ -29,111 +26,76 @@ def _pieces(images: int, channels: int, elements: int) -> list[tuple[int, slice]
     ]
 
 
-def _views(xp: Any, source: Any, windows: Windows) -> tuple[list[Any], Ints]:
-    """For each tap, what it sees of a slab (images, channels, *elements), and in which shape.
-
-    With stride 1 this is one run for each channel, whose elements at the positions, as strided in
-    the slab, are the result.
-    """
+def _stacked(xp: Any, x: Any, n: int, cut: slice, windows: Windows) -> tuple[Any, Ints]:
+    """What each tap sees, (channels, taps, run), and how positions are strided in a run."""
+    source = slab(xp, x[:, cut], windows, Block(slice(n, n + 1), slice(0, windows.out[0])))
     space = source.shape[2:]
+    count = source.shape[1]
+    _, channel, *steps = source.strides
+    taps = tuple(s * d for s, d in zip(steps, windows.dilation, strict=True))
     if set(windows.stride) == {1} and source.flags.c_contiguous:
-        flat = source.reshape(source.shape[1], -1)
-        steps = [math.prod(space[i + 1 :]) for i in range(len(space))]
-        run = 1 + sum((o - 1) * s for o, s in zip(windows.out, steps, strict=True))
-        return [
-            flat[:, at : at + run]
-            for tap in np.ndindex(*windows.kernel)
-            for at in [sum(k * d * s for k, d, s in zip(tap, windows.dilation, steps, strict=True))]
-        ], (run,)
-    views = []
-    for tap in np.ndindex(*windows.kernel):
-        where = tuple(
-            slice(k * d, k * d + (o - 1) * s + 1, s)
-            for k, d, o, s in zip(tap, windows.dilation, windows.out, windows.stride, strict=True)
-        )
-        views.append(source[(0, slice(None), *where)])
-    return views, windows.out
-
-
-def _padded_size(windows: Windows) -> int:
-    return math.prod(
-        (o - 1) * s + (k - 1) * d + 1
-        for k, s, d, o in zip(
-            windows.kernel, windows.stride, windows.dilation, windows.out, strict=True
-        )
-    )
-
-
-def _at_positions(xp: Any, runs: Any, source: Any, windows: Windows) -> Any:
-    """The elements at the positions, of runs (channels, run) laid out as the slab."""
-    if runs.ndim == 1 + len(windows.out) and runs.shape[1:] == windows.out:
-        return runs
-    steps = [s // source.itemsize * runs.itemsize for s in source.strides[2:]]
-    return xp.lib.stride_tricks.as_strided(
-        runs, (runs.shape[0], *windows.out), (runs.strides[0], *steps)
-    )
-
-
-def _whole(n: int, windows: Windows) -> Block:
-    return Block(slice(n, n + 1), slice(0, windows.out[0]))
-
-
-def _run(xp: Any, part: Any, parts: int) -> None:
-    if xp is np:
-        run_parts(part, parts)
+        strides = tuple(math.prod(space[i + 1 :]) for i in range(len(space)))
+        length = 1 + sum((o - 1) * s for o, s in zip(windows.out, strides, strict=True))
+        shape: Ints = (count, *windows.kernel, length)
+        view_strides = (channel, *taps, source.itemsize)
     else:
-        for i in range(parts):
-            part(i)
+        strides = tuple(math.prod(windows.out[i + 1 :]) for i in range(len(space)))
+        shape = (count, *windows.kernel, *windows.out)
+        moves = tuple(s * d for s, d in zip(steps, windows.stride, strict=True))
+        view_strides = (channel, *taps, *moves)
+    view = xp.lib.stride_tricks.as_strided(source, shape, view_strides)
+    result = scratch(xp, "columns", shape, x.dtype)
+    xp.copyto(result, view)
+    return result.reshape(count, math.prod(windows.kernel), -1), strides
+
+
+def _at_positions(xp: Any, runs: Any, strides: Ints, out: Ints) -> Any:
+    """The elements at the positions, (channels, m, *out), of runs (channels, m, run)."""
+    steps = tuple(s * runs.itemsize for s in strides)
+    return xp.lib.stride_tricks.as_strided(
+        runs, (*runs.shape[:2], *out), (*runs.strides[:2], *steps)
+    )
 
 
 def depthwise(xp: Any, out: Any, x: Any, w: Any, windows: Windows) -> None:
     """out[n, c·m + j, p] = Σ w[c·m + j, 0, k] · x[n, c, p·stride - before + k·dilation]."""
     images, channels = x.shape[:2]
-    many = out.shape[1] // channels
-    weights = w.reshape(channels, many, -1)
+    many, taps = out.shape[1] // channels, math.prod(windows.kernel)
+    weights = w.reshape(channels, many, taps)
     result = out.reshape(images, channels, many, *windows.out)
-    plan = _pieces(images, channels, _padded_size(windows))
+    plan = _pieces(images, channels, taps * math.prod(windows.out))
 
     def part(i: int) -> None:
         n, cut = plan[i]
-        source = slab(xp, x[:, cut], windows, _whole(n, windows))
-        views, shape = _views(xp, source, windows)
-        sums = scratch(xp, "sums", (source.shape[1], *shape), out.dtype)
-        product = scratch(xp, "product", sums.shape, out.dtype)
-        for j in range(many):
-            for number, view in enumerate(views):
-                factor = weights[cut, j, number].reshape((-1,) + (1,) * len(shape))
-                xp.multiply(view, factor, out=product if number else sums)
-                if number:
-                    xp.add(sums, product, out=sums)
-            xp.copyto(result[n, cut, j], _at_positions(xp, sums, source, windows))
+        stacked, strides = _stacked(xp, x, n, cut, windows)
+        shape = (stacked.shape[0], many, stacked.shape[2])
+        sums = scratch(xp, "products", shape, out.dtype)
+        xp.matmul(weights[cut], stacked, out=sums)
+        xp.copyto(result[n, cut], _at_positions(xp, sums, strides, windows.out))
 
-    _run(xp, part, len(plan))
+    run(xp, part, len(plan))
 
 
 def spread_depthwise(xp: Any, out: Any, g: Any, w: Any, windows: Windows) -> None:
     """out[n, c, p·stride - before + k·dilation] += w[c·m + j, 0, k] · g[n, c·m + j, p]."""
     images, channels = out.shape[:2]
     many, taps = g.shape[1] // channels, math.prod(windows.kernel)
+    size = math.prod(windows.out)
     weights = w.reshape(channels, many, taps)
-    cotangents = g.reshape(images, channels, many, *windows.out)
-    plan = _pieces(images, channels, taps * math.prod(windows.out))
-    ones = (1,) * len(windows.out)
+    cotangents = g.reshape(images, channels, many, size)
+    plan = _pieces(images, channels, taps * size)
 
     def part(i: int) -> None:
         n, cut = plan[i]
         mine = cotangents[n, cut]
-        shape = (mine.shape[0], taps, *windows.out)
-        stacked = scratch(xp, "sums", shape, out.dtype)
-        for j in range(many):
-            factors = weights[cut, j].reshape(-1, taps, *ones)
-            if j == 0:
-                xp.multiply(mine[:, None, j], factors, out=stacked)
-            else:
-                xp.add(stacked, mine[:, None, j] * factors, out=stacked)
-        add_windows(xp, out[n, cut], stacked, windows)
+        stacked = scratch(xp, "columns", (mine.shape[0], taps, size), out.dtype)
+        if many == 1:
+            xp.multiply(weights[cut].swapaxes(1, 2), mine, out=stacked)
+        else:
+            xp.matmul(weights[cut].swapaxes(1, 2), mine, out=stacked)
+        add_windows(xp, out[n, cut], stacked.reshape(-1, taps, *windows.out), windows)
 
-    _run(xp, part, len(plan))
+    run(xp, part, len(plan))
 
 
 def depthwise_weights(xp: Any, out: Any, x: Any, g: Any, windows: Windows) -> None:
@@ -142,29 +104,24 @@ def depthwise_weights(xp: Any, out: Any, x: Any, g: Any, windows: Windows) -> No
     A part does all images of its channels.
     """
     images, channels = x.shape[:2]
-    many = g.shape[1] // channels
-    result = out.reshape(channels, many, -1)
+    many, taps = g.shape[1] // channels, math.prod(windows.kernel)
+    result = out.reshape(channels, many, taps)
     cotangents = g.reshape(images, channels, many, *windows.out)
-    elements = _padded_size(windows)
-    plan = [cut for _, cut in _pieces(1, channels, elements)]
+    plan = [cut for _, cut in _pieces(1, channels, taps * math.prod(windows.out))]
 
     def part(i: int) -> None:
         cut = plan[i]
-        result[cut] = 0
         for n in range(images):
-            source = slab(xp, x[:, cut], windows, _whole(n, windows))
-            views, shape = _views(xp, source, windows)
-            count, length = source.shape[1], math.prod(shape)
-            padded = scratch(xp, "sums", (count, *shape), out.dtype)
-            for j in range(many):
-                padded[...] = 0
-                xp.copyto(_at_positions(xp, padded, source, windows), cotangents[n, cut, j])
-                row = padded.reshape(count, 1, length)
-                for number, view in enumerate(views):
-                    if view.ndim > 2:
-                        seen = scratch(xp, "product", view.shape, out.dtype)
-                        xp.copyto(seen, view)
-                        view = seen.reshape(count, length)
-                    result[cut, j, number] += xp.matmul(row, view[:, :, None])[:, 0, 0]
+            stacked, strides = _stacked(xp, x, n, cut, windows)
+            shape = (stacked.shape[0], many, stacked.shape[2])
+            runs = scratch(xp, "products", shape, out.dtype)
+            if math.prod(shape[2:]) != math.prod(windows.out):
+                runs[...] = 0
+            xp.copyto(_at_positions(xp, runs, strides, windows.out), cotangents[n, cut])
+            sums = xp.matmul(runs, stacked.swapaxes(1, 2))
+            if n:
+                xp.add(result[cut], sums, out=result[cut])
+            else:
+                xp.copyto(result[cut], sums)
 
-    _run(xp, part, len(plan))
+    run(xp, part, len(plan))
