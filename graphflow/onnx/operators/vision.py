@@ -12,14 +12,14 @@ from graphflow.op import Tensor
 from graphflow.ops import deform, elementwise, grid, resize, roi, unfold, window
 from graphflow.ops.adaptive import max_unpool
 from graphflow.ops.convert import astype
-from graphflow.spec import Size, product
+from graphflow.spec import Size, kind, product
 
 # Resizing -------------------------------------------------------------------------------------
 
 
 def _resized(call: Call, x: Tensor, **how: Any) -> Tensor:
     """Ints are interpolated as floats, and cut to ints again."""
-    if how["mode"] == "nearest" or x.dtype.kind == "f":
+    if how["mode"] == "nearest" or kind(x.dtype) == "float":
         result: Tensor = resize.resize(x, **how)
         return result
     wide = "float64" if x.dtype.itemsize > 2 else "float32"
