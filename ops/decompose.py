@@ -341,7 +341,6 @@ eig_op = register(
         vjp=_eig_vjp,
         batch=batching.rows,
         cost=cubic(25),
-        autocast="high",
         samples=tuple(sample(s, make=distinct) for s in REAL),
         device_kinds=("cpu",),
     )

@@ -76,7 +76,6 @@ fft_op: Op = register(
         ),
         batch=batching.along("axes"),
         cost=lambda x, axes, inverse, norm: _cost(x.size, [x.shape[a] for a in axes]),
-        autocast="high",
         samples=(
             sample(C34, axes=(1,), inverse=False, norm="backward"),
             sample(C34, axes=(1,), inverse=True, norm="backward"),
@@ -166,7 +165,6 @@ rfft_op: Op = register(
         ),
         batch=batching.along("axis"),
         cost=lambda x, axis, norm, inner: _cost(x.size, [x.shape[axis]]),
-        autocast="high",
         samples=(
             sample(F34, axis=1, norm="backward", inner=1.0),
             sample(spec("float32", (2, 5, 2)), axis=1, norm="ortho", inner=2.0),
@@ -187,7 +185,6 @@ irfft_op: Op = register(
         ),
         batch=batching.along("axis"),
         cost=lambda x, size, axis, norm, inner: _cost(x.size, [x.shape[axis]]),
-        autocast="high",
         samples=(
             sample(spec("complex64", (3, 3)), size=4, axis=1, norm="backward", inner=1.0),
             sample(spec("complex64", (2, 3, 2)), size=5, axis=1, norm="ortho", inner=0.5),

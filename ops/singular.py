@@ -234,7 +234,6 @@ _rank = register(
         ),
         batch=batching.rows,
         cost=lambda s, longer, rtol: Cost(flops=s.size * 2),
-        autocast="high",
         samples=(
             sample(spec("float32", (3, 4)), low=0.1, longer=4, rtol=None),
             sample(spec("float32", (3,)), low=0.1, longer=3, rtol=0.5),

@@ -18,7 +18,7 @@ PICKLING_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_seriali
 # Of multiprocessing, only these do not pickle what they carry.
 PLAIN_MULTIPROCESSING = ("multiprocessing.shared_memory", "multiprocessing.resource_tracker")
 # Names under which distributions are imported, where the two differ.
-IMPORT_NAMES = {"pyzmq": "zmq", "scikit-learn": "sklearn", "cupy-cuda13x": "cupy"}
+IMPORT_NAMES = {"pyzmq": "zmq", "scikit-learn": "sklearn", "cupy-cuda13x": "cupy cupyx"}
 
 
 def _is_module(name: str) -> bool:
@@ -135,7 +135,7 @@ def _undeclared(files: tuple[Source, ...]) -> set[str]:
     extras = project["optional-dependencies"]
     declared = [*project["dependencies"], *extras["gpu"], *extras["viz"], *extras["onnx"]]
     names = [re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in declared]
-    known = {IMPORT_NAMES.get(name, name) for name in names}
+    known = {one for name in names for one in IMPORT_NAMES.get(name, name).split()}
     known |= {"graphflow", *sys.stdlib_module_names}
     return {
         f"{source.at(node)}: {name}"
