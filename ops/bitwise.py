@@ -87,7 +87,9 @@ _bitcast = elementwise(
         sample(F, dtype="int32"),
         sample(spec("int64", (3, 4)), dtype="float64"),
         sample(spec("bool", (4,)), dtype="uint8"),
+        sample(spec("bfloat16", (3, 4)), dtype="int16"),
     ),
+    halves=True,
     into=lambda xp, out, x, dtype: xp.copyto(out, _bitcast_expr(xp, x, dtype)),
     promotes=False,
 )

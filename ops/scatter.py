@@ -170,6 +170,7 @@ update_rows: Op = register(
         cost=lambda x, rows, updates, number: Cost(flops=0, bytes=updates.nbytes * 2 + rows.nbytes),
         samples=(sample(F, spec("int64", (1,)), spec("float32", (1, 4)), spec("int64")),),
         in_place=True,
+        halves=True,
     )
 )
 
