@@ -13,7 +13,7 @@ from graphflow.build import placeholder
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
 from graphflow.onnx import host, operators
 from graphflow.onnx.expansion import function_body, schema_with_body
-from graphflow.onnx.importer import Body, Importer, Segment, array_known
+from graphflow.onnx.importer import Body, Importer, Segment, Stop, array_known
 from graphflow.onnx.program import Program, Run
 from graphflow.onnx.reader import (
     LIMIT,
@@ -28,6 +28,9 @@ from graphflow.onnx.values import Array, Fixed, Known, OnHost, Value, dtype_name
 from graphflow.onnx.values import onnx_dtype as dtype_of
 from graphflow.op import Tensor, user_location
 from graphflow.session import DEADLINE, Session
+
+
+NO_RANK = "it has no rank"
 
 
 class Outputs(Mapping[str, Tensor]):
@@ -58,7 +61,7 @@ class Outputs(Mapping[str, Tensor]):
             "give that input's value to load(values=…), or use m.run"
             if stop is not None and stop.kind == "input"
             else "give all sizes to load(shapes=…), or use m.run"
-            if stop is not None and stop.kind == "shapes"
+            if stop is not None and stop.kind in ("shapes", "rank")
             else "use m.run, which takes the steps on the host as well"
         )
         raise OnnxError(
@@ -213,7 +216,13 @@ def load(
     inputs = [i.name for i in model.graph.input if i.name not in arrays]
     inputs += [i.name for i in model.graph.input if i.name in arrays]
     given = _inputs(model.graph, arrays, shapes or {}, values or {}, file)
-    return Model(file, inputs, importer, body, importer.segment(body, 0, given))
+    unranked = [n for n, value in given.items() if value == OnHost(NO_RANK)]
+    if unranked:
+        stop = Stop("rank", 0, f"inputs without a rank: {', '.join(unranked)}")
+        first = Segment(0, {}, {}, stop, given)
+    else:
+        first = importer.segment(body, 0, given)
+    return Model(file, inputs, importer, body, first)
 
 
 def _initial(name: str, array: Array) -> Value:
@@ -284,7 +293,7 @@ def _input(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Valu
         return OnHost(f"input {info.name!r} is of {dtype_name(code)}, which no tensor holds")
     if shape is None:
         if not kind.tensor_type.HasField("shape"):
-            return OnHost(f"input {info.name!r} has no rank; give it to load(shapes=…)")
+            return OnHost(NO_RANK)
         shape = [_size(dim) for dim in kind.tensor_type.shape.dim]
     return placeholder(dtype, tuple(shape), name=info.name or None)
 

@@ -83,7 +83,9 @@ class Program:
             StepTimeout: past the deadline.
             OnnxError, OpError: a node is wrong, or fails.
         """
-        segment = self._first or self._root(values)
+        first = self._first
+        ranked = first is not None and not (first.stop and first.stop.kind == "rank")
+        segment = first if first is not None and ranked else self._root(values)
         current = dict(values)
         while True:
             run.check(self.importer.file)
@@ -109,7 +111,9 @@ class Program:
     def _root(self, values: Mapping[str, Any]) -> Segment:
         key = tuple((name, _kind(value)) for name, value in values.items())
         if key not in self._roots:
-            given = {name: _entry(name, value) for name, value in values.items()}
+            before = {} if self._first is None else self._first.given
+            given = {n: value for n, value in before.items() if isinstance(value, Known)}
+            given.update((name, _entry(name, value)) for name, value in values.items())
             self._roots[key] = self.importer.segment(self.body, 0, given)
         return self._roots[key]
 

@@ -287,8 +287,10 @@ def _reduce(e: Export, node: Node, inputs: list[str]) -> str:
 @writes("any", "all")
 def _truth(e: Export, node: Node, inputs: list[str]) -> str:
     name = "ReduceMax" if node.op.name == "any" else "ReduceMin"
+    if not node.attrs["axis"]:
+        return cast(e, inputs[0], "bool")
     axes = e.ints(node.attrs["axis"])
-    counted = cast(e, inputs[0], "int32")
+    counted = cast(e, cast(e, inputs[0], "bool"), "int32")
     return cast(e, e.emit(name, [counted, axes], keepdims=int(node.attrs["keepdims"])), "bool")
 
 
@@ -339,6 +341,7 @@ def _top_k(e: Export, node: Node, inputs: list[str]) -> list[str]:
 
 @writes("one_hot")
 def _one_hot(e: Export, node: Node, inputs: list[str]) -> str:
-    values = e.constant(np.array([0, 1], node.specs[0].dtype))
-    depth = e.shape([node.attrs["depth"]])
-    return e.emit("OneHot", [inputs[0], depth, values], axis=-1)
+    dtype = node.specs[0].dtype
+    values = e.constant(np.array([0, 1], np.int32 if dtype.kind == "b" else dtype))
+    hot = e.emit("OneHot", [inputs[0], e.size(node.attrs["depth"]), values], axis=-1)
+    return cast(e, hot, dtype) if dtype.kind == "b" else hot

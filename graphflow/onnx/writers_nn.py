@@ -51,16 +51,26 @@ def _conv(e: Export, node: Node, inputs: list[str]) -> str:
 
 @writes("conv_transpose")
 def _conv_transpose(e: Export, node: Node, inputs: list[str]) -> str:
-    """What is cut off less than nothing at the end is `output_padding`."""
+    """What the padding does not explain of the sizes is `output_padding`."""
     pads = _pads(node.attrs["padding"])
     rank = len(pads) // 2
+    extra = []
+    for i in range(rank):
+        n, kernel = node.inputs[0].shape[2 + i], node.inputs[1].shape[2 + i]
+        stride, dilation = node.attrs["stride"][i], node.attrs["dilation"][i]
+        plain = (n - 1) * stride + (kernel - 1) * dilation + 1 - pads[i] - pads[rank + i]
+        more = node.attrs["sizes"][i] - plain
+        if isinstance(more, Dim):
+            raise Unwritable("sizes that are not known, and do not follow from the padding")
+        pads[rank + i] += -more if more < 0 else 0
+        extra.append(max(more, 0))
     return e.emit(
         "ConvTranspose",
         inputs,
         strides=list(node.attrs["stride"]),
         dilations=list(node.attrs["dilation"]),
-        pads=[max(p, 0) for p in pads],
-        output_padding=[max(-p, 0) for p in pads[rank:]],
+        pads=pads,
+        output_padding=extra,
         group=node.attrs["groups"],
     )
 
@@ -142,7 +152,8 @@ def _cross_entropy(e: Export, node: Node, inputs: list[str]) -> str:
     chances = e.emit("LogSoftmax", [inputs[0]], axis=-1)
     last = e.ints([-1])
     places = e.emit("Unsqueeze", [cast(e, inputs[1], "int64"), last])
-    chosen = e.emit("GatherElements", [chances, places], axis=-1)
+    rows = len(node.inputs[1].shape)
+    chosen = e.emit("GatherElements", [chances, places], axis=rows)
     return e.emit("Neg", [e.emit("Squeeze", [chosen, last])])
 
 

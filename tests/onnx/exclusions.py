@@ -4,7 +4,9 @@ them."""
 from __future__ import annotations
 
 _RANDOM = "draws random numbers, and the standard names no generator"
-_RUNNER = "the suite's comparison takes the length of a scalar; tests/onnx/test_load.py runs it"
+_RUNNER = (
+    "the suite's comparison takes the length of a scalar; tests/onnx/test_backend.py compares it"
+)
 
 EXCLUDED: dict[str, str] = {
     "test_bernoulli": _RANDOM,

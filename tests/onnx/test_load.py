@@ -1,0 +1,387 @@
+"""`gf.onnx.load`: inputs, outputs and variables; what is specialised, and what runs on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+import graphflow as gf
+from graphflow.errors import FeedError, OnnxError, OpError, StepTimeout, UnsupportedOnnxError
+from tests.onnx.models import info, initializer, model, perceptron, text
+
+RNG = np.random.default_rng(3)
+
+
+def normal(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype("float32")
+
+
+def same_as_reference(proto: Any, *feeds: dict[str, Any], rtol: float = 1e-5) -> gf.onnx.Model:
+    """Run a model on each feed; it gives what onnx's own evaluator gives."""
+    m = gf.onnx.load(proto)
+    reference = ReferenceEvaluator(proto)
+    for feed in feeds:
+        for mine, other in zip(m.run(feed).values(), reference.run(None, feed), strict=True):
+            assert np.shape(mine) == np.shape(other)
+            np.testing.assert_allclose(mine, other, rtol, 1e-6)
+    return m
+
+
+# The surface ------------------------------------------------------------------------------------
+
+
+def test_a_model_is_inputs_outputs_and_variables_of_a_graph() -> None:
+    m = same_as_reference(perceptron(), {"x": normal(5, 4)}, {"x": normal(2, 4)})
+    assert m.whole
+    assert m.inputs["x"].shape[1] == 4 and m.inputs["x"].ndim == 2
+    assert sorted(m.variables) == ["b", "v", "w"]
+    assert list(m.outputs) == ["y"]
+    with gf.Session() as s:
+        y = s.run(m.outputs["y"], {m.inputs["x"]: normal(6, 4)})
+    assert y.shape == (6, 3)
+
+
+def test_a_loaded_model_trains() -> None:
+    m = gf.onnx.load(perceptron())
+    labels = gf.placeholder("int64", (None,))
+    loss = -gf.mean(gf.log(gf.take_along_axis(m.outputs["y"], labels[:, None], axis=1)))
+    step = gf.optim.SGD(0.5).minimize(loss)
+    feeds = {m.inputs["x"]: normal(16, 4), labels: RNG.integers(0, 3, 16)}
+    with gf.Session() as s:
+        before = s.run(loss, feeds)
+        for _ in range(20):
+            s.run(step, feeds)
+        assert s.run(loss, feeds) < before - 0.1
+        assert m.run({"x": feeds[m.inputs["x"]]}, session=s)["y"].shape == (16, 3)
+
+
+def test_variables_are_fixed_if_so_wished_and_running_moments_always_are() -> None:
+    assert not gf.onnx.load(perceptron(), trainable=False).variables["w"].node.attrs["trainable"]
+    names = ["scale", "bias", "mean", "var"]
+    proto = model(
+        [helper.make_node("BatchNormalization", ["x", *names], ["y"])],
+        [info("x", [None, 2, 3])],
+        [info("y", None)],
+        [initializer(name, [0.5, 2.0]) for name in names],
+    )
+    variables = gf.onnx.load(proto).variables
+    assert {n: v.node.attrs["trainable"] for n, v in variables.items()} == {
+        "scale": True, "bias": True, "mean": False, "var": False,
+    }  # fmt: skip
+
+
+def test_shapes_of_inputs_may_be_given() -> None:
+    proto = text("g (float[1, 3] x) => (float[1, 3] y) { y = Exp(x) }")
+    m = gf.onnx.load(proto, shapes={"x": (None, 3)})
+    assert m.run({"x": np.zeros((7, 3), "float32")})["y"].shape == (7, 3)
+    with pytest.raises(FeedError, match=r"load\(shapes"):
+        gf.onnx.load(proto).run({"x": np.zeros((7, 3), "float32")})
+    with pytest.raises(OnnxError, match="no input 'z'"):
+        gf.onnx.load(proto, shapes={"z": (1,)})
+
+
+@pytest.mark.parametrize(
+    ("feeds", "told"),
+    [
+        ({}, "'x' is missing"),
+        ({"x": np.zeros((1, 4), "float32"), "z": 1}, "no input 'z'"),
+        ([], "takes 1 inputs"),
+        ({"x": np.zeros((1, 4), "complex64")}, "complex64"),
+        ({"x": np.zeros(4, "float32")}, "shape"),
+    ],
+)
+def test_feeds_that_do_not_fit_are_refused(feeds: Any, told: str) -> None:
+    with pytest.raises(FeedError, match=told):
+        gf.onnx.load(perceptron()).run(feeds)
+
+
+def test_nodes_are_named_after_the_nodes_of_the_file() -> None:
+    m = gf.onnx.load(perceptron())
+    names = [node.name for node in gf.Graph(m.outputs["y"]).nodes]
+    assert "first/matmul" in names and "second/matmul" in names
+
+
+def test_a_node_that_fails_names_its_onnx_node() -> None:
+    proto = text("g (float[N, 3] x, int64[K] i) => (float[K, 3] y) { [pick] y = Gather(x, i) }")
+    m = gf.onnx.load(proto)
+    with pytest.raises(OpError, match="pick") as failure:
+        m.run({"x": normal(2, 3), "i": np.array([5])})
+    assert "the model:1" in str(failure.value)
+
+
+def test_all_nodes_without_a_translation_are_listed_in_one_error() -> None:
+    nodes = [
+        helper.make_node("Unheard", ["x"], ["a"], name="one", domain="my.domain"),
+        helper.make_node("Exp", ["a"], ["b"]),
+        helper.make_node("NeverHeard", ["b"], ["y"], name="two", domain="my.domain"),
+    ]
+    proto = model(nodes, [info("x", [1])], [info("y", [1])], my_domain=1)
+    with pytest.raises(UnsupportedOnnxError, match="2 nodes") as failure:
+        gf.onnx.load(proto)
+    for word in ("my.domain.Unheard", "'one'", "NeverHeard", "'two'"):
+        assert word in str(failure.value)
+
+
+def test_all_uses_of_operators_that_have_no_translation_are_listed_in_one_error() -> None:
+    proto = text(
+        """g (float[4] x) => (float[4] a, float[4] b) {
+        p = LpNormalization <p = 3> (x)
+        a = Exp(p)
+        b = LpNormalization <p = 4> (x)
+    }"""
+    )
+    with pytest.raises(UnsupportedOnnxError) as failure:
+        gf.onnx.load(proto)
+    assert "p = 3" in str(failure.value) and "p = 4" in str(failure.value)
+
+
+# Shapes -----------------------------------------------------------------------------------------
+
+
+def test_arithmetic_on_shapes_stays_symbolic() -> None:
+    proto = text(
+        """g (float[N, M, 4] x) => (float[A, B] y) {
+        s = Shape(x)
+        i = Constant <value_ints = [0, 1]> ()
+        nm = Gather(s, i)
+        rows = ReduceProd <keepdims = 1> (nm)
+        four = Constant <value_ints = [-1]> ()
+        to = Concat <axis = 0> (rows, four)
+        y = Reshape(x, to)
+    }"""
+    )
+    m = same_as_reference(proto, {"x": normal(2, 3, 4)}, {"x": normal(5, 1, 4)})
+    assert m.whole and m.outputs["y"].shape[1] == 4
+
+
+def test_expand_to_the_shape_of_another_tensor_as_exporters_write_it() -> None:
+    proto = text(
+        """g (float[1, M] x, float[N, M] like) => (float[N, M] y) {
+        s = Shape(like)
+        minus = Constant <value_ints = [-1, -1]> ()
+        is_minus = Equal(s, minus)
+        one = Constant <value_ints = [1, 1]> ()
+        to = Where(is_minus, one, s)
+        y = Expand(x, to)
+    }"""
+    )
+    m = same_as_reference(proto, {"x": normal(1, 3), "like": normal(4, 3)})
+    assert m.whole
+
+
+def test_an_input_that_decides_a_shape_is_specialised_by_value() -> None:
+    proto = text("g (float[N] x, int64[2] to) => (float[A, B] y) { y = Reshape(x, to) }")
+    x = normal(12)
+    feeds = [{"x": x, "to": np.array(to)} for to in ([3, 4], [2, -1], [3, 4])]
+    m = same_as_reference(proto, *feeds)
+    with pytest.raises(OnnxError, match=r"load\(values"):
+        m.outputs["y"]
+    given = gf.onnx.load(proto, values={"to": np.array([3, 4])})
+    assert given.outputs["y"].shape == (3, 4)
+
+
+def test_a_computed_value_that_decides_a_shape_cuts_the_graph() -> None:
+    proto = text(
+        """g (float[N] x) => (float[K] y) {
+        top = ReduceMax <keepdims = 1> (x)
+        k = Cast <to = 7> (top)
+        y = Expand(top, k)
+    }"""
+    )
+    m = same_as_reference(
+        proto, {"x": np.array([1, 3], "float32")}, {"x": np.array([2, 5, 1], "float32")}
+    )
+    assert not m.whole
+    with pytest.raises(OnnxError, match=r"m\.run"):
+        m.outputs["y"]
+
+
+def test_an_input_without_a_rank_is_known_when_it_is_fed() -> None:
+    proto = model([helper.make_node("Exp", ["x"], ["y"])], [info("x", None)], [info("y", None)])
+    m = same_as_reference(proto, {"x": normal(3)}, {"x": normal(2, 2)})
+    with pytest.raises(OnnxError, match=r"without a rank: x.*load\(shapes"):
+        m.outputs["y"]
+    assert gf.onnx.load(proto, shapes={"x": (None,)}).whole
+
+
+# The host ---------------------------------------------------------------------------------------
+
+
+def test_shapes_that_depend_on_data_run_on_the_host_between_two_graphs() -> None:
+    proto = text(
+        """g (float[N, M] x) => (float[K] y, int64[2, K] where) {
+        big = Abs(x)
+        where = NonZero(big)
+        at = Transpose <perm = [1, 0]> (where)
+        chosen = GatherND(big, at)
+        y = Sqrt(chosen)
+    }"""
+    )
+    sparse = np.array([[0, 4, 0], [9, 0, 1]], "float32")
+    m = same_as_reference(proto, {"x": sparse}, {"x": np.zeros((1, 3), "float32")})
+    assert not m.whole
+
+
+def test_unique_values_may_keep_the_order_of_their_first_appearance() -> None:
+    proto = text(
+        """g (float[N] x) => (float[K] y, int64[K] first, int64[N] back, int64[K] count) {
+        y, first, back, count = Unique <sorted = 0> (x)
+    }"""
+    )
+    same_as_reference(proto, {"x": np.array([3, 1, 3, 2, 1], "float32")})
+
+
+def test_strings_and_sequences_pass_through() -> None:
+    proto = text(
+        """g (string[N] a, string[N] b) => (string[N] y) { y = StringConcat(a, b) }""", opset=20
+    )
+    feeds = {"a": np.array(["x", "y"], object), "b": np.array(["1", "2"], object)}
+    assert gf.onnx.load(proto).run(feeds)["y"].tolist() == ["x1", "y2"]
+
+
+def test_a_place_outside_a_sequence_is_an_error_that_names_the_node() -> None:
+    proto = text(
+        """g (float[2] x, int64 i) => (float[2] y) {
+        s = SequenceConstruct(x, x)
+        [pick] y = SequenceAt(s, i)
+    }"""
+    )
+    m = gf.onnx.load(proto)
+    assert m.run({"x": normal(2), "i": np.array(-1)})["y"].shape == (2,)
+    with pytest.raises(OnnxError, match=r"pick.*position 2"):
+        m.run({"x": normal(2), "i": np.array(2)})
+
+
+# Control flow -----------------------------------------------------------------------------------
+
+BRANCH = """g (float[N] x, bool c) => (float[N] y) {
+    y = If (c) <
+        then_branch = t () => (float[N] a) { a = Exp(x) },
+        else_branch = e () => (float[N] b) { b = Neg(x) }
+    >
+}"""
+
+
+def test_a_branch_is_taken_by_the_value_of_its_condition() -> None:
+    x = normal(3)
+    same_as_reference(text(BRANCH), {"x": x, "c": np.array(True)}, {"x": x, "c": np.array(False)})
+    known = gf.onnx.load(text(BRANCH), values={"c": np.array(False)})
+    assert known.whole
+
+
+LOOP = """g (float[N] x, int64 n) => (float[N] y, float[K, N] all) {
+    go = Constant <value = bool {1}> ()
+    y, all = Loop (n, go, x) <
+        body = b (int64 i, bool c, float[N] s) => (bool d, float[N] t, float[N] each) {
+            d = Identity(c)
+            two = Constant <value_float = 2.0> ()
+            t = Mul(s, two)
+            each = Add(t, x)
+        }
+    >
+}"""
+
+
+def test_a_loop_carries_its_state_and_stacks_what_each_iteration_gives() -> None:
+    x = normal(3)
+    same_as_reference(text(LOOP), {"x": x, "n": np.array(3)}, {"x": x, "n": np.array(1)})
+
+
+def test_a_loop_without_end_meets_its_deadline() -> None:
+    proto = text(
+        """g (float[1] x) => (float[1] y) {
+        go = Constant <value = bool {1}> ()
+        y = Loop ("", go, x) <
+            body = b (int64 i, bool c, float[1] s) => (bool d, float[1] t) {
+                d = Identity(c)
+                t = Identity(s)
+            }
+        >
+    }""".replace('""', "")
+    )
+    proto.graph.node[1].input[0] = ""
+    with pytest.raises(StepTimeout, match=r"Loop.*iteration"):
+        gf.onnx.load(proto).run({"x": np.zeros(1, "float32")}, deadline=0.3)
+
+
+def test_a_function_of_the_model_is_read_in_place() -> None:
+    proto = text("g (float[N] x) => (float[N] y) { y = my.twice <k = 3.0> (x) }")
+    function = helper.make_function(
+        "my",
+        "twice",
+        ["a"],
+        ["b"],
+        [
+            helper.make_node("Constant", [], ["c"], name="c"),
+            helper.make_node("Mul", ["a", "c"], ["b"]),
+        ],
+        [helper.make_opsetid("", 20)],
+        ["k"],
+    )
+    attribute = function.node[0].attribute.add()
+    attribute.name, attribute.ref_attr_name, attribute.type = "value_float", "k", 1
+    proto.functions.append(function)
+    proto.opset_import.append(helper.make_opsetid("my", 1))
+    m = same_as_reference(proto, {"x": normal(4)})
+    assert m.whole
+
+
+def test_dtypes_that_no_tensor_has_live_on_the_host() -> None:
+    proto = model(
+        [
+            helper.make_node("Cast", ["x"], ["small"], to=TensorProto.FLOAT8E4M3FN),
+            helper.make_node("Cast", ["small"], ["y"], to=TensorProto.FLOAT),
+        ],
+        [info("x", [3])],
+        [info("y", [3])],
+    )
+    got = gf.onnx.load(proto).run({"x": np.array([1.0, 1.05, 300], "float32")})["y"]
+    assert got.tolist() == [1.0, 1.0, 288.0]
+
+
+def test_an_optional_input_has_the_value_of_its_initializer() -> None:
+    proto = model(
+        [helper.make_node("Add", ["x", "b"], ["y"])],
+        [info("x", [2]), info("b", [2])],
+        [info("y", [2])],
+        [initializer("b", [1, 2])],
+    )
+    assert gf.onnx.load(proto).run([np.zeros(2, "float32")])["y"].tolist() == [1, 2]
+
+
+def test_bytes_and_files_load_alike(tmp_path: Any) -> None:
+    content = perceptron().SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    x = normal(2, 4)
+    a, b = (gf.onnx.load(source).run({"x": x})["y"] for source in (content, path))
+    assert np.array_equal(a, b)
+    assert "m.onnx" in repr(gf.onnx.load(path))
+
+
+def test_an_opset_changes_what_an_operator_means() -> None:
+    source = "g (float[2, 2, 2] x) => (float[2, 2, 2] y) { y = Softmax(x) }"
+    x = normal(2, 2, 2)
+    new, old = (gf.onnx.load(text(source, opset)).run({"x": x})["y"] for opset in (13, 11))
+    assert np.allclose(new.sum(-1), 1) and np.allclose(old.reshape(2, 4).sum(-1), 1)
+
+
+def test_ints_are_divided_towards_zero() -> None:
+    proto = text("g (int32[4] a, int32[4] b) => (int32[4] y) { y = Div(a, b) }")
+    feeds = {"a": np.array([7, -7, 7, -6], "int32"), "b": np.array([2, 2, -2, 3], "int32")}
+    assert gf.onnx.load(proto).run(feeds)["y"].tolist() == [3, -3, -3, -2]
+
+
+def test_int64_constants_stay_constants() -> None:
+    proto = model(
+        [helper.make_node("Gather", ["x", "i"], ["y"])],
+        [info("x", [3])],
+        [info("y", [2])],
+        [initializer("i", [2, 0], "int64")],
+    )
+    m = gf.onnx.load(proto)
+    assert not m.variables and m.whole and m.output_names == ("y",)
