@@ -118,3 +118,28 @@ def test_a_long_sum_of_small_numbers_does_not_get_stuck(half: str) -> None:
     with gf.Session() as s:
         total, mean, product = s.run([gf.sum(x), gf.mean(x), gf.matmul(x, x)], {x: ones})
     assert (float(total), float(mean), float(product)) == (4096, 1, 4096)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_bodies_of_loops_round_at_each_of_their_nodes(half: str) -> None:
+    xs, w = placeholder(half, (5, 3)), placeholder(half, (3, 3))
+
+    def body(carry: Any, x: Any) -> tuple[Any, Any]:
+        new = gf.tanh(carry @ w) + x
+        return new, gf.sum(new)
+
+    start = gf.zeros((1, 3), half)
+    carry, sums = gf.scan(body, start, xs)
+    (g,) = gradients(gf.sum(carry), [w])
+    assert {carry.dtype.name, sums.dtype.name, g.dtype.name} == {half}
+    rng = np.random.default_rng(3)
+    a, b = (rng.uniform(-1, 1, s).astype(half) for s in [(5, 3), (3, 3)])
+    state, totals = np.zeros((1, 3), half), []
+    for row in a:
+        wide = (state.astype("f") @ b.astype("f")).astype(half).astype("f")
+        state = (np.tanh(wide).astype(half).astype("f") + row.astype("f")).astype(half)
+        totals.append(state.astype("f").sum().astype(half))
+    with gf.Session() as s:
+        have = s.run([carry, sums, g], {xs: a, w: b})
+    assert same(have[0], state) and same(have[1], np.array(totals))
+    assert same(have[2], evaluate([g], {xs: a, w: b})[0])
