@@ -239,7 +239,7 @@ scan: Op = register(
         infer=_infer_scan,
         kernel=_scan_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _gradients().scan_vjp(g, y, inputs, **attrs),
+        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().scan_vjp(g, y, inputs, **attrs),
         cost=_scan_cost,
         pure=False,
         random=True,
@@ -303,7 +303,7 @@ while_loop: Op = register(
         infer=_infer_while,
         kernel=_while_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _gradients().while_vjp(g, y, inputs, **attrs),
+        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().while_vjp(g, y, inputs, **attrs),
         cost=_while_cost,
         pure=False,
         random=True,
@@ -324,6 +324,12 @@ def _gradients() -> Any:
     from graphflow.ops import control_gradients  # builds nodes of these ops
 
     return control_gradients
+
+
+def _loop_gradients() -> Any:
+    from graphflow.ops import loop_gradients
+
+    return loop_gradients
 
 
 def is_control(op: Op) -> bool:

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphflow.errors import DifferentiationError
 from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, make_node
-from graphflow.ops.control import call, cond, is_control, scan, while_loop
-from graphflow.spec import Size, is_inexact
+from graphflow.ops.control import call, cond, is_control
+from graphflow.spec import is_inexact
 from graphflow.tracing import parameter
 
 Cotangents = tuple[Tensor | None, ...]
@@ -81,7 +80,7 @@ def backward_of(
     cut = _Cut(body, flowing, varying, recompute)
     residuals = cut.residuals(list(grads.values()))
     saved = tuple(parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
-    rewritten = _substituted(
+    rewritten = substituted(
         list(grads.values()), dict(zip(residuals, (n.outputs[0] for n in saved), strict=True))
     )
     by_node = dict(zip(grads, rewritten, strict=True))
@@ -147,7 +146,7 @@ class _Cut:
         return bool(node.inputs) or node.op.random
 
 
-def _substituted(outputs: Sequence[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
+def substituted(outputs: Sequence[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
     """Outputs with some tensors replaced by others, and what depends on them rebuilt."""
     mapped = dict(replaced)
     for node in Graph(outputs).nodes if outputs else ():
@@ -160,13 +159,15 @@ def _substituted(outputs: Sequence[Tensor], replaced: dict[Tensor, Tensor]) -> l
     return [mapped.get(t, t) for t in outputs]
 
 
-def _tuple(value: Any) -> tuple[Tensor, ...]:
+def tensors(value: Any) -> tuple[Tensor, ...]:
+    """One tensor or several, as several."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
-def _zeros(tensor: Tensor) -> Tensor:
-    zeros: Tensor = FUNCTIONS["full_like"](tensor, 0)
-    return zeros
+def zeros(tensor: Tensor) -> Tensor:
+    """A cotangent that says nothing."""
+    filled: Tensor = FUNCTIONS["full_like"](tensor, 0)
+    return filled
 
 
 # call -------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def call_vjp(
     """One call of the backward body."""
     if body.rule is not None:
         return tuple(body.rule(g, y, *inputs))
-    gs = [c for c, t in zip(_tuple(g), body.outputs, strict=True) if differentiable(t)]
+    gs = [c for c, t in zip(tensors(g), body.outputs, strict=True) if differentiable(t)]
     back = backward_of(body, recompute=recompute)
     residuals: tuple[Tensor, ...] = ()
     if back.residuals:
@@ -193,10 +194,10 @@ def call_vjp(
         (*gs, *residuals, *inputs),
         {"body": Body(parameters, Graph(wanted), len(wanted))},
     )
-    return _placed(back.grads, node.outputs)
+    return placed(back.grads, node.outputs)
 
 
-def _placed(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
+def placed(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
     """Values at the places where the pattern has something."""
     rest = iter(values)
     return tuple(None if x is None else next(rest) for x in pattern)
@@ -208,7 +209,7 @@ def _placed(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotan
 def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body) -> Cotangents:
     """A cond of the branches' backward bodies; each takes the residuals of its own forward."""
     pred, operands = inputs[0], inputs[1:]
-    gs = [c for c, t in zip(_tuple(g), then.outputs, strict=True) if differentiable(t)]
+    gs = [c for c, t in zip(tensors(g), then.outputs, strict=True) if differentiable(t)]
     backs = [backward_of(then), backward_of(orelse)]
     wanted = [i for i in range(len(operands)) if any(b.grads[i] is not None for b in backs)]
     if not wanted:
@@ -225,7 +226,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
     branches = []
     for at, (back, body) in enumerate(zip(backs, (then, orelse), strict=True)):
         grads = [
-            _zeros(body.inputs[i].outputs[0]) if back.grads[i] is None else back.grads[i]
+            zeros(body.inputs[i].outputs[0]) if back.grads[i] is None else back.grads[i]
             for i in wanted
         ]
         blanks = [parameter(n.specs[0], n.name) for n in saved[1 - at]]
@@ -238,7 +239,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
         {"then": branches[0], "orelse": branches[1]},
     )
     pattern = [operands[i] if i in wanted else None for i in range(len(operands))]
-    return (None, *_placed(pattern, node.outputs))
+    return (None, *placed(pattern, node.outputs))
 
 
 def _blank(tensor: Tensor) -> Tensor:
@@ -247,154 +248,7 @@ def _blank(tensor: Tensor) -> Tensor:
     return blank
 
 
-# scan and while_loop ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Loop:
-    """What the gradients of scan and while_loop share: the forward loop, in the terms of scan."""
-
-    body: Body
-    inputs: tuple[Tensor, ...]  # carries, items, captures
-    carries: int
-    items: int
-    length: Size
-    reverse: bool
-
-    def parts(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        end = self.carries + self.items
-        return values[: self.carries], values[self.carries : end], values[end:]
-
-
-def scan_vjp(
-    g: Any,
-    y: Any,
-    inputs: Sequence[Tensor],
-    body: Body,
-    carries: int,
-    items: int,
-    length: Size,
-    reverse: bool = False,
-    counted: bool = False,
-) -> Cotangents:
-    """The scan of the backward body, the other way round."""
-    count = inputs[0] if counted else None
-    loop = _Loop(body, tuple(inputs[counted:]), carries, items, length, reverse)
-    back = _loop_backward(loop)
-    attrs = {
-        "body": back.forward, "carries": carries, "items": items, "length": length,
-        "reverse": reverse, "counted": counted,
-    }  # fmt: skip
-    residuals: tuple[Tensor, ...] = ()
-    if back.residuals:
-        residuals = make_node(scan, tuple(inputs), attrs).outputs[body.results :]
-    grads = _scan_back(loop, back, _tuple(g), residuals, count)
-    return (None, *grads) if counted else grads
-
-
-def while_vjp(
-    g: Any,
-    y: Any,
-    inputs: Sequence[Tensor],
-    test: Body,
-    body: Body,
-    states: int,
-    limit: int | None = None,
-) -> Cotangents:
-    """A scan backwards over the iterates that were recorded, as many as there were."""
-    if limit is None:
-        raise DifferentiationError(
-            "a while_loop is differentiated by recording its iterates, so it must be known how "
-            "many there may be; give it max_iterations"
-        )
-    loop = _Loop(body, tuple(inputs), states, 0, limit, False)
-    back = _loop_backward(loop)
-    attrs = {"test": test, "body": back.forward, "states": states, "limit": limit}
-    node = make_node(while_loop, tuple(inputs), attrs)
-    residuals = node.outputs[1 + body.results :]
-    return _scan_back(loop, back, _tuple(g)[1:], residuals, node.outputs[0])
-
-
-def _loop_backward(loop: _Loop) -> Backward:
-    carried, items, _ = loop.parts(loop.body.inputs)
-    varying = (*carried, *items)
-    back = backward_of(loop.body, varying=varying)
-    # Items are at hand already; the backward loop reads them once more.
-    mine = {node.outputs[0] for node in items}
-    if not mine.intersection(back.residuals):
-        return back
-    kept = [(t, s) for t, s in zip(back.residuals, back.saved, strict=True) if t not in mine]
-    again = {s.outputs[0]: t for t, s in zip(back.residuals, back.saved, strict=True) if t in mine}
-    present = [x for x in back.grads if x is not None]
-    grads = _substituted(present, again)
-    return Backward(
-        loop.body.extended([t for t, _ in kept]) if kept else loop.body,
-        tuple(t for t, _ in kept),
-        back.cotangents,
-        tuple(s for _, s in kept),
-        _placed(back.grads, grads),
-    )
-
-
-def _scan_back(
-    loop: _Loop,
-    back: Backward,
-    gs: Sequence[Tensor],
-    residuals: Sequence[Tensor],
-    count: Tensor | None,
-) -> Cotangents:
-    """Cotangents of a loop's operands, by a scan in the opposite direction.
-
-    It carries the cotangents of the differentiable carries, and sums of those of the captures.
-    """
-    carried, items, captures = loop.parts(loop.body.inputs)
-    g_carried, g_items, g_captures = loop.parts(back.grads)
-    results = loop.body.outputs
-    moved = [i for i, node in enumerate(carried) if differentiable(node.outputs[0])]
-    summed = [i for i, x in enumerate(g_captures) if x is not None]
-    streamed = [i for i, x in enumerate(g_items) if x is not None]
-    g_moved = [gs[i] for i in moved]
-    g_stacked = [
-        c for c, t in zip(gs[loop.carries :], results[loop.carries :], strict=True)
-        if differentiable(t)
-    ]  # fmt: skip
-    sums = [parameter(captures[i].specs[0], f"sum_{i}") for i in summed]
-    outputs = [
-        _zeros(carried[i].outputs[0]) if g_carried[i] is None else g_carried[i] for i in moved
-    ]
-    outputs += [s.outputs[0] + g_captures[i] for s, i in zip(sums, summed, strict=True)]
-    outputs += [g_items[i] for i in streamed]
-    graph = Graph([t for t in outputs if t is not None])
-    _, xs, outer = loop.parts(loop.inputs)
-    read = set(graph.nodes)
-    rows = [(node, x) for node, x in zip(items, xs, strict=True) if node in read]
-    held = [(node, x) for node, x in zip(captures, outer, strict=True) if node in read]
-    parameters = (
-        *back.cotangents[: len(moved)], *sums, *back.cotangents[len(moved) :], *back.saved,
-        *(node for node, _ in (*rows, *held)),
-    )  # fmt: skip
-    operands = [
-        *g_moved, *(_zeros(outer[i]) for i in summed), *g_stacked, *residuals,
-        *(x for _, x in (*rows, *held)),
-    ]  # fmt: skip
-    node = make_node(
-        scan,
-        (*([] if count is None else [count]), *operands),
-        {
-            "body": Body(parameters, graph, len(outputs)), "carries": len(moved) + len(sums),
-            "items": len(g_stacked) + len(residuals) + len(rows), "length": loop.length,
-            "reverse": not loop.reverse, "counted": count is not None,
-        },
-    )  # fmt: skip
-    found: list[Tensor | None] = [None] * len(loop.inputs)
-    places = [
-        *moved,
-        *(loop.carries + loop.items + i for i in summed),
-        *(loop.carries + i for i in streamed),
-    ]
-    for place, tensor in zip(places, node.outputs, strict=True):
-        found[place] = tensor
-    return tuple(found)
-
-
-__all__ = ["Backward", "backward_of", "call_vjp", "cond_vjp", "scan_vjp", "while_vjp"]
+__all__ = [
+    "Backward", "Cotangents", "backward_of", "call_vjp", "cond_vjp", "differentiable", "placed",
+    "substituted", "tensors", "zeros",
+]  # fmt: skip
