@@ -99,6 +99,10 @@ class Call:
             raise RunOnHost(f"{self.op_type} reads a value that is no tensor")
         return value
 
+    def as_tensor(self, value: Known) -> Tensor:
+        """A known value as the tensor that stands for it throughout the model."""
+        return self._importer.as_tensor(value)
+
     def optional(self, i: int) -> Tensor | None:
         """Input i as a tensor, or None where it is left out."""
         return self.tensor(i) if self.has(i) else None

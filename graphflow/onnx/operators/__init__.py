@@ -10,9 +10,12 @@ from graphflow.onnx.operators import (
     pooling,
     product,
     quantize,
+    random,
     recurrent,
     reduction,
     shape,
+    signal,
+    training,
     vision,
 )
 
@@ -26,8 +29,11 @@ __all__ = [
     "pooling",
     "product",
     "quantize",
+    "random",
     "recurrent",
     "reduction",
     "shape",
+    "signal",
+    "training",
     "vision",
 ]

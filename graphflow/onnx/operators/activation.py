@@ -44,6 +44,7 @@ _with("Selu", activations.selu, alpha=1.67326319217681884765625, gamma=1.0507010
 _with("Swish", activations.swish, alpha=1.0)
 _with("ThresholdedRelu", piecewise.thresholded_relu, alpha=1.0)
 _with("HardSigmoid", piecewise.hard_sigmoid, alpha=0.2, beta=0.5)
+_with("Shrink", piecewise.shrink, lambd=0.5, bias=0.0)
 
 
 @operator("Gelu")

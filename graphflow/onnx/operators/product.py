@@ -1,4 +1,4 @@
-"""Matrix products and einsum."""
+"""Matrix products, einsum and determinants."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from graphflow.onnx.registry import Outputs, operator
 from graphflow.op import Tensor
 from graphflow.ops import linalg
 from graphflow.ops.einsum import einsum
+from graphflow.ops.solve import det
 
 
 @operator("MatMul")
@@ -37,3 +38,8 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
 @operator("Einsum")
 def _einsum(call: Call) -> Outputs:
     return einsum(call.required("equation").replace(" ", ""), *call.tensors())
+
+
+@operator("Det")
+def _det(call: Call) -> Outputs:
+    return det(call.tensor(0))

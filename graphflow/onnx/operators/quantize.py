@@ -82,9 +82,7 @@ def _dequantize(call: Call) -> Outputs:
     values = astype(x, "int32")
     if zero is not None:
         values = values - astype(_spread(call, zero, x), "int32")
-    return astype(
-        astype(values, "float32") * astype(_spread(call, scale, x), "float32"), dtype
-    )
+    return astype(astype(values, "float32") * astype(_spread(call, scale, x), "float32"), dtype)
 
 
 # Products -------------------------------------------------------------------------------------

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from graphflow.onnx.call import Call
 from graphflow.onnx.operators.shape import axes_of, axis_of
 from graphflow.onnx.registry import Outputs, operator
+from graphflow.errors import ShapeError
 from graphflow.op import Tensor
 from graphflow.ops import elementwise, extrema, product, reduce, transcendental, window
 from graphflow.ops.convert import astype
+from graphflow.ops.creation import full
 from graphflow.ops.shape import expand_dims
+from graphflow.spec import Dim, kind
 
 # The opset since which the axes are an input.
 _AXES_SINCE = {"ReduceSum": 13}
@@ -28,6 +34,15 @@ def _reduction(name: str, function: Callable[..., Tensor]) -> None:
             axes = list(range(x.ndim))
         keep = bool(call.attr("keepdims", 1))
         return function(x, axis=tuple(axes), keepdims=keep)
+
+
+def _of_none(x: Tensor, axis: tuple[int, ...], keepdims: bool, value: Any) -> Tensor | None:
+    """What a reduction without any elements gives, if x is known to have none."""
+    if 0 not in (x.shape[a] for a in axis):
+        return None
+    chosen = {a % x.ndim for a in axis}
+    shape = [1 if i in chosen else n for i, n in enumerate(x.shape) if keepdims or i not in chosen]
+    return full(tuple(shape), value, dtype=x.dtype)
 
 
 def _total(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
@@ -65,6 +80,9 @@ def _log_sum(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
 
 
 def _log_sum_exp(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
+    none = _of_none(x, axis, keepdims, -math.inf if kind(x.dtype) == "float" else 0)
+    if none is not None:
+        return none
     return _through_float(lambda v: extrema.logsumexp(v, axis=axis, keepdims=keepdims), x)
 
 
@@ -72,8 +90,26 @@ def _product(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
     return astype(product.prod(x, axis=axis, keepdims=keepdims), x.dtype)
 
 
-def _extremum(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _least(dtype: np.dtype[Any]) -> Any:
+    """The value that no other one of a dtype is below."""
+    if kind(dtype) == "int":
+        return int(np.iinfo(dtype).min)
+    return False if kind(dtype) == "bool" else -math.inf
+
+
+def _greatest(dtype: np.dtype[Any]) -> Any:
+    if kind(dtype) == "int":
+        return int(np.iinfo(dtype).max)
+    return True if kind(dtype) == "bool" else math.inf
+
+
+def _extremum(
+    function: Callable[..., Tensor], neutral: Callable[[np.dtype[Any]], Any]
+) -> Callable[..., Tensor]:
     def reduced(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
+        none = _of_none(x, axis, keepdims, neutral(x.dtype))
+        if none is not None:
+            return none
         if x.dtype.kind == "b":
             small = function(astype(x, "uint8"), axis=axis, keepdims=keepdims)
             return astype(small, "bool")
@@ -83,8 +119,8 @@ def _extremum(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 for _name, _function in {
-    "ReduceSum": _total, "ReduceMean": _mean, "ReduceMax": _extremum(extrema.max),
-    "ReduceMin": _extremum(extrema.min), "ReduceProd": _product, "ReduceL1": _l1,
+    "ReduceSum": _total, "ReduceMean": _mean, "ReduceMax": _extremum(extrema.max, _least),
+    "ReduceMin": _extremum(extrema.min, _greatest), "ReduceProd": _product, "ReduceL1": _l1,
     "ReduceL2": _l2, "ReduceLogSum": _log_sum, "ReduceLogSumExp": _log_sum_exp,
     "ReduceSumSquare": _sum_square,
 }.items():  # fmt: skip
@@ -124,3 +160,24 @@ def _running(name: str, function: Callable[..., Tensor], neutral: int) -> None:
 
 
 _running("CumSum", product.cumsum, 0)
+
+
+def _running_product(x: Tensor, axis: int) -> Tensor:
+    """By doubling: after step k, products of the last 2ᵏ elements. Exact at zeros, as its gradient.
+
+    Raises:
+        ShapeError: the size is not known.
+    """
+    n = x.shape[axis]
+    if isinstance(n, Dim):
+        raise ShapeError(f"a running product needs the size of axis {axis}, {n}, as a number")
+    step = 1
+    while step < n:
+        before = window.window(x, axis, 0, n - step)
+        widths = [(step if i == axis else 0, 0) for i in range(x.ndim)]
+        x = x * window.pad(before, widths, value=1)
+        step *= 2
+    return x
+
+
+_running("CumProd", _running_product, 1)

@@ -1,0 +1,85 @@
+"""Random numbers. The standard names no generator: ours draws anew in each step.
+
+A `seed` makes a model draw the same numbers whenever it is loaded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import elementwise, product, random
+from graphflow.ops.convert import astype
+from graphflow.ops.creation import arange
+from graphflow.ops.search import searchsorted
+from graphflow.ops.shape import expand_dims, reshape
+from graphflow.ops.softmax import softmax
+from graphflow.ops.window import window
+from graphflow.spec import Shape
+
+
+def _seeded(call: Call) -> Any:
+    """The bits of the seed, a float, as one of ours; without one, the stream goes on."""
+    seed = call.attr("seed")
+    if seed is None:
+        return nullcontext()
+    return random.seed(int(struct.unpack("<I", struct.pack("<f", seed))[0]))
+
+
+def _uniform(call: Call, shape: Shape, dtype: Any) -> Tensor:
+    return random.uniform(shape, call.attr("low", 0.0), call.attr("high", 1.0), dtype)
+
+
+def _normal(call: Call, shape: Shape, dtype: Any) -> Tensor:
+    return random.normal(shape, call.attr("mean", 0.0), call.attr("scale", 1.0), dtype)
+
+
+def _drawing(name: str, draw: Callable[[Call, Shape, Any], Tensor]) -> None:
+    @operator(name)
+    def of_shape(call: Call) -> Outputs:
+        with _seeded(call):
+            return draw(call, tuple(call.required("shape")), call.dtype("dtype", 1))
+
+    @operator(f"{name}Like")
+    def like(call: Call) -> Outputs:
+        code = call.attr("dtype")
+        dtype = call.spec(0).dtype if code is None else call.dtype_of(code)
+        with _seeded(call):
+            return draw(call, call.spec(0).shape, dtype)
+
+
+_drawing("RandomUniform", _uniform)
+_drawing("RandomNormal", _normal)
+
+
+@operator("Bernoulli")
+def _bernoulli(call: Call) -> Outputs:
+    p = call.tensor(0)
+    code = call.attr("dtype")
+    with _seeded(call):
+        return astype(random.bernoulli(p), p.dtype if code is None else call.dtype_of(code))
+
+
+@operator("Multinomial")
+def _multinomial(call: Call) -> Outputs:
+    """Classes drawn by where a uniform number falls among running sums of probabilities.
+
+    The rows' sums are laid end to end, each in a unit of its own, and searched together; uniform
+    numbers of 24 bits stay exact there.
+    """
+    scores = call.tensor(0)
+    rows, classes = scores.shape
+    count = call.attr("sample_size", 1)
+    sums = product.cumsum(softmax(astype(scores, "float64"), -1), 1)
+    sums = sums / window(sums, 1, classes - 1, 1)
+    unit = expand_dims(astype(arange(rows), "float64"), 1)
+    with _seeded(call):
+        drawn = astype(random.uniform((rows, count)), "float64")
+    found = searchsorted(reshape(sums + unit, (-1,)), drawn + unit, side="right")
+    chosen = elementwise.subtract(found, expand_dims(arange(rows) * classes, 1))
+    return astype(chosen, call.dtype("dtype", 6))

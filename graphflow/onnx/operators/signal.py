@@ -1,0 +1,91 @@
+"""Fourier transforms and mel filters. ONNX has complex numbers as a last axis of two reals."""
+
+from __future__ import annotations
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import complex as numbers
+from graphflow.ops import fft, signal
+from graphflow.ops.convert import astype
+from graphflow.ops.shape import expand_dims, reshape, squeeze
+from graphflow.ops.window import stack, window
+from graphflow.spec import Size
+
+
+def _values(call: Call, x: Tensor) -> Tensor:
+    """The last axis as one number: a real of one part, a complex of two; halves are widened."""
+    if x.dtype.itemsize < 4:
+        x = astype(x, "float32")
+    parts = call.static(x.shape[-1])
+    if parts not in (1, 2):
+        raise call.unsupported(f"a last axis of {parts}; it is 1 of reals, 2 of complex numbers")
+    if parts == 1:
+        return squeeze(x, -1)
+    re, im = (squeeze(window(x, x.ndim - 1, i, 1), -1) for i in range(2))
+    result: Tensor = numbers.complex(re, im)
+    return result
+
+
+def _parts(z: Tensor) -> Tensor:
+    return stack([numbers.real(z), numbers.imag(z)], -1)
+
+
+def _transformed(call: Call, axis: int) -> Tensor:
+    """The transform along an axis, which is not the last."""
+    x = call.tensor(0)
+    if not -x.ndim <= axis < x.ndim or axis % x.ndim == x.ndim - 1:
+        raise call.unsupported(f"axis {axis} of a tensor of rank {x.ndim}, parts included")
+    axis %= x.ndim
+    length: Size | None = call.sizes(1)[0] if call.has(1) else None
+    onesided, inverse = bool(call.attr("onesided", 0)), bool(call.attr("inverse", 0))
+    z = _values(call, x)
+    if inverse and onesided:
+        return expand_dims(fft.irfft(z, length, axis), -1)
+    if inverse:
+        return _parts(fft.ifft(z, length, axis))
+    if not onesided:
+        return _parts(fft.fft(z, length, axis))
+    if z.dtype.kind == "c":
+        raise call.unsupported("a onesided spectrum of complex numbers")
+    return _parts(fft.rfft(z, length, axis))
+
+
+@operator("DFT", since=20)
+def _dft(call: Call) -> Outputs:
+    axis = call.scalar(2) if call.has(2) else -2
+    return astype(_transformed(call, axis), call.spec(0).dtype)
+
+
+@operator("DFT", since=17)
+def _dft_17(call: Call) -> Outputs:
+    return astype(_transformed(call, call.attr("axis", 1)), call.spec(0).dtype)
+
+
+@operator("STFT")
+def _stft(call: Call) -> Outputs:
+    x = call.tensor(0)
+    if x.ndim == 2:
+        x = expand_dims(x, -1)
+    weights = call.optional(2)
+    if call.has(3):
+        length = call.scalar(3)
+    else:
+        length = call.static(x.shape[1] if weights is None else weights.shape[0])
+    z = _values(call, x)
+    if weights is not None:
+        weights = reshape(weights, (-1,))
+    spectra = signal.stft(
+        z,
+        length,
+        call.scalar(1),
+        window=weights,
+        onesided=bool(call.attr("onesided", 1)),
+    )
+    return astype(_parts(spectra), x.dtype)
+
+
+@operator("MelWeightMatrix")
+def _mel_weights(call: Call) -> Outputs:
+    weights = signal.mel_weight_matrix(*(call.scalar(i) for i in range(5)))
+    return astype(weights, call.dtype("output_datatype", 1))
