@@ -38,12 +38,16 @@ class Run:
         self.importer = importer
         self.session = session
         self.seconds = deadline
+        self._doing = importer.file
         self._end = time.monotonic() + deadline
 
-    def check(self, what: str) -> None:
-        """Raises StepTimeout if the deadline has passed."""
+    def check(self, what: str | None = None) -> None:
+        """Note what is being done; raises StepTimeout if the deadline has passed."""
+        self._doing = what or self._doing
         if time.monotonic() > self._end:
-            raise StepTimeout(f"{what}: not done after {self.seconds} s; give a longer deadline=")
+            raise StepTimeout(
+                f"{self._doing}: not done after {self.seconds} s; give a longer deadline="
+            )
 
     def values(self, tensors: Sequence[Tensor], feeds: Mapping[Tensor, Any]) -> list[Any]:
         """The values of tensors, by the session, or (while a model is read) without one."""
@@ -88,7 +92,7 @@ class Program:
         segment = first if first is not None and ranked else self._root(values)
         current = dict(values)
         while True:
-            run.check(self.importer.file)
+            run.check()
             stop = segment.stop
             if stop is not None and stop.kind in ("input", "shapes"):
                 segment = self._specialised(segment, stop, current)
@@ -112,7 +116,7 @@ class Program:
         key = tuple((name, _kind(value)) for name, value in values.items())
         if key not in self._roots:
             before = {} if self._first is None else self._first.given
-            given = {n: value for n, value in before.items() if isinstance(value, Known)}
+            given: dict[str, Value] = {n: v for n, v in before.items() if isinstance(v, Known)}
             given.update((name, _entry(name, value)) for name, value in values.items())
             self._roots[key] = self.importer.segment(self.body, 0, given)
         return self._roots[key]

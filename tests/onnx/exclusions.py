@@ -4,9 +4,7 @@ them."""
 from __future__ import annotations
 
 _RANDOM = "draws random numbers, and the standard names no generator"
-_RUNNER = (
-    "the suite's comparison takes the length of a scalar; tests/onnx/test_backend.py compares it"
-)
+_RUNNER = "the suite's comparison fails on scalars; tests/onnx/test_backend.py compares it"
 
 EXCLUDED: dict[str, str] = {
     "test_bernoulli": _RANDOM,
