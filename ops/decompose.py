@@ -121,7 +121,7 @@ def _infer_qr(x: TensorSpec, mode: str) -> tuple[TensorSpec, TensorSpec]:
 
 
 def _qr_kernel(xp: Any, x: Any, mode: str) -> tuple[Any, Any]:
-    q, r = xp.linalg.qr(x, mode)
+    q, r = lapack(xp, lambda a: tuple(xp.linalg.qr(a, mode)), x, "has no QR decomposition")
     return narrow(xp, q, x.dtype), narrow(xp, r, x.dtype)
 
 

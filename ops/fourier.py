@@ -9,7 +9,7 @@ the first and the one at n/2 stands for two.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from graphflow.errors import CheckError, ShapeError
 from graphflow.op import Cost, Op, register, sample
 from graphflow.ops import batching
 from graphflow.ops.convert import astype
+from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.rules import require_kind
 from graphflow.spec import (
     Size,
@@ -45,6 +46,35 @@ def _require_samples(x: TensorSpec, axis: int) -> None:
         raise ShapeError(f"axis {axis} of {x} has no elements to transform")
 
 
+# (least flops, blocks) as matmul has them: handing a block to a thread takes about 50 µs, a
+# transform about 1 ns a flop.
+_BLOCKS = ((2e7, 8), (1e6, 2))
+
+
+def _by_blocks(
+    out: Any, x: Any, axes: Sequence[int], transform: Callable[[Any, Any], object]
+) -> None:
+    """transform(x, out), in blocks of an axis that it does not mix, which threads share.
+
+    The blocks depend on the shape only, and so do the bits of each transform.
+    """
+    free = [i for i in range(x.ndim) if i not in axes]
+    flops: Any = _cost(x.size, [x.shape[a] for a in axes]).flops
+    wanted = next((blocks for least, blocks in _BLOCKS if flops >= least), 1)
+    axis = max(free, key=x.shape.__getitem__) if free else 0
+    blocks = min(wanted, x.shape[axis]) if free else 1
+    if blocks < 2:
+        transform(x, out)
+        return
+    edges = [x.shape[axis] * i // blocks for i in range(blocks + 1)]
+
+    def part(i: int) -> None:
+        block = (slice(None),) * axis + (slice(edges[i], edges[i + 1]),)
+        transform(x[block], out[block])
+
+    run_parts(part, blocks)
+
+
 def _infer_fft(x: TensorSpec, axes: tuple[int, ...], inverse: bool, norm: str) -> TensorSpec:
     require_kind(x, "complex")
     for axis in axes:
@@ -53,16 +83,17 @@ def _infer_fft(x: TensorSpec, axes: tuple[int, ...], inverse: bool, norm: str) -
 
 
 def _fft_kernel(xp: Any, x: Any, axes: tuple[int, ...], inverse: bool, norm: str) -> Any:
-    transform = xp.fft.ifftn if inverse else xp.fft.fftn
-    return xp.ascontiguousarray(transform(x, axes=axes, norm=norm), dtype=x.dtype)
+    out = xp.empty(x.shape, x.dtype)
+    _fft_into(xp, out, x, axes, inverse, norm)
+    return out
 
 
 def _fft_into(xp: Any, out: Any, x: Any, axes: tuple[int, ...], inverse: bool, norm: str) -> None:
     if xp is np:
         transform: Any = np.fft.ifftn if inverse else np.fft.fftn
-        transform(x, axes=axes, norm=norm, out=out)
+        _by_blocks(out, x, axes, lambda x, out: transform(x, axes=axes, norm=norm, out=out))
     else:
-        xp.copyto(out, _fft_kernel(xp, x, axes, inverse, norm))
+        xp.copyto(out, (xp.fft.ifftn if inverse else xp.fft.fftn)(x, axes=axes, norm=norm))
 
 
 fft_op: Op = register(
@@ -103,7 +134,7 @@ def _scale_inner(spectrum: Any, size: int, axis: int, inner: float) -> None:
 def _rfft_into(xp: Any, out: Any, x: Any, axis: int, norm: str, inner: float) -> None:
     if xp is np:
         transform: Any = np.fft.rfft
-        transform(x, axis=axis, norm=norm, out=out)
+        _by_blocks(out, x, (axis,), lambda x, out: transform(x, axis=axis, norm=norm, out=out))
     else:
         xp.copyto(out, xp.fft.rfft(x, axis=axis, norm=norm))
     _scale_inner(out, x.shape[axis], axis, inner)
@@ -136,7 +167,9 @@ def _irfft_into(xp: Any, out: Any, x: Any, size: int, axis: int, norm: str, inne
         _scale_inner(x, size, axis, inner)
     if xp is np:
         transform: Any = np.fft.irfft
-        transform(x, size, axis=axis, norm=norm, out=out)
+        _by_blocks(
+            out, x, (axis,), lambda x, out: transform(x, size, axis=axis, norm=norm, out=out)
+        )
     else:
         xp.copyto(out, xp.fft.irfft(x, size, axis=axis, norm=norm))
 

@@ -17,6 +17,7 @@ import numpy as np
 from graphflow.errors import CheckError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Tensor
 from graphflow.ops.convert import astype
+from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.linalg import matmul
 from graphflow.ops.rules import conj, reciprocal_or_zero, require_kind
 from graphflow.ops.shape import expand_dims, matrix_transpose
@@ -128,17 +129,44 @@ def array_adjoint(x: Any) -> Any:
     return transposed.conj() if transposed.dtype.kind == "c" else transposed
 
 
-def lapack(xp: Any, call: Callable[[Any], Any], x: Any, fault: str) -> Any:
+def lapack(xp: Any, call: Callable[[Any], Any], x: Any, fault: str, whole: bool = False) -> Any:
     """call(x), where LAPACK may find that a matrix of x has a fault.
+
+    `whole`: the call takes all matrices of x at once, or one, but no part of a batch.
 
     Raises:
         CheckError: it has; the message says which of the matrices, and the remedy in `fault`.
     """
     try:
         with _raising(xp):
-            return call(x)
+            return call(x) if whole or xp is not np else _by_blocks(call, x)
     except np.linalg.LinAlgError:
         raise CheckError(f"{_first_failure(call, x)} of shape {x.shape[-2:]} {fault}") from None
+
+
+# (least multiplications, blocks) as matmul has them: handing a block to a thread takes about 50 µs.
+_BLOCKS = ((1e7, 8), (2e5, 2))
+
+
+def _by_blocks(call: Callable[[Any], Any], x: Any) -> Any:
+    """call(x) on blocks of the first axis of a batch, which threads share.
+
+    The blocks depend on the shape only, and each matrix is decomposed alone.
+    """
+    wanted = next((blocks for least, blocks in _BLOCKS if x.size * x.shape[-1] >= least), 1)
+    blocks = min(wanted, x.shape[0]) if x.ndim > 2 else 1
+    if blocks < 2:
+        return call(x)
+    edges = [x.shape[0] * i // blocks for i in range(blocks + 1)]
+    found: list[Any] = [None] * blocks
+
+    def part(i: int) -> None:
+        found[i] = call(x[edges[i] : edges[i + 1]])
+
+    run_parts(part, blocks)
+    if isinstance(found[0], tuple):
+        return tuple(map(np.concatenate, zip(*found, strict=True)))
+    return np.concatenate(found)
 
 
 def _raising(xp: Any) -> AbstractContextManager[Any]:

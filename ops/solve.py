@@ -74,7 +74,7 @@ def _solve_kernel(xp: Any, a: Any, b: Any, adjoint: bool) -> Any:
     left, right = a, b
     if adjoint:
         left = array_adjoint(left)
-    result = lapack(xp, lambda x: xp.linalg.solve(x, right), left, _SINGULAR)
+    result = lapack(xp, lambda x: xp.linalg.solve(x, right), left, _SINGULAR, whole=True)
     return narrow(xp, result, b.dtype)
 
 
