@@ -29,15 +29,17 @@ F = spec("float32", (3, 4))
 # The op -----------------------------------------------------------------------------------------
 
 
-def _infer(x: TensorSpec, rows: TensorSpec, updates: TensorSpec, reduction: str) -> TensorSpec:
+def _infer(
+    x: TensorSpec, rows: TensorSpec, updates: TensorSpec, reduction: str, axes: int = 1
+) -> TensorSpec:
     require_kind(rows, "int")
     if reduction in ("add", "mul"):
         require_kind(x, "int", "float", "complex")
     elif reduction != "none":
         require_kind(x, "int", "float")
-    if not x.rank:
-        raise ShapeError("x has no axis to index")
-    _require_updates(x, updates, (*rows.shape, *x.shape[1:]))
+    if not 0 < axes <= x.rank:
+        raise ShapeError(f"{x} has no {axes} axes to index")
+    _require_updates(x, updates, (*rows.shape, *x.shape[axes:]))
     return x
 
 
@@ -51,37 +53,42 @@ def _require_updates(x: TensorSpec, updates: TensorSpec, wanted: Shape) -> None:
         equate(have, want, what)
 
 
-def _into(xp: Any, out: Any, x: Any, rows: Any, updates: Any, reduction: str) -> None:
-    n = x.shape[0]
+def _into(
+    xp: Any, out: Any, x: Any, rows: Any, updates: Any, reduction: str, axes: int = 1
+) -> None:
+    n, width = math.prod(x.shape[:axes]), math.prod(x.shape[axes:])
     places = checked(xp, rows, n, 0).reshape(-1)
     if out is not x:
         xp.copyto(out, x)
-    width = math.prod(x.shape[1:])
     flat = updates.reshape(places.size, width)
     combine_rows(xp, out.reshape(n, width), places, flat, reduction)
 
 
-def _kernel(xp: Any, x: Any, rows: Any, updates: Any, reduction: str) -> Any:
-    out = xp.empty(x.shape, x.dtype)
-    _into(xp, out, x, rows, updates, reduction)
-    return out
-
-
 def _vjp(
-    g: Tensor, y: Tensor, x: Tensor, rows: Tensor, updates: Tensor, reduction: str
+    g: Tensor,
+    y: Tensor,
+    x: Tensor,
+    rows: Tensor,
+    updates: Tensor,
+    reduction: str,
+    axes: int = 1,
 ) -> tuple[Tensor | None, None, Tensor | None]:
     if not is_inexact(x.dtype):
         return None, None, None
+    flat = (product(x.shape[:axes]), *x.shape[axes:])
+    g, y, x, shape = reshape(g, flat), reshape(y, flat), reshape(x, flat), x.shape
     if reduction == "add":
-        return g, None, take(g, rows, 0)
-    if reduction == "none":
-        return _vjp_of_setting(g, rows, updates)
-    if reduction == "mul":
-        return _vjp_of_products(g, x, rows, updates)
-    return _vjp_of_extrema(g, y, x, rows, updates)
+        by_x, by_updates = g, take(g, rows, 0)
+    elif reduction == "none":
+        by_x, by_updates = _vjp_of_setting(g, rows, updates)
+    elif reduction == "mul":
+        by_x, by_updates = _vjp_of_products(g, x, rows, updates)
+    else:
+        by_x, by_updates = _vjp_of_extrema(g, y, x, rows, updates)
+    return reshape(by_x, shape), None, by_updates
 
 
-def _vjp_of_setting(g: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, None, Tensor]:
+def _vjp_of_setting(g: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
     """Of several updates of a row, the last one stays: it alone has a gradient."""
     numbers = reshape(arange(rows.size), rows.shape)
     stamps = full((g.shape[0],), -1, "int64")
@@ -89,12 +96,10 @@ def _vjp_of_setting(g: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, N
     stays = equal(take(stamps, rows, 0), numbers)
     stays = reshape(stays, (*rows.shape, *(1,) * (g.ndim - 1)))
     overwritten = scatter_rows(g, rows, full_like(updates, 0), reduction="none")
-    return overwritten, None, take(g, rows, 0) * astype(stays, g.dtype)
+    return overwritten, take(g, rows, 0) * astype(stays, g.dtype)
 
 
-def _vjp_of_products(
-    g: Tensor, x: Tensor, rows: Tensor, updates: Tensor
-) -> tuple[Tensor, None, Tensor]:
+def _vjp_of_products(g: Tensor, x: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
     """Each factor's share is the product of the others: a division by what is not 0, and for
     zeros a count of them, since two leave nothing. (Second derivatives at two zeros are not told.)
     """
@@ -105,39 +110,50 @@ def _vjp_of_products(
     others = take(zeros, rows, 0) - astype(is_zero, g.dtype)
     share = take(g * rest, rows, 0) / factors * astype(equal(others, 0), g.dtype)
     by_x = g * scatter_rows(full_like(x, 1), rows, updates, reduction="mul")
-    return by_x, None, share
+    return by_x, share
 
 
 def _vjp_of_extrema(
     g: Tensor, y: Tensor, x: Tensor, rows: Tensor, updates: Tensor
-) -> tuple[Tensor, None, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Equal shares for all that attain the extremum, as `max` has it."""
     old = astype(equal(x, y), g.dtype)
     new = astype(equal(updates, take(y, rows, 0)), g.dtype)
     share = g / (old + take_grad(new, rows, shape=x.shape, axis=0))
-    return share * old, None, take(share, rows, 0) * new
+    return share * old, take(share, rows, 0) * new
 
 
-def _cost(x: TensorSpec, rows: TensorSpec, updates: TensorSpec, reduction: str) -> Cost:
+def _cost(
+    x: TensorSpec, rows: TensorSpec, updates: TensorSpec, reduction: str, axes: int = 1
+) -> Cost:
     return Cost(flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 3 + rows.nbytes)
 
 
-# x with updates combined into its rows (slices along axis 0), in the order of the row numbers.
+# x with updates combined into its rows, in the order of the row numbers; rows are slices along the
+# first `axes`, which count as one.
 scatter_rows: Op = register(
     Op(
         "scatter_rows",
         infer=_infer,
-        kernel=_kernel,
+        kernel=like_first(_into),
         into=_into,
         vjp=_vjp,
         cost=_cost,
         in_place=True,
+        halves=True,
         samples=(
             *(
                 sample(F, spec("int64", (5,)), spec("float32", (5, 4)), reduction=reduction)
                 for reduction in REDUCTIONS
             ),
             sample(spec("float32", (4,)), spec("int32"), spec("float32"), reduction="none"),
+            sample(
+                spec("float32", (1, 3, 2)),
+                spec("int64", (2,)),
+                spec("float32", (2, 2)),
+                reduction="mul",
+                axes=2,
+            ),
             sample(
                 spec("int8", (3,)), spec("int64", (2, 2)), spec("int8", (2, 2)), reduction="mul"
             ),
@@ -191,7 +207,8 @@ def gather_nd(x: Any, indices: Any, batch_dims: int = 0) -> Tensor:
         ShapeError: they have another rank or batch, or more numbers than x has axes.
     """
     x, indices = as_tensor(x), as_indices(indices)
-    rows, table = _rows_of(x, indices, batch_dims)
+    rows, axes = _rows_of(x, indices, batch_dims)
+    table = reshape(x, (product(x.shape[:axes]), *x.shape[axes:]))
     return take(table, rows, 0)
 
 
@@ -212,13 +229,23 @@ def scatter_nd(
     """
     x, indices, updates = as_tensor(x), as_indices(indices), as_tensor(updates)
     _require_reduction(reduction)
-    rows, table = _rows_of(x, indices, batch_dims)
-    _require_updates(x.spec, updates.spec, (*rows.shape, *table.shape[1:]))
-    return reshape(scatter_rows(table, rows, updates, reduction=reduction), x.shape)
+    rows, axes = _rows_of(x, indices, batch_dims)
+    return _scattered(x, rows, updates, reduction, axes)
 
 
-def _rows_of(x: Tensor, indices: Tensor, batch_dims: int) -> tuple[Tensor, Tensor]:
-    """Checked row numbers, and x with the axes that are indexed made one."""
+def _scattered(x: Tensor, rows: Tensor, updates: Tensor, reduction: str, axes: int) -> Tensor:
+    _require_updates(x.spec, updates.spec, (*rows.shape, *x.shape[axes:]))
+    if not axes:  # the one place is all of x
+        rows, x = reshape(rows, (rows.size,)), reshape(x, (1, *x.shape))
+        updates = reshape(updates, (rows.size, *x.shape[1:]))
+        whole: Tensor = scatter_rows(x, rows, updates, reduction=reduction)
+        return reshape(whole, x.shape[1:])
+    result: Tensor = scatter_rows(x, rows, updates, reduction=reduction, axes=axes)
+    return result
+
+
+def _rows_of(x: Tensor, indices: Tensor, batch_dims: int) -> tuple[Tensor, int]:
+    """Checked row numbers, and how many axes of x they index."""
     if isinstance(batch_dims, bool) or not isinstance(batch_dims, int) or batch_dims < 0:
         raise ArgumentError(f"batch_dims is an int from 0, not {batch_dims!r}")
     if indices.ndim <= batch_dims or not isinstance(indices.shape[-1], int):
@@ -233,7 +260,7 @@ def _rows_of(x: Tensor, indices: Tensor, batch_dims: int) -> tuple[Tensor, Tenso
             f"{indexed} axes"
         )
     rows: Tensor = flat_rows(indices, sizes=x.shape[:indexed], batch_dims=batch_dims)
-    return rows, reshape(x, (product(x.shape[:indexed]), *x.shape[indexed:]))
+    return rows, indexed
 
 
 def _require_reduction(reduction: Any) -> None:
@@ -257,9 +284,7 @@ def scatter(x: Any, indices: Any, updates: Any, axis: int = -1, reduction: str =
     _require_reduction(reduction)
     axis = normalize_axis(axis, x.ndim)
     places = flat_elements(indices, shape=x.shape, axis=axis)
-    _require_updates(x.spec, updates.spec, indices.shape)
-    flat = scatter_rows(reshape(x, (x.size,)), places, updates, reduction=reduction)
-    return reshape(flat, x.shape)
+    return _scattered(x, places, updates, reduction, x.ndim)
 
 
 @function

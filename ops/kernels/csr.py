@@ -15,7 +15,6 @@ import numpy as np
 
 from graphflow.ops.kernels.rows import combine_rows
 from graphflow.ops.kernels.threads import run_parts
-from graphflow.spec import is_half
 
 _BLOCKS = 8
 _LEAST = 200_000  # products that are worth a hand-over to another thread
@@ -73,20 +72,8 @@ def matmul(
     shape: tuple[int, int],
     transpose: bool,
 ) -> None:
-    """out = A @ dense, or A^T @ dense. Floats of 16 bits are summed in float32."""
+    """out = A @ dense, or A^T @ dense."""
     require_structure(columns, offsets, shape)
-    if is_half(out.dtype):
-        wide = xp.empty(out.shape, np.float32)
-        values, dense = values.astype(np.float32), dense.astype(np.float32)
-        _multiply(xp, wide, values, columns, offsets, dense, transpose)
-        out[...] = wide
-    else:
-        _multiply(xp, out, values, columns, offsets, dense, transpose)
-
-
-def _multiply(
-    xp: Any, out: Any, values: Any, columns: Any, offsets: Any, dense: Any, transpose: bool
-) -> None:
     columns = columns.astype(np.int64, copy=False)
     if not values.size:
         out[...] = 0
@@ -152,7 +139,6 @@ def sample(
     columns = columns.astype(np.int64, copy=False)
     entry_rows = _entry_rows(xp, offsets)
     width = rows.shape[1]
-    exact = np.dtype(np.float32) if is_half(out.dtype) else out.dtype
     if xp is np and width == 1:
         np.multiply(np.take(rows, entry_rows), np.take(others, columns), out=out)
         return
@@ -160,9 +146,9 @@ def sample(
 
     def chunk(i: int) -> None:
         part = slice(i * step, (i + 1) * step)
-        products = xp.take(rows, entry_rows[part], 0).astype(exact, copy=False)
-        xp.multiply(products, xp.take(others, columns[part], 0), out=products, dtype=exact)
-        out[part] = products.sum(axis=1, dtype=exact)
+        products = xp.take(rows, entry_rows[part], 0)
+        xp.multiply(products, xp.take(others, columns[part], 0), out=products)
+        out[part] = products.sum(axis=1, dtype=out.dtype)
 
     run_parts(chunk, -(-len(columns) // step))
 

@@ -184,6 +184,22 @@ def test_an_assignment_of_set_rows_writes_into_its_variable() -> None:
     assert value[[3, -1]].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]] and value.sum() == 28
 
 
+def test_a_cache_takes_a_position_of_every_sequence_in_place() -> None:
+    cache = gf.variable(np.zeros((2, 3, 1000, 4), "float16"), name="cache", trainable=False)
+    at = gf.placeholder("int64", (2,))
+    places = gf.broadcast_to(gf.reshape(at, (2, 1, 1)), (2, 3, 1))
+    new = gf.placeholder("float16", (2, 3, 4))
+    written = gf.scatter_nd(cache, places[:, :, None], new[:, :, None], batch_dims=2)
+    write = REGISTRY["group"](gf.assign(cache, written))
+    assert _layout(write).arena.nbytes < 2000
+    value = np.arange(24.0).reshape(2, 3, 4).astype("float16")
+    with gf.Session() as session:
+        session.run(write, {at: [7, 999], new: value})
+        have = session.get(cache)
+    np.testing.assert_array_equal(have[[0, 1], :, [7, 999]], value)
+    assert np.count_nonzero(have) == 23
+
+
 @pytest.mark.parametrize(
     "call, error, words",
     [
