@@ -21,7 +21,7 @@ from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Tensor, as_tensor, located, name_scope, user_location
 from graphflow.ops.dropout import dropout
 from graphflow.ops.index import take
-from graphflow.ops.linalg import matmul
+from graphflow.ops.linalg import biased, matmul
 from graphflow.ops.norm import batch_norm, group_norm, layer_norm, rms_norm
 from graphflow.ops.training import current_updates
 from graphflow.spec import show_shape
@@ -151,8 +151,7 @@ class Linear(Layer):
             )
 
     def __call__(self, x: Any) -> Tensor:
-        y = matmul(as_tensor(x), self.weight, transpose_b=True)
-        return y if self.bias is None else y + self.bias
+        return biased(matmul(as_tensor(x), self.weight, transpose_b=True), self.bias)
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -22,7 +22,7 @@ from graphflow.ops.layers import (
     require_sizes,
     uniform,
 )
-from graphflow.ops.linalg import matmul
+from graphflow.ops.linalg import biased, matmul
 from graphflow.ops.rotary import rotary
 from graphflow.ops.shape import moveaxis, reshape
 from graphflow.ops.window import split
@@ -109,16 +109,14 @@ class MultiHeadAttention(Layer):
         few = self.shared * (size // self.heads)
         depth, counts, starts = size // self.heads, (size, few, few), (0, size, size + few)
         if query is key is value:
-            together = matmul(query, self.weight, transpose_b=True)
-            together = together if self.bias is None else together + self.bias
+            together = biased(matmul(query, self.weight, transpose_b=True), self.bias)
             parts = split(together, counts, -1)
         else:
             parts = []
             for x, start, count in zip((query, key, value), starts, counts, strict=True):
                 part = matmul(x, rows_of(self.weight, 0, start, count), transpose_b=True)
-                if self.bias is not None:
-                    part = part + rows_of(self.bias, 0, start, count)
-                parts.append(part)
+                bias = None if self.bias is None else rows_of(self.bias, 0, start, count)
+                parts.append(biased(part, bias))
         return [
             moveaxis(reshape(p, (*p.shape[:-1], count // depth, depth)), -2, -3)
             for p, count in zip(parts, counts, strict=True)

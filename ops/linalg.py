@@ -19,6 +19,7 @@ from graphflow.op import (
     Op,
     Tensor,
     as_tensor,
+    autocasted,
     function,
     promoted,
     register,
@@ -39,6 +40,7 @@ from graphflow.spec import (
     TensorSpec,
     broadcast_shapes,
     equate,
+    is_half,
     product,
     show_shape,
     spec,
@@ -167,7 +169,7 @@ def _matmul_vjp(
 M34, M45 = spec("float32", (3, 4)), spec("float32", (4, 5))
 M43, M54 = spec("float32", (4, 3)), spec("float32", (5, 4))
 
-_BOTH = {"transpose_a": True, "transpose_b": True}
+_BOTH: dict[str, Any] = {"transpose_a": True, "transpose_b": True}
 matmul_op = register(
     Op(
         "matmul",
@@ -218,6 +220,16 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
         return reshape(flat, (*a.shape[:-1], flat.shape[-1]))
     result: Tensor = matmul_op(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     return result
+
+
+def biased(y: Tensor, bias: Tensor | None) -> Tensor:
+    """A product of weights with its bias added, which goes along where `gf.autocast` made the
+    product one of 16 bits."""
+    if bias is None:
+        return y
+    (bias,) = autocasted([bias], "low" if is_half(y.dtype) else None)
+    total: Tensor = FUNCTIONS["add"](y, bias)
+    return total
 
 
 # What is made of it -----------------------------------------------------------------------------

@@ -92,6 +92,16 @@ def test_operands_of_both_dtypes_meet_in_16_bits() -> None:
         assert gf.nn.conv1d(image, kernel).dtype == "bfloat16"
 
 
+def test_layers_compute_their_products_in_16_bits_bias_and_all() -> None:
+    x, image = gf.placeholder(F, (2, 5, 8)), gf.placeholder(F, (2, 3, 6, 6))
+    linear, attention = gf.nn.Linear(8, 4), gf.nn.MultiHeadAttention(8, 2)
+    convolution, norm = gf.nn.Conv2d(3, 4, 3), gf.nn.LayerNorm(8)
+    with gf.autocast("bfloat16"):
+        ys = [linear(x), attention(x), convolution(image)]
+        assert norm(ys[1]).dtype == F
+    assert [y.dtype.name for y in ys] == ["bfloat16"] * 3
+
+
 def test_gradients_have_the_dtype_of_the_variables_and_16_bit_products() -> None:
     x, w = gf.placeholder(F, (2, 3)), gf.variable(gf.init.glorot((3, 4)), name="w")
     with gf.autocast("bfloat16"):
