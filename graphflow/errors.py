@@ -97,7 +97,8 @@ class OpError(GraphflowError):
 
 
 class CheckError(OpError):
-    """A `gf.debug.check` found its condition false."""
+    """A `gf.debug.check` found its condition false, or an op a value that it has no result for (a
+    singular matrix, a signal shorter than its frames)."""
 
 
 class WorkerLost(GraphflowError):

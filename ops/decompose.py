@@ -131,13 +131,15 @@ def _qr_vjp(
     """Of a wide x = [X, Y] it is the QR of X, and R = [U, QᴴY]."""
     m, n = x.shape[-2:]
     (gq, gr), (q, r) = g, y
+    if m == n:
+        return (_tall_qr_grad(gq, gr, q, r),)
     if not (isinstance(m, int) and isinstance(n, int)):
         raise DifferentiationError(
             f"which side of {x.spec} is longer is not known while the graph is built; give known "
             "sizes to the matrices whose qr is differentiated"
         )
-    if m >= n:
-        if mode == "complete" and m > n:
+    if m > n:
+        if mode == "complete":
             raise DifferentiationError(
                 f"the columns beyond {n} of the complete q of {x.spec} are not unique and have no "
                 "gradient; use mode='reduced'"

@@ -128,6 +128,31 @@ def test_a_batch_of_unknown_size_decomposes() -> None:
     assert value.shape == (2, 3, 3) and np.isfinite(value).all()
 
 
+SQUARE: dict[str, Any] = {
+    "cholesky": lambda x: gf.linalg.cholesky(gf.matmul(x, x.mT) + x * 0.0),
+    "qr": lambda x: list(gf.linalg.qr(x)),
+    "eigh": lambda x: list(gf.linalg.eigh(x)),
+    "eig": lambda x: gf.abs(gf.linalg.eig(x)[0]),
+    "svd": lambda x: list(gf.linalg.svd(x)),
+    "det": gf.linalg.det,
+    "slogdet": lambda x: gf.linalg.slogdet(x)[1],
+    "inv": gf.linalg.inv,
+    "matrix_power": lambda x: gf.linalg.matrix_power(x, 3) + gf.linalg.matrix_power(x, 0),
+    "pinv": gf.linalg.pinv,
+    "cond": gf.linalg.cond,
+}
+
+
+@pytest.mark.parametrize("name", SQUARE)
+def test_matrices_of_unknown_size_have_the_gradients_of_known_ones(name: str) -> None:
+    a = drawn(0, (4, 4), "float64") + np.diag([3.0, 6.0, 9.0, 12.0])
+    slopes = []
+    for size in (4, "n"):
+        x = gf.placeholder("float64", (size, size))
+        slopes += evaluate(gf.gradients(SQUARE[name](x), [x]), {x: a})
+    np.testing.assert_allclose(slopes[0], slopes[1], rtol=1e-9, atol=1e-12)
+
+
 # Gradients --------------------------------------------------------------------------------------
 
 
