@@ -41,6 +41,7 @@ from graphflow.spec import (
     broadcast_shapes,
     equate,
     is_half,
+    kind,
     product,
     show_shape,
     spec,
@@ -85,7 +86,8 @@ def _cost_matmul(
     a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
 ) -> Cost:
     out = _infer_matmul(a, b, transpose_a, transpose_b)
-    return Cost(flops=out.size * 2 * _sizes(a, b, transpose_a, transpose_b)[1])
+    each = 8 if kind(a.dtype) == "complex" else 2
+    return Cost(flops=out.size * each * _sizes(a, b, transpose_a, transpose_b)[1])
 
 
 def split_rule(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int]:

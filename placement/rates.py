@@ -17,7 +17,7 @@ import numpy as np
 from graphflow.graph import Body, bind_attrs
 from graphflow.op import Op
 from graphflow.ops.control import cond, is_control, iterations
-from graphflow.spec import TensorSpec, evaluate, nbytes
+from graphflow.spec import TensorSpec, evaluate, is_half, nbytes, real_dtype
 
 MATMUL = frozenset({"matmul", "einsum", "vecdot", "tensordot"})
 """Ops whose time is that of matrix products."""
@@ -140,7 +140,8 @@ class Rates:
 
     def _product(self, flops: float, dtype: np.dtype[Any]) -> float:
         tables = self.speeds["matmul"]
-        alone = interpolated(tables.get(dtype.name, tables["other"]), flops)
+        name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
+        alone = interpolated(tables.get(name, tables["other"]), flops)
         if self.threads == 1:
             return alone
         factor = contended(self.speeds["contention"], "compute", self.threads)
