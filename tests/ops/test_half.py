@@ -143,3 +143,20 @@ def test_bodies_of_loops_round_at_each_of_their_nodes(half: str) -> None:
         have = s.run([carry, sums, g], {xs: a, w: b})
     assert same(have[0], state) and same(have[1], np.array(totals))
     assert same(have[2], evaluate([g], {xs: a, w: b})[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op, sample", CASES)
+def test_cupy_gives_numpys_numbers_in_float16(op: Op, sample: Sample) -> None:
+    import cupy
+
+    arrays = inputs_of(op, sample, "float16")
+    if specs_of(op, arrays, sample) is None or "gpu" not in op.device_kinds:
+        pytest.skip("refuses 16 bits, or a gpu")
+    with np.errstate(all="ignore"):
+        wanted = op.run(np, arrays, sample.attrs)
+    for have, want in zip(
+        op.run(cupy, [*map(cupy.asarray, arrays)], sample.attrs), wanted, strict=True
+    ):
+        assert have.dtype == want.dtype
+        np.testing.assert_allclose(cupy.asnumpy(have), want, rtol=2.0**-9, atol=2.0**-9)
