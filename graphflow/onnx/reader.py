@@ -33,7 +33,7 @@ from graphflow.onnx.values import dtype_name as name_of
 LIMIT = (1 << 31) - 1
 """Bytes of the largest file that is parsed: protobuf itself goes no further."""
 
-DEEPEST = 32
+DEEPEST = 16
 """Subgraphs within subgraphs."""
 
 
@@ -44,6 +44,7 @@ def read(source: Any, limit: int = LIMIT) -> tuple[ModelProto, str, Path | None]
         OnnxError: no such file, too large, or not a model.
     """
     if isinstance(source, ModelProto):
+        _check_text(source, "the model")
         return source, "the model", None
     if isinstance(source, bytes | bytearray | memoryview):
         return _parsed(bytes(source), "the given bytes", limit), "the given bytes", None
@@ -74,7 +75,21 @@ def _parsed(content: bytes, what: str, limit: int) -> ModelProto:
         ) from None
     if not model.HasField("graph"):
         raise OnnxError(f"{what}: holds no graph; is it an ONNX model?")
+    _check_text(model, what)
     return model
+
+
+def _check_text(model: ModelProto, what: str) -> None:
+    """Protobuf hands out text that is not UTF-8 as bytes, which nothing after this expects."""
+    pending: list[Any] = [model]
+    while pending:
+        message = pending.pop()
+        for field, value in message.ListFields():
+            values = [value] if isinstance(value, str | bytes) else value
+            if field.type == field.TYPE_STRING and any(isinstance(v, bytes) for v in values):
+                raise OnnxError(f"{what}: {field.full_name} holds text that is not UTF-8")
+            if field.type == field.TYPE_MESSAGE:
+                pending += [value] if hasattr(value, "ListFields") else list(value)
 
 
 # Checks ---------------------------------------------------------------------------------------
