@@ -56,8 +56,7 @@ REASONS: dict[tuple[str, str], str] = {
 REFERENCE = {
     ("", "ImageDecoder"), ("", "NonMaxSuppression"), ("", "RegexFullMatch"), ("", "StringConcat"),
     ("", "StringNormalizer"), ("", "StringSplit"), ("", "TfIdfVectorizer"),
-    (ML, "LabelEncoder"), (ML, "ArrayFeatureExtractor"), (ML, "Binarizer"),
-    (ML, "TreeEnsemble"),
+    (ML, "DictVectorizer"), (ML, "SVMClassifier"), (ML, "SVMRegressor"),
 }  # fmt: skip
 
 

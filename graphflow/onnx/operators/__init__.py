@@ -6,6 +6,7 @@ from graphflow.onnx.operators import (
     convolution,
     elementwise,
     index,
+    ml,
     normalization,
     pooling,
     product,
@@ -16,6 +17,7 @@ from graphflow.onnx.operators import (
     shape,
     signal,
     training,
+    trees,
     vision,
 )
 
@@ -25,6 +27,7 @@ __all__ = [
     "convolution",
     "elementwise",
     "index",
+    "ml",
     "normalization",
     "pooling",
     "product",
@@ -35,5 +38,6 @@ __all__ = [
     "shape",
     "signal",
     "training",
+    "trees",
     "vision",
 ]

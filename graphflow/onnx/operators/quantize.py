@@ -44,7 +44,7 @@ def _spread(call: Call, t: Tensor, x: Tensor) -> Tensor:
 
 
 def _saturated(y: Tensor, zero: Tensor | None, dtype: np.dtype[Any]) -> Tensor:
-    """Floats rounded (halves to even), moved by a zero point, and limited to the ints of a dtype."""
+    """Floats rounded (halves to even), moved by a zero point, limited to the ints of a dtype."""
     y = elementwise.round(y)
     if zero is not None:
         y = y + astype(zero, y.dtype)

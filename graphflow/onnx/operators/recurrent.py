@@ -26,7 +26,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float, float]]
     "leakyrelu": (lambda x, a, b: activations.leaky_relu(x, a), 0.01, 0),
     "thresholdedrelu": (lambda x, a, b: piecewise.thresholded_relu(x, a), 1.0, 0),
     "scaledtanh": (lambda x, a, b: transcendental.tanh(x * b) * a, 1.0, 1.0),
-    "hardsigmoid": (lambda x, a, b: piecewise.hard_sigmoid(x, a, b), 0.2, 0.5),
+    "hardsigmoid": (piecewise.hard_sigmoid, 0.2, 0.5),
     "elu": (lambda x, a, b: activations.elu(x, a), 1.0, 0),
     "softsign": (lambda x, a, b: activations.softsign(x), 0, 0),
     "softplus": (lambda x, a, b: activations.softplus(x), 0, 0),

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.errors import ShapeError
 from graphflow.onnx.call import Call
 from graphflow.onnx.operators.shape import axes_of, axis_of
 from graphflow.onnx.registry import Outputs, operator
-from graphflow.errors import ShapeError
 from graphflow.op import Tensor
 from graphflow.ops import elementwise, extrema, product, reduce, transcendental, window
 from graphflow.ops.convert import astype

@@ -1,0 +1,195 @@
+"""Classic models and their preparation of features, on numbers. Strings run on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphflow.onnx import host
+from graphflow.onnx.call import Call, RunOnHost
+from graphflow.onnx.operators.scores import transformed
+from graphflow.onnx.reader import array_of
+from graphflow.onnx.registry import ML, Outputs, operator
+from graphflow.onnx.values import Array
+from graphflow.op import Tensor
+from graphflow.ops import elementwise, extrema, linalg, reduce, select, transcendental, window
+from graphflow.ops.convert import astype, full_like
+from graphflow.ops.index import take
+from graphflow.ops.search import searchsorted
+from graphflow.ops.shape import expand_dims, reshape
+from graphflow.spec import kind
+
+if TYPE_CHECKING:
+    from graphflow.onnx.program import Run
+
+# Features -------------------------------------------------------------------------------------
+
+
+@operator("ArrayFeatureExtractor", domain=ML)
+def _extract(call: Call) -> Outputs:
+    """Columns of the last axis; a vector counts as a matrix of one row."""
+    x, places = call.tensor(0), reshape(call.tensor(1), (-1,))
+    found = take(x, places, x.ndim - 1)
+    return expand_dims(found, 0) if x.ndim == 1 else found
+
+
+@operator("Binarizer", domain=ML)
+def _binarize(call: Call) -> Outputs:
+    x = call.tensor(0)
+    return astype(elementwise.greater(x, call.attr("threshold", 0.0)), x.dtype)
+
+
+@operator("Scaler", domain=ML)
+def _scale(call: Call) -> Outputs:
+    x = _floats(call.tensor(0))
+    offset, scale = (np.asarray(call.required(name), x.dtype) for name in ("offset", "scale"))
+    return astype((x - offset) * scale, "float32")
+
+
+@operator("Normalizer", domain=ML)
+def _normalize(call: Call) -> Outputs:
+    x, how = _floats(call.tensor(0)), call.attr("norm", "MAX")
+    axis = x.ndim - 1
+    if how == "MAX":
+        norm = extrema.max(elementwise.abs(x), axis=axis, keepdims=True)
+    elif how == "L1":
+        norm = reduce.sum(elementwise.abs(x), axis=axis, keepdims=True)
+    elif how == "L2":
+        norm = transcendental.sqrt(reduce.sum(x * x, axis=axis, keepdims=True))
+    else:
+        raise call.unsupported(f"norm {how!r}; it is MAX, L1 or L2")
+    return astype(x / select.maximum(norm, 1e-30), "float32")
+
+
+@operator("Imputer", domain=ML)
+def _impute(call: Call) -> Outputs:
+    x = call.tensor(0)
+    word = "float" if kind(x.dtype) == "float" else "int64"
+    lost = call.attr(f"replaced_value_{word}", 0)
+    values = np.asarray(call.required(f"imputed_value_{word}s"), x.dtype)
+    absent = elementwise.isnan(x) if lost != lost else elementwise.equal(x, lost)
+    return select.where(absent, values, x)
+
+
+@operator("OneHotEncoder", domain=ML)
+def _one_hot(call: Call) -> Outputs:
+    categories = call.attr("cats_int64s")
+    if not categories or not call.attr("zeros", 1):
+        raise RunOnHost("categories are strings, or must all be known")
+    x = astype(call.tensor(0), "int64")
+    return astype(elementwise.equal(expand_dims(x, -1), np.asarray(categories)), "float32")
+
+
+@operator("FeatureVectorizer", domain=ML)
+def _vectorize(call: Call) -> Outputs:
+    """Rows of features put side by side, each input cut or filled up to a given width."""
+    parts = []
+    for x, wide in zip(call.tensors(), call.required("inputdimensions"), strict=True):
+        rows = expand_dims(x, -1) if x.ndim == 1 else x
+        have = call.static(rows.shape[1])
+        if have > wide:
+            rows = window.window(rows, 1, 0, wide)
+        elif have < wide:
+            rows = window.pad(rows, [(0, 0), (0, wide - have)])
+        parts.append(astype(rows, "float32"))
+    return window.concat(parts, 1)
+
+
+def _floats(x: Tensor) -> Tensor:
+    return x if kind(x.dtype) == "float" else astype(x, "float32")
+
+
+# Labels ---------------------------------------------------------------------------------------
+
+
+def _listed(call: Call, what: str) -> Array:
+    """Keys or values of an encoder, whichever attribute holds them."""
+    for suffix, dtype in (("floats", "float32"), ("int64s", "int64")):
+        items = call.attr(f"{what}_{suffix}")
+        if items:
+            return np.asarray(items, dtype)
+    tensor = call.attr(f"{what}_tensor")
+    array = None if tensor is None else array_of(tensor, call.label)
+    if (
+        array is None
+        or array.dtype.kind not in "iuf"
+        or (array.dtype.kind == "f"
+        and np.isnan(array).any())
+    ):
+        raise RunOnHost("keys or values are strings, or not numbers")
+    return array.reshape(-1)
+
+
+def _default(call: Call, dtype: np.dtype[Any]) -> Any:
+    tensor = call.attr("default_tensor")
+    if tensor is not None:
+        return array_of(tensor, call.label).reshape(-1)[0].item()
+    return call.attr("default_int64", -1) if dtype.kind in "iu" else call.attr("default_float", 0.0)
+
+
+@operator("LabelEncoder", domain=ML)
+def _encode(call: Call) -> Outputs:
+    """Each key's value, found in the sorted keys; of a key given twice, the last one."""
+    keys, values = _listed(call, "keys"), _listed(call, "values")
+    if len(keys) != len(values) or not len(keys):
+        raise call.unsupported(f"{len(keys)} keys for {len(values)} values")
+    known = dict(zip(keys.tolist(), values.tolist(), strict=True))
+    line = np.array(sorted(known), keys.dtype)
+    table = np.array([known[key] for key in line.tolist()], values.dtype)
+    x = call.tensor(0)
+    if x.dtype != line.dtype:
+        line = line.astype(x.dtype)
+    places = select.minimum(searchsorted(line, x), len(line) - 1)
+    found = take(table, places, 0)
+    hit = elementwise.equal(take(line, places, 0), x)
+    return select.where(hit, found, full_like(found, _default(call, values.dtype)))
+
+
+@host.routine("ZipMap", domain=ML)
+def _zip(run: Run, node: host.Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+    """A dictionary from label to score for each row."""
+    labels = node.attr("classlabels_int64s") or node.attr("classlabels_strings") or []
+    rows = np.atleast_2d(inputs[0]).tolist()
+    return [[dict(zip(labels, row, strict=True)) for row in rows]]
+
+
+# Linear models --------------------------------------------------------------------------------
+
+
+def _linear(call: Call, rows: int) -> Tensor:
+    """x · coefficientsᵀ + intercepts, for (rows, features) coefficients."""
+    x = _floats(call.tensor(0))
+    weights = np.asarray(call.required("coefficients"), x.dtype)
+    if weights.size % rows:
+        raise call.unsupported(f"{weights.size} coefficients for {rows} rows")
+    scores: Tensor = linalg.matmul(x, weights.reshape(rows, -1), transpose_b=True)
+    intercepts = call.attr("intercepts")
+    return scores + np.asarray(intercepts, x.dtype) if intercepts else scores
+
+
+@operator("LinearRegressor", domain=ML)
+def _regress(call: Call) -> Outputs:
+    scores = _linear(call, call.attr("targets", 1))
+    return astype(transformed(call, scores, call.attr("post_transform", "NONE")), "float32")
+
+
+@operator("LinearClassifier", domain=ML)
+def _classify(call: Call) -> Outputs:
+    """Labels and scores. A single row of coefficients scores the second of two classes."""
+    labels = call.attr("classlabels_ints")
+    if not labels:
+        raise RunOnHost("labels are strings")
+    post = call.attr("post_transform", "NONE")
+    features = call.static(call.spec(0).shape[-1])
+    rows = len(call.required("coefficients")) // max(features, 1)
+    scores = _linear(call, rows)
+    if rows == 1 and len(labels) == 2:
+        scores = window.concat([-scores, scores], 1)
+    scores = astype(transformed(call, scores, post), "float32")
+    if rows == 1 and len(labels) == 1:
+        limit = 0.0 if post == "NONE" else 0.5
+        passed = elementwise.greater_equal(reshape(scores, (-1,)), limit)
+        return [select.where(passed, np.int64(labels[0]), np.int64(0)), scores]
+    return [take(np.asarray(labels, np.int64), extrema.argmax(scores, axis=1), 0), scores]

@@ -1,0 +1,57 @@
+"""What classic models make of their scores: ONNX's attribute `post_transform`."""
+
+from __future__ import annotations
+
+import math
+
+from graphflow.onnx.call import Call
+from graphflow.op import Tensor
+from graphflow.ops import activations, elementwise, extrema, reduce, select, transcendental
+from graphflow.ops.softmax import softmax
+
+_NAMES = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+def transformed(call: Call, scores: Tensor, how: str | int) -> Tensor:
+    """Scores (rows, classes) by a transformation that has a name or a number."""
+    if isinstance(how, int):
+        how = _NAMES[how] if 0 <= how < len(_NAMES) else str(how)
+    if how == "NONE":
+        return scores
+    if how == "SOFTMAX":
+        return softmax(scores, -1)
+    if how == "LOGISTIC":
+        return activations.sigmoid(scores)
+    if how == "SOFTMAX_ZERO":
+        return _softmax_zero(scores)
+    if how == "PROBIT":
+        return _probit(scores)
+    raise call.unsupported(f"post_transform {how!r}; it is one of {', '.join(_NAMES)}")
+
+
+def _softmax_zero(x: Tensor) -> Tensor:
+    """Softmax in which zeros stay zeros; 0.5 for rows of nothing else."""
+    most = extrema.max(x, axis=-1, keepdims=True)
+    parts = select.where(
+        elementwise.greater(elementwise.abs(x), 1e-7),
+        transcendental.exp(x - most),
+        x * transcendental.exp(-most),
+    )
+    total = reduce.sum(parts, axis=-1, keepdims=True)
+    none = elementwise.equal(total, 0)
+    return select.where(none, 0.5, parts / select.where(none, 1.0, total))
+
+
+def _probit(x: Tensor) -> Tensor:
+    """√2·erf⁻¹(2x - 1), within 2e-3.
+
+    Source: Winitzki, "A handy approximation for the error function and its inverse", 2008.
+    """
+    a = 0.147
+    y = x * 2 - 1
+    inner = (1 - y) * (1 + y)
+    log = transcendental.log(select.where(elementwise.equal(inner, 0), 1.0, inner))
+    half = 2 / (math.pi * a) + log * 0.5
+    root = transcendental.sqrt(transcendental.sqrt(half * half - log / a) - half)
+    result: Tensor = elementwise.sign(y) * root * math.sqrt(2)
+    return result

@@ -1,0 +1,305 @@
+"""Ensembles of decision trees: all trees descend at once, one level of a table a step.
+
+A table holds the nodes of all trees; leaves lead to themselves, so that after as many steps as the
+deepest tree has levels every place is a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import OnnxError
+from graphflow.onnx.call import Call, RunOnHost
+from graphflow.onnx.operators.scores import transformed
+from graphflow.onnx.reader import array_of
+from graphflow.onnx.registry import ML, Outputs, operator
+from graphflow.onnx.values import Array
+from graphflow.op import Tensor, as_tensor
+from graphflow.ops import elementwise, extrema, select
+from graphflow.ops import reduce as sums
+from graphflow.ops.convert import astype
+from graphflow.ops.index import take, take_along_axis
+from graphflow.ops.shape import broadcast_to, expand_dims
+from graphflow.ops.window import stack, window
+from graphflow.spec import kind
+
+_COMPARED = {
+    0: elementwise.less_equal, 1: elementwise.less, 2: elementwise.greater_equal,
+    3: elementwise.greater, 4: elementwise.equal, 5: elementwise.not_equal,
+}  # fmt: skip
+_MEMBER, _LEAF = 6, 7
+_WORDS = {
+    "BRANCH_LEQ": 0, "BRANCH_LT": 1, "BRANCH_GTE": 2, "BRANCH_GT": 3, "BRANCH_EQ": 4,
+    "BRANCH_NEQ": 5, "LEAF": _LEAF,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Nodes of all trees, (n,) each: `yes` and `no` are the nodes that follow; `roots` (trees,).
+
+    `members` (n, m): sets that nodes of mode MEMBER look into, filled up with NaN.
+    """
+
+    modes: Array
+    features: Array
+    splits: Array
+    yes: Array
+    no: Array
+    missing: Array
+    roots: Array
+    members: Array | None = None
+
+    def depth(self, label: str) -> int:
+        """Steps until every place is a leaf.
+
+        Raises:
+            OnnxError: a node leads to none, or back to itself.
+        """
+        n = len(self.modes)
+        ends = np.concatenate([self.yes, self.no, self.roots])
+        if ends.size and not 0 <= ends.min() <= ends.max() < n:
+            raise OnnxError(f"{label}: a tree leads to a node that does not exist")
+        level, places = 0, np.unique(self.roots)
+        while (places := places[self.modes[places] != _LEAF]).size:
+            places = np.unique(np.concatenate([self.yes[places], self.no[places]]))
+            level += 1
+            if level > n:
+                raise OnnxError(f"{label}: a tree leads back to one of its nodes")
+        return level
+
+    def leaves(self, x: Tensor, label: str) -> Tensor:
+        """The leaf in each tree for each row of x (rows, features): (rows, trees)."""
+        places: Tensor = broadcast_to(as_tensor(self.roots), (x.shape[0], len(self.roots)))
+        for _ in range(self.depth(label)):
+            value = take_along_axis(x, take(self.features, places, 0), 1)
+            goes = self._goes(value, places)
+            if self.missing.any():
+                lost = elementwise.isnan(value)
+                lost = elementwise.logical_and(lost, take(self.missing, places, 0))
+                goes = elementwise.logical_or(goes, lost)
+            places = select.where(goes, take(self.yes, places, 0), take(self.no, places, 0))
+        return places
+
+    def _goes(self, value: Tensor, places: Tensor) -> Tensor:
+        """Whether each value passes the test at its place."""
+        split = take(self.splits.astype(value.dtype), places, 0)
+        used = [int(mode) for mode in np.unique(self.modes) if mode != _LEAF]
+        tests = {
+            mode: self._in_set(value, places) if mode == _MEMBER else _COMPARED[mode](value, split)
+            for mode in used
+        }
+        if len(used) == 1:
+            return tests[used[0]]
+        modes = take(self.modes, places, 0)
+        chosen = [elementwise.logical_and(elementwise.equal(modes, m), tests[m]) for m in used]
+        return reduce(elementwise.logical_or, chosen)
+
+    def _in_set(self, value: Tensor, places: Tensor) -> Tensor:
+        assert self.members is not None
+        members = take(self.members.astype(value.dtype), places, 0)
+        return sums.any(elementwise.equal(expand_dims(value, -1), members), axis=-1)
+
+
+def _features(x: Tensor) -> Tensor:
+    return x if kind(x.dtype) == "float" else astype(x, "float32")
+
+
+def _combined(leaves: Tensor, weights: Array, how: str, dtype: Any) -> Tensor:
+    """The weights (nodes, targets) of the leaves of all trees, as one: (rows, targets)."""
+    found = take(weights.astype(dtype), leaves, 0)
+    if how == "MIN":
+        return extrema.min(found, axis=1)
+    if how == "MAX":
+        return extrema.max(found, axis=1)
+    return (sums.mean if how == "AVERAGE" else sums.sum)(found, axis=1)
+
+
+def _weights(
+    call: Call, n: int, targets: int, how: str, at: Array, ids: Array, values: Array
+) -> Array:
+    """Each leaf's weight for each target, and what does not count for the others."""
+    if at.size and not (0 <= ids.min() <= ids.max() < targets):
+        raise OnnxError(f"{call.label}: a leaf is for a target that is none of {targets}")
+    if how in ("SUM", "AVERAGE"):
+        table = np.zeros((n, targets), values.dtype)
+        np.add.at(table, (at, ids), values)
+        return table
+    if how not in ("MIN", "MAX"):
+        raise call.unsupported(f"aggregate_function {how!r}")
+    most = np.finfo(values.dtype).max
+    table = np.full((n, targets), most if how == "MIN" else -most, values.dtype)
+    (np.minimum if how == "MIN" else np.maximum).at(table, (at, ids), values)
+    return table
+
+
+# TreeEnsemble: nodes and leaves apart -----------------------------------------------------------
+
+
+def _ints(call: Call, name: str, default: Any = None) -> Array:
+    value = call.required(name) if default is None else call.attr(name, default)
+    return np.asarray(value, np.int64)
+
+
+def _tensor(call: Call, name: str) -> Array | None:
+    value = call.attr(name)
+    return None if value is None else array_of(value, call.label)
+
+
+def _sets(call: Call, modes: Array) -> Array | None:
+    """For each node its set, in rows as long as the largest, the rest NaN."""
+    values = _tensor(call, "membership_values")
+    at = np.flatnonzero(modes == _MEMBER)
+    if values is None or not at.size:
+        if at.size:
+            raise OnnxError(f"{call.label}: there are no membership_values")
+        return None
+    ends = np.flatnonzero(np.isnan(values))
+    if len(ends) != len(at):
+        raise OnnxError(f"{call.label}: {len(ends)} sets for {len(at)} nodes that look into one")
+    parts = [part[~np.isnan(part)] for part in np.split(values, ends)][: len(at)]
+    table = np.full((len(modes), max(len(p) for p in parts)), np.nan, values.dtype)
+    for i, part in zip(at, parts, strict=True):
+        table[i, : len(part)] = part
+    return table
+
+
+@operator("TreeEnsemble", domain=ML)
+def _ensemble(call: Call) -> Outputs:
+    x = call.tensor(0)
+    modes = array_of(call.required("nodes_modes"), call.label).astype(np.int64)
+    splits = array_of(call.required("nodes_splits"), call.label)
+    values = array_of(call.required("leaf_weights"), call.label)
+    n, ends = len(modes), len(values)
+
+    def joined(nodes: Array, leaves: Any) -> Array:
+        if len(nodes) != n:
+            raise OnnxError(f"{call.label}: {n} modes, but {len(nodes)} of another attribute")
+        return np.concatenate([nodes, np.broadcast_to(leaves, ends)])
+
+    def next_of(which: str) -> Array:
+        is_leaf = _ints(call, f"nodes_{which}leafs")
+        return joined(_ints(call, f"nodes_{which}nodeids") + n * is_leaf, n + np.arange(ends))
+
+    sets = _sets(call, modes)
+    if sets is not None:
+        sets = np.concatenate([sets, np.full((ends, sets.shape[1]), np.nan, sets.dtype)])
+    forest = Forest(
+        joined(modes, _LEAF),
+        joined(_ints(call, "nodes_featureids"), 0),
+        joined(splits, splits.dtype.type(0)),
+        next_of("true"),
+        next_of("false"),
+        joined(_ints(call, "nodes_missing_value_tracks_true", [0] * n), 0).astype(bool),
+        _ints(call, "tree_roots"),
+        sets,
+    )
+    code = call.attr("aggregate_function", 1)
+    how = {0: "AVERAGE", 1: "SUM", 2: "MIN", 3: "MAX"}.get(code, str(code))
+    table = _weights(
+        call, n + ends, call.required("n_targets"), how, n + np.arange(ends),
+        _ints(call, "leaf_targetids"), values,
+    )  # fmt: skip
+    scores = _combined(forest.leaves(x, call.label), table, how, x.dtype)
+    return transformed(call, scores, call.attr("post_transform", 0))
+
+
+# TreeEnsembleRegressor and TreeEnsembleClassifier: nodes named by tree and number -----------------
+
+
+def _floats(call: Call, name: str) -> Array | None:
+    """An attribute that is a list of floats, or a tensor under a longer name."""
+    wide = _tensor(call, f"{name}_as_tensor")
+    value = call.attr(name)
+    return wide if wide is not None or value is None else np.asarray(value, np.float32)
+
+
+def _named_forest(call: Call) -> tuple[Forest, dict[tuple[int, int], int]]:
+    """The forest, and where its nodes are by tree and number."""
+    trees, numbers = call.required("nodes_treeids"), call.required("nodes_nodeids")
+    places = {key: i for i, key in enumerate(zip(trees, numbers, strict=True))}
+    words = call.required("nodes_modes")
+    unknown = sorted(set(words) - _WORDS.keys())
+    if unknown or len(words) != len(trees):
+        raise call.unsupported(f"{len(words)} modes, unknown: {unknown}")
+    modes = np.array([_WORDS[word] for word in words], np.int64)
+    leaf = modes == _LEAF
+
+    def next_of(name: str) -> Array:
+        ids = call.required(name)
+        try:
+            return np.array(
+                [i if leaf[i] else places[tree, ids[i]] for i, tree in enumerate(trees)], np.int64
+            )
+        except (KeyError, IndexError) as error:
+            raise OnnxError(f"{call.label}: {name} leads to no node: {error}") from None
+
+    yes, no = next_of("nodes_truenodeids"), next_of("nodes_falsenodeids")
+    children = set(yes[~leaf].tolist()) | set(no[~leaf].tolist())
+    values = _floats(call, "nodes_values")
+    if values is None or len(values) != len(modes):
+        raise OnnxError(f"{call.label}: nodes_values are not as many as nodes")
+    missing = _ints(call, "nodes_missing_value_tracks_true", [0] * len(modes)).astype(bool)
+    forest = Forest(
+        modes,
+        np.where(leaf, 0, _ints(call, "nodes_featureids")),
+        values,
+        yes,
+        no,
+        missing & ~leaf,
+        np.array([i for i in range(len(modes)) if i not in children], np.int64),
+    )
+    return forest, places
+
+
+def _scores(call: Call, what: str, targets: int, how: str) -> Tensor:
+    """The sums (rows, targets) of a forest whose leaves' weights are listed as `what`_…"""
+    x = _features(call.tensor(0))
+    forest, places = _named_forest(call)
+    values = _floats(call, f"{what}_weights")
+    if values is None:
+        raise OnnxError(f"{call.label}: attribute '{what}_weights' is missing")
+    keys: Sequence[Any] = list(
+        zip(call.required(f"{what}_treeids"), call.required(f"{what}_nodeids"), strict=True)
+    )
+    lost = [key for key in keys if key not in places]
+    if lost:
+        raise OnnxError(f"{call.label}: a weight for node {lost[0]}, which does not exist")
+    at = np.array([places[key] for key in keys], np.int64)
+    ids = _ints(call, f"{what}_ids")
+    table = _weights(call, len(forest.modes), targets, how, at, ids, values)
+    scores = _combined(forest.leaves(x, call.label), table, how, x.dtype)
+    base = _floats(call, "base_values")
+    return scores if base is None else scores + base.astype(x.dtype)
+
+
+@operator("TreeEnsembleRegressor", domain=ML)
+def _regressor(call: Call) -> Outputs:
+    how = call.attr("aggregate_function", "SUM")
+    scores = _scores(call, "target", call.required("n_targets"), how)
+    return astype(transformed(call, scores, call.attr("post_transform", "NONE")), "float32")
+
+
+@operator("TreeEnsembleClassifier", domain=ML)
+def _classifier(call: Call) -> Outputs:
+    """Labels and scores. Weights for only one class are those of the second of two."""
+    labels = call.attr("classlabels_int64s")
+    if not labels:
+        raise RunOnHost("labels are strings")
+    post = call.attr("post_transform", "NONE")
+    scores = _scores(call, "class", len(labels), "SUM")
+    given = set(call.required("class_ids"))
+    if len(given) == 1 and len(labels) <= 2:
+        (column,) = given
+        second = window(scores, 1, column, 1)
+        first = 1 - second if post in ("NONE", "PROBIT") else -second
+        scores = stack([first[:, 0], second[:, 0]], 1)
+    scores = astype(transformed(call, scores, post), "float32")
+    chosen = extrema.argmax(scores, axis=1)
+    table = labels if len(labels) > 1 else [0, labels[0]]
+    return [take(np.asarray(table, np.int64), chosen, 0), scores]
