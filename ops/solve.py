@@ -155,7 +155,7 @@ def _triangular_kernel(
 ) -> Any:
     left, right = a, b
     left = xp.tril(left) if lower else xp.triu(left)
-    diagonal = range(left.shape[-1])
+    diagonal = xp.arange(left.shape[-1])
     if unit_diagonal:
         left[..., diagonal, diagonal] = 1
     elif not (left[..., diagonal, diagonal] != 0).all():

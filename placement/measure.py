@@ -154,7 +154,8 @@ class _Clock:
             run = _bound(self._xp, op, attrs, outputs)
             arrays = [self._array(s, sample) for s in inputs]
             if sample.make is not None:
-                arrays = [self._xp.asarray(a) for a in sample.make(arrays)]
+                arrays = sample.make(arrays)
+            arrays = [self._xp.asarray(a) for a in arrays]
             run(*arrays)
         except Exception:  # the sample does not scale: attributes speak of its sizes
             return None
@@ -171,7 +172,7 @@ class _Clock:
             array = self._random.uniform(sample.low, sample.high, shape)
         else:
             array = self._random.integers(0, 2 if spec.dtype.kind == "b" else sample.classes, shape)
-        return self._xp.asarray(np.asarray(array, spec.dtype))
+        return np.asarray(array, spec.dtype)
 
     def matmul(
         self, dtype: str, sides: tuple[int, ...], launch: float, traffic: list[list[float]]
