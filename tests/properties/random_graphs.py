@@ -26,10 +26,13 @@ Array = np.ndarray[Any, Any]
 
 _OF_THE_EXECUTOR = {"constant", "placeholder", "variable", "assign", "group", "send", "recv"}
 _NOISY = {"print"}
+_OF_ONE_PROCESS = {"host_call"}  # workers call what they were told to only
 OPS = [
     op
     for name, op in sorted(REGISTRY.items())
-    if op.samples and name not in _OF_THE_EXECUTOR | _NOISY and op.samples[0].make is None
+    if op.samples
+    and name not in _OF_THE_EXECUTOR | _NOISY | _OF_ONE_PROCESS
+    and op.samples[0].make is None
 ]
 
 
