@@ -7,6 +7,9 @@ matrices are complex. They are made of the same ops, so they can be differentiat
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,12 +73,22 @@ def _cost_solve(a: TensorSpec, b: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=floordiv(a.size * n * 2, 3) + _infer_solve(a, b).size * n * 2)
 
 
+def _as_columns(xp: Any, solve: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """solve(a, b); a batch of right sides of one matrix as columns, so that it is factored once."""
+    if a.ndim > 2 or b.ndim == 2:
+        return solve(a, b)
+    wide = xp.moveaxis(b, -2, 0)
+    solved = solve(a, wide.reshape(wide.shape[0], math.prod(wide.shape[1:])))
+    return xp.moveaxis(solved.reshape(wide.shape), 0, -2)
+
+
 def _solve_kernel(xp: Any, a: Any, b: Any, adjoint: bool) -> Any:
-    left, right = a, b
-    if adjoint:
-        left = array_adjoint(left)
-    result = lapack(xp, lambda x: xp.linalg.solve(x, right), left, _SINGULAR, whole=True)
-    return narrow(xp, result, b.dtype)
+    left = array_adjoint(a) if adjoint else a
+
+    def solve(left: Any, right: Any) -> Any:
+        return lapack(xp, lambda x: xp.linalg.solve(x, right), left, _SINGULAR, whole=True)
+
+    return narrow(xp, _as_columns(xp, solve, left, b), b.dtype)
 
 
 def _solve_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor, adjoint: bool) -> tuple[Tensor, Tensor]:
@@ -153,8 +166,7 @@ def _upper_solve(xp: Any, a: Any, b: Any) -> Any:
 def _triangular_kernel(
     xp: Any, a: Any, b: Any, lower: bool, adjoint: bool, unit_diagonal: bool
 ) -> Any:
-    left, right = a, b
-    left = xp.tril(left) if lower else xp.triu(left)
+    left = xp.tril(a) if lower else xp.triu(a)
     diagonal = xp.arange(left.shape[-1])
     if unit_diagonal:
         left[..., diagonal, diagonal] = 1
@@ -163,11 +175,12 @@ def _triangular_kernel(
         raise CheckError(f"a triangular matrix is singular: its diagonal is 0 at index {where}")
     if adjoint:
         left = array_adjoint(left)
-    if lower != adjoint:  # the same system, read from its end, is upper triangular
-        solved = _upper_solve(xp, left[..., ::-1, ::-1], right[..., ::-1, :])[..., ::-1, :]
-    else:
-        solved = _upper_solve(xp, left, right)
-    return narrow(xp, solved, b.dtype)
+    if lower == adjoint:
+        return narrow(xp, _as_columns(xp, partial(_upper_solve, xp), left, b), b.dtype)
+    # the same system, read from its end, is upper triangular
+    left, right = left[..., ::-1, ::-1], b[..., ::-1, :]
+    solved = _as_columns(xp, partial(_upper_solve, xp), left, right)
+    return narrow(xp, solved[..., ::-1, :], b.dtype)
 
 
 def _triangular_vjp(

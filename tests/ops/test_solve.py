@@ -53,6 +53,19 @@ def test_solve_is_numpys_over_batches_and_dtypes(
     close(value, np.linalg.solve(a, np.broadcast_to(b, (*batch, n, k))), dtype)
 
 
+@pytest.mark.parametrize("batch", [(4,), (2, 3), (0,)], ids=str)
+@pytest.mark.parametrize("lower", [True, False])
+def test_a_batch_of_right_sides_shares_one_matrix(batch: tuple[int, ...], lower: bool) -> None:
+    rng = np.random.default_rng(0)
+    a, b = regular(rng, (3, 3), "float64"), rng.standard_normal((*batch, 3, 2))
+    solved, triangular = evaluate(
+        [gf.linalg.solve(a, b), gf.linalg.triangular_solve(a, b, lower=lower)]
+    )
+    wide = np.broadcast_to(a, (*batch, 3, 3))
+    close(solved, np.linalg.solve(wide, b), "float64")
+    close(triangular, np.linalg.solve(np.tril(wide) if lower else np.triu(wide), b), "float64")
+
+
 def test_a_vector_on_the_right_gives_vectors() -> None:
     rng = np.random.default_rng(0)
     a, b = regular(rng, (2, 3, 3), "float64"), rng.standard_normal(3)
@@ -136,9 +149,14 @@ def test_floats_of_16_bits_are_computed_in_32(dtype: str) -> None:
 def test_no_matrices_and_matrices_of_nothing_are_fine() -> None:
     none, nothing = np.ones((0, 2, 2)), np.ones((2, 0, 0))
     values = evaluate(
-        [gf.linalg.inv(none), gf.linalg.det(nothing), gf.linalg.solve(nothing, np.ones((2, 0, 3)))]
+        [
+            gf.linalg.inv(none),
+            gf.linalg.det(nothing),
+            gf.linalg.solve(nothing, np.ones((2, 0, 3))),
+            gf.linalg.solve(nothing[0], np.ones((2, 0, 3))),
+        ]
     )
-    assert [v.shape for v in values] == [(0, 2, 2), (2,), (2, 0, 3)]
+    assert [v.shape for v in values] == [(0, 2, 2), (2,), (2, 0, 3), (2, 0, 3)]
     np.testing.assert_array_equal(values[1], [1, 1])
 
 
