@@ -176,6 +176,8 @@ class Importer:
             if any(_is_symbolic(value) for value in values):
                 raise NeedsShapes(f"{label}: {error}") from error
             raise OnnxError(f"{label}: {error}") from error
+        except Exception as error:  # attributes of a wrong type and the like take many forms
+            raise OnnxError(f"{label}: {type(error).__name__}: {error}") from error
         if len(outputs) < len([name for name in node.output if name]):
             raise OnnxError(f"{label} has {len(node.output)} outputs, {len(outputs)} are known")
         for name, output in zip(node.output, outputs, strict=False):

@@ -17,6 +17,32 @@ from graphflow.errors import GraphflowError, OnnxError, OpError
 from tests.onnx.models import info, initializer, model, perceptron, text
 
 GOOD = perceptron().SerializeToString()
+SEEDS = [
+    GOOD,
+    text(
+        """g (float[2, 4] x) => (float[K] y) {
+        s = Shape(x)
+        i = Constant <value_ints = [0]> ()
+        n = Gather(s, i)
+        to = Concat <axis = 0> (i, n)
+        z = Reshape <allowzero = 0> (x, to)
+        t = Transpose <perm = [1, 0]> (z)
+        y = ReduceSum <keepdims = 0> (t, i)
+    }"""
+    ).SerializeToString(),
+    text(
+        """g (float[2, 4] x) => (float[2, 4] y) {
+        n = Constant <value_int = 3> ()
+        go = Constant <value = bool {1}> ()
+        y = Loop (n, go, x) <
+            body = b (int64 i, bool c, float[2, 4] s) => (bool d, float[2, 4] t) {
+                d = Identity(c)
+                t = Add(s, x)
+            }
+        >
+    }"""
+    ).SerializeToString(),
+]
 
 
 def refused(source: Any, told: str, **options: Any) -> None:
@@ -265,8 +291,8 @@ def _mutated(content: bytes, rng: random.Random) -> bytes:
 @pytest.mark.parametrize("seed", range(10))
 def test_mutated_models_give_a_result_or_an_error_of_ours(seed: int) -> None:
     rng = random.Random(seed)
-    for _ in range(400):
-        _load_and_run(_mutated(GOOD, rng))
+    for _ in range(1000):
+        _load_and_run(_mutated(rng.choice(SEEDS), rng))
 
 
 @settings(max_examples=200, deadline=None)
