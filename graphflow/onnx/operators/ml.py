@@ -13,7 +13,7 @@ from graphflow.onnx.operators.scores import transformed
 from graphflow.onnx.reader import array_of
 from graphflow.onnx.registry import ML, Outputs, operator
 from graphflow.onnx.values import Array
-from graphflow.op import Tensor
+from graphflow.op import Tensor, as_tensor
 from graphflow.ops import elementwise, extrema, linalg, reduce, select, transcendental, window
 from graphflow.ops.convert import astype, full_like
 from graphflow.ops.index import take
@@ -115,8 +115,7 @@ def _listed(call: Call, what: str) -> Array:
     if (
         array is None
         or array.dtype.kind not in "iuf"
-        or (array.dtype.kind == "f"
-        and np.isnan(array).any())
+        or (array.dtype.kind == "f" and np.isnan(array).any())
     ):
         raise RunOnHost("keys or values are strings, or not numbers")
     return array.reshape(-1)
@@ -142,8 +141,8 @@ def _encode(call: Call) -> Outputs:
     if x.dtype != line.dtype:
         line = line.astype(x.dtype)
     places = select.minimum(searchsorted(line, x), len(line) - 1)
-    found = take(table, places, 0)
-    hit = elementwise.equal(take(line, places, 0), x)
+    found = take(as_tensor(table), places, 0)
+    hit = elementwise.equal(take(as_tensor(line), places, 0), x)
     return select.where(hit, found, full_like(found, _default(call, values.dtype)))
 
 
@@ -192,4 +191,7 @@ def _classify(call: Call) -> Outputs:
         limit = 0.0 if post == "NONE" else 0.5
         passed = elementwise.greater_equal(reshape(scores, (-1,)), limit)
         return [select.where(passed, np.int64(labels[0]), np.int64(0)), scores]
-    return [take(np.asarray(labels, np.int64), extrema.argmax(scores, axis=1), 0), scores]
+    return [
+        take(as_tensor(np.asarray(labels, np.int64)), extrema.argmax(scores, axis=1), 0),
+        scores,
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from graphflow.onnx.call import Call
@@ -50,14 +51,19 @@ def _activations(call: Call, defaults: tuple[str, ...], directions: int) -> list
         )
     alphas = list(call.attr("activation_alpha", []))
     betas = list(call.attr("activation_beta", []))
-    functions = []
+    functions: list[_Function] = []
     for name in names:
         make, alpha, beta = _ACTIVATIONS[name]
         takes = _TAKES.get(name, 0)
         a = alphas.pop(0) if takes > 0 and alphas else alpha
         b = betas.pop(0) if takes > 1 and betas else beta
-        functions.append(lambda x, make=make, a=a, b=b: make(x, a, b))
+        functions.append(partial(_applied, make, a, b))
     return functions
+
+
+def _applied(make: Callable[..., Any], a: float, b: float, x: Tensor) -> Tensor:
+    result: Tensor = make(x, a, b)
+    return result
 
 
 def _side(x: Tensor | None, i: int, count: int) -> Tensor | None:

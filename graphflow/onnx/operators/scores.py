@@ -19,7 +19,8 @@ def transformed(call: Call, scores: Tensor, how: str | int) -> Tensor:
     if how == "NONE":
         return scores
     if how == "SOFTMAX":
-        return softmax(scores, -1)
+        result: Tensor = softmax(scores, -1)
+        return result
     if how == "LOGISTIC":
         return activations.sigmoid(scores)
     if how == "SOFTMAX_ZERO":

@@ -6,7 +6,7 @@ deepest tree has levels every place is a leaf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -28,7 +28,7 @@ from graphflow.ops.shape import broadcast_to, expand_dims
 from graphflow.ops.window import stack, window
 from graphflow.spec import kind
 
-_COMPARED = {
+_COMPARED: dict[int, Callable[[Any, Any], Tensor]] = {
     0: elementwise.less_equal, 1: elementwise.less, 2: elementwise.greater_equal,
     3: elementwise.greater, 4: elementwise.equal, 5: elementwise.not_equal,
 }  # fmt: skip
@@ -75,35 +75,44 @@ class Forest:
 
     def leaves(self, x: Tensor, label: str) -> Tensor:
         """The leaf in each tree for each row of x (rows, features): (rows, trees)."""
+        features, yes, no, missing = map(
+            as_tensor, (self.features, self.yes, self.no, self.missing)
+        )
+        test = self._test(x.dtype)
         places: Tensor = broadcast_to(as_tensor(self.roots), (x.shape[0], len(self.roots)))
         for _ in range(self.depth(label)):
-            value = take_along_axis(x, take(self.features, places, 0), 1)
-            goes = self._goes(value, places)
+            value = take_along_axis(x, take(features, places, 0), 1)
+            goes = test(value, places)
             if self.missing.any():
-                lost = elementwise.isnan(value)
-                lost = elementwise.logical_and(lost, take(self.missing, places, 0))
+                lost = elementwise.logical_and(elementwise.isnan(value), take(missing, places, 0))
                 goes = elementwise.logical_or(goes, lost)
-            places = select.where(goes, take(self.yes, places, 0), take(self.no, places, 0))
+            places = select.where(goes, take(yes, places, 0), take(no, places, 0))
         return places
 
-    def _goes(self, value: Tensor, places: Tensor) -> Tensor:
+    def _test(self, dtype: np.dtype[Any]) -> Callable[[Tensor, Tensor], Tensor]:
         """Whether each value passes the test at its place."""
-        split = take(self.splits.astype(value.dtype), places, 0)
+        splits, modes = as_tensor(self.splits.astype(dtype)), as_tensor(self.modes)
+        members = None if self.members is None else as_tensor(self.members.astype(dtype))
         used = [int(mode) for mode in np.unique(self.modes) if mode != _LEAF]
-        tests = {
-            mode: self._in_set(value, places) if mode == _MEMBER else _COMPARED[mode](value, split)
-            for mode in used
-        }
-        if len(used) == 1:
-            return tests[used[0]]
-        modes = take(self.modes, places, 0)
-        chosen = [elementwise.logical_and(elementwise.equal(modes, m), tests[m]) for m in used]
-        return reduce(elementwise.logical_or, chosen)
 
-    def _in_set(self, value: Tensor, places: Tensor) -> Tensor:
-        assert self.members is not None
-        members = take(self.members.astype(value.dtype), places, 0)
-        return sums.any(elementwise.equal(expand_dims(value, -1), members), axis=-1)
+        def passes(mode: int, value: Tensor, places: Tensor) -> Tensor:
+            if mode == _MEMBER and members is not None:
+                same = elementwise.equal(expand_dims(value, -1), take(members, places, 0))
+                found: Tensor = sums.any(same, axis=-1)
+                return found
+            return _COMPARED[mode](value, take(splits, places, 0))
+
+        def test(value: Tensor, places: Tensor) -> Tensor:
+            if len(used) == 1:
+                return passes(used[0], value, places)
+            mode = take(modes, places, 0)
+            chosen = [
+                elementwise.logical_and(elementwise.equal(mode, m), passes(m, value, places))
+                for m in used
+            ]
+            return reduce(elementwise.logical_or, chosen)
+
+        return test
 
 
 def _features(x: Tensor) -> Tensor:
@@ -112,7 +121,7 @@ def _features(x: Tensor) -> Tensor:
 
 def _combined(leaves: Tensor, weights: Array, how: str, dtype: Any) -> Tensor:
     """The weights (nodes, targets) of the leaves of all trees, as one: (rows, targets)."""
-    found = take(weights.astype(dtype), leaves, 0)
+    found = take(as_tensor(weights.astype(dtype)), leaves, 0)
     if how == "MIN":
         return extrema.min(found, axis=1)
     if how == "MAX":
@@ -302,4 +311,4 @@ def _classifier(call: Call) -> Outputs:
     scores = astype(transformed(call, scores, post), "float32")
     chosen = extrema.argmax(scores, axis=1)
     table = labels if len(labels) > 1 else [0, labels[0]]
-    return [take(np.asarray(table, np.int64), chosen, 0), scores]
+    return [take(as_tensor(np.asarray(table, np.int64)), chosen, 0), scores]
