@@ -15,6 +15,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Tensor, as_tensor, function, located, promoted
 from graphflow.ops.decompose import cholesky, eig, eigh, eigvals, eigvalsh, qr
+from graphflow.ops.determinant import det, slogdet
 from graphflow.ops.einsum import einsum, tensordot
 from graphflow.ops.linalg import diagonal as _main_diagonal
 from graphflow.ops.linalg import matmul, outer, vecdot
@@ -22,7 +23,7 @@ from graphflow.ops.magnitude import cond, matrix_norm, norm, vector_norm
 from graphflow.ops.rules import listed, normalize_axis, require_kind
 from graphflow.ops.shape import matrix_transpose
 from graphflow.ops.singular import lstsq, matrix_rank, pinv, svd, svdvals
-from graphflow.ops.solve import det, inv, matrix_power, slogdet, solve, triangular_solve
+from graphflow.ops.solve import inv, matrix_power, solve, triangular_solve
 from graphflow.ops.window import roll, window
 from graphflow.spec import equate, maximum, minimum, show_shape
 

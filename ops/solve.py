@@ -1,4 +1,4 @@
-"""Linear systems: solve, triangular_solve, inv, determinants and powers. Public in `gf.linalg`.
+"""Linear systems: solve, triangular_solve, inv and matrix_power. Public in `gf.linalg`.
 
 Gradients follow Giles, "An extended collection of matrix derivative results for forward and
 reverse mode algorithmic differentiation", 2008, with adjoints in place of transposes where
@@ -15,30 +15,27 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, ShapeError
-from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, promoted, register
+from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register
 from graphflow.op import sample as sample_of
 from graphflow.ops import batching
 from graphflow.ops.linalg import matmul, tril, triu
 from graphflow.ops.matrix import (
-    adjoint,
     array_adjoint,
     cubic,
     identity,
-    in_kind_of,
     lapack,
     narrow,
     regular,
     square_size,
     times,
 )
-from graphflow.ops.rules import conj, unbroadcast
-from graphflow.ops.shape import broadcast_to, expand_dims, matrix_transpose, squeeze
+from graphflow.ops.rules import unbroadcast
+from graphflow.ops.shape import broadcast_to, expand_dims, squeeze
 from graphflow.spec import (
     TensorSpec,
     broadcast_shapes,
     equate,
     floordiv,
-    real_dtype,
     show_shape,
     spec,
 )
@@ -320,131 +317,4 @@ def matrix_power(x: Any, n: int) -> Tensor:
         square = matmul(square, square)
 
 
-# Determinants -----------------------------------------------------------------------------------
-
-
-def _infer_det(x: TensorSpec) -> TensorSpec:
-    square_size(x)
-    return x.with_shape(x.shape[:-2])
-
-
-def _det_kernel(xp: Any, x: Any) -> Any:
-    return narrow(xp, xp.asarray(xp.linalg.det(x)), x.dtype).reshape(x.shape[:-2])
-
-
-def _cofactor_kernel(xp: Any, x: Any) -> Any:
-    """With x = u·s·v: det(u)·det(v)·u*·s'·v*, s'ᵢ the product of the other singular values."""
-    u, s, v = lapack(xp, xp.linalg.svd, x, "has no singular values: does it hold NaN or inf?")
-    n = s.shape[-1]
-    others = xp.where(xp.eye(n, dtype=bool), s.dtype.type(1), s[..., None, :]).prod(-1)
-    signs = xp.linalg.det(u) * xp.linalg.det(v)
-    result = xp.matmul(u.conj() * others[..., None, :], v.conj()) * signs[..., None, None]
-    return narrow(xp, result, x.dtype)
-
-
-def _cofactor_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """dC = (tr(Cᵀdx)·C - C·dxᵀ·C) / det x, of regular matrices."""
-    c = conj(y)
-    inner = FUNCTIONS["sum"](g * c, axis=(-2, -1), keepdims=True)
-    crossed = matmul(matmul(c, matrix_transpose(g)), c)
-    return ((inner * c - crossed) / _as_matrix(conj(det_op(x))),)
-
-
-def _as_matrix(values: Tensor) -> Tensor:
-    return expand_dims(values, (-2, -1))
-
-
-# det(x)·x⁻ᵀ, which singular matrices have, too: the derivative of the determinant.
-cofactor = register(
-    Op(
-        "cofactor",
-        infer=_infer_square,
-        kernel=_cofactor_kernel,
-        vjp=_cofactor_vjp,
-        batch=batching.rows,
-        cost=cubic(22),
-        autocast="high",
-        samples=(sample(M33), sample(BATCH33), sample(C33)),
-    )
-)
-det_op = register(
-    Op(
-        "det",
-        infer=_infer_det,
-        kernel=_det_kernel,
-        vjp=lambda g, y, x: (_as_matrix(g) * conj(cofactor(x)),),
-        batch=batching.rows,
-        cost=cubic(1),
-        autocast="high",
-        samples=(sample_of(M33), sample_of(BATCH33), sample_of(C33)),
-    )
-)
-
-
-@function
-def det(x: Any) -> Tensor:
-    """The determinant of each matrix of x (…, n, n).
-
-    Singular matrices have a gradient, too (the cofactors); its own gradient takes regular ones.
-
-    Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
-    """
-    result: Tensor = det_op(as_tensor(x))
-    return result
-
-
-def _infer_slogdet(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    sign = _infer_det(x)
-    return sign, sign.with_dtype(real_dtype(x.dtype))
-
-
-def _slogdet_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
-    sign, log = map(xp.asarray, xp.linalg.slogdet(x))
-    shape = x.shape[:-2]
-    return (
-        narrow(xp, sign, x.dtype).reshape(shape),
-        narrow(xp, log, real_dtype(x.dtype)).reshape(shape),
-    )
-
-
-def _slogdet_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
-    """d(log|det| + i·arg det) = tr(x⁻¹dx); the sign of a real determinant is flat."""
-    g_sign, factor = g
-    if x.dtype.kind == "c":
-        turn: Tensor = FUNCTIONS["imag"](conj(g_sign) * y[0])
-        factor = FUNCTIONS["complex"](factor, -turn)
-    return (in_kind_of(_as_matrix(factor) * adjoint(inv_op(x)), x),)
-
-
-slogdet_op = register(
-    Op(
-        "slogdet",
-        infer=_infer_slogdet,
-        kernel=_slogdet_kernel,
-        vjp=_slogdet_vjp,
-        batch=batching.rows,
-        cost=cubic(1),
-        autocast="high",
-        samples=(sample(M33), sample(BATCH33), sample(C33)),
-    )
-)
-
-
-@function
-def slogdet(x: Any) -> tuple[Tensor, Tensor]:
-    """(sign, log|det|) of each matrix of x (…, n, n); (0, -inf) of singular ones.
-
-    It neither overflows nor underflows. The sign of complex matrices is a number of modulus 1.
-
-    Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
-        CheckError: from a step that takes the gradient at a singular matrix.
-    """
-    sign, log = slogdet_op(as_tensor(x))
-    return sign, log
-
-
-__all__ = ["det", "inv", "matrix_power", "slogdet", "solve", "triangular_solve"]
+__all__ = ["inv", "matrix_power", "solve", "triangular_solve"]

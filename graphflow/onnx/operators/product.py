@@ -6,8 +6,8 @@ from graphflow.onnx.call import Call
 from graphflow.onnx.registry import Outputs, operator
 from graphflow.op import Tensor
 from graphflow.ops import linalg
+from graphflow.ops.determinant import det
 from graphflow.ops.einsum import einsum
-from graphflow.ops.solve import det
 
 
 @operator("MatMul")
