@@ -17,7 +17,7 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
 from graphflow.ops.creation import zeros
-from graphflow.ops.kernels.rows import checked, combine_rows
+from graphflow.ops.kernels.rows import checked, combine_rows, take_into
 from graphflow.ops.places import element_places, flat_elements
 from graphflow.ops.rules import normalize_axis, require_kind
 from graphflow.ops.shape import reshape
@@ -51,8 +51,7 @@ def _taken_shape(x: TensorSpec, indices: TensorSpec, axis: int) -> Shape:
 def _take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
     indices = checked(xp, indices, x.shape[axis], axis)
     if out.size:
-        # mode "wrap" writes straight to out; the indices are known to be inside
-        xp.take(x, indices, axis, out=out, mode="wrap")
+        take_into(xp, out, x, indices, axis)
 
 
 def _take_kernel(xp: Any, x: Any, indices: Any, axis: int) -> Any:
@@ -260,7 +259,7 @@ def _infer_along(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
 def _along_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
     if out.size:
         places = element_places(xp, indices, x.shape, axis)
-        xp.take(x.reshape(-1), places, out=out, mode="wrap")
+        take_into(xp, out, x.reshape(-1), places)
 
 
 def _along_kernel(xp: Any, x: Any, indices: Any, axis: int) -> Any:

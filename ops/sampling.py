@@ -10,7 +10,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, register, sample
-from graphflow.ops.kernels.rows import checked, combine_rows
+from graphflow.ops.kernels.rows import checked, combine_rows, take_into
 from graphflow.ops.rules import require_kind
 from graphflow.spec import Size, TensorSpec, equate, show_shape, spec
 
@@ -59,7 +59,7 @@ def _rows_into(xp: Any, out: Any, x: Any, index: Any, weight: Any) -> None:
     taken = xp.empty(out.shape, out.dtype)
     for t in range(index.shape[1]):
         target = taken if t else out
-        xp.take(x, index[:, t], axis=0, out=target, mode="wrap")
+        take_into(xp, target, x, index[:, t], 0)
         xp.multiply(target, weight[:, t, None], out=target)
         if t:
             xp.add(out, taken, out=out)
@@ -91,7 +91,7 @@ def _dot_into(xp: Any, out: Any, g: Any, x: Any, index: Any) -> None:
     taken = xp.empty(g.shape, g.dtype)
     for t in range(index.shape[1]):
         if taken.size:
-            xp.take(x, index[:, t], axis=0, out=taken, mode="wrap")
+            take_into(xp, taken, x, index[:, t], 0)
         xp.multiply(taken, g, out=taken)
         out[:, t] = xp.sum(taken, axis=1)
 

@@ -125,7 +125,10 @@ def correlate(xp: Any, out: Any, x: Any, w: Any, windows: Windows, groups: int) 
         first = block.images.start
         if block.images.stop - first == 1:
             cut = slice(block.rows.start * rest, block.rows.stop * rest)
-            xp.matmul(matrix, stacked, out=flat[first, :, :, cut])
+            if xp is np:
+                np.matmul(matrix, stacked, out=flat[first, :, :, cut])
+            else:  # takes no strided `out`
+                flat[first, :, :, cut] = xp.matmul(matrix, stacked)
             return
         shape = (groups, outputs // groups, stacked.shape[2])
         products = scratch(xp, "products", shape, out.dtype)

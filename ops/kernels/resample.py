@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.rows import take_into
+
 Array = np.ndarray[Any, Any]
 COORDINATES = (
     "half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric",
@@ -165,13 +167,13 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: Table) -> None:
         return
     places = xp.asarray(index)
     plain = bool((weight == 1).all())
-    xp.take(flat, places[:, 0], axis=1, out=sums, mode="wrap")
+    take_into(xp, sums, flat, places[:, 0], 1)
     if index.shape[1] == 1 and plain:
         return
     factors = xp.asarray(weight.astype(x.dtype))[:, :, None]
     xp.multiply(sums, factors[:, 0], out=sums)
     taken = xp.empty(sums.shape, x.dtype)
     for entry in range(1, index.shape[1]):
-        xp.take(flat, places[:, entry], axis=1, out=taken, mode="wrap")
+        take_into(xp, taken, flat, places[:, entry], 1)
         xp.multiply(taken, factors[:, entry], out=taken)
         xp.add(sums, taken, out=sums)

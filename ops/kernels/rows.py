@@ -37,6 +37,14 @@ def checked(xp: Any, indices: Any, n: int, axis: int | None = None) -> Any:
     return indices
 
 
+def take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int | None = None) -> None:
+    """out = the slices of x at `checked` indices along an axis (None: of x flattened)."""
+    if xp is np:
+        np.take(x, indices, axis, out=out, mode="wrap")  # the mode that does not buffer `out`
+    else:
+        xp.take(x, indices, axis, out=out)
+
+
 def combine_rows(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> None:
     """out[rows[j]] = out[rows[j]] ∘ updates[j] for j = 0, 1, … in this order.
 
