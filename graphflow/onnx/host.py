@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 SHAPE = "the shape of its output depends on data"
 SEQUENCE = "sequences and optionals are no tensors"
 STRINGS = "strings are no tensors"
-CONTROL = "its body is run as a model of its own, once per iteration"
 RANDOM = "the numbers it draws are those of numpy"
 
 # Why an operator always runs on the host.
 REASONS: dict[tuple[str, str], str] = {
     **{("", name): SHAPE for name in ("NonZero", "Unique", "Compress", "NonMaxSuppression")},
     ("", "ImageDecoder"): SHAPE,
-    ("", "Loop"): CONTROL,
     ("", "SequenceMap"): SEQUENCE,
     **{
         ("", name): SEQUENCE

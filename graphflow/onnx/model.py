@@ -29,7 +29,6 @@ from graphflow.onnx.values import onnx_dtype as dtype_of
 from graphflow.op import Tensor, user_location
 from graphflow.session import DEADLINE, Session
 
-
 NO_RANK = "it has no rank"
 
 
@@ -92,6 +91,7 @@ class Model:
         self._program = Program(importer, body, first)
         self._given = first.given
         self._optional = {name for name in inputs if name in body.initializers}
+        self._fixed = {name for name, value in first.given.items() if isinstance(value, Known)}
         self._session: Session | None = None
 
     @property
@@ -126,7 +126,7 @@ class Model:
 
     def _values(self, feeds: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
         if not isinstance(feeds, Mapping):
-            required = [n for n in self.input_names if n not in self._optional]
+            required = [n for n in self.input_names if n not in self._optional | self._fixed]
             names = self.input_names if len(feeds) > len(required) else required
             if len(feeds) != len(names):
                 raise FeedError(
@@ -134,14 +134,16 @@ class Model:
                     f"({', '.join(names)}), {len(feeds)} are given"
                 )
             feeds = dict(zip(names, feeds, strict=True))
-        unknown = [str(n) for n in feeds if n not in self.input_names]
+        unknown = [str(n) for n in feeds if n not in self.input_names or n in self._fixed]
         missing = [
-            n
-            for n in self.input_names
-            if n not in feeds and n not in self._optional and n in self._given
+            n for n in self.input_names if n not in feeds and n not in self._optional | self._fixed
         ]
         if unknown or missing:
-            told = [f"no input {n!r}" for n in unknown] + [f"{n!r} is missing" for n in missing]
+            told = [
+                f"{n!r} has its value from load(values=…)" if n in self._fixed
+                else f"no input {n!r}" for n in unknown
+            ]  # fmt: skip
+            told += [f"{n!r} is missing" for n in missing]
             raise FeedError(
                 f"{self.file} at {user_location()}: {', '.join(told)}; its inputs are "
                 f"{', '.join(self.input_names)}"
@@ -151,7 +153,7 @@ class Model:
     def _value(self, name: str, value: Any) -> Any:
         given = self._given.get(name)
         if not isinstance(given, Tensor):
-            return np.asarray(value) if isinstance(given, Known) else value
+            return value
         array = np.asarray(value)
         if array.dtype != given.dtype:
             if not np.can_cast(array.dtype, given.dtype, "same_kind"):

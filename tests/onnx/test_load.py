@@ -182,6 +182,9 @@ def test_an_input_that_decides_a_shape_is_specialised_by_value() -> None:
         m.outputs["y"]
     given = gf.onnx.load(proto, values={"to": np.array([3, 4])})
     assert given.outputs["y"].shape == (3, 4)
+    assert given.run({"x": x})["y"].shape == given.run([x])["y"].shape == (3, 4)
+    with pytest.raises(FeedError, match=r"'to' has its value from load\(values"):
+        given.run(feeds[0])
 
 
 def test_a_computed_value_that_decides_a_shape_cuts_the_graph() -> None:
@@ -268,7 +271,10 @@ BRANCH = """g (float[N] x, bool c) => (float[N] y) {
 
 def test_a_branch_is_taken_by_the_value_of_its_condition() -> None:
     x = normal(3)
-    same_as_reference(text(BRANCH), {"x": x, "c": np.array(True)}, {"x": x, "c": np.array(False)})
+    m = same_as_reference(
+        text(BRANCH), {"x": x, "c": np.array(True)}, {"x": x, "c": np.array(False)}
+    )
+    assert m.whole, "branches of one shape are a node of the graph"
     known = gf.onnx.load(text(BRANCH), values={"c": np.array(False)})
     assert known.whole
 
@@ -288,7 +294,44 @@ LOOP = """g (float[N] x, int64 n) => (float[N] y, float[K, N] all) {
 
 def test_a_loop_carries_its_state_and_stacks_what_each_iteration_gives() -> None:
     x = normal(3)
-    same_as_reference(text(LOOP), {"x": x, "n": np.array(3)}, {"x": x, "n": np.array(1)})
+    m = same_as_reference(text(LOOP), {"x": x, "n": np.array(3)}, {"x": x, "n": np.array(1)})
+    assert not m.whole
+    known = gf.onnx.load(text(LOOP), values={"n": np.array(3)})
+    assert known.whole, "a loop of a known length is a node of the graph"
+    again = known.run({"x": x})
+    assert np.array_equal(again["all"], m.run({"x": x, "n": np.array(3)})["all"])
+    assert gf.gradients(gf.sum(known.outputs["y"]), [known.inputs["x"]])[0] is not None
+
+
+GROWING = BRANCH.replace("Neg(x)", "Concat <axis = 0> (x, x)").replace("[N] y", "[K] y")
+
+
+def test_branches_of_different_shapes_are_chosen_by_value() -> None:
+    x = normal(3)
+    m = same_as_reference(
+        text(GROWING), {"x": x, "c": np.array(True)}, {"x": x, "c": np.array(False)}
+    )
+    assert not m.whole
+
+
+SCAN = """g (float[N] s, float[T, N] x) => (float[N] t, float[N, T] all) {
+    t, all = Scan <
+        num_scan_inputs = 1, scan_input_directions = [1], scan_output_axes = [1],
+        body = b (float[N] a, float[N] r) => (float[N] c, float[N] d) {
+            c = Add(a, r)
+            d = Mul(c, r)
+        }
+    > (s, x)
+}"""
+
+
+def test_a_scan_is_a_node_of_the_graph() -> None:
+    m = gf.onnx.load(text(SCAN))
+    s, x = normal(2), normal(4, 2)
+    got = m.run({"s": s, "x": x})
+    sums = s + np.cumsum(x[::-1], 0)
+    assert np.allclose(got["t"], sums[-1]) and np.allclose(got["all"], (sums * x[::-1]).T)
+    assert m.whole
 
 
 def test_a_loop_without_end_meets_its_deadline() -> None:

@@ -1,18 +1,124 @@
-"""Control flow: branches and loops whose way is known are read into the graph."""
+"""Control flow. Bodies become bodies of our own nodes (`cond`, `scan`) where every value in them is
+a tensor of a shape that stays; else the node runs on the host, its body a model of its own.
+"""
 
 from __future__ import annotations
 
-from graphflow.onnx.call import Call, RunOnHost
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow import functions
+from graphflow.errors import GraphflowError
+from graphflow.onnx.call import Call, RunOnHost, Signal
 from graphflow.onnx.registry import Outputs, operator
+from graphflow.onnx.values import Known, Value, known
+from graphflow.op import Tensor
+from graphflow.ops.creation import arange
+from graphflow.ops.shape import moveaxis, squeeze
+from graphflow.ops.window import flip
+
+MOST_ITERATIONS = 1 << 20
+"""Iterations of a loop that is part of a graph; a longer one runs on the host, under a deadline."""
+
+
+def _tensors(values: Sequence[Value | None]) -> list[Tensor]:
+    """The results of a body, as tensors."""
+    if not all(isinstance(v, Tensor | Known) for v in values):
+        raise RunOnHost("a body gives what is no tensor")
+    return [v.tensor() if isinstance(v, Known) else v for v in values]  # type: ignore[union-attr,misc]
+
+
+def _attempted(build: Callable[[], Outputs], otherwise: str) -> Outputs:
+    """What `build` gives; on the host if a body cannot be part of a graph."""
+    try:
+        return build()
+    except (Signal, GraphflowError) as error:
+        raise RunOnHost(f"{otherwise}: {error}") from error
 
 
 @operator("If")
 def _if(call: Call) -> Outputs:
-    """The branch that a known condition takes; else the model is specialised by the condition."""
-    taken = bool(call.known(0).reshape(-1)[0])
-    return call.inline("then_branch" if taken else "else_branch", [])
+    """A known condition takes its branch now. Branches of equal shapes become a `cond`; other ones
+    are chosen by the value of the condition."""
+    condition = call.value(0)
+    if not isinstance(condition, Tensor) or condition.ndim > 1:
+        taken = bool(call.known(0).reshape(-1)[0])
+        return call.inline("then_branch" if taken else "else_branch", [])
+    pred = squeeze(condition) if condition.ndim else condition
+    try:
+        chosen = functions.cond(
+            pred,
+            lambda: _tensors(call.inline("then_branch", [])),
+            lambda: _tensors(call.inline("else_branch", [])),
+        )
+    except (Signal, GraphflowError):
+        taken = bool(call.known(0).reshape(-1)[0])
+        return call.inline("then_branch" if taken else "else_branch", [])
+    return list(chosen)
 
 
-@operator("Scan")
+@operator("Loop")
+def _loop(call: Call) -> Outputs:
+    """A loop of a known number of iterations, whose condition stays true."""
+    return _attempted(lambda: _known_loop(call), "Loop: its body is run once per iteration")
+
+
+def _known_loop(call: Call) -> Outputs:
+    count = int(call.scalar(0)) if call.has(0) else MOST_ITERATIONS + 1
+    if not 0 < count <= MOST_ITERATIONS:
+        raise RunOnHost("no number of iterations that is known")
+    if call.has(1) and not bool(call.scalar(1)):
+        raise RunOnHost("it begins with a false condition")
+    state = [call.tensor(i) for i in range(2, len(call.values))]
+
+    def body(carry: Any, index: Any) -> Any:
+        results = call.inline("body", [index, known(np.array(True)), *carry])
+        if not isinstance(results[0], Known) or not bool(results[0].array.reshape(-1)[0]):
+            raise RunOnHost("its condition is computed")
+        tensors = _tensors(results[1:])
+        return tensors[: len(state)], tensors[len(state) :]
+
+    carry, stacked = functions.scan(body, state, arange(count))
+    return [*carry, *stacked]
+
+
+@operator("Scan", since=9)
 def _scan(call: Call) -> Outputs:
-    raise RunOnHost("Scan: its body is run as a model of its own, once per step")
+    """Scanned inputs come last; each has an axis and a direction of its own."""
+    return _attempted(lambda: _scanned(call), "Scan: its body is run once per step")
+
+
+def _scanned(call: Call) -> Outputs:
+    scanned = call.required("num_scan_inputs")
+    tensors = call.tensors()
+    state, rows = tensors[: len(tensors) - scanned], tensors[len(tensors) - scanned :]
+    axes = call.attr("scan_input_axes", [0] * scanned)
+    backward = call.attr("scan_input_directions", [0] * scanned)
+    rows = [
+        _turned(moveaxis(x, axis, 0), back)
+        for x, axis, back in zip(rows, axes, backward, strict=True)
+    ]
+
+    def body(carry: Any, now: Any) -> Any:
+        made = _tensors(call.inline("body", [*carry, *now]))
+        return made[: len(state)], made[len(state) :]
+
+    carry, stacked = functions.scan(body, state, rows)
+    axes = call.attr("scan_output_axes", [0] * len(stacked))
+    backward = call.attr("scan_output_directions", [0] * len(stacked))
+    outputs = [
+        moveaxis(_turned(y, back), 0, axis)
+        for y, axis, back in zip(stacked, axes, backward, strict=True)
+    ]
+    return [*carry, *outputs]
+
+
+def _turned(x: Tensor, back: int) -> Tensor:
+    return flip(x, 0) if back else x
+
+
+@operator("Scan", since=8)
+def _scan_8(call: Call) -> Outputs:
+    raise RunOnHost("Scan of opset 8, with lengths for each of a batch, runs on the host")
