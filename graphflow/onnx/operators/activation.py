@@ -9,8 +9,9 @@ from graphflow.onnx.call import Call
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.onnx.registry import Outputs, operator
 from graphflow.op import Tensor
-from graphflow.ops import activations, piecewise, softmax
+from graphflow.ops import activations, extrema, piecewise, reduce, softmax
 from graphflow.ops.shape import expand_dims, reshape
+from graphflow.ops.transcendental import exp
 from graphflow.spec import product
 
 
@@ -63,8 +64,13 @@ def _prelu(call: Call) -> Outputs:
 
 @operator("Softmax", since=13)
 def _softmax(call: Call) -> Outputs:
+    """Of halves by the steps of the function in ONNX's schema, each of which rounds."""
     x = call.tensor(0)
-    return softmax.softmax(x, axis_of(call, -1, x.ndim))
+    axis = axis_of(call, -1, x.ndim)
+    if x.dtype != "float16":
+        return softmax.softmax(x, axis)
+    parts = exp(x - extrema.max(x, axis=axis, keepdims=True))
+    return parts / reduce.sum(parts, axis=axis, keepdims=True)
 
 
 @operator("LogSoftmax", since=13)
