@@ -1,16 +1,20 @@
-"""RNN, GRU and LSTM: each direction a scan of its own, with its own activations."""
+"""RNN, GRU and LSTM: each direction a scan with its own activations; and linear attention."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from graphflow.onnx.call import Call
 from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
+from graphflow.op import FUNCTIONS, Tensor
 from graphflow.ops import activations, piecewise, recurrent, transcendental
-from graphflow.ops.shape import moveaxis
+from graphflow.ops.convert import astype
+from graphflow.ops.creation import zeros
+from graphflow.ops.linalg import matmul
+from graphflow.ops.shape import expand_dims, moveaxis, reshape, squeeze
 from graphflow.ops.window import concat, stack, window
 
 _Function = Callable[[Tensor], Tensor]
@@ -149,3 +153,61 @@ def _lstm(call: Call) -> Outputs:
         input_forget=bool(call.attr("input_forget", 0)),
         gates="iofg",
     )
+
+
+# Linear attention -----------------------------------------------------------------------------
+
+
+def _by_time(x: Tensor | None, heads: int) -> Tensor | None:
+    """(batch, time, heads·size) as (time, batch, heads, size), in float32 or wider."""
+    if x is None:
+        return None
+    wide = x if x.dtype.itemsize > 2 else astype(x, "float32")
+    return moveaxis(reshape(wide, (x.shape[0], x.shape[1], heads, -1)), 0, 1)
+
+
+@operator("LinearAttention")
+def _linear_attention(call: Call) -> Outputs:
+    """A state (batch, heads, keys, values) that each step decays, writes into and reads.
+
+    Source: Yang, Kautz & Hatamizadeh, "Gated Delta Networks", ICLR 2025.
+    """
+    rule = call.attr("update_rule", "gated_delta")
+    decays, corrects = "gated" in rule, "delta" in rule
+    if rule not in ("linear", "gated", "delta", "gated_delta"):
+        raise call.unsupported(f"update_rule {rule!r}")
+    if (decays, corrects) != (call.has(4), call.has(5)):
+        raise call.unsupported(f"update_rule {rule!r} with the inputs that are given")
+    heads, queries = call.required("kv_num_heads"), call.required("q_num_heads")
+    if min(heads, queries) < 1 or queries % heads:
+        raise call.unsupported(f"{queries} heads of queries for {heads} of keys")
+    q, k, v = (_by_time(call.tensor(i), h) for i, h in ((0, queries), (1, heads), (2, heads)))
+    assert q is not None and k is not None and v is not None
+    steps, batch, _, size = q.shape
+    given = call.optional(3)
+    start = zeros((batch, heads, size, v.shape[-1]), q.dtype)
+    rate = call.optional(5)
+    items = [
+        reshape(q, (steps, batch, heads, queries // heads, size)),
+        k,
+        v,
+        _by_time(call.optional(4), heads),
+        None if rate is None else _by_time(rate, call.static(rate.shape[2])),
+    ]
+
+    def step(state: Tensor, now: Any) -> tuple[Tensor, Tensor]:
+        query, key, value, *others = now
+        if decays:
+            state = state * expand_dims(transcendental.exp(others[0]), -1)
+        if corrects:
+            past = squeeze(matmul(expand_dims(key, -2), state), -2)
+            value = others[-1] * (value - past)
+        state = state + expand_dims(key, -1) * expand_dims(value, -2)
+        return state, matmul(query, state)
+
+    first = start if given is None else astype(given, q.dtype)
+    last, y = FUNCTIONS["scan"](step, first, tuple(item for item in items if item is not None))
+    scale = call.attr("scale", 0.0) or 1 / math.sqrt(call.static(size))
+    y = reshape(moveaxis(y * scale, 0, 1), (batch, steps, -1))
+    wanted = call.spec(0).dtype
+    return [astype(y, wanted), astype(last, wanted if given is None else given.dtype)]

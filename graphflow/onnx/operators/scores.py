@@ -22,7 +22,8 @@ def transformed(call: Call, scores: Tensor, how: str | int) -> Tensor:
         result: Tensor = softmax(scores, -1)
         return result
     if how == "LOGISTIC":
-        return activations.sigmoid(scores)
+        between: Tensor = activations.sigmoid(scores)
+        return between
     if how == "SOFTMAX_ZERO":
         return _softmax_zero(scores)
     if how == "PROBIT":

@@ -1,6 +1,8 @@
-"""Fourier transforms and mel filters. ONNX has complex numbers as a last axis of two reals."""
+"""Fourier transforms, windows and mel filters. ONNX has complex numbers as a last axis of two reals."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from graphflow.onnx.call import Call
 from graphflow.onnx.registry import Outputs, operator
@@ -89,3 +91,16 @@ def _stft(call: Call) -> Outputs:
 def _mel_weights(call: Call) -> Outputs:
     weights = signal.mel_weight_matrix(*(call.scalar(i) for i in range(5)))
     return astype(weights, call.dtype("output_datatype", 1))
+
+
+def _window(name: str, make: Callable[..., Tensor], **choices: float) -> None:
+    @operator(name, since=17)
+    def translate(call: Call) -> Outputs:
+        periodic = bool(call.attr("periodic", 1))
+        values = make(call.scalar(0), periodic, dtype="float32", **choices)
+        return astype(values, call.dtype("output_datatype", 1))
+
+
+_window("HannWindow", signal.hann_window)
+_window("HammingWindow", signal.hamming_window, alpha=25 / 46)
+_window("BlackmanWindow", signal.blackman_window)

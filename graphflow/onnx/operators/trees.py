@@ -110,7 +110,8 @@ class Forest:
                 elementwise.logical_and(elementwise.equal(mode, m), passes(m, value, places))
                 for m in used
             ]
-            return reduce(elementwise.logical_or, chosen)
+            passed: Tensor = reduce(elementwise.logical_or, chosen)
+            return passed
 
         return test
 

@@ -221,3 +221,21 @@ def _col_to_image(call: Call) -> Outputs:
         padding=[(pads[i], pads[rank + i]) for i in range(rank)],
         **steps_of(call, rank),
     )
+
+
+@operator("CenterCropPad")
+def _center_crop_pad(call: Call) -> Outputs:
+    """Odd elements are cut, or added, at the end."""
+    x, wanted = call.tensor(0), call.sizes(1)
+    axes = [axis % x.ndim for axis in call.attr("axes", range(x.ndim))]
+    for axis, size in zip(axes, wanted, strict=True):
+        if size == x.shape[axis]:
+            continue
+        have, want = call.static(x.shape[axis]), call.static(size)
+        if have > want:
+            x = window.window(x, axis, (have - want) // 2, want)
+        else:
+            before = (want - have) // 2
+            edges = (before, want - have - before)
+            x = window.pad(x, [edges if i == axis else (0, 0) for i in range(x.ndim)])
+    return x
