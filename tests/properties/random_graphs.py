@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 _OF_THE_EXECUTOR = {"constant", "placeholder", "variable", "assign", "group", "send", "recv"}
 _NOISY = {"print"}
-_OF_ONE_PROCESS = {"host_call"}  # workers call what they were told to only
+_OF_ONE_PROCESS = {"host_call", "pure_host_call"}  # workers call what they were told to only
 OPS = [
     op
     for name, op in sorted(REGISTRY.items())
