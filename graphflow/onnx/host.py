@@ -20,6 +20,7 @@ from graphflow.errors import GraphflowError, OnnxError, OpError
 from graphflow.onnx.call import Call, attribute_value
 from graphflow.onnx.registry import ML, handler_of, normal_domain
 from graphflow.onnx.values import Array
+from graphflow.ops.suppression import suppression_op
 
 if TYPE_CHECKING:
     from graphflow.onnx.program import Run
@@ -52,7 +53,7 @@ REASONS: dict[tuple[str, str], str] = {
 
 # Of these, onnx's reference implementation is what runs.
 REFERENCE = {
-    ("", "ImageDecoder"), ("", "NonMaxSuppression"), ("", "RegexFullMatch"), ("", "StringConcat"),
+    ("", "ImageDecoder"), ("", "RegexFullMatch"), ("", "StringConcat"),
     ("", "StringNormalizer"), ("", "StringSplit"), ("", "TfIdfVectorizer"),
     (ML, "DictVectorizer"), (ML, "SVMClassifier"), (ML, "SVMRegressor"),
 }  # fmt: skip
@@ -223,6 +224,25 @@ def _unique(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any
         values = np.take(values, order, axis=axis or 0)
         first, counts, inverse = first[order], counts[order], rank[inverse]
     return [values, *(a.astype(np.int64) for a in (first, inverse, counts))]
+
+
+@routine("NonMaxSuppression")
+def _suppression(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+    """As many rows as there are boxes left, where our own op has a stated number of them."""
+    boxes, scores = np.asarray(inputs[0]), np.asarray(inputs[1])
+    limits = [*inputs[2:], *(None,) * (5 - len(inputs))]
+    most, overlap, least = (None if v is None else np.asarray(v).item() for v in limits)
+    rows, count = suppression_op.run(
+        np,
+        [boxes, scores],
+        {
+            "max_output": min(int(most or 0), boxes.shape[1]),
+            "iou_threshold": overlap or 0.0,
+            "score_threshold": -np.inf if least is None else least,
+            "centers": bool(node.attr("center_point_box", 0)),
+        },
+    )
+    return [rows[: int(count)]]
 
 
 # Sequences and optionals ----------------------------------------------------------------------

@@ -149,7 +149,7 @@ class Importer:
             except NeedsShapes as signal:
                 stop = Stop("shapes", index, str(signal))
             except NeedsValue as signal:
-                stop = _value_stop(signal, index, scope, inputs)
+                stop = _value_stop(signal, index, node, scope, inputs)
             if stop is not None:
                 break
         if unsupported:
@@ -309,14 +309,24 @@ class Importer:
         return [scope.find(name) if name else None for name in body.outputs]
 
 
-def _value_stop(signal: NeedsValue, index: int, scope: Scope, inputs: Mapping[str, Tensor]) -> Stop:
-    """How to go on without a value: by the input or the name that it has; what has none (within a
-    subgraph or function) takes its whole node to the host."""
-    for name, value in scope.values.items():
-        if value is signal.tensor:
-            kind = "input" if name in inputs else "value"
-            return Stop(kind, index, str(signal), name)
-    return Stop("host", index, str(signal))
+def _value_stop(
+    signal: NeedsValue,
+    index: int,
+    node: NodeProto,
+    scope: Scope,
+    inputs: Mapping[str, Tensor],
+) -> Stop:
+    """How to go on without a value: by the name that it has. What has none is within a function:
+    then by the next input of the node that looks like sizes, and last on the host."""
+    named = [name for name, value in scope.values.items() if value is signal.tensor]
+    named += [name for name in node.input if _looks_like_sizes(scope.values.get(name))]
+    if not named:
+        return Stop("host", index, str(signal))
+    return Stop("input" if named[0] in inputs else "value", index, str(signal), named[0])
+
+
+def _looks_like_sizes(value: Value | None) -> bool:
+    return isinstance(value, Tensor) and value.dtype.kind in "iu" and value.ndim < 2
 
 
 def _without_absent(node: NodeProto, scope: Scope, body: Body) -> NodeProto:

@@ -27,7 +27,7 @@ def _tensors(values: Sequence[Value | None]) -> list[Tensor]:
     """The results of a body, as tensors."""
     if not all(isinstance(v, Tensor | Known) for v in values):
         raise RunOnHost("a body gives what is no tensor")
-    return [v.tensor() if isinstance(v, Known) else v for v in values]  # type: ignore[union-attr,misc]
+    return [v.tensor() if isinstance(v, Known) else v for v in values]  # type: ignore[misc]
 
 
 def _attempted(build: Callable[[], Outputs], otherwise: str) -> Outputs:
