@@ -8,6 +8,7 @@ import numpy as np
 
 from graphflow.errors import ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.index import take, take_along_axis
 from graphflow.ops.kernels.rows import checked
 from graphflow.ops.pool import avg_pool, last, max_pool, power, root
@@ -194,6 +195,7 @@ max_unpool_op: Op = register(
         kernel=_unpool_kernel,
         into=_unpool_into,
         vjp=_unpool_vjp,
+        batch=batching.flattened,
         cost=lambda x, indices, sizes: Cost(flops=x.size),
         samples=(
             sample(spec("float32", (3, 2, 1, 1)), spec("int64", (3, 2, 1, 1)), sizes=(2, 3)),

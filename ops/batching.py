@@ -11,6 +11,7 @@ from typing import Any
 
 from graphflow.op import FUNCTIONS, Op, Tensor
 from graphflow.spec import Size
+from graphflow.spec import product as sizes_product
 
 Rule = Callable[..., Any]
 
@@ -72,17 +73,6 @@ def behind(axis: Any) -> Any:
     return axis if axis < 0 else axis + 1
 
 
-def first_only(name: str, *others: str) -> Rule:
-    """As `along`, for ops that change their first input alone, where only that is batched; the
-    others must be plain (None stands for the loop)."""
-    rule = along(name, *others)
-
-    def guarded(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
-        return NotImplemented if any(batched[1:]) else rule(op, inputs, batched, **attrs)
-
-    return guarded
-
-
 def merged(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
     """Ops whose first input has a batch axis of its own in front, and whose other inputs are
     shared by it: both axes become one for the time of the op.
@@ -97,6 +87,49 @@ def merged(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: A
     results = result if isinstance(result, tuple) else (result,)
     parted = tuple(reshape(y, (*x.shape[:2], *y.shape[1:])) for y in results)
     return parted if isinstance(result, tuple) else parted[0]
+
+
+def flattened(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+    """Ops whose inputs all have a batch axis of their own in front: both axes become one."""
+    wide = all_batched(inputs, batched)
+    found = op(*(_led_by(x, 0) for x in wide), **attrs)
+    size = wide[0].shape[0]
+    if isinstance(found, tuple):
+        return tuple(_parted(y, size, 0) for y in found)
+    return _parted(found, size, 0)
+
+
+def columns(*which: int) -> Rule:
+    """Ops that move whole rows of matrices, the inputs `which`: those of the examples stand side by
+    side. The others say which rows, so they must be shared (else the loop runs)."""
+
+    def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+        if any(has for i, has in enumerate(batched) if i not in which):
+            return NotImplemented
+        n = batch_size(inputs, batched)
+        wide = [
+            _led_by(x if has else repeated(x, n), 1) if i in which else x
+            for i, (x, has) in enumerate(zip(inputs, batched, strict=True))
+        ]
+        return _parted(op(*wide, **attrs), n, 1)
+
+    return rule
+
+
+def trailing(*which: int) -> Rule:
+    """As `columns`, for ops that take any axes behind the rows: the batch becomes the last one."""
+
+    def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+        if any(has for i, has in enumerate(batched) if i not in which):
+            return NotImplemented
+        moveaxis, n = FUNCTIONS["moveaxis"], batch_size(inputs, batched)
+        wide = [
+            moveaxis(x if has else repeated(x, n), 0, -1) if i in which else x
+            for i, (x, has) in enumerate(zip(inputs, batched, strict=True))
+        ]
+        return moveaxis(op(*wide, **attrs), -1, 0)
+
+    return rule
 
 
 # Shapes and windows -----------------------------------------------------------------------------
@@ -227,6 +260,17 @@ def numbered_rows(
     return moveaxis(op(moved, sizes=sizes, batch_dims=batch_dims), batch_dims, 0)
 
 
+def numbered_elements(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any, axis: int
+) -> Any:
+    """flat_elements: numbers within the tensor of each example."""
+    (indices,) = inputs
+    n, size = indices.shape[0], sizes_product(shape)
+    numbers = op(indices, shape=(n, *shape), axis=axis + 1)
+    start = FUNCTIONS["reshape"](FUNCTIONS["arange"](n), (n, *(1,) * len(shape)))
+    return numbers - start * size
+
+
 # Normalisation and convolution ------------------------------------------------------------------
 
 
@@ -288,6 +332,14 @@ def grouped(*axes: int, out: int) -> Rule:
         return _parted(op(*wide, **{**attrs, "groups": attrs["groups"] * n}), n, out)
 
     return rule
+
+
+def rotated(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+    """rotate_pairs: angles of their own broadcast to each example as shared ones do."""
+    if not any(batched[1:]):
+        return op(*inputs, **attrs)
+    x, *angles = all_batched(inputs, batched)
+    return op(x, *aligned((x, *angles), (True,) * 3)[1:], **attrs)
 
 
 # Attention --------------------------------------------------------------------------------------

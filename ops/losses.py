@@ -20,6 +20,7 @@ from graphflow.op import (
     register,
     sample,
 )
+from graphflow.ops import batching
 from graphflow.ops.activations import finite_number, sigmoid
 from graphflow.ops.elementwise import SCALAR, F, elementwise, square
 from graphflow.ops.reduce import mean, sum
@@ -276,6 +277,7 @@ _nll: Op = register(
         kernel=_nll_kernel,
         into=_nll_into,
         vjp=_nll_vjp,
+        batch=batching.rows,
         cost=lambda x, labels: Cost(flops=labels.size),
         autocast="high",
         samples=(

@@ -117,6 +117,7 @@ flat_elements = register(
         into=lambda xp, out, indices, shape, axis: xp.copyto(
             out, element_places(xp, indices, shape, axis)
         ),
+        batch=batching.numbered_elements,
         cost=lambda indices, shape, axis: Cost(flops=indices.size * (2 + len(shape))),
         samples=(
             sample(spec("int64", (3, 1)), shape=(3, 4), axis=1),
@@ -156,6 +157,7 @@ ravel_op = register(
         infer=_infer_ravel,
         kernel=_ravel_kernel,
         into=_ravel_into,
+        batch=batching.elementwise,
         cost=lambda *indices, sizes: Cost(
             flops=_infer_ravel(*indices, sizes=sizes).size * 4 * len(sizes)
         ),

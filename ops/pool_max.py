@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import Cost, Op, register, sample
+from graphflow.ops import batching
 from graphflow.ops.pooling import (
     CASES,
     from_into,
@@ -106,6 +107,7 @@ max_pool_op: Op = register(
         vjp=lambda g, y, x, **attrs: (
             pool_put_op(g, max_pool_taps_op(x, y, **attrs), sizes=x.shape[2:], **attrs),
         ),
+        batch=batching.flattened,
         cost=pooling_cost,
         samples=(
             *(sample(x, **attrs) for x, _, attrs in CASES),
@@ -121,6 +123,7 @@ max_pool_taps_op: Op = register(
         infer=_infer_taps,
         kernel=from_into(_infer_taps, _taps_into),
         into=_taps_into,
+        batch=batching.flattened,
         cost=pooling_cost,
         samples=tuple(sample(x, spec("float32", shape), **attrs) for x, shape, attrs in CASES),
     )
@@ -136,6 +139,7 @@ pool_take_op: Op = register(
             pool_put_op(g, chosen, sizes=x.shape[2:], **attrs),
             None,
         ),
+        batch=batching.flattened,
         cost=pooling_cost,
         samples=tuple(
             sample(x, spec("uint8", shape), **attrs, classes=2) for x, shape, attrs in CASES
@@ -150,6 +154,7 @@ pool_put_op: Op = register(
         kernel=from_into(infer_put, _put_into),
         into=_put_into,
         vjp=lambda h, y, g, chosen, sizes, **attrs: (pool_take_op(h, chosen, **attrs), None),
+        batch=batching.flattened,
         cost=pooling_cost,
         samples=tuple(
             sample(
@@ -201,6 +206,7 @@ tap_positions_op: Op = register(
         infer=lambda chosen, **attrs: chosen.with_dtype("int64"),
         kernel=_positions_kernel,
         into=_positions_into,
+        batch=batching.flattened,
         cost=lambda chosen, **attrs: Cost(flops=chosen.size * 6 * len(attrs["sizes"])),
         samples=tuple(
             sample(spec("uint8", shape), sizes=x.shape[2:], **attrs) for x, shape, attrs in CASES

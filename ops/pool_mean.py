@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import Op, register, sample
+from graphflow.ops import batching
 from graphflow.ops.pooling import (
     CASES,
     IMAGE,
@@ -111,6 +112,7 @@ avg_pool_op: Op = register(
         kernel=from_into(_infer_mean, _mean_into),
         into=_mean_into,
         vjp=lambda g, y, x, **attrs: (avg_spread_op(g, sizes=x.shape[2:], **attrs),),
+        batch=batching.flattened,
         cost=pooling_cost,
         samples=tuple(
             sample(x, **attrs, divisor=divisor) for x, _, attrs, divisor in (*_MEANS, _SUM)
@@ -124,6 +126,7 @@ avg_spread_op: Op = register(
         kernel=from_into(_infer_spread, _spread_into),
         into=_spread_into,
         vjp=lambda h, y, g, sizes, **attrs: (avg_pool_op(h, **attrs),),
+        batch=batching.flattened,
         cost=pooling_cost,
         samples=tuple(
             sample(spec("float32", shape), **attrs, sizes=x.shape[2:], divisor=divisor)

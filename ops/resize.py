@@ -9,6 +9,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.kernels.resample import (
     COORDINATES,
     MODES,
@@ -92,6 +93,7 @@ resize_op: Op = register(
                 transpose=not transpose,
             ),
         ),
+        batch=batching.along("axes"),
         cost=_cost,
         samples=(
             *(sample(_IMAGE, axes=(1, 2), sizes=(5, 3), rules=r, transpose=False) for r in _CALLS),

@@ -10,6 +10,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, register, sample
+from graphflow.ops import batching
 from graphflow.ops.kernels.rows import checked, combine_rows, take_into
 from graphflow.ops.rules import require_kind
 from graphflow.spec import Size, TensorSpec, equate, show_shape, spec
@@ -124,6 +125,7 @@ weighted_rows: Op = register(
             None,
             weighted_rows_dot(g, x, index),
         ),
+        batch=batching.columns(0),
         cost=_cost,
         samples=(
             sample(_X, _INDEX, _WEIGHT),
@@ -147,6 +149,7 @@ weighted_rows_put: Op = register(
         kernel=_put_kernel,
         into=_put_into,
         vjp=_put_vjp,
+        batch=batching.columns(0),
         cost=_cost,
         samples=(sample(_Y, _INDEX, _WEIGHT, rows=3), sample(_Y, _INDEX, _WEIGHT, rows=4)),
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import batching
 from graphflow.ops.convert import astype, full_like
 from graphflow.ops.creation import arange, full
 from graphflow.ops.elementwise import equal
@@ -138,6 +139,7 @@ scatter_rows: Op = register(
         kernel=like_first(_into),
         into=_into,
         vjp=_vjp,
+        batch=batching.trailing(0, 2),
         cost=_cost,
         in_place=True,
         halves=True,

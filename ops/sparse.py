@@ -15,6 +15,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, located, register, sample
+from graphflow.ops import batching
 from graphflow.ops.kernels import csr as kernels
 from graphflow.ops.rules import require_kind
 from graphflow.ops.shape import matrix_transpose, reshape
@@ -128,6 +129,7 @@ csr_matmul: Op = register(
         kernel=_matmul_kernel,
         into=kernels.matmul,
         vjp=_matmul_vjp,
+        batch=batching.columns(3),
         cost=lambda values, columns, offsets, dense, shape, transpose: Cost(
             flops=values.size * dense.shape[1] * 2,
             bytes=values.size * dense.shape[1] * (3 * dense.dtype.itemsize)

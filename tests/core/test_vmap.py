@@ -122,6 +122,27 @@ def test_gradients_of_each_example_come_from_a_map_of_gradients() -> None:
     np.testing.assert_allclose(have, np.stack(want), rtol=1e-12, atol=1e-14)
 
 
+def test_gradients_of_each_image_of_a_convolutional_network_need_no_loop() -> None:
+    rng = np.random.default_rng(3)
+    k, w = gf.placeholder("float64", (4, 2, 3, 3)), gf.placeholder("float64", (4, 3))
+    x, labels = gf.placeholder("float64", (5, 2, 6, 6)), gf.placeholder("int64", (5,))
+
+    def gradients_of(image: gf.Tensor, label: gf.Tensor) -> list[gf.Tensor]:
+        h = gf.nn.max_pool(gf.nn.relu(gf.nn.conv(image[None], k)), 2)
+        return gf.gradients(gf.nn.cross_entropy(gf.mean(h, (0, 2, 3)) @ w, label), [k, w])
+
+    each = gf.vmap(gradients_of)(x, labels)
+    assert gf.Graph(each).of_op("scan") == ()
+    feeds = {
+        k: rng.normal(size=(4, 2, 3, 3)), w: rng.normal(size=(4, 3)),
+        x: rng.normal(size=(5, 2, 6, 6)), labels: np.array([0, 2, 1, 1, 0]),
+    }  # fmt: skip
+    for i in range(5):
+        single = evaluate(gradients_of(x[i], labels[i]), feeds)
+        for have, want in zip(evaluate(each, feeds), single, strict=True):
+            np.testing.assert_allclose(have[i], want, rtol=1e-11, atol=1e-14)
+
+
 def test_a_map_is_differentiated_like_what_it_stands_for() -> None:
     rng = np.random.default_rng(2)
     w = gf.placeholder("float64", (3, 4))
