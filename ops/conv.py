@@ -139,12 +139,17 @@ def _transpose_into(
     single = w.shape[1] == 1 and groups > 1
     if not out.size or not g.size or not w.size:
         out[...] = 0
-    elif set(stride) == {1} and not (single and w.shape[0] != groups):
+    elif set(stride) == {1} and (w.shape[0] == groups if single else not _weighty(g, w)):
         _correlate_flipped(xp, out, g, w, windows, groups)
     elif single:
         spread_depthwise(xp, out, g, w, windows)
     else:
         spread(xp, out, g, w, windows, groups)
+
+
+def _weighty(g: Any, w: Any) -> bool:
+    """Whether turning the weight round costs more than adding windows to each other."""
+    return bool(g.size < 2 * w.shape[0] * g.shape[1])
 
 
 def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:

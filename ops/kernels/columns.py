@@ -145,20 +145,19 @@ def correlate(xp: Any, out: Any, x: Any, w: Any, windows: Windows, groups: int) 
 def spread(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
     """out[n, c, p·stride - before + k·dilation] += w[o, c, k] · g[n, o, p], from zeros.
 
-    A part does some channels of one image, whose sums no other part touches.
+    A part does some channels of some images, whose sums no other part touches.
     """
     images, channels = out.shape[:2]
-    taps = math.prod(windows.kernel)
+    taps, size = math.prod(windows.kernel), math.prod(windows.out)
     inputs, outputs = channels // groups, g.shape[1] // groups
-    size = math.prod(windows.out)
+    together = min(images, max(1, _NARROW // max(1, size)))
     limit = _CACHED if xp is np else _GPU_BLOCK
-    wanted = max(1, limit // max(1, taps * size))
+    wanted = max(1, limit // max(1, taps * size * together))
     # either some groups whole, or some channels of one group
-    several = max(1, wanted // inputs)
-    each = min(inputs, max(wanted, min(inputs, 16)))
+    several, each = max(1, wanted // inputs), min(inputs, max(wanted, 16))
     plan = [
-        (n, slice(q, min(q + several, groups)), slice(c, min(c + each, inputs)))
-        for n in range(images)
+        (slice(n, n + together), slice(q, q + several), slice(c, c + each))
+        for n in range(0, images, together)
         for q in range(0, groups, several)
         for c in range(0, inputs, each)
     ]
@@ -167,15 +166,23 @@ def spread(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> 
     result = out.reshape(images, groups, inputs, *out.shape[2:])
 
     def part(i: int) -> None:
-        n, group, channel = plan[i]
+        some, group, channel = plan[i]
         left = weights[group, :, channel]
-        count = left.shape[0], left.shape[2]
-        left = left.reshape(count[0], outputs, count[1] * taps).swapaxes(1, 2)
-        shape = (count[0], count[1] * taps, size)
-        products = scratch(xp, "columns", shape, out.dtype)
-        xp.matmul(left, cotangents[n, group], out=products)
-        stacked = products.reshape(*count, taps, *windows.out)
-        add_windows(xp, result[n, group, channel], stacked, windows)
+        count, width = left.shape[0], left.shape[2]
+        left = left.reshape(count, outputs, width * taps).swapaxes(1, 2)
+        right = cotangents[some, group]
+        number = right.shape[0]
+        if number == 1:
+            right = right[0]
+        else:
+            right = scratch(xp, "products", (count, outputs, number, size), out.dtype)
+            xp.copyto(right, cotangents[some, group].transpose(1, 2, 0, 3))
+            right = right.reshape(count, outputs, number * size)
+        products = scratch(xp, "columns", (count, width * taps, number * size), out.dtype)
+        xp.matmul(left, right, out=products)
+        stacked = products.reshape(count, width, taps, number, *windows.out)
+        target = xp.moveaxis(result[some, group, channel], 0, 2)
+        add_windows(xp, target, xp.moveaxis(stacked, 2, 3), windows)
 
     run(xp, part, len(plan))
 
