@@ -198,6 +198,15 @@ class Call:
                 return self._importer.inline(body, inputs, self.scope, self._index)
         raise OnnxError(f"{self.label}: attribute {name!r} is missing")
 
+    def expanded(self) -> list[Value | None]:
+        """The outputs by the function body of ONNX's schema, read into the current graph."""
+        from graphflow.onnx import expansion  # which reads bodies by calls like this one
+
+        body = expansion.schema_body(self, plain=True)
+        if body is None:
+            raise self.unsupported("ONNX's schema has no function body for this use")
+        return expansion.inline(self._importer, body, self, self._index)
+
     # Outputs ----------------------------------------------------------------------------------
 
     def wants(self, i: int) -> bool:

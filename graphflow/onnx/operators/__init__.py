@@ -2,6 +2,7 @@
 
 from graphflow.onnx.operators import (
     activation,
+    attention,
     control,
     convolution,
     elementwise,
@@ -23,6 +24,7 @@ from graphflow.onnx.operators import (
 
 __all__ = [
     "activation",
+    "attention",
     "control",
     "convolution",
     "elementwise",

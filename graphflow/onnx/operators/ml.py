@@ -76,6 +76,8 @@ def _impute(call: Call) -> Outputs:
 @operator("OneHotEncoder", domain=ML)
 def _one_hot(call: Call) -> Outputs:
     categories = call.attr("cats_int64s")
+    if not categories and not call.attr("cats_strings"):
+        raise call.unsupported("there are no categories")
     if not categories or not call.attr("zeros", 1):
         raise RunOnHost("categories are strings, or must all be known")
     x = astype(call.tensor(0), "int64")

@@ -43,7 +43,7 @@ def _spread(call: Call, t: Tensor, x: Tensor) -> Tensor:
     return window(repeat(t, block, axis), axis, 0, x.shape[axis])
 
 
-def _saturated(y: Tensor, zero: Tensor | None, dtype: np.dtype[Any]) -> Tensor:
+def saturated(y: Tensor, zero: Tensor | None, dtype: np.dtype[Any]) -> Tensor:
     """Floats rounded (halves to even), moved by a zero point, limited to the ints of a dtype."""
     y = elementwise.round(y)
     if zero is not None:
@@ -71,7 +71,7 @@ def _quantize(call: Call) -> Outputs:
     quotient = astype(x, how) / astype(_spread(call, scale, x), how)
     if how != np.dtype("float64"):
         quotient = astype(quotient, "float32")  # holds ints of 16 bits
-    return _saturated(quotient, None if zero is None else _spread(call, zero, x), dtype)
+    return saturated(quotient, None if zero is None else _spread(call, zero, x), dtype)
 
 
 @operator("DequantizeLinear")
@@ -130,7 +130,7 @@ def _matmul_quantised(call: Call) -> Outputs:
     left = _of_rows(call.tensor(1), call.tensor(0))
     factor = left * call.tensor(4) / call.tensor(6)
     zero = call.tensor(7)
-    return _saturated(total * astype(factor, "float64"), zero, zero.dtype)
+    return saturated(total * astype(factor, "float64"), zero, zero.dtype)
 
 
 def _of_outputs(t: Tensor, rank: int) -> Tensor:
@@ -175,4 +175,4 @@ def _conv_quantised(call: Call) -> Outputs:
         total = total + astype(_of_outputs(bias, w.ndim - 1), "float64")
     factor = call.tensor(1) * _of_outputs(call.tensor(4), w.ndim - 1) / call.tensor(6)
     zero = call.tensor(7)
-    return _saturated(total * astype(factor, "float64"), zero, zero.dtype)
+    return saturated(total * astype(factor, "float64"), zero, zero.dtype)

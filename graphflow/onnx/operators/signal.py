@@ -1,4 +1,4 @@
-"""Fourier transforms, windows and mel filters. ONNX has complex numbers as a last axis of two reals."""
+"""Fourier transforms, windows and mel filters. Complex numbers are a last axis of two reals."""
 
 from __future__ import annotations
 

@@ -255,6 +255,9 @@ def _named_forest(call: Call) -> tuple[Forest, dict[tuple[int, int], int]]:
     if values is None or len(values) != len(modes):
         raise OnnxError(f"{call.label}: nodes_values are not as many as nodes")
     missing = _ints(call, "nodes_missing_value_tracks_true", [0] * len(modes)).astype(bool)
+    roots = [i for i in range(len(modes)) if i not in children]
+    if {trees[i] for i in roots} != set(trees):
+        raise OnnxError(f"{call.label}: a tree leads back to its first node")
     forest = Forest(
         modes,
         np.where(leaf, 0, _ints(call, "nodes_featureids")),
@@ -262,7 +265,7 @@ def _named_forest(call: Call) -> tuple[Forest, dict[tuple[int, int], int]]:
         yes,
         no,
         missing & ~leaf,
-        np.array([i for i in range(len(modes)) if i not in children], np.int64),
+        np.array(roots, np.int64),
     )
     return forest, places
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from graphflow.onnx.call import Call
 from graphflow.onnx.operators.convolution import steps_of
+from graphflow.onnx.operators.quantize import saturated
 from graphflow.onnx.registry import Outputs, operator
 from graphflow.op import Tensor
 from graphflow.ops import deform, elementwise, grid, resize, roi, unfold, window
@@ -18,12 +19,12 @@ from graphflow.spec import Size, kind, product
 
 
 def _resized(call: Call, x: Tensor, **how: Any) -> Tensor:
-    """Ints are interpolated as floats, and cut to ints again."""
+    """Ints are interpolated as floats, and rounded to what they can hold."""
     if how["mode"] == "nearest" or kind(x.dtype) == "float":
         result: Tensor = resize.resize(x, **how)
         return result
     wide = "float64" if x.dtype.itemsize > 2 else "float32"
-    return astype(resize.resize(astype(x, wide), **how), x.dtype)
+    return saturated(resize.resize(astype(x, wide), **how), None, x.dtype)
 
 
 def _list(call: Call, i: int) -> list[Any] | None:

@@ -1,0 +1,108 @@
+"""Attention, on our op that never holds the matrix of all pairs.
+
+A use that asks for that matrix (`qk_matmul_output`) is read as the function body of ONNX's schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.onnx.call import Call
+from graphflow.onnx.registry import Outputs, operator
+from graphflow.op import Tensor
+from graphflow.ops import attention, elementwise, select, window
+from graphflow.ops.convert import astype
+from graphflow.ops.creation import arange
+from graphflow.ops.shape import expand_dims, permute_dims, reshape
+from graphflow.spec import Size, floordiv
+
+
+@operator("Attention", since=23)
+def _attention(call: Call) -> Outputs:
+    softcap = call.attr("softcap", 0.0)
+    if call.wants(3) or (softcap and call.has(3) and call.version < 24):
+        return call.expanded()
+    flat = call.rank(0) == 3
+    q, k, v = (_heads(call, i, name) for i, name in enumerate(_HEADS))
+    past: Size = 0
+    if call.has(4):
+        past = call.spec(4).shape[2]
+        k, v = (window.concat([call.tensor(4 + i), x], 2) for i, x in enumerate((k, v)))
+    causal = bool(call.attr("is_causal", 0))
+    sides = tuple(None if s < 0 else s for s in (_side(call, "left"), _side(call, "right")))
+    mask = _mask(call, q, k)
+    if call.has(6):  # so many keys of each of the batch: their places are relative to these
+        mask = _joined(_of_lengths(call, q, k, causal, sides), mask, q)
+        causal, sides = False, (None, None)
+    y = attention.attention(
+        q,
+        k,
+        v,
+        mask,
+        causal=causal,
+        scale=call.attr("scale"),
+        softcap=softcap or None,
+        window=None if sides == (None, None) else sides,
+        offset=past,
+    )
+    if flat:
+        batch, heads, time, depth = y.shape
+        y = reshape(permute_dims(y, (0, 2, 1, 3)), (batch, time, heads * depth))
+    return [y, k, v]
+
+
+_HEADS = ("q_num_heads", "kv_num_heads", "kv_num_heads")
+
+
+def _side(call: Call, which: str) -> int:
+    return int(call.attr(f"{which}_window_size", -1))
+
+
+def _heads(call: Call, i: int, name: str) -> Tensor:
+    """(batch, heads, time, depth), from (batch, time, heads·depth) if it has rank 3."""
+    x = call.tensor(i)
+    if x.ndim == 4:
+        return x
+    heads = call.required(name)
+    batch, time, width = x.shape
+    return permute_dims(reshape(x, (batch, time, heads, floordiv(width, heads))), (0, 2, 1, 3))
+
+
+def _mask(call: Call, q: Tensor, k: Tensor) -> Tensor | None:
+    """The given mask, keys beyond its end not seen."""
+    mask = call.optional(3)
+    if mask is None:
+        return None
+    missing = k.shape[2] - mask.shape[-1]
+    if missing != 0 and mask.shape[-1] != 1:
+        widths = [(0, missing if i == mask.ndim - 1 else 0) for i in range(mask.ndim)]
+        mask = window.pad(mask, widths, value=False if mask.dtype.kind == "b" else -np.inf)
+    return mask if mask.dtype.kind == "b" else astype(mask, q.dtype)
+
+
+def _of_lengths(call: Call, q: Tensor, k: Tensor, causal: bool, sides: Any) -> Tensor:
+    """Which keys each query sees where each of the batch has a number of keys that are filled."""
+    lengths = reshape(astype(call.tensor(6), "int64"), (-1, 1, 1, 1))
+    keys = arange(k.shape[2])
+    own = expand_dims(arange(q.shape[2]), 1) + lengths - q.shape[2]  # (batch, 1, T, 1)
+    seen = elementwise.less(keys, lengths)
+    left, right = sides
+    if causal:
+        right = 0
+    if right is not None:
+        seen = elementwise.logical_and(seen, elementwise.less_equal(keys, own + right))
+    if left is not None:
+        seen = elementwise.logical_and(seen, elementwise.greater_equal(keys, own - left))
+    result: Tensor = seen
+    return result
+
+
+def _joined(seen: Tensor, mask: Tensor | None, q: Tensor) -> Tensor:
+    if mask is None:
+        return seen
+    if mask.dtype.kind == "b":
+        both: Tensor = elementwise.logical_and(seen, mask)
+        return both
+    return select.where(seen, mask, -np.inf)
