@@ -9,6 +9,7 @@ from graphflow.ops import (
     control,
     conv,
     convert,
+    correlation,
     creation,
     debug,
     decompose,
@@ -59,10 +60,10 @@ from graphflow.ops import (
 
 __all__ = [
     "activations", "adaptive", "bitwise", "comm", "complex", "control", "conv", "convert",
-    "creation", "debug", "decompose", "deform", "determinant", "einsum", "elementwise", "embedding",
-    "extrema", "fft", "fourier", "getitem", "grid", "host", "index", "linalg", "linear_algebra",
-    "magnitude", "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product", "random",
-    "reduce", "resize", "roi", "sampling", "scatter", "search", "select", "shape", "signal",
-    "singular", "softmax", "solve", "sort", "sparse", "state", "suppression", "transcendental",
-    "unfold", "vision", "window",
+    "correlation", "creation", "debug", "decompose", "deform", "determinant", "einsum",
+    "elementwise", "embedding", "extrema", "fft", "fourier", "getitem", "grid", "host", "index",
+    "linalg", "linear_algebra", "magnitude", "nn", "norm", "places", "pool", "pool_max",
+    "pool_mean", "product", "random", "reduce", "resize", "roi", "sampling", "scatter", "search",
+    "select", "shape", "signal", "singular", "softmax", "solve", "sort", "sparse", "state",
+    "suppression", "transcendental", "unfold", "vision", "window",
 ]  # fmt: skip

@@ -1,0 +1,293 @@
+"""Convolution of any rank: one op, and its gradients in the input and in the weight.
+
+The three are the partial derivatives of one trilinear form, Σ y[n,o,p] · w[o,c,k] · x[n,c,q] with
+q = p·stride - before + k·dilation, so that each one's gradients are the two others. Transposed
+convolution is the gradient in the input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.op import (
+    Cost,
+    Op,
+    register,
+    sample,
+)
+from graphflow.ops import batching
+from graphflow.ops.kernels.columns import correlate, correlate_weights, spread
+from graphflow.ops.kernels.depthwise import depthwise, depthwise_weights, spread_depthwise
+from graphflow.ops.rules import require_kind
+from graphflow.ops.sliding import Ints, Pairs, Windows, slid_shape
+from graphflow.spec import Shape, TensorSpec, equate, product, show_shape, spec
+
+# Shape rules ------------------------------------------------------------------------------------
+
+
+def _require_weight(x: TensorSpec, w: TensorSpec, groups: int, axis: int) -> None:
+    """Refuse weights that do not fit the channels of x; `axis` of w is what x's channels meet."""
+    require_kind(x, "float")
+    shapes = f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}, groups {groups}"
+    if x.rank < 3 or x.rank != w.rank:
+        raise ShapeError(f"{shapes}: takes (batch, channels, *space) and a weight of that rank")
+    if x.dtype != w.dtype:
+        raise ArgumentError(f"x is {x.dtype}, the weight {w.dtype}; convert one with .astype")
+    channels = w.shape[axis] * (groups if axis else 1)
+    equate(x.shape[1], channels, f"{shapes}: channels differ")
+    outputs = w.shape[0]
+    if isinstance(outputs, int) and outputs % groups:
+        raise ShapeError(f"{shapes}: the weight's first axis is no multiple of the groups")
+
+
+def _infer_conv(
+    x: TensorSpec, w: TensorSpec, stride: Ints, padding: Pairs, dilation: Ints, groups: int
+) -> TensorSpec:
+    _require_weight(x, w, groups, axis=1)
+    out = slid_shape(x.shape[2:], w.shape[2:], stride, padding, dilation)
+    return x.with_shape((x.shape[0], w.shape[0], *out))
+
+
+def _infer_transpose(
+    g: TensorSpec,
+    w: TensorSpec,
+    sizes: Shape,
+    stride: Ints,
+    padding: Pairs,
+    dilation: Ints,
+    groups: int,
+) -> TensorSpec:
+    _require_weight(g, w, groups, axis=0)
+    _equate_positions(g, slid_shape(sizes, w.shape[2:], stride, padding, dilation))
+    return g.with_shape((g.shape[0], w.shape[1] * groups, *sizes))
+
+
+def _infer_weight(
+    x: TensorSpec,
+    g: TensorSpec,
+    kernel: Shape,
+    stride: Ints,
+    padding: Pairs,
+    dilation: Ints,
+    groups: int,
+) -> TensorSpec:
+    require_kind(x, "float")
+    equate(x.shape[0], g.shape[0], "batch sizes")
+    _equate_positions(g, slid_shape(x.shape[2:], kernel, stride, padding, dilation))
+    inputs = x.shape[1] // groups
+    return x.with_shape((g.shape[1], inputs, *kernel))
+
+
+def _equate_positions(g: TensorSpec, wanted: Shape) -> None:
+    for have, want in zip(g.shape[2:], wanted, strict=True):
+        equate(have, want, f"positions {show_shape(g.shape[2:])}, windows {show_shape(wanted)}")
+
+
+def _cost_conv(x: TensorSpec, w: TensorSpec, **attrs: Any) -> Cost:
+    out = _infer_conv(x, w, **attrs)
+    return Cost(flops=out.size * 2 * product(w.shape[1:]))
+
+
+def _cost_transpose(g: TensorSpec, w: TensorSpec, **attrs: Any) -> Cost:
+    return Cost(flops=g.size * 2 * product(w.shape[1:]))
+
+
+def _cost_weight(x: TensorSpec, g: TensorSpec, groups: int, **attrs: Any) -> Cost:
+    return Cost(flops=g.size * 2 * (x.shape[1] // groups) * product(attrs["kernel"]))
+
+
+# Kernels ----------------------------------------------------------------------------------------
+
+
+def _windows(kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints) -> Windows:
+    return Windows(kernel, stride, tuple(before for before, _ in padding), dilation, out)
+
+
+def _conv_into(
+    xp: Any, out: Any, x: Any, w: Any, stride: Ints, padding: Any, dilation: Ints, groups: int
+) -> None:
+    windows = _windows(w.shape[2:], stride, padding, dilation, out.shape[2:])
+    if not out.size or not w.size:
+        out[...] = 0
+    elif w.shape[1] == 1 and groups > 1:
+        depthwise(xp, out, x, w, windows)
+    else:
+        correlate(xp, out, x, w, windows, groups)
+
+
+def _transpose_into(
+    xp: Any,
+    out: Any,
+    g: Any,
+    w: Any,
+    sizes: Ints,
+    stride: Ints,
+    padding: Any,
+    dilation: Ints,
+    groups: int,
+) -> None:
+    windows = _windows(w.shape[2:], stride, padding, dilation, g.shape[2:])
+    single = w.shape[1] == 1 and groups > 1
+    if not out.size or not g.size or not w.size:
+        out[...] = 0
+    elif set(stride) == {1} and (w.shape[0] == groups if single else not _weighty(g, w)):
+        _correlate_flipped(xp, out, g, w, windows, groups)
+    elif single:
+        spread_depthwise(xp, out, g, w, windows)
+    else:
+        spread(xp, out, g, w, windows, groups)
+
+
+def _weighty(g: Any, w: Any) -> bool:
+    """Whether turning the weight round costs more than adding windows to each other."""
+    return bool(g.size < 2 * w.shape[0] * g.shape[1])
+
+
+def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
+    """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
+    outputs, inputs, *kernel = w.shape
+    flipped = w[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
+    flipped = flipped.reshape(groups, outputs // groups, inputs, *kernel).swapaxes(1, 2)
+    flipped = flipped.reshape(groups * inputs, outputs // groups, *kernel)
+    before = tuple(
+        (k - 1) * d - b for k, d, b in zip(kernel, windows.dilation, windows.before, strict=True)
+    )
+    mirrored = windows._replace(before=before, out=out.shape[2:])
+    if flipped.shape[1] == 1 and groups > 1:
+        depthwise(xp, out, g, xp.ascontiguousarray(flipped), mirrored)
+    else:
+        correlate(xp, out, g, xp.ascontiguousarray(flipped), mirrored, groups)
+
+
+def _weight_into(
+    xp: Any,
+    out: Any,
+    x: Any,
+    g: Any,
+    kernel: Ints,
+    stride: Ints,
+    padding: Any,
+    dilation: Ints,
+    groups: int,
+) -> None:
+    windows = _windows(kernel, stride, padding, dilation, g.shape[2:])
+    if not out.size or not x.size:
+        out[...] = 0
+    elif out.shape[1] == 1 and groups > 1:
+        depthwise_weights(xp, out, x, g, windows)
+    else:
+        correlate_weights(xp, out, x, g, windows, groups)
+
+
+def _conv_kernel(xp: Any, x: Any, w: Any, **attrs: Any) -> Any:
+    padding = attrs["padding"]
+    out = slid_shape(x.shape[2:], w.shape[2:], attrs["stride"], padding, attrs["dilation"])
+    return _made(xp, _conv_into, (x.shape[0], w.shape[0], *out), x, w, attrs)
+
+
+def _transpose_kernel(xp: Any, g: Any, w: Any, **attrs: Any) -> Any:
+    shape = (g.shape[0], w.shape[1] * attrs["groups"], *attrs["sizes"])
+    return _made(xp, _transpose_into, shape, g, w, attrs)
+
+
+def _weight_kernel(xp: Any, x: Any, g: Any, **attrs: Any) -> Any:
+    shape = (g.shape[1], x.shape[1] // attrs["groups"], *attrs["kernel"])
+    return _made(xp, _weight_into, shape, x, g, attrs)
+
+
+def _made(xp: Any, into: Any, shape: Any, a: Any, b: Any, attrs: Any) -> Any:
+    out = xp.empty(shape, a.dtype)
+    into(xp, out, a, b, **attrs)
+    return out
+
+
+# The three ops ----------------------------------------------------------------------------------
+
+
+def _plain(
+    rank: int, stride: int = 1, padding: Any = (0, 0), dilation: int = 1, groups: int = 1
+) -> dict[str, Any]:
+    """Attributes with the same on each axis."""
+    return {
+        "stride": (stride,) * rank,
+        "padding": (tuple(padding),) * rank,
+        "dilation": (dilation,) * rank,
+        "groups": groups,
+    }
+
+
+def _f(*shape: int) -> TensorSpec:
+    return spec("float32", shape)
+
+
+_STRIDED = _plain(2, stride=2, padding=(1, 0))
+_DILATED = _plain(1, padding=(1, 2), dilation=2, groups=2)
+_DEEP = _plain(2, stride=2, padding=(1, 1), groups=3)
+_FLAT_DEEP = _plain(2, padding=(0, 1), groups=2)
+_CUBES = _plain(3, padding=(1, 0))
+
+conv_op: Op = register(
+    Op(
+        "conv",
+        infer=_infer_conv,
+        kernel=_conv_kernel,
+        into=_conv_into,
+        vjp=lambda g, y, x, w, **attrs: (
+            conv_transpose_op(g, w, sizes=x.shape[2:], **attrs),
+            conv_weight_op(x, g, kernel=w.shape[2:], **attrs),
+        ),
+        batch=batching.grouped(1, 0, out=1),
+        cost=_cost_conv,
+        autocast="low",
+        samples=(
+            sample(_f(2, 3, 5, 4), _f(4, 3, 3, 2), **_STRIDED),
+            sample(_f(3, 2, 5), _f(4, 1, 2), **_DILATED),
+            sample(_f(2, 3, 4, 5), _f(3, 1, 3, 3), **_DEEP),
+            sample(_f(2, 2, 3, 3), _f(4, 1, 2, 2), **_FLAT_DEEP),
+            sample(_f(2, 2, 3, 2), _f(3, 2, 1, 1), **_plain(2)),
+            sample(_f(1, 2, 3, 2, 2), _f(2, 2, 2, 2, 1), **_CUBES),
+        ),
+    )
+)
+conv_transpose_op: Op = register(
+    Op(
+        "conv_transpose",
+        infer=_infer_transpose,
+        kernel=_transpose_kernel,
+        into=_transpose_into,
+        vjp=lambda h, y, g, w, sizes, **attrs: (
+            conv_op(h, w, **attrs),
+            conv_weight_op(h, g, kernel=w.shape[2:], **attrs),
+        ),
+        batch=batching.grouped(1, 0, out=1),
+        cost=_cost_transpose,
+        autocast="low",
+        samples=(
+            sample(_f(2, 4, 2, 2), _f(4, 3, 3, 2), sizes=(5, 4), **_STRIDED),
+            sample(_f(3, 4, 6), _f(4, 1, 2), sizes=(5,), **_DILATED),
+            sample(_f(2, 3, 2, 3), _f(3, 1, 3, 3), sizes=(4, 5), **_DEEP),
+            sample(_f(2, 4, 3, 3), _f(4, 1, 2, 2), sizes=(3, 3), **_FLAT_DEEP),
+        ),
+    )
+)
+conv_weight_op: Op = register(
+    Op(
+        "conv_weight_grad",
+        infer=_infer_weight,
+        kernel=_weight_kernel,
+        into=_weight_into,
+        vjp=lambda h, y, x, g, kernel, **attrs: (
+            conv_transpose_op(g, h, sizes=x.shape[2:], **attrs),
+            conv_op(x, h, **attrs),
+        ),
+        batch=batching.grouped(1, 1, out=0),
+        cost=_cost_weight,
+        samples=(
+            sample(_f(2, 3, 5, 4), _f(2, 4, 2, 2), kernel=(3, 2), **_STRIDED),
+            sample(_f(3, 2, 5), _f(3, 4, 6), kernel=(2,), **_DILATED),
+            sample(_f(2, 3, 4, 5), _f(2, 3, 2, 3), kernel=(3, 3), **_DEEP),
+            sample(_f(2, 2, 3, 3), _f(2, 4, 3, 3), kernel=(2, 2), **_FLAT_DEEP),
+        ),
+    )
+)
