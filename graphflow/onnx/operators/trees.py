@@ -256,8 +256,8 @@ def _named_forest(call: Call) -> tuple[Forest, dict[tuple[int, int], int]]:
         raise OnnxError(f"{call.label}: nodes_values are not as many as nodes")
     missing = _ints(call, "nodes_missing_value_tracks_true", [0] * len(modes)).astype(bool)
     roots = [i for i in range(len(modes)) if i not in children]
-    if {trees[i] for i in roots} != set(trees):
-        raise OnnxError(f"{call.label}: a tree leads back to its first node")
+    if sorted(trees[i] for i in roots) != sorted(set(trees)):
+        raise OnnxError(f"{call.label}: a tree has exactly one node that no other leads to")
     forest = Forest(
         modes,
         np.where(leaf, 0, _ints(call, "nodes_featureids")),
