@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -275,3 +276,39 @@ def test_wrong_arguments_are_told() -> None:
             gf.Session(ops=ops)  # type: ignore[arg-type]
     with pytest.raises(OpError, match="cannot import 'no_such_module'"):
         gf.Session(ops=["no_such_module"])
+
+
+# The documentation --------------------------------------------------------------------------------
+
+
+def test_the_python_of_the_documentation_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in blocks] == [
+        "my_ops.py",
+        "test_my_ops.py",
+        "train.py",
+        "per_example.py",
+    ]
+    for name, code in blocks:
+        (tmp_path / name).write_text(code)
+    for name, expected in (
+        ("test_my_ops.py", r""),
+        ("train.py", r"([\d.]+) ([\d.]+)\n"),
+        ("per_example.py", r"\(5, 8, 3\)\n"),
+    ):
+        done = subprocess.run(
+            [sys.executable, name],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        found = re.fullmatch(expected, done.stdout)
+        assert found, done.stdout
+        if found.groups():
+            loss, half = map(float, found.groups())
+            assert half == pytest.approx(loss / 2)
