@@ -181,8 +181,9 @@ def host_call(
 ) -> Any:
     """Call a Python function of numpy arrays when the graph runs.
 
-    The function gets copies of the arguments' values and returns arrays of the specs. It runs in a
-    step that needs its result, once, on one device after whatever was built before it there.
+    The function gets copies of the arguments' values and returns arrays of the specs. It runs once
+    in each step that needs its result. On one device calls come in the order in which they were
+    built; a plan for several keeps only the order that data imposes.
 
     Args:
         fn: the function, or its name as "module:function". A function that is found by name in a

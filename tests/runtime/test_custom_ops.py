@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
+from graphflow.cli import main
 from graphflow.errors import (
     ArgumentError,
     GraphError,
@@ -151,6 +152,13 @@ def test_a_worker_imports_only_what_it_was_started_with(
             assert session.run(y, {x: [1.0, 0.0, -1.0]}).tolist() == [0.5, 0, -0.5]
         with pytest.raises(ModuleNotAllowed, match=r"users_ops, more|more, users_ops"):
             gf.Session(cluster, ops=["json"])
+
+
+def test_the_command_line_takes_names_of_modules_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["worker", "--listen", "tcp://127.0.0.1:*", "--allow-ops", "my-ops"]) == 2
+    assert "--allow-ops holds names of modules, such as 'my_ops', not 'my-ops'" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_worker_that_cannot_import_the_module_says_so(
