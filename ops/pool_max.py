@@ -16,6 +16,7 @@ from graphflow.ops import batching
 from graphflow.ops.pooling import (
     CASES,
     from_into,
+    in_pieces,
     infer_put,
     plain,
     pooling,
@@ -33,6 +34,7 @@ def _least(dtype: Any) -> Any:
     return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
 
 
+@in_pieces
 def _max_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     rank = len(windows.kernel)
@@ -73,6 +75,7 @@ def _infer_taps(x: TensorSpec, y: TensorSpec, **attrs: Any) -> TensorSpec:
     return require_pooled(x, y, attrs).with_dtype(_tap_dtype(attrs["kernel"]))
 
 
+@in_pieces
 def _taps_into(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     unordered = x.dtype.kind == "f" and bool(xp.isnan(y).any())
@@ -82,15 +85,21 @@ def _taps_into(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
         found = x[elements] == y[where]
         if unordered:
             found |= xp.isnan(x[elements])
-        xp.copyto(out[where], out.dtype.type(number), where=found)
+        # chosen += (number - chosen)·found, in arithmetic that wraps round: quick for small ints
+        chosen = out[where]
+        change = out.dtype.type(number) - chosen
+        xp.multiply(change, found, out=change)
+        xp.add(chosen, change, out=chosen)
 
 
+@in_pieces
 def _take_into(xp: Any, out: Any, x: Any, chosen: Any, **attrs: Any) -> None:
     out[...] = 0
     for number, where, elements in taps(x.shape[2:], windows_of(out, **attrs)):
         xp.copyto(out[where], x[elements], where=chosen[where] == number)
 
 
+@in_pieces
 def _put_into(xp: Any, out: Any, g: Any, chosen: Any, sizes: Ints, **attrs: Any) -> None:
     out[...] = 0
     for number, where, elements in taps(sizes, windows_of(g, **attrs)):

@@ -13,6 +13,7 @@ from graphflow.ops.pooling import (
     IMAGE,
     OVERLAP,
     from_into,
+    in_pieces,
     infer_put,
     pooled_shape,
     pooling_cost,
@@ -56,6 +57,7 @@ def _scaled(xp: Any, y: Any, sizes: Ints, windows: Windows, padding: Any, diviso
     xp.multiply(y, xp.asarray(total, y.dtype), out=y)
 
 
+@in_pieces
 def _mean_into(xp: Any, out: Any, x: Any, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     source = x
@@ -85,6 +87,7 @@ def _infer_spread(g: TensorSpec, sizes: Shape, divisor: Any, **attrs: Any) -> Te
     return infer_put(g, g, sizes, **attrs)
 
 
+@in_pieces
 def _spread_into(xp: Any, out: Any, g: Any, sizes: Ints, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(g, **attrs)
     source = g.copy()

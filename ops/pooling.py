@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from graphflow.errors import ShapeError
 from graphflow.op import Cost
+from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.rules import require_kind
 from graphflow.ops.sliding import Ints, Pairs, Windows, positions
 from graphflow.spec import Shape, TensorSpec, equate, show_shape, spec
@@ -93,3 +95,27 @@ LINE, IMAGE = spec("float32", (3, 2, 7)), spec("float32", (2, 2, 5, 4))
 OVERLAP = plain(2, 3, stride=2, padding=(1, 1))
 CEIL = plain(1, 2, stride=3, padding=(0, 1), dilation=2, ceil_mode=True)
 CASES = ((IMAGE, (2, 2, 3, 2), OVERLAP), (LINE, (3, 2, 3), CEIL))
+
+
+_CACHED = 1 << 16  # elements of a piece
+
+
+def in_pieces(into: Callable[..., None]) -> Callable[..., None]:
+    """`into` on pieces of (batch, channels), which stay in the cache and share the threads."""
+
+    def pieces(xp: Any, out: Any, *arrays: Any, **attrs: Any) -> None:
+        planes = out.shape[0] * out.shape[1]
+        largest = max(math.prod(a.shape[2:]) for a in (out, *arrays))
+        each = max(1, _CACHED // max(1, largest))
+        if xp is not np or planes <= each:
+            into(xp, out, *arrays, **attrs)
+            return
+        flat = [a.reshape(1, planes, *a.shape[2:]) for a in (out, *arrays)]
+
+        def part(i: int) -> None:
+            cut = slice(i * each, (i + 1) * each)
+            into(xp, *(a[:, cut] for a in flat), **attrs)
+
+        run_parts(part, -(-planes // each))
+
+    return pieces

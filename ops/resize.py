@@ -38,9 +38,11 @@ def _infer(x: TensorSpec, axes: Ints, sizes: Shape, rules: Any, transpose: bool)
 
 
 def _into(xp: Any, out: Any, x: Any, axes: Ints, sizes: Ints, rules: Any, transpose: bool) -> None:
-    order = list(zip(axes, sizes, rules, strict=True))
-    if transpose:
-        order.reverse()
+    # axes that shrink first, and inner ones, on which single elements move, before outer ones
+    order = sorted(
+        zip(axes, sizes, rules, strict=True),
+        key=lambda one: (one[1] / max(1, x.shape[one[0]]), -one[0]),
+    )
     source = x
     for position, (axis, size, rule) in enumerate(order):
         n = x.shape[axis]

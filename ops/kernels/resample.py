@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.rows import take_into
+from graphflow.ops.kernels.scratch import scratch
+from graphflow.ops.kernels.threads import run_parts
 
 Array = np.ndarray[Any, Any]
+_CACHED = 1 << 15  # elements that a part works on
 COORDINATES = (
     "half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric",
     "tf_crop_and_resize",
@@ -166,14 +169,30 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: Table) -> None:
     if not sums.size:
         return
     places = xp.asarray(index)
-    plain = bool((weight == 1).all())
-    take_into(xp, sums, flat, places[:, 0], 1)
-    if index.shape[1] == 1 and plain:
+    plain = index.shape[1] == 1 and bool((weight == 1).all())
+    factors = None if plain else xp.asarray(weight.astype(x.dtype))[:, :, None]
+    each = lead
+    if xp is np:
+        each = max(1, _CACHED // max(1, after * max(flat.shape[1], sums.shape[1])))
+
+    def part(i: int) -> None:
+        rows = slice(i * each, (i + 1) * each)
+        _weighted(xp, sums[rows], flat[rows], places, factors)
+
+    if xp is np:
+        run_parts(part, -(-lead // each))
+    else:
+        part(0)
+
+
+def _weighted(xp: Any, sums: Any, x: Any, places: Any, factors: Any) -> None:
+    """sums = Σ over entries of factors · x[:, places]; no factors: one entry as it is."""
+    take_into(xp, sums, x, places[:, 0], 1)
+    if factors is None:
         return
-    factors = xp.asarray(weight.astype(x.dtype))[:, :, None]
     xp.multiply(sums, factors[:, 0], out=sums)
-    taken = xp.empty(sums.shape, x.dtype)
-    for entry in range(1, index.shape[1]):
-        take_into(xp, taken, flat, places[:, entry], 1)
+    taken = scratch(xp, "taken", sums.shape, x.dtype)
+    for entry in range(1, places.shape[1]):
+        take_into(xp, taken, x, places[:, entry], 1)
         xp.multiply(taken, factors[:, entry], out=taken)
         xp.add(sums, taken, out=sums)
