@@ -15,6 +15,7 @@ from graphflow.build import placeholder
 from graphflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from graphflow.interpret import evaluate
 from graphflow.ops import nn
+from graphflow.ops.kernels.threads import Pool, using
 from graphflow.spec import Dim
 
 Array = np.ndarray[Any, Any]
@@ -216,6 +217,25 @@ def test_unknown_spatial_sizes() -> None:
         2,
     ]
     assert nn.adaptive_avg_pool(x, 1).shape == nn.global_max_pool(x).shape == (x.shape[0], 2, 1)
+
+
+def test_large_images_are_pooled_in_pieces_with_the_same_bits() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.integers(-9, 9, (3, 17, 50, 60)).astype("float32")
+    x = placeholder("float32", a.shape)
+    outputs = []
+    for y in (nn.max_pool2d(x, 3, 2, 1), nn.avg_pool2d(x, 3, 2, 1), nn.interpolate(x, scale=2)):
+        outputs += [y, *gradients(y, [x])]
+    outputs.append(nn.interpolate(x, (70, 40), mode="bilinear"))
+    alone = evaluate(outputs, {x: a})
+    pool = Pool(3)
+    with using(pool):
+        shared = evaluate(outputs, {x: a})
+    pool.close()
+    assert [v.tobytes() for v in alone] == [v.tobytes() for v in shared]
+    for i, f in enumerate((nn.max_pool2d, nn.avg_pool2d)):
+        small = value(lambda x, f=f: f(x, 3, 2, 1), a[:1, :2].copy())
+        np.testing.assert_array_equal(alone[2 * i][:1, :2], small)
 
 
 X = np.zeros((2, 4, 6, 6), "float32")
