@@ -445,7 +445,7 @@ def _walked(attrs: dict[str, Any], x: Any, how: str) -> Any:
     start = {"MIN": np.finfo("float32").max, "MAX": -np.finfo("float32").max}.get(how, 0.0)
     result = np.full((len(x), 2), start, "float32")
     weights = iter(attrs["target_weights"])
-    leaf = {
+    leaf: dict[tuple[int, int], tuple[int, float]] = {
         key: (i, next(weights))
         for key, i in zip(
             zip(attrs["target_treeids"], attrs["target_nodeids"], strict=True),
@@ -478,7 +478,7 @@ def test_a_forest_chooses_among_classes(post: str) -> None:
     )
     x = normal(6, 3)
     labels, scores = gf.onnx.load(proto).run([x]).values()
-    theirs = ReferenceEvaluator(proto).run(None, {"x": x})
+    theirs: Any = ReferenceEvaluator(proto).run(None, {"x": x})
     np.testing.assert_array_equal(labels, theirs[0])
     np.testing.assert_allclose(scores, theirs[1], 1e-5, 1e-6)
 
@@ -491,7 +491,7 @@ def test_labels_that_are_strings_come_from_the_host() -> None:
 
 
 @pytest.mark.parametrize(("change", "told"), [
-    ({"nodes_truenodeids": [0, 3, 5, 0, 0, 0, 0]}, "exactly one node"),
+    ({"nodes_truenodeids": [0, 3, 5, 0, 0, 0, 0]}, "no first node"),
     ({"nodes_truenodeids": [1, 1, 5, 0, 0, 0, 0]}, "leads back to one of its nodes"),
     ({"nodes_truenodeids": [9, 3, 5, 0, 0, 0, 0]}, "leads to no node"),
     ({"nodes_modes": ["OTHER"] * 7}, "OTHER"),

@@ -55,8 +55,8 @@ class Forest:
     roots: Array
     members: Array | None = None
 
-    def depth(self, label: str) -> int:
-        """Steps until every place is a leaf.
+    def levels(self, label: str) -> list[Array]:
+        """The nodes that are reached after each step; after the last one, all are leaves.
 
         Raises:
             OnnxError: a node leads to none, or back to itself.
@@ -65,13 +65,12 @@ class Forest:
         ends = np.concatenate([self.yes, self.no, self.roots])
         if ends.size and not 0 <= ends.min() <= ends.max() < n:
             raise OnnxError(f"{label}: a tree leads to a node that does not exist")
-        level, places = 0, np.unique(self.roots)
-        while (places := places[self.modes[places] != _LEAF]).size:
-            places = np.unique(np.concatenate([self.yes[places], self.no[places]]))
-            level += 1
-            if level > n:
+        levels = [np.unique(self.roots)]
+        while (inner := levels[-1][self.modes[levels[-1]] != _LEAF]).size:
+            if len(levels) > n:
                 raise OnnxError(f"{label}: a tree leads back to one of its nodes")
-        return level
+            levels.append(np.unique(np.concatenate([self.yes[inner], self.no[inner]])))
+        return levels
 
     def leaves(self, x: Tensor, label: str) -> Tensor:
         """The leaf in each tree for each row of x (rows, features): (rows, trees)."""
@@ -80,7 +79,7 @@ class Forest:
         )
         test = self._test(x.dtype)
         places: Tensor = broadcast_to(as_tensor(self.roots), (x.shape[0], len(self.roots)))
-        for _ in range(self.depth(label)):
+        for _ in self.levels(label)[1:]:
             value = take_along_axis(x, take(features, places, 0), 1)
             goes = test(value, places)
             if self.missing.any():
@@ -256,8 +255,6 @@ def _named_forest(call: Call) -> tuple[Forest, dict[tuple[int, int], int]]:
         raise OnnxError(f"{call.label}: nodes_values are not as many as nodes")
     missing = _ints(call, "nodes_missing_value_tracks_true", [0] * len(modes)).astype(bool)
     roots = [i for i in range(len(modes)) if i not in children]
-    if sorted(trees[i] for i in roots) != sorted(set(trees)):
-        raise OnnxError(f"{call.label}: a tree has exactly one node that no other leads to")
     forest = Forest(
         modes,
         np.where(leaf, 0, _ints(call, "nodes_featureids")),
@@ -267,6 +264,8 @@ def _named_forest(call: Call) -> tuple[Forest, dict[tuple[int, int], int]]:
         missing & ~leaf,
         np.array(roots, np.int64),
     )
+    if len(np.unique(np.concatenate(forest.levels(call.label)))) < len(modes):
+        raise OnnxError(f"{call.label}: a tree has no first node, only nodes that others lead to")
     return forest, places
 
 
