@@ -1,6 +1,6 @@
 """graphflow as a backend in ONNX's sense, for tools and test suites that drive backends.
 
-onnx.backend.test.BackendTest(graphflow.onnx.backend.GraphflowBackend, __name__)
+onnx.backend.test.BackendTest(graphflow.onnx.backend.Backend, __name__)
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
-from onnx.backend.base import Backend, BackendRep, namedtupledict
+from onnx.backend import base
 
-from graphflow.errors import UnsupportedOnnxError
+from graphflow.errors import OnnxError, UnsupportedOnnxError
 from graphflow.onnx.model import Model, load
 from graphflow.session import DEADLINE
 
 
-class GraphflowRep(BackendRep):
+class BackendRep(base.BackendRep):
     """A loaded model, ready to run many times."""
 
     def __init__(self, model: Model, deadline: float = DEADLINE) -> None:
@@ -32,12 +32,12 @@ class GraphflowRep(BackendRep):
         if not isinstance(inputs, Mapping | list | tuple):
             inputs = [inputs]
         results = self.model.run(inputs, deadline=self._deadline)
-        make = namedtupledict("Outputs", list(results))
+        make = base.namedtupledict("Outputs", list(results))
         outputs: tuple[Any, ...] = make(*results.values())
         return outputs
 
 
-class GraphflowBackend(Backend):
+class Backend(base.Backend):
     """Prepares and runs ONNX models on the CPU of this process."""
 
     @classmethod
@@ -50,13 +50,18 @@ class GraphflowBackend(Backend):
         return cls.supports_device(device)
 
     @classmethod
-    def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> GraphflowRep:
+    def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
         """Load a model.
 
         Raises:
-            OnnxError: it is broken, or has nodes without a translation.
+            OnnxError: it is broken, has nodes without a translation, or is for another device.
         """
-        return GraphflowRep(load(model), kwargs.get("deadline", DEADLINE))
+        if not cls.supports_device(device):
+            raise OnnxError(
+                f"this backend runs on the CPU, not on {device!r}; to use other devices, load the "
+                "model with gf.onnx.load, and run its outputs in a session over a cluster"
+            )
+        return BackendRep(load(model), kwargs.get("deadline", DEADLINE))
 
     @classmethod
     def run_model(
@@ -98,8 +103,8 @@ def _info(name: str, value: Any) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, code, value.shape)
 
 
-prepare = GraphflowBackend.prepare
-run_model = GraphflowBackend.run_model
-run_node = GraphflowBackend.run_node
-is_compatible = GraphflowBackend.is_compatible
-supports_device = GraphflowBackend.supports_device
+prepare = Backend.prepare
+run_model = Backend.run_model
+run_node = Backend.run_node
+is_compatible = Backend.is_compatible
+supports_device = Backend.supports_device

@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
 
 from graphflow.build import placeholder
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
-from graphflow.onnx import host, operators
+from graphflow.onnx import host, host_control, host_values, operators
 from graphflow.onnx.expansion import function_body, schema_with_body
 from graphflow.onnx.importer import Body, Importer, Segment, Stop, array_known
 from graphflow.onnx.program import Program, Run
@@ -199,10 +199,7 @@ def load(
         UnsupportedOnnxError: lists every node that has no translation.
     """
     model, file, folder = read(source, limit)
-    opsets = checked_opsets(model, file)
-    check_functions(model, file)
-    check_names(model.graph, file)
-    _check_operators(model, opsets, file)
+    opsets = _checked(model, file)
     functions = {
         (normal_domain(f.domain), f.name): function_body(f, opsets) for f in model.functions
     }
@@ -225,6 +222,15 @@ def load(
     else:
         first = importer.segment(body, 0, given)
     return Model(file, inputs, importer, body, first)
+
+
+def _checked(model: ModelProto, file: str) -> dict[str, int]:
+    """The opsets of a model that is whole and translatable."""
+    opsets = checked_opsets(model, file)
+    check_functions(model, file)
+    check_names(model.graph, file)
+    _check_operators(model, opsets, file)
+    return opsets
 
 
 def _initial(name: str, array: Array) -> Value:
@@ -307,4 +313,4 @@ def _size(dim: Any) -> Any:
     return name if name.isidentifier() else None
 
 
-__all__ = ["Model", "Outputs", "load", "operators"]
+__all__ = ["Model", "Outputs", "host_control", "host_values", "load", "operators"]

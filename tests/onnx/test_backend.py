@@ -14,8 +14,10 @@ from onnx import helper
 from onnx.backend.test import BackendTest
 from onnx.backend.test.loader import load_model_tests
 
-from graphflow.onnx.backend import GraphflowBackend
+from graphflow.errors import OnnxError
+from graphflow.onnx.backend import Backend
 from tests.onnx.exclusions import EXCLUDED
+from tests.onnx.models import perceptron
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORKS = "OnnxBackendRealModelTest"  # test_light.py runs them, over two workers
@@ -25,7 +27,7 @@ def _classes() -> dict[str, type[unittest.TestCase]]:
     """The suite as test classes: without the copies of each case for a device we do not claim."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the suite divides by zero on purpose as it is made
-        suite = BackendTest(GraphflowBackend, __name__)
+        suite = BackendTest(Backend, __name__)
     for name in EXCLUDED:
         suite.exclude(f"^{name}_cpu$")
     classes: dict[str, type[unittest.TestCase]] = suite.test_cases
@@ -60,7 +62,7 @@ def test_more_than_the_cases_with_dtypes_of_numpy_run() -> None:
 @pytest.mark.parametrize("name", sorted(EXCLUDED))
 def test_what_is_excluded_would_not_pass(name: str) -> None:
     (case,) = [case for case in cases() if case.name == name]
-    model = GraphflowBackend.prepare(case.model)
+    model = Backend.prepare(case.model)
     with pytest.raises((AssertionError, TypeError)):
         for inputs, expected in case.data_sets:
             outputs = model.run(list(inputs))
@@ -71,7 +73,7 @@ def test_a_sequence_that_begins_with_a_scalar_grows_in_a_loop() -> None:
     """Excluded from the suite, which cannot compare it."""
     (case,) = [case for case in cases() if case.name == "test_loop16_seq_none"]
     ((inputs, (expected,)),) = case.data_sets
-    (got,) = GraphflowBackend.run_model(case.model, list(inputs))
+    (got,) = Backend.run_model(case.model, list(inputs))
     for mine, other in zip(got, expected, strict=True):
         assert mine.dtype == other.dtype and np.array_equal(mine, other)
 
@@ -79,14 +81,16 @@ def test_a_sequence_that_begins_with_a_scalar_grows_in_a_loop() -> None:
 def test_a_node_runs_by_itself_under_the_opset_that_is_named() -> None:
     node = helper.make_node("Softmax", ["x"], ["y"])
     x = np.arange(8, dtype="float32").reshape(2, 2, 2)
-    (new,) = GraphflowBackend.run_node(node, [x])
-    (old,) = GraphflowBackend.run_node(node, [x], opset_version=11)
+    (new,) = Backend.run_node(node, [x])
+    (old,) = Backend.run_node(node, [x], opset_version=11)
     assert np.allclose(new.sum(-1), 1) and np.allclose(old.reshape(2, 4).sum(-1), 1)
 
 
 def test_only_the_cpu_is_claimed() -> None:
-    assert GraphflowBackend.supports_device("CPU")
-    assert not GraphflowBackend.supports_device("CUDA:1")
+    assert Backend.supports_device("CPU")
+    assert not Backend.supports_device("CUDA:1")
+    with pytest.raises(OnnxError, match="not on 'CUDA'"):
+        Backend.prepare(perceptron(), "CUDA")
 
 
 def test_a_model_with_an_unknown_operator_is_not_compatible() -> None:
@@ -94,4 +98,4 @@ def test_a_model_with_an_unknown_operator_is_not_compatible() -> None:
     value = helper.make_tensor_value_info
     graph = helper.make_graph([node], "g", [value("x", 1, [1])], [value("y", 1, [1])])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("somewhere", 1)])
-    assert not GraphflowBackend.is_compatible(model)
+    assert not Backend.is_compatible(model)

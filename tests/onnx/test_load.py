@@ -296,6 +296,8 @@ def test_a_loop_carries_its_state_and_stacks_what_each_iteration_gives() -> None
     x = normal(3)
     m = same_as_reference(text(LOOP), {"x": x, "n": np.array(3)}, {"x": x, "n": np.array(1)})
     assert not m.whole
+    none = m.run({"x": x, "n": np.array(0)})
+    assert np.array_equal(none["y"], x) and none["all"].shape == (0, 0)
     known = gf.onnx.load(text(LOOP), values={"n": np.array(3)})
     assert known.whole, "a loop of a known length is a node of the graph"
     again = known.run({"x": x})
