@@ -108,10 +108,7 @@ def _drawing_anew(body: Body) -> Body:
                 attrs[key] = _drawing_anew(value)
         if all(attrs[key] is value for key, value in node.attrs.items()):
             return None
-        return Node(
-            node.op, inputs, attrs, node.specs, name=node.name, device=node.device,
-            location=node.location, origin=node.origin, equations=node.equations,
-        ).outputs  # fmt: skip
+        return node.with_inputs(inputs, attrs).outputs
 
     return Body(body.inputs, body.graph.rewrite(restream), body.results, None, body.rule)
 

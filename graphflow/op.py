@@ -473,12 +473,24 @@ class Node:
         self.serial = next(_serial)
         self.outputs = tuple(Tensor(self, i) for i in range(len(specs)))
 
-    def with_inputs(self, inputs: tuple[Tensor, ...]) -> Node:
-        """The same application to other inputs of the same specs."""
+    def with_inputs(
+        self,
+        inputs: tuple[Tensor, ...],
+        attrs: Mapping[str, Any] | None = None,
+        specs: tuple[TensorSpec, ...] | None = None,
+    ) -> Node:
+        """The same application to other inputs of the same specs, or with other attributes."""
         return Node(
-            self.op, inputs, self.attrs, self.specs, name=self.name, device=self.device,
-            location=self.location, origin=self.origin, equations=self.equations,
-        )  # fmt: skip
+            self.op,
+            inputs,
+            self.attrs if attrs is None else attrs,
+            self.specs if specs is None else specs,
+            name=self.name,
+            device=self.device,
+            location=self.location,
+            origin=self.origin,
+            equations=self.equations,
+        )
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name!r} at {self.location}>"

@@ -69,11 +69,7 @@ def _merged(group: Sequence[Node], inputs: tuple[Tensor, ...]) -> Node:
             attrs[name] = body.root.extended([further[at] for further in wanted])
             at += 1
     specs = node.op.infer(*(t.spec for t in inputs), **attrs)
-    return Node(
-        node.op, inputs, attrs, (specs,) if isinstance(specs, TensorSpec) else specs,
-        name=node.name, device=node.device, location=node.location, origin=node.origin,
-        equations=node.equations,
-    )  # fmt: skip
+    return node.with_inputs(inputs, attrs, (specs,) if isinstance(specs, TensorSpec) else specs)
 
 
 def _same_outputs(node: Node, merged: Node) -> tuple[Tensor, ...]:
@@ -103,17 +99,9 @@ def map_bodies(graph: Graph, function: Callable[[Graph], Graph]) -> Graph:
         }
         if all(attrs[name] is value for name, value in node.attrs.items()):
             return None
-        return with_attrs(node, inputs, attrs).outputs
+        return node.with_inputs(inputs, attrs).outputs
 
     return graph.rewrite(visit)
-
-
-def with_attrs(node: Node, inputs: tuple[Tensor, ...], attrs: dict[str, Any]) -> Node:
-    """The same application with other attributes that give the same specs."""
-    return Node(
-        node.op, inputs, attrs, node.specs, name=node.name, device=node.device,
-        location=node.location, origin=node.origin, equations=node.equations,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

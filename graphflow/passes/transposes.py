@@ -29,17 +29,8 @@ def _fold(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
             flags[i] = not flags[i]
     if all(a is b for a, b in zip(operands, inputs, strict=True)):
         return None
-    return Node(
-        node.op,
-        tuple(operands),
-        {**node.attrs, "transpose_a": flags[0], "transpose_b": flags[1]},
-        node.specs,
-        name=node.name,
-        device=node.device,
-        location=node.location,
-        origin=node.origin,
-        equations=node.equations,
-    ).outputs
+    attrs = {**node.attrs, "transpose_a": flags[0], "transpose_b": flags[1]}
+    return node.with_inputs(tuple(operands), attrs).outputs
 
 
 def _swaps_last_two(node: Node) -> bool:
