@@ -158,6 +158,19 @@ def test_arithmetic_on_shapes_stays_symbolic() -> None:
     assert m.whole and m.outputs["y"].shape[1] == 4
 
 
+@pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
+@pytest.mark.parametrize("size", ["4", "N"])
+def test_padding_by_own_elements_takes_sizes_that_are_not_known(mode: str, size: str) -> None:
+    proto = text(
+        f"""g (float[2, {size}] x) => (float[2, M] y) {{
+        pads = Constant <value_ints = [0, 2, 0, 3]> ()
+        y = Pad <mode = "{mode}"> (x, pads)
+    }}"""
+    )
+    m = same_as_reference(proto, {"x": normal(2, 4)})
+    assert m.whole
+
+
 def test_expand_to_the_shape_of_another_tensor_as_exporters_write_it() -> None:
     proto = text(
         """g (float[1, M] x, float[N, M] like) => (float[N, M] y) {

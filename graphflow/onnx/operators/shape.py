@@ -305,11 +305,35 @@ def padded(
             value = int(value)
         return window.pad(x, pairs, value=value)
     for axis, (before, after) in enumerate(pairs):
-        if before != 0 or after != 0:
-            n = call.static(x.shape[axis])
+        if before == 0 and after == 0:
+            continue
+        n = x.shape[axis]
+        if isinstance(n, int):
             places = _places(mode, n, call.static(before), call.static(after), call)
             x = take(x, places, axis)
+        else:
+            x = _mirrored(call, mode, x, axis, call.static(before), call.static(after))
     return x
+
+
+def _mirrored(call: Call, mode: str, x: Tensor, axis: int, before: int, after: int) -> Tensor:
+    """Padding by x's own elements along an axis of unknown size, not longer than it."""
+    n = x.shape[axis]
+    if mode == "edge":
+        ends = [window.window(x, axis, at, 1) for at in (0, n - 1)]
+        first, last = (
+            shape.repeat(end, count, axis) for end, count in zip(ends, (before, after), strict=True)
+        )
+    elif mode == "reflect":
+        first = window.flip(window.window(x, axis, 1, before), axis)
+        last = window.flip(window.window(x, axis, n - 1 - after, after), axis)
+    elif mode == "wrap":
+        first = window.window(x, axis, n - before, before)
+        last = window.window(x, axis, 0, after)
+    else:
+        raise call.unsupported(f"mode {mode!r}; constant, edge, reflect and wrap are known")
+    parts = [part for part, size in ((first, before), (x, 1), (last, after)) if size]
+    return window.concat(parts, axis)
 
 
 def _int(size: Size) -> int:

@@ -41,7 +41,7 @@ def _kept_aspect(
     if policy not in ("not_larger", "not_smaller"):
         raise call.unsupported(f"keep_aspect_ratio_policy {policy!r}")
     have = [call.static(n) for n in shape]
-    factors = [size / n for size, n in zip(sizes, have, strict=True)]
+    factors = [call.static(size) / n for size, n in zip(sizes, have, strict=True)]
     factor = min(factors) if policy == "not_larger" else max(factors)
     return [int(factor * n + 0.5) for n in have], [factor] * len(have)
 
@@ -49,7 +49,9 @@ def _kept_aspect(
 @operator("Resize", since=11)
 def _resize(call: Call) -> Outputs:
     x = call.tensor(0)
-    scales, sizes = _list(call, 2), _list(call, 3)
+    scales = _list(call, 2)
+    given = call.has(3) and 0 not in call.spec(3).shape
+    sizes: list[Any] | None = call.sizes(3) if given else None  # they may be symbolic
     if (scales is None) == (sizes is None):
         raise call.unsupported("exactly one of scales and sizes is given")
     axes = [axis % x.ndim for axis in call.attr("axes", range(x.ndim))]
