@@ -21,7 +21,7 @@ from graphflow.ops.kernels.columns import correlate, correlate_weights, spread
 from graphflow.ops.kernels.depthwise import depthwise, depthwise_weights, spread_depthwise
 from graphflow.ops.rules import require_kind
 from graphflow.ops.sliding import Ints, Pairs, Windows, slid_shape
-from graphflow.spec import Shape, TensorSpec, equate, product, show_shape, spec
+from graphflow.spec import Shape, Size, TensorSpec, equate, product, show_shape, spec
 
 # Shape rules ------------------------------------------------------------------------------------
 
@@ -86,15 +86,30 @@ def _equate_positions(g: TensorSpec, wanted: Shape) -> None:
 
 def _cost_conv(x: TensorSpec, w: TensorSpec, **attrs: Any) -> Cost:
     out = _infer_conv(x, w, **attrs)
-    return Cost(flops=out.size * 2 * product(w.shape[1:]))
+    columns = _columns(x.shape[0] * x.shape[1], w.shape[2:], out.shape[2:])
+    return _cost(out.size * product(w.shape[1:]), columns, (x, w, out))
 
 
-def _cost_transpose(g: TensorSpec, w: TensorSpec, **attrs: Any) -> Cost:
-    return Cost(flops=g.size * 2 * product(w.shape[1:]))
+def _cost_transpose(g: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Cost:
+    columns = _columns(g.shape[0] * w.shape[1] * groups, w.shape[2:], g.shape[2:])
+    return _cost(g.size * product(w.shape[1:]), columns, (g, w))
 
 
 def _cost_weight(x: TensorSpec, g: TensorSpec, groups: int, **attrs: Any) -> Cost:
-    return Cost(flops=g.size * 2 * (x.shape[1] // groups) * product(attrs["kernel"]))
+    kernel = attrs["kernel"]
+    columns = _columns(x.shape[0] * x.shape[1], kernel, g.shape[2:])
+    return _cost(g.size * (x.shape[1] // groups) * product(kernel), columns, (x, g))
+
+
+def _columns(images: Size, kernel: Shape, windows: Shape) -> Size:
+    """Elements of the windows, laid out for a product; a window of one element stays in place."""
+    return 0 if all(k == 1 for k in kernel) else images * product(kernel) * product(windows)
+
+
+def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
+    """Two flops a product; the windows are written and read beside what goes in and out."""
+    moved = sum((s.nbytes for s in specs), columns * 2 * specs[0].dtype.itemsize)
+    return Cost(flops=products * 2, bytes=moved)
 
 
 # Kernels ----------------------------------------------------------------------------------------

@@ -19,7 +19,12 @@ from graphflow.op import Op
 from graphflow.ops.control import cond, is_control, iterations
 from graphflow.spec import TensorSpec, evaluate, is_half, nbytes, real_dtype
 
-MATMUL = frozenset({"matmul", "einsum", "vecdot", "tensordot"})
+MATMUL = frozenset(
+    {
+        "matmul", "einsum", "vecdot", "tensordot", "conv", "conv_transpose", "conv_weight_grad",
+        "attention", "attention_grad", "attention_mask_grad",
+    }
+)  # fmt: skip
 """Ops whose time is that of matrix products."""
 STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
 """Ops that run nothing."""
