@@ -46,6 +46,12 @@ class Outputs(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._names)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __repr__(self) -> str:
+        return f"<Outputs of {self._file}: {', '.join(self._names)}>"
+
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise OnnxError(f"{self._file} has no output {name!r}; it has {', '.join(self._names)}")
@@ -174,8 +180,9 @@ class Model:
         return array
 
     def __repr__(self) -> str:
-        takes = ", ".join(self.input_names)
-        return f"<Model {self.file}: {takes} -> {', '.join(self.output_names)}>"
+        takes = ", ".join(n for n in self.input_names if n not in self._optional)
+        gives = ", ".join(self.output_names)
+        return f"<Model {self.file}: {takes} -> {gives}; {len(self.variables)} variables>"
 
 
 def load(

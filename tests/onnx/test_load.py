@@ -443,3 +443,20 @@ def test_int64_constants_stay_constants() -> None:
     )
     m = gf.onnx.load(proto)
     assert not m.variables and m.whole and m.output_names == ("y",)
+
+
+def test_a_model_and_its_outputs_say_what_they_are() -> None:
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    info = onnx.helper.make_tensor_value_info
+    weights = onnx.numpy_helper.from_array(np.ones((3, 2), np.float32), "w")
+    graph = onnx.helper.make_graph(
+        [node],
+        "g",
+        [info("x", onnx.TensorProto.FLOAT, ["n", 3])],
+        [info("y", onnx.TensorProto.FLOAT, ["n", 2])],
+        [weights],
+    )
+    model = gf.onnx.load(onnx.helper.make_model(graph))
+    assert "x -> y; 1 variables" in repr(model)
+    assert "y" in model.outputs and "z" not in model.outputs
+    assert "y" in repr(model.outputs)
