@@ -162,15 +162,16 @@ def test_an_lstm_language_model_trains_as_in_torch() -> None:
 
 
 class Residual(nn.Layer):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
+    def __init__(self, inputs: int, outputs: int, stride: int, dtype: str) -> None:
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False, dtype=dtype)
+        self.norm1 = nn.BatchNorm2d(outputs, dtype=dtype)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False, dtype=dtype)
+        self.norm2 = nn.BatchNorm2d(outputs, dtype=dtype)
         self.past = None
         if stride != 1 or inputs != outputs:
             self.past = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False, dtype=dtype),
+                nn.BatchNorm2d(outputs, dtype=dtype),
             )
 
     def __call__(self, x: gf.Tensor) -> gf.Tensor:
@@ -180,7 +181,7 @@ class Residual(nn.Layer):
 
 
 class PeerResidual(T.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, dtype: str) -> None:
         super().__init__()
         self.conv1 = T.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.norm1 = T.BatchNorm2d(outputs)
@@ -198,22 +199,23 @@ class PeerResidual(T.Module):
         return F.relu(y + (x if self.past is None else self.past(x)))
 
 
-def stages(residual: Any, widths: Sequence[int], depth: int) -> list[Any]:
+def stages(residual: Any, widths: Sequence[int], depth: int, dtype: str) -> list[Any]:
     """The residual blocks of each width, the first of each but the first halving the image."""
     blocks, inputs = [], widths[0]
     for width in widths:
         for i in range(depth):
-            blocks.append(residual(inputs, width, 2 if i == 0 and width != widths[0] else 1))
+            stride = 2 if i == 0 and width != widths[0] else 1
+            blocks.append(residual(inputs, width, stride, dtype))
             inputs = width
     return blocks
 
 
 class ResNet(nn.Layer):
-    def __init__(self, widths: Sequence[int], depth: int) -> None:
-        self.conv = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
-        self.norm = nn.BatchNorm2d(widths[0])
-        self.blocks = nn.Sequential(*stages(Residual, widths, depth))
-        self.head = nn.Linear(widths[-1], 10)
+    def __init__(self, widths: Sequence[int], depth: int, dtype: str) -> None:
+        self.conv = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False, dtype=dtype)
+        self.norm = nn.BatchNorm2d(widths[0], dtype=dtype)
+        self.blocks = nn.Sequential(*stages(Residual, widths, depth, dtype))
+        self.head = nn.Linear(widths[-1], 10, dtype=dtype)
 
     def __call__(self, x: gf.Tensor) -> gf.Tensor:
         x = self.blocks(nn.relu(self.norm(self.conv(x))))
@@ -221,37 +223,40 @@ class ResNet(nn.Layer):
 
 
 class PeerResNet(T.Module):
-    def __init__(self, widths: Sequence[int], depth: int) -> None:
+    def __init__(self, widths: Sequence[int], depth: int, dtype: str) -> None:
         super().__init__()
         self.conv = T.Conv2d(3, widths[0], 3, 1, 1, bias=False)
         self.norm = T.BatchNorm2d(widths[0])
-        self.blocks = T.Sequential(*stages(PeerResidual, widths, depth))
+        self.blocks = T.Sequential(*stages(PeerResidual, widths, depth, dtype))
         self.head = T.Linear(widths[-1], 10)
+        self.to(getattr(torch, dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.blocks(F.relu(self.norm(self.conv(x))))
         return self.head(x.mean((2, 3)))
 
 
+# In float32, twenty steps of a deep net with batch norms tell nothing: torch itself ends 0.1 away
+# from what it gives in float64, whatever the rate.
 @pytest.mark.parametrize(
-    "widths, depth, side, batch",
+    "widths, depth, side, dtype",
     [
-        pytest.param((4, 8), 1, 8, 8, id="narrow"),
-        pytest.param((64, 128, 256, 512), 2, 32, 8, id="resnet18", marks=pytest.mark.slow),
+        pytest.param((4, 8), 1, 8, "float32", id="narrow"),
+        pytest.param((64, 128, 256, 512), 2, 32, "float64", id="18", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.timeout(600)
 def test_a_resnet_trains_as_in_torch_and_then_predicts_as_it_does(
-    widths: tuple[int, ...], depth: int, side: int, batch: int
+    widths: tuple[int, ...], depth: int, side: int, dtype: str
 ) -> None:
     torch.manual_seed(0)
     rng = np.random.default_rng(2)
     batches = [
-        (rng.normal(size=(batch, 3, side, side)).astype("f"), rng.integers(0, 10, batch))
+        (rng.normal(size=(4, 3, side, side)).astype(dtype), rng.integers(0, 10, 4))
         for _ in range(STEPS)
     ]
-    model, peer = ResNet(widths, depth), PeerResNet(widths, depth)
-    x, labels = gf.placeholder("float32", (None, 3, side, side)), gf.placeholder("int64", (None,))
+    model, peer = ResNet(widths, depth, dtype), PeerResNet(widths, depth, dtype)
+    x, labels = gf.placeholder(dtype, (None, 3, side, side)), gf.placeholder("int64", (None,))
     with nn.training() as updates:
         loss = nn.cross_entropy(model(x), labels, reduction="mean")
     step = gf.optim.SGD(0.01, momentum=0.9).minimize(loss)
