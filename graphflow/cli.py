@@ -178,8 +178,7 @@ def devices_command(cluster: ClusterFile = None) -> None:
                 each.address or "this process",
                 f"{device.memory / 2**30:.1f} GiB",
                 "" if device.threads is None else str(device.threads),
-                _scaled(device.flops),
-                _scaled(device.bandwidth),
+                *map(_scaled, device.peaks),
             )
     Console().print(table)
     if cluster is None:

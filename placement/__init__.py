@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from graphflow.placement.cluster import Cluster, Device, Link, Worker
 from graphflow.placement.placers import Placer, get_placer, place, placer_names, register_placer
+from graphflow.placement.ports import Port
 from graphflow.placement.problem import Assignment, Problem
+from graphflow.placement.products import PRODUCTS, WIRES, Product, Wire
 from graphflow.placement.simulate import Timeline, simulate
 from graphflow.placement.stage_pipedream import Level, PipePlan, pipedream_plan
 from graphflow.placement.stages import Split, split_stages
 
 __all__ = [
+    "PRODUCTS",
+    "WIRES",
     "Assignment",
     "Cluster",
     "Device",
@@ -22,9 +26,12 @@ __all__ = [
     "Link",
     "PipePlan",
     "Placer",
+    "Port",
     "Problem",
+    "Product",
     "Split",
     "Timeline",
+    "Wire",
     "Worker",
     "get_placer",
     "pipedream_plan",

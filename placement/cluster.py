@@ -19,6 +19,8 @@ from typing import Any, Literal, Self
 from graphflow.device import DeviceName
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.host import MEMORY_SHARE, cores, device_memory, gpu_memory
+from graphflow.placement.ports import Port
+from graphflow.placement.products import product
 
 Kind = Literal["here", "local", "remote", "hypothetical"]
 CLIENT = "/client"
@@ -40,6 +42,8 @@ class Device:
         flops: flop/s of large float32 matmuls; None: to be measured.
         bandwidth: bytes/s of its memory; None: to be measured.
         launch: seconds to start one op; None: to be measured.
+        product: name of a shipped one ("h100-sxm", see `products`), whose speeds and curves count
+            where the three above are None.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Device:
     flops: float | None = None
     bandwidth: float | None = None
     launch: float | None = None
+    product: str | None = None
 
     def __post_init__(self) -> None:
         match = _DEVICE.fullmatch(self.name) if isinstance(self.name, str) else None
@@ -64,6 +69,21 @@ class Device:
         for key, unit in (("flops", "flop/s"), ("bandwidth", "bytes/s")):
             _number(f"device {self.name}: {key} ({unit})", getattr(self, key), zero=False)
         _number(f"device {self.name}: launch (seconds)", self.launch, zero=True)
+        if self.product is not None:
+            object.__setattr__(self, "product", product(self.product).name)
+
+    @property
+    def peaks(self) -> tuple[float | None, float | None]:
+        """(flop/s, bytes/s) as given, else the product's peaks, else None."""
+        if self.product is None:
+            return self.flops, self.bandwidth
+        known = product(self.product)
+        return self.flops or known.float32, self.bandwidth or known.bandwidth
+
+    @property
+    def is_described(self) -> bool:
+        """Whether its speeds are known without measuring."""
+        return self.product is not None or None not in (self.flops, self.bandwidth, self.launch)
 
 
 @dataclass(frozen=True)
@@ -142,6 +162,7 @@ class Cluster:
     Args:
         workers: numbered from 0.
         links: those described; missing ones are measured.
+        ports: what several of the links share; see `Port`.
         kind: "here" (devices of this process), "local" (worker processes that the session starts),
         "remote" (workers
             that listen at their addresses), "hypothetical" (to plan with; a session refuses).
@@ -161,10 +182,12 @@ class Cluster:
     insecure: bool = False
     deadline: float = 60.0
     source: str | None = None
+    ports: tuple[Port, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
         object.__setattr__(self, "links", tuple(self.links))
+        object.__setattr__(self, "ports", tuple(self.ports))
         if not self.workers:
             raise ClusterError("a cluster needs at least one worker")
         if self.kind not in ("here", "local", "remote", "hypothetical"):
@@ -178,6 +201,7 @@ class Cluster:
         _number("deadline (seconds)", self.deadline, zero=False)
         self._check_addresses()
         self._check_links()
+        self._check_ports()
         if self.kind == "hypothetical":
             self._check_numbers()
 
@@ -231,52 +255,71 @@ class Cluster:
     @classmethod
     def hypothetical(
         cls,
-        workers: int = 1,
-        devices: tuple[str, ...] | list[str] = ("gpu:0",),
+        workers: int | str = 1,
+        devices: str | tuple[str, ...] | list[str] = ("gpu:0",),
         *,
-        flops: float,
-        bandwidth: float,
-        memory: int,
-        launch: float = 5e-6,
+        flops: float | None = None,
+        bandwidth: float | None = None,
+        memory: int | None = None,
+        launch: float | None = None,
         link_latency: float = 0.0,
         link_bandwidth: float | None = None,
+        link: str | None = None,
+        network: str | None = None,
     ) -> Self:
-        """Equal workers of equal devices, all linked alike: to plan for hardware one does not have.
+        """Equal hosts of equal devices: to plan for hardware one does not have.
+
+        By product, `hypothetical("8xh100")` or `hypothetical("4x8xh100", network="100gbe")`, or by
+        numbers, `hypothetical(2, flops=5e13, bandwidth=2e12, memory=80 << 30, link_latency=1e-5,
+        link_bandwidth=4e11)`. Each host is one worker.
 
         Args:
-            flops, bandwidth, memory, launch: of each device, as in `Device`.
+            workers: how many hosts, or hosts and devices as in "4x8xh100".
+            devices: of each host: "cpu:0", "gpu:0", a product or several of it, "8xh100".
+            flops, bandwidth, memory, launch: of each device, as in `Device`; where a product is
+                named, in place of its own. launch is 5 µs where nothing says it.
             link_latency, link_bandwidth: seconds and bytes/s between any two devices, and from and
-            to the client;
-                needed where there is more than one device.
+                to the client.
+            link, network: names of links (`products.WIRES`) inside hosts, and between hosts, whose
+                devices share it. Products have their usual link inside a host.
+
+        Raises:
+            ClusterError: an unknown product or link (suggests one), or a number that is missing or
+            without sense.
+            DeviceError: a malformed name of a device.
         """
+        from graphflow.placement.topology import Cable, Host, connect, device_names, short_name
+
+        if isinstance(workers, str) and not workers.isdigit():
+            workers, count, name = short_name(workers)
+            devices = (f"{count}x{name}",)
         _whole("workers", workers)
-        names = _listed(devices)
-        made = tuple(
-            Worker(
-                index,
-                None,
-                tuple(
-                    Device(
-                        f"/worker:{index}/{name}",
-                        local_kind(name),
-                        memory,
-                        None,
-                        flops,
-                        bandwidth,
-                        launch,
-                    )
-                    for name in names
-                ),
-            )
-            for index in range(workers)
-        )
-        ends = [device.name for worker in made for device in worker.devices] + [CLIENT]
-        links: tuple[Link, ...] = ()
-        if link_bandwidth is not None:
-            links = tuple(
-                Link(a, b, link_latency, link_bandwidth) for a in ends for b in ends if a != b
-            )
-        return cls(made, links, kind="hypothetical")
+        assert isinstance(workers, int)
+        entries = device_names(_listed(devices))
+        if launch is None and None in (known for _, known in entries):
+            launch = 5e-6
+        given: dict[str, Any] = {"flops": flops, "bandwidth": bandwidth, "launch": launch}
+        hosts = []
+        for index in range(workers):
+            made = []
+            for local, known in entries:
+                size = memory if known is None or memory is not None else product(known).memory
+                if size is None:
+                    raise ClusterError(f"{local} is hypothetical: give its memory (bytes)")
+                full = f"/worker:{index}/{local}"
+                made.append(Device(full, local_kind(local), size, product=known, **given))
+            inside = None if link is None else Cable.named(link)
+            hosts.append(Host(f"host {index}", (Worker(index, None, tuple(made)),), inside))
+        all_workers = tuple(worker for host in hosts for worker in host.workers)
+        if link_bandwidth is None:
+            between = None if network is None else Cable.named(network)
+            links, ports = connect(hosts, between)
+            return cls(all_workers, tuple(links), kind="hypothetical", ports=tuple(ports))
+        if link is not None or network is not None:
+            raise ClusterError("give link_bandwidth for all links, or link and network, not both")
+        ends = [device.name for worker in all_workers for device in worker.devices] + [CLIENT]
+        plain = [Link(a, b, link_latency, link_bandwidth) for a in ends for b in ends if a != b]
+        return cls(all_workers, tuple(plain), kind="hypothetical")
 
     # Names ------------------------------------------------------------------------------------
 
@@ -323,16 +366,18 @@ class Cluster:
         """The most specific link described between two devices (or "/client"), or None where it is
         to be measured.
         """
-        best: tuple[int, Link] | None = None
-        for link in self.links:
-            fit = _covers(link.source, source) + _covers(link.target, target)
-            if (
-                _covers(link.source, source)
-                and _covers(link.target, target)
-                and (best is None or fit > best[0])
-            ):
-                best = (fit, link)
-        return best[1] if best else None
+        known = self._links_by_ends
+        (a, of_a), (b, of_b) = ((end, end.rpartition("/")[0]) for end in (source, target))
+        if (a, b) in known:
+            return known[a, b][1]
+        mixed = [known[ends] for ends in ((a, of_b), (of_a, b)) if ends in known]
+        if mixed:
+            return min(mixed, key=lambda found: found[0])[1]
+        return known[of_a, of_b][1] if (of_a, of_b) in known else None
+
+    @cached_property
+    def _links_by_ends(self) -> dict[tuple[str, str], tuple[int, Link]]:
+        return {(link.source, link.target): (i, link) for i, link in enumerate(self.links)}
 
     def _partial_names(self) -> list[str]:
         names = {*self.devices, *(f"/worker:{worker.index}" for worker in self.workers)}
@@ -352,6 +397,7 @@ class Cluster:
             "source": self.source,
             "workers": [asdict(worker) for worker in self.workers],
             "links": [asdict(link) for link in self.links],
+            "ports": [asdict(port) for port in self.ports],
         }
 
     @classmethod
@@ -375,8 +421,10 @@ class Cluster:
                 for w in data["workers"]
             )
             links = tuple(Link(**link) for link in data.get("links", ()))
-            rest = {key: value for key, value in data.items() if key not in ("workers", "links")}
-            return cls(workers, links, **rest)
+            ports = tuple(Port(**port) for port in data.get("ports", ()))
+            lists = ("workers", "links", "ports")
+            rest = {key: value for key, value in data.items() if key not in lists}
+            return cls(workers, links, ports=ports, **rest)
         except (TypeError, KeyError, AttributeError) as error:
             raise ClusterError(f"malformed cluster description: {error}") from None
 
@@ -398,7 +446,8 @@ class Cluster:
                 seen[worker.address] = worker.index
 
     def _check_links(self) -> None:
-        ends = [CLIENT, *self.devices, *(f"/worker:{worker.index}" for worker in self.workers)]
+        workers = (f"/worker:{worker.index}" for worker in self.workers)
+        ends = dict.fromkeys((CLIENT, *self.devices, *workers))
         seen: set[tuple[str, str]] = set()
         for link in self.links:
             for end in (link.source, link.target):
@@ -410,14 +459,22 @@ class Cluster:
                 raise ClusterError(f"link {link.source} -> {link.target} is described twice")
             seen.add((link.source, link.target))
 
+    def _check_ports(self) -> None:
+        ends = {*self.devices, *(f"/worker:{worker.index}" for worker in self.workers)}
+        for port in self.ports:
+            _number(f"port {port.name!r}: bandwidth (bytes/s)", port.bandwidth, zero=False)
+            for end in (*port.inside, *(port.outside or ()), *port.besides):
+                if end not in ends:
+                    raise ClusterError(f"port {port.name!r}: no {end!r} here{_suggest(end, ends)}")
+
     def _check_numbers(self) -> None:
         for worker in self.workers:
             for device in worker.devices:
                 for key in ("flops", "bandwidth", "launch"):
-                    if getattr(device, key) is None:
+                    if not device.is_described and getattr(device, key) is None:
                         raise ClusterError(
                             f"device {device.name} is hypothetical: it cannot be measured, "
-                            f"so give {key!r} "
+                            f"so give {key!r}, name a product such as 'h100' "
                             "(or give its worker an address)"
                         )
         for source in self.devices:
@@ -425,8 +482,8 @@ class Cluster:
                 if source != target and self.link(source, target) is None:
                     raise ClusterError(
                         f"link {source} -> {target} is hypothetical: it cannot be measured, "
-                        "so give its latency and "
-                        "bandwidth (or a default link)"
+                        "so give its latency and bandwidth (or a default link; between hosts a "
+                        "[network], or network=)"
                     )
 
 
@@ -449,7 +506,7 @@ def _worker_on_this_host(
     return Worker(index, None, tuple(made))
 
 
-def _listed(names: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+def _listed(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
     """Names of devices; a single name stands for a list of one."""
     if isinstance(names, str):
         return (names,)
@@ -466,13 +523,6 @@ def local_kind(name: str) -> Literal["cpu", "gpu"]:
             f"{name!r} is not a device of a worker; write 'cpu:0', 'cpu:1' or 'gpu:0'"
         )
     return "cpu" if match[1] == "cpu" else "gpu"
-
-
-def _covers(end: str, name: str) -> int:
-    """2: the link's end is this very device; 1: its worker; 0: neither."""
-    if end == name:
-        return 2
-    return int(name.startswith(f"{end}/"))
 
 
 def _host(address: str) -> str:

@@ -18,6 +18,19 @@ bandwidth = 1.0e9                     # bytes/s
 [[workers]]
 address = "tcp://127.0.0.1:7001"      # no addresses at all: a hypothetical cluster, for planning
 devices = ["cpu:0", { name = "gpu:0", memory = "16GiB", flops = 1.0e13 }]
+host = "a"                            # a [[hosts]] table; default: a host of its own
+
+[[hosts]]                             # machines; with devices, each is a worker too
+name = "a"
+count = 2                             # so many of them (then they are "a 0" and "a 1")
+devices = ["8xh100"]                  # products, or { name = "h100", count = 8, memory = "80GB" }
+link = "nvlink4"                      # between its devices; default: what products usually have
+nic = { name = "100gbe", count = 2 }  # a name, or latency and bandwidth; count: side by side
+switches = [{ devices = ["gpu:0", "gpu:1"], uplink = "pcie4" }]    # shared way up
+
+[network]                             # between hosts; or network = "100gbe" at the top
+name = "100gbe"                       # or latency and bandwidth
+backbone = 4.0e10                     # bytes/s that all hosts share; default: enough
 
 [[links]]
 source = "/worker:0"                  # a worker, a device or "/client"
@@ -46,6 +59,9 @@ from graphflow.placement.cluster import (
     local_kind,
 )
 from graphflow.placement.host import device_memory
+from graphflow.placement.products import product
+from graphflow.placement.topology import short_name
+from graphflow.placement.wiring import Wiring
 
 DEVICE_KEYS = ("memory", "threads", "flops", "bandwidth", "launch")
 LINK_KEYS = ("source", "target", "latency", "bandwidth", "symmetric")
@@ -68,33 +84,40 @@ def read(path: Path) -> dict[str, Any]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ClusterError(f"{path} is not TOML: {error}") from None
-    return _Reader(path, text).cluster(data)
+    return Reader(path, text).cluster(data)
 
 
-class _Reader:
+def _sharing(addresses: list[Any]) -> list[int]:
+    """How many workers share the host of each, by their addresses."""
+    hosts = [str(i if a is None else a).rpartition(":")[0] for i, a in enumerate(addresses)]
+    return [hosts.count(host) if host else 1 for host in hosts]
+
+
+class Reader:
     """Keeps the text at hand, so that an error can say the line."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.lines = path, text.splitlines()
 
     def cluster(self, data: dict[str, Any]) -> dict[str, Any]:
-        self.keys(data, ("insecure", "deadline", "defaults", "workers", "links"), None, 0)
+        known = ("insecure", "deadline", "defaults", "workers", "hosts", "network", "links")
+        self.keys(data, known, None, 0)
         insecure = self.typed(data, "insecure", bool, False, None, 0)
         deadline = self.typed(data, "deadline", (int, float), 60.0, None, 0)
         defaults = self.typed(data, "defaults", dict, {}, None, 0)
         self.keys(defaults, ("devices", "link", *DEVICE_KEYS), "defaults", 0)
         tables = self.tables(data, "workers")
-        if not tables:
-            self.fail("no workers; add a [[workers]] table for each", None, 0, None)
-        hosts = [
-            str(table.get("address", index)).rpartition(":")[0]
-            for index, table in enumerate(tables)
-        ]
+        sharing = _sharing([table.get("address") for table in tables])
         workers = [
-            self.worker(index, table, defaults, hosts.count(hosts[index]) if hosts[index] else 1)
-            for index, table in enumerate(tables)
+            self.worker(i, table, defaults, sharing[i], ("workers", i))
+            for i, table in enumerate(tables)
         ]
-        links = self.links(data, defaults, workers)
+        wiring = Wiring(self, data, defaults, tables, workers)
+        workers = wiring.workers
+        if not workers:
+            self.fail("no workers; add a [[workers]] table for each", None, 0, None)
+        links, ports = wiring.connect(self.described_links(data))
+        links += self.default_links(defaults, links, workers)
         addressed = [worker.address is not None for worker in workers]
         if any(addressed) and not all(addressed):
             index = addressed.index(False)
@@ -116,6 +139,7 @@ class _Reader:
             "source": str(self.path),
             "workers": [asdict(worker) for worker in workers],
             "links": [asdict(link) for link in links],
+            "ports": [asdict(port) for port in ports],
         }
         self.check_whole(result)
         return result
@@ -129,55 +153,105 @@ class _Reader:
             self.fail(str(error), None, 0, key if key == "deadline" else None)
 
     def worker(
-        self, index: int, table: dict[str, Any], defaults: dict[str, Any], sharing: int
+        self,
+        number: int,
+        table: dict[str, Any],
+        defaults: dict[str, Any],
+        sharing: int,
+        place: tuple[str, int],
     ) -> Worker:
-        """A worker, whose host `sharing` workers share."""
-        self.keys(table, ("address", "devices"), "workers", index)
-        address = self.typed(table, "address", str, None, "workers", index)
+        """A worker, whose host `sharing` workers share; `place` is its section and table there."""
+        section, index = place
+        if section == "workers":
+            self.keys(table, ("address", "devices", "host"), "workers", index)
+        address = self.typed(table, "address", str, None, section, index)
         entries = table.get("devices", defaults.get("devices", ["cpu:0"]))
+        if isinstance(entries, str):
+            entries = [entries]
         if not isinstance(entries, list):
-            self.fail(f"devices must be a list, not {entries!r}", "workers", index, "devices")
-        devices = [self.device(index, entry, defaults, sharing * len(entries)) for entry in entries]
+            self.fail(f"devices must be a list, not {entries!r}", section, index, "devices")
+        entries = self.expanded(entries, place)
+        devices = [
+            self.device(number, entry, defaults, sharing * len(entries), place) for entry in entries
+        ]
         try:
-            return Worker(index, address, tuple(devices))
+            return Worker(number, address, tuple(devices))
         except ClusterError as error:
             key = "address" if "address" in str(error) else "devices"
-            self.fail(str(error), "workers", index, key)
+            self.fail(str(error), section, index, key)
 
-    def device(self, index: int, entry: Any, defaults: dict[str, Any], count: int) -> Device:
-        table = {"name": entry} if isinstance(entry, str) else entry
-        if not isinstance(table, dict):
-            self.fail(f"a device is a name or a table, not {entry!r}", "workers", index, "devices")
-        self.keys(table, ("name", *DEVICE_KEYS), "workers", index)
-        if "name" not in table:
-            self.fail('a device table needs a name, such as "cpu:0"', "workers", index, "devices")
+    def expanded(self, entries: list[Any], place: tuple[str, int]) -> list[dict[str, Any]]:
+        """Entries of devices as tables with one local name each; products become GPUs in turn."""
+        made: list[dict[str, Any]] = []
+        names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+        gpus = sum(1 for name in names if isinstance(name, str) and name.startswith("gpu:"))
+        for entry, name in zip(entries, names, strict=True):
+            table = {"name": entry} if isinstance(entry, str) else entry
+            if not isinstance(table, dict):
+                self.fail(f"a device is a name or a table, not {entry!r}", *place, "devices")
+            self.keys(table, ("name", "count", *DEVICE_KEYS), *place)
+            if "name" not in table:
+                self.fail('a device table needs a name, such as "cpu:0"', *place, "devices")
+            count = table.get("count", 1)
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                self.fail(f"count must be a whole number >= 1, not {count!r}", *place, "count")
+            rest = {key: value for key, value in table.items() if key != "count"}
+            if isinstance(name, str) and re.fullmatch(r"(cpu|gpu):\d+", name):
+                if count > 1:
+                    self.fail(f"{name} is one device; leave out count", *place, "count")
+                made.append(rest)
+                continue
+            hosts, each, product = self.product(name, place)
+            for _ in range(count * hosts * each):
+                made.append(rest | {"name": f"gpu:{gpus}", "product": product})
+                gpus += 1
+        return made
+
+    def product(self, name: Any, place: tuple[str, int]) -> tuple[int, int, str]:
+        try:
+            return short_name(name)
+        except ClusterError as error:
+            told = str(error).partition("; ")[2] or str(error)
+            self.fail(
+                f"{name!r} is not a device of a worker; write 'cpu:0', 'gpu:0' or a product such "
+                f"as 'h100' ({told})",
+                *place,
+                "devices",
+                str(name),
+            )
+
+    def device(
+        self,
+        number: int,
+        table: dict[str, Any],
+        defaults: dict[str, Any],
+        count: int,
+        place: tuple[str, int],
+    ) -> Device:
         settings = {key: defaults[key] for key in DEVICE_KEYS if key in defaults}
+        known = table.get("product")
+        if known is not None:  # what it is says more than what others are
+            settings = {"memory": product(known).memory, "product": known}
         settings |= {key: table[key] for key in DEVICE_KEYS if key in table}
         try:
             kind = local_kind(table["name"])
         except DeviceError as error:
-            self.fail(str(error), "workers", index, "devices")
+            self.fail(str(error), *place, "devices", table["name"])
         if kind == "gpu":
             settings.pop("threads", None)
             if "memory" not in settings:
-                self.fail(
-                    f'give the memory of {table["name"]} (bytes, or "16GiB")',
-                    "workers",
-                    index,
-                    "devices",
-                )
+                told = f'give the memory of {table["name"]} (bytes, or "16GiB")'
+                self.fail(told, *place, "devices")
         memory = settings.pop("memory", None)
         try:
             size = device_memory(count) if memory is None else self.bytes(memory)
-            return Device(f"/worker:{index}/{table['name']}", kind, size, **settings)
+            return Device(f"/worker:{number}/{table['name']}", kind, size, **settings)
         except ClusterError as error:
             bad = next((key for key in DEVICE_KEYS if f": {key}" in str(error)), None)
-            section = "workers" if bad in table else "defaults"
-            self.fail(str(error), section, index if section == "workers" else 0, bad)
+            self.fail(str(error), *(place if bad in table else ("defaults", 0)), bad)
 
-    def links(
-        self, data: dict[str, Any], defaults: dict[str, Any], workers: list[Worker]
-    ) -> list[Link]:
+    def described_links(self, data: dict[str, Any]) -> list[Link]:
+        """The [[links]] tables, and their ways back."""
         found: list[Link] = []
         for index, table in enumerate(self.tables(data, "links")):
             self.keys(table, LINK_KEYS, "links", index)
@@ -190,15 +264,15 @@ class _Reader:
             if symmetric:
                 back = values | {"source": values["target"], "target": values["source"]}
                 found.append(self.link(back, "links", index))
-        default = self.typed(defaults, "link", dict, None, "defaults", 0)
-        if default is not None:
-            found += self.default_links(default, found, workers)
         return found
 
     def default_links(
-        self, default: dict[str, Any], found: list[Link], workers: list[Worker]
+        self, defaults: dict[str, Any], found: list[Link], workers: list[Worker]
     ) -> list[Link]:
         """The default between every two ends that no described link covers."""
+        default = self.typed(defaults, "link", dict, None, "defaults", 0)
+        if default is None:
+            return []
         self.keys(default, ("latency", "bandwidth"), "defaults.link", 0)
         for key in ("latency", "bandwidth"):
             if key not in default:
@@ -270,14 +344,29 @@ class _Reader:
             self.fail(f"{key!r} must be {name}, not {value!r}", section, index, key)
         return value
 
+    def unknown(
+        self, what: str, name: Any, known: list[str], place: tuple[str, int], key: str
+    ) -> NoReturn:
+        """Complain of a name that stands for nothing here."""
+        close = difflib.get_close_matches(str(name), known, n=1)
+        hint = (
+            f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known) or 'none'}"
+        )
+        self.fail(f"no {what} {name!r}; {hint}", *place, key, str(name))
+
     def tables(self, data: dict[str, Any], key: str) -> list[dict[str, Any]]:
         value = data.get(key, [])
         if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
             self.fail(f"{key!r} must be tables: write [[{key}]]", None, 0, key)
         return value
 
-    def fail(self, message: str, section: str | None, index: int, key: str | None) -> NoReturn:
+    def fail(
+        self, message: str, section: str | None, index: int, key: str | None, word: str = ""
+    ) -> NoReturn:
         line = self.line(section, index, key)
+        if line and word:  # a list may go on over several lines
+            rest = enumerate(self.lines[line - 1 :], start=line)
+            line = next((number for number, text in rest if word in text), line)
         where = f"{self.path}, line {line}" if line else str(self.path)
         raise ClusterError(f"{where}: {message}")
 

@@ -21,6 +21,7 @@ from graphflow.placement.hardware import Links, link_matrices, rates
 from graphflow.placement.limits import Limits, teams
 from graphflow.placement.problem import Problem
 from graphflow.placement.rates import Rates
+from graphflow.placement.topology import shared_links
 from graphflow.spec import TensorSpec, is_inexact, nbytes
 
 UNPLACED = frozenset({"constant", "group"})
@@ -86,6 +87,7 @@ def build_problem(
     limits = Limits(graph, cluster, homes or {})
     compute = builder.compute(limits, rates(cluster, profiles, contention))
     latency, bandwidth = link_matrices(cluster, profiles, links)
+    shared, routes = shared_links(cluster)
     edges, sizes, tensors = builder.edges()
     memory, output_memory = builder.memory()
     problem = Problem(
@@ -102,6 +104,8 @@ def build_problem(
         contention=True,
         prefer=np.array(builder.preferences(), dtype=np.int64),
         client=len(cluster.devices),
+        shared=shared,
+        routes=routes,
     )
     return GraphProblem(
         problem, graph, builder.nodes, builder.sinks, tuple(builder.tensors),

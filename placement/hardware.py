@@ -1,6 +1,7 @@
 """A cluster in numbers: the rates of its devices and the links between them.
 
-What a cluster file gives counts first, then what was measured, then defaults.
+What a cluster file gives counts first, then shipped tables of the products that it names, then
+what was measured, then defaults.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from graphflow.device import DeviceName
 from graphflow.errors import DeviceError
 from graphflow.placement import calibrate
 from graphflow.placement.cluster import CLIENT, Cluster, Device
+from graphflow.placement.products import speeds_of
 from graphflow.placement.rates import Rates, contended, given_speeds
 
 Links = Mapping[tuple[str, str], calibrate.Link]
@@ -22,11 +24,7 @@ Links = Mapping[tuple[str, str], calibrate.Link]
 
 def is_described(cluster: Cluster) -> bool:
     """Whether every device's speeds are given, so that nothing needs to be measured."""
-    return all(_is_given(device) for worker in cluster.workers for device in worker.devices)
-
-
-def _is_given(device: Device) -> bool:
-    return None not in (device.flops, device.bandwidth, device.launch)
+    return all(device.is_described for worker in cluster.workers for device in worker.devices)
 
 
 def rates(
@@ -41,13 +39,13 @@ def rates(
         neighbours = len(worker.devices)
         for device in worker.devices:
             profile = (profiles or {}).get(worker.index)
-            if profile is None and not _is_given(device):
+            if profile is None and not device.is_described:
                 here = profile = here or _this_machine(cluster)
             threads = device.threads or 1
             active = busy[_host(cluster, worker.index)] if contention else threads
             key = (
                 id(profile), device.kind, threads, active, neighbours,
-                device.flops, device.bandwidth, device.launch,
+                device.flops, device.bandwidth, device.launch, device.product,
             )  # fmt: skip
             if key not in made:
                 made[key] = _rates(
@@ -61,7 +59,9 @@ def _rates(
     device: Device, profile: Mapping[str, Any] | None, threads: int, active: int, neighbours: int
 ) -> Rates:
     """Rates while `active` threads of its machine and `neighbours` in its process run."""
-    if profile is None or _is_given(device):
+    if device.product is not None:
+        return Rates(_adjusted(speeds_of(device.product), device))
+    if profile is None or device.is_described:
         assert device.flops and device.bandwidth and device.launch is not None
         return Rates(given_speeds(device.flops, device.bandwidth, device.launch))
     speeds = profile["devices"].get(device.kind)

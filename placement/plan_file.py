@@ -20,7 +20,7 @@ VERSION = 1
 
 _ARRAYS = (
     "compute", "edges", "bytes", "tensor", "latency", "bandwidth", "memory", "output_memory",
-    "capacity", "groups", "prefer",
+    "capacity", "groups", "prefer", "shared", "routes",
 )  # fmt: skip
 
 
@@ -149,7 +149,9 @@ def _read_model(data: Mapping[str, Any]) -> Model:
     stored = data["problem"]
     nodes, devices = len(data["names"]), len(data["devices"])
     arrays: dict[str, Any] = {
-        name: None if stored[name] is None else _array(stored[name]) for name in _ARRAYS
+        name: None if stored[name] is None else _array(stored[name])
+        for name in _ARRAYS
+        if name in stored or name not in ("shared", "routes")  # plans before topologies had none
     }
     arrays["compute"] = arrays["compute"].reshape(nodes, devices)
     problem = Problem(**arrays, contention=bool(stored["contention"]), client=stored["client"])

@@ -22,6 +22,8 @@ Ints = NDArray[np.int64]
 Output = tuple[int, float, tuple[int, ...]]
 """A tensor that a node makes: its id, its bytes, the nodes that read it (each once)."""
 
+_NO_ROUTES = np.zeros((0, 3), dtype=np.int64)
+
 
 @dataclass(frozen=True)
 class Adjacency:
@@ -60,6 +62,10 @@ class Problem:
         contention: whether a link (source, target) moves the bytes of one tensor at a time.
         prefer: (n,) a node next to which this one would like to live when nothing else decides, or
         -1.
+        shared: (s,) bytes/s of links that several pairs of devices share: network cards, switches.
+            Under contention, transfers on their way at one time divide them fairly.
+        routes: (r, 3) source, target, shared link: what a transfer from device to device passes
+            through besides the pair's own link.
         client: index of the device that stands for the client (feeds come from it, fetches go to
         it), or None.
             Only nodes pinned to it by `compute` may have a finite entry there.
@@ -83,6 +89,8 @@ class Problem:
     contention: bool = False
     prefer: Ints = None  # type: ignore[assignment]
     client: int | None = None
+    shared: Floats = None  # type: ignore[assignment]
+    routes: Ints = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         compute = _array("compute", self.compute, np.float64, 2)
@@ -126,6 +134,10 @@ class Problem:
             defaults["output_memory"] = (self.output_memory, np.float64, (n,))
         _set(self, "compute", compute)
         _set(self, "edges", edges)
+        shared = () if self.shared is None else self.shared
+        _set(self, "shared", _array("shared", shared, np.float64, 1))
+        routes = np.reshape([] if self.routes is None else self.routes, (-1, 3))
+        _set(self, "routes", _array("routes", routes if routes.size else _NO_ROUTES, np.int64, 2))
         for name, (value, dtype, shape) in defaults.items():
             array = _array(name, value, dtype, len(shape))
             if array.shape != shape:
@@ -138,6 +150,7 @@ class Problem:
         self._check_values()
         self._check_indices()
         self._check_tensors()
+        self._check_routes()
         self._check_devices()
         _ = self.topological
 
@@ -230,6 +243,14 @@ class Problem:
         return list(self.bandwidth.tolist())
 
     @cached_property
+    def ways(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Under contention, the shared links between (source, target); {} without."""
+        found: dict[tuple[int, int], tuple[int, ...]] = {}
+        for source, target, link in self.routes.tolist() if self.contention else ():
+            found[source, target] = (*found.get((source, target), ()), link)
+        return found
+
+    @cached_property
     def allowed(self) -> NDArray[np.bool_]:
         """(n, d) whether a node may live on a device, its whole colocation group considered."""
         allowed = np.isfinite(self.compute)
@@ -305,6 +326,18 @@ class Problem:
                     f"edges {other} and {edge} carry tensor {tensor} "
                     f"with {bytes_:g} and {size:g} bytes"
                 )
+
+    def _check_routes(self) -> None:
+        _reject("shared", self.shared, ~(self.shared > 0), "is not above 0 bytes/s")
+        for column, count, what in (
+            (0, self.devices, "device"),
+            (1, self.devices, "device"),
+            (2, len(self.shared), "shared link"),
+        ):
+            values = self.routes[:, column]
+            bad = np.zeros(self.routes.shape, dtype=bool)
+            bad[:, column] = (values < 0) | (values >= count)
+            _reject("routes", self.routes, bad, f"is not a {what} (there are {count})")
 
     def _check_devices(self) -> None:
         homeless = np.flatnonzero(~np.isfinite(self.compute).any(axis=1))

@@ -3,7 +3,8 @@
 Each device runs its nodes one at a time, in the assignment's order restricted to it. A tensor
 leaves for every other device that reads it as soon as it is made, once per device. A transfer takes
 latency + bytes / bandwidth; under contention a link moves the bytes of one tensor at a time, first
-ready first served, while latencies overlap. The same engine, given priorities in place of an order,
+ready first served, while latencies overlap, and what several links share (network cards, switches)
+is divided fairly among them (`sharing`). The same engine, given priorities in place of an order,
 makes one (`schedule`): so what a placer predicts is what the simulator says.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphflow.placement.problem import Assignment, Floats, Ints, Problem
+from graphflow.placement.sharing import Clock, Flow, Flows
 
 TRANSFER = np.dtype(
     [
@@ -139,6 +141,8 @@ def execute(
     `started` and `finished` number the starts and ends of nodes as they are processed: they order
     what happens at one instant, where nodes that cost nothing start and end together.
     """
+    if problem.ways:
+        return _execute_shared(problem, device, priority, order)
     n, d = problem.nodes, problem.devices
     compute, outputs = problem.compute_rows, problem.outputs
     latency, bandwidth, contention = (
@@ -214,6 +218,89 @@ def execute(
                             touched.add(to)
                         else:
                             heappush(events, (arrival[reader], n + reader))
+    return Run(device, start, finish, started, finished, ran, transfers, max(finish, default=0.0))
+
+
+def _execute_shared(
+    problem: Problem,
+    device: list[int],
+    priority: list[int] | list[float],
+    order: list[int] | None,
+) -> Run:
+    """`execute` where transfers divide shared links: a tensor's arrival is not known before."""
+    n, d = problem.nodes, problem.devices
+    compute, latency = problem.compute_rows, problem.latency_rows
+    start, finish, arrival = [0.0] * n, [0.0] * n, [0.0] * n
+    started, finished, missing = [0] * n, [0] * n, list(problem.input_counts)
+    ready: list[list[tuple[float, int]]] = [[] for _ in range(d)]
+    queues = _queues(order, device, d)
+    position, busy = [0] * d, [False] * d
+    flows, clock, sent = Flows(problem), Clock(), dict[tuple[int, int], list[Any]]()
+    ran: list[int] = []
+    now, tick = 0.0, 0
+
+    def arrives(reader: int, comes: float) -> None:
+        arrival[reader] = max(arrival[reader], comes)
+        missing[reader] -= 1
+        if missing[reader] == 0 and arrival[reader] <= now:
+            heappush(ready[device[reader]], (priority[reader], reader))
+        elif missing[reader] == 0:
+            clock.at(arrival[reader], n + reader)
+
+    def sends(node: int) -> None:
+        at = device[node]
+        for tensor, size, readers in problem.outputs[node]:
+            away: dict[int, list[int]] = {}
+            for reader in readers:
+                if device[reader] == at:
+                    arrives(reader, now)
+                else:
+                    away.setdefault(device[reader], []).append(reader)
+            for to, there in away.items():
+                sent[tensor, to] = []
+                flows.add(Flow(tensor, node, at, to, size, tuple(there)), now)
+
+    for node in range(n):
+        if missing[node] == 0:
+            heappush(ready[device[node]], (priority[node], node))
+    while True:
+        for at in range(d):
+            if busy[at] or not ready[at]:
+                continue
+            node = ready[at][0][1]
+            if queues is not None:
+                if queues[at][position[at]] != node:
+                    continue
+                position[at] += 1
+            heappop(ready[at])
+            busy[at] = True
+            start[node], started[node] = now, tick
+            tick += 1
+            ran.append(node)
+            clock.at(now + compute[node][at], node)
+        for when, flow in flows.settle(now):
+            clock.leaves(when, flow, 2 * n)
+        upcoming = clock.next()
+        if upcoming is None:
+            break
+        now = upcoming
+        for code, left in clock.due(now, 2 * n):
+            if left is not None:
+                flows.ended(left, now)
+                comes = now + latency[left.source][left.target]
+                row = (left.tensor, left.node, left.source, left.target, left.start, comes)
+                sent[left.tensor, left.target] = [*row, left.size]
+                for reader in left.readers:
+                    arrives(reader, comes)
+            elif code >= n:
+                node = code - n
+                heappush(ready[device[node]], (priority[node], node))
+            else:
+                busy[device[code]] = False
+                finish[code], finished[code] = now, tick
+                tick += 1
+                sends(code)
+    transfers: list[Any] = [tuple(row) for row in sent.values()]
     return Run(device, start, finish, started, finished, ran, transfers, max(finish, default=0.0))
 
 

@@ -114,11 +114,16 @@ class Searcher:
         if not free:
             wishes[:] = device.tolist()
         where, begins, finish = ints(n), floats(n), floats(n)
+        routes = problem.routes if contention and problem.ways else problem.routes[:0]
+        pair = routes[:, 0] * d + routes[:, 1]
+        way = np.searchsorted(np.sort(pair), np.arange(d * d + 1)) if len(routes) else pair
+        lane = routes[np.argsort(pair, kind="stable"), 2]
         found = run.search(
             n, d, evaluations, seed, bound, free, sequence, wishes, where, begins, finish,
             flat.cost, flat.latency, flat.bandwidth, flat.in_start, flat.in_node, flat.in_size,
             take(self.tensor), contention, ints(slots), floats(slots),
-            floats(d * d if contention else 0), flat.out_start, flat.out_node, take(flat.team),
+            floats(d * d if contention else 0), take(way), take(lane), take(problem.shared),
+            floats(len(problem.shared)), flat.out_start, flat.out_node, take(flat.team),
             take(flat.team_start), take(flat.team_node), ints(flat.teams), take(need), take(room),
             floats(d), floats(d), ints(d), ints(n), floats(n), floats(n), ints(n), ints(n),
             ints(n), ints(n), floats(HISTORY),
@@ -140,8 +145,9 @@ class Searcher:
         seconds = run.evaluate(
             n, d, sequence, wishes, flat.cost, flat.latency, flat.bandwidth, flat.in_start,
             flat.in_node, flat.in_size, take(self.tensor), False, 1, ints(0), floats(0),
-            floats(0), take(flat.team), ints(flat.teams), take(need), take(room), floats(d),
-            floats(d), ints(d), ints(n), floats(n), floats(n), ints(n),
+            floats(0), ints(0), ints(0), floats(0), floats(0), take(flat.team), ints(flat.teams),
+            take(need), take(room), floats(d), floats(d), ints(d), ints(n), floats(n), floats(n),
+            ints(n),
         )  # fmt: skip
         return float(seconds)
 

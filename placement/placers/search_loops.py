@@ -16,8 +16,9 @@ INF = float("inf")
 def evaluate(
     n: int, d: int, sequence: Any, wishes: Any, cost: Any, latency: Any, bandwidth: Any,
     start: Any, node: Any, size: Any, tensor: Any, contention: bool, turn: int, seen: Any,
-    arrived: Any, link: Any, team: Any, home: Any, need: Any, capacity: Any, room: Any, last: Any,
-    latest: Any, device: Any, begins: Any, finish: Any, cause: Any,
+    arrived: Any, link: Any, way: Any, lane: Any, width: Any, until: Any, team: Any, home: Any,
+    need: Any, capacity: Any, room: Any, last: Any, latest: Any, device: Any, begins: Any,
+    finish: Any, cause: Any,
 ) -> float:  # fmt: skip
     """Makespan of a sequence with wishes; inf where persistent memory does not fit.
 
@@ -29,6 +30,8 @@ def evaluate(
         home[t] = -1
     for q in range(len(link)):
         link[q] = 0.0
+    for q in range(len(until)):
+        until[q] = 0.0
     makespan = 0.0
     for k in range(n):
         v = sequence[k]
@@ -69,6 +72,11 @@ def evaluate(
                 if q != at and seen[slot] != turn:
                     leaves = max(finish[node[e]], link[q * d + at])
                     moving = size[e] / bandwidth[q * d + at]
+                    if len(way) > 0:  # shared links, too, carry one tensor after the other
+                        for i in range(way[q * d + at], way[q * d + at + 1]):
+                            leaves = max(leaves, until[lane[i]])
+                        for i in range(way[q * d + at], way[q * d + at + 1]):
+                            until[lane[i]] = leaves + size[e] / width[lane[i]]
                     link[q * d + at] = leaves + moving
                     arrived[slot], seen[slot] = leaves + latency[q * d + at] + moving, turn
                     if arrived[slot] > from_:
@@ -126,7 +134,8 @@ def search(
     n: int, d: int, evaluations: int, seed: int, bound: float, roam: bool, sequence: Any,
     wishes: Any, best_device: Any, best_begins: Any, best_finish: Any, cost: Any, latency: Any,
     bandwidth: Any, start: Any, node: Any, size: Any, tensor: Any, contention: bool, seen: Any,
-    arrived: Any, link: Any, out_start: Any, out_node: Any, team: Any, team_start: Any,
+    arrived: Any, link: Any, way: Any, lane: Any, width: Any, until: Any, out_start: Any,
+    out_node: Any, team: Any, team_start: Any,
     team_node: Any, home: Any, need: Any, capacity: Any, room: Any, last: Any, latest: Any,
     device: Any, begins: Any, finish: Any, cause: Any, position: Any, path: Any, current: Any,
     history: Any,
@@ -142,8 +151,8 @@ def search(
         position[sequence[i]] = i
     value = evaluate(
         n, d, sequence, wishes, cost, latency, bandwidth, start, node, size, tensor, contention, 1,
-        seen, arrived, link, team, home, need, capacity, room, last, latest, device, begins,
-        finish, cause,
+        seen, arrived, link, way, lane, width, until, team, home, need, capacity, room, last,
+        latest, device, begins, finish, cause,
     )  # fmt: skip
     best = value
     for v in range(n):
@@ -195,8 +204,8 @@ def search(
             continue
         fresh = evaluate(
             n, d, sequence, wishes, cost, latency, bandwidth, start, node, size, tensor,
-            contention, turn + 2, seen, arrived, link, team, home, need, capacity, room, last,
-            latest, device, begins, finish, cause,
+            contention, turn + 2, seen, arrived, link, way, lane, width, until, team, home, need,
+            capacity, room, last, latest, device, begins, finish, cause,
         )  # fmt: skip
         late = turn % len(history)
         if fresh < INF and (fresh <= value or fresh <= history[late]):

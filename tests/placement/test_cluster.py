@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from graphflow.errors import ClusterError, DeviceError
-from graphflow.placement import Cluster, Device, Link, Worker
+from graphflow.placement import WIRES, Cluster, Device, Link, Worker
 from graphflow.placement.host import cores, device_memory, host_memory
 
 TWO = """
@@ -315,6 +315,141 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ClusterError, match="cannot read"):
         Cluster.load(tmp_path / "cluster.toml")
+
+
+# Machines by product, and their wiring --------------------------------------------------------
+
+EIGHT = """
+network = "100gbe"
+
+[[hosts]]
+name = "box"
+count = 2
+devices = [
+  { name = "h100", count = 8 },
+]
+link = "nvlink4"
+nic = { name = "100gbe", count = 2 }
+switches = [
+  { devices = ["gpu:0", "gpu:1"], uplink = "pcie5" },
+]
+"""
+
+
+def test_hosts_of_products_are_workers_with_links_and_ports(tmp_path: Path) -> None:
+    cluster = load(tmp_path, EIGHT)
+    assert cluster.kind == "hypothetical" and len(cluster.devices) == 16
+    device = cluster.device("/worker:1/gpu:7")
+    assert (device.product, device.memory, device.flops) == ("h100-sxm", 80 * 10**9, None)
+    inside = cluster.link("/worker:0/gpu:0", "/worker:0/gpu:7")
+    across = cluster.link("/worker:0/gpu:0", "/worker:1/gpu:0")
+    assert inside is not None and inside.bandwidth == WIRES["nvlink4"].bandwidth
+    assert across is not None and across.bandwidth == WIRES["100gbe"].bandwidth
+    ports = {port.name: port for port in cluster.ports}
+    assert ports["box 0 nic"].bandwidth == 2 * WIRES["100gbe"].bandwidth
+    assert ports["box 1 switch 0"].inside == ("/worker:1/gpu:0", "/worker:1/gpu:1")
+    assert ports["box 1 switch 0"].besides == ("/worker:1",)  # NVLink goes around it
+    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
+
+
+def test_short_names_say_the_same_as_a_file(tmp_path: Path) -> None:
+    text = '[network]\nname = "10gbe"\n[[hosts]]\ncount = 2\ndevices = ["4xa100-40gb"]\n'
+    short = Cluster.hypothetical("2x4xa100-40gb", network="10gbe")
+    read = load(tmp_path, text)
+    assert (short.workers, short.links) == (read.workers, read.links)
+    assert [port.bandwidth for port in short.ports] == [port.bandwidth for port in read.ports]
+    assert Cluster.hypothetical(2, "4xA100 40GB", network="10GbE") == short
+
+
+def test_what_is_given_of_a_product_replaces_the_table(tmp_path: Path) -> None:
+    text = '[[workers]]\ndevices = [{ name = "t4", memory = "8GB", flops = 5e12 }]\n'
+    cluster = load(tmp_path, text)
+    device = cluster.device("/worker:0/gpu:0")
+    assert (device.memory, device.flops, device.product) == (8 * 10**9, 5e12, "t4")
+    assert device.peaks == (5e12, 320e9)
+
+
+def test_workers_with_addresses_may_share_a_host_and_its_card(tmp_path: Path) -> None:
+    text = '[[hosts]]\nname = "a"\nnic = "10gbe"\n' + "".join(
+        f'[[workers]]\naddress = "tcp://127.0.0.1:{port}"\n{host}'
+        for port, host in ((1, 'host = "a"\n'), (2, 'host = "a"\n'), (3, ""))
+    )
+    cluster = load(tmp_path, text)
+    assert cluster.kind == "remote"
+    assert cluster.link("/worker:0/cpu:0", "/worker:1/cpu:0") is None  # to be measured
+    across = cluster.link("/worker:0/cpu:0", "/worker:2/cpu:0")
+    assert across is not None and across.bandwidth == WIRES["10gbe"].bandwidth
+    assert [(p.name, p.inside) for p in cluster.ports] == [("a nic", ("/worker:0", "/worker:1"))]
+
+
+def test_a_described_link_counts_before_the_wiring(tmp_path: Path) -> None:
+    link = '[[links]]\nsource = "/worker:0"\ntarget = "/worker:1"\nlatency = 1\nbandwidth = 2\n'
+    cluster = load(tmp_path, EIGHT + link)
+    across = cluster.link("/worker:1/gpu:3", "/worker:0/gpu:5")
+    assert across is not None and (across.latency, across.bandwidth) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"h100"', '"h1000"', "line 8: 'h1000' is not a device.*did you mean 'h100'"),
+        ("nvlink4", "nvlin4", "line 10: no link is named 'nvlin4'; did you mean 'nvlink4'"),
+        ('"gpu:1"', '"gpu:9"', "line 13: no device of this host 'gpu:9'; did you mean 'gpu:"),
+        ("uplink", "uplnk", "line 13: unknown key 'uplnk'; did you mean 'uplink'"),
+        ("count = 2 }", "count = 0 }", "line 11: count must be a whole number >= 1, not 0"),
+        ('= "100gbe"', '= "100gb"', "line 2: no link is named '100gb'; did you mean '100gbe'"),
+        ("nic", "nik", "line 11: unknown key 'nik'; did you mean 'nic'"),
+        ("[[hosts]]", "[[hsts]]", "line 4: unknown key 'hsts'; did you mean 'hosts'"),
+        ("count = 8", "count = true", "line .*: count must be a whole number >= 1, not True"),
+        (', uplink = "pcie5"', "", "line 12: a switch needs 'uplink'"),
+        ('network = "100gbe"', "network = 7", "'network' must be a name or a table, not 7"),
+    ],
+)
+def test_a_typo_in_the_wiring_gives_line_and_suggestion(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    assert old in EIGHT
+    with pytest.raises(ClusterError, match=message):
+        load(tmp_path, EIGHT.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("latency = -1.0", "line 2: latency must be a finite number >= 0, not -1.0"),
+        ("latency = 1e-5", "'name' needs a name, or 'bandwidth'"),
+        ('name = "100gbe"\nbackbone = 0', r"line 3: backbone \(bytes/s\) must be .*> 0, not 0"),
+        ('nam = "100gbe"', "line 2: unknown key 'nam'; did you mean 'name'"),
+    ],
+)
+def test_a_wrong_network_gives_its_line(tmp_path: Path, section: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        load(tmp_path, f"[network]\n{section}\n" + '[[hosts]]\ncount = 2\ndevices = ["t4"]\n')
+
+
+def test_a_worker_on_an_unknown_host_gets_a_suggestion(tmp_path: Path) -> None:
+    text = '[[hosts]]\nname = "left"\n' + W0 + 'host = "lefd"\n'
+    with pytest.raises(ClusterError, match="line 5: no host 'lefd'; did you mean 'left'"):
+        load(tmp_path, text)
+
+
+def test_hosts_without_a_network_between_them_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"/worker:0/gpu:0 -> /worker:1/gpu:0.*\[network\]"):
+        load(tmp_path, '[[hosts]]\ncount = 2\ndevices = ["t4"]\n')
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("8xh1000", "no product is named 'h1000'; did you mean 'h100'"),
+        ("0xh100", "holds no device"),
+        ("  ", "not of the form '8xh100'"),
+        ("tpu", "no product is named 'tpu'; known are t4"),
+    ],
+)
+def test_a_wrong_short_name_gets_a_suggestion(name: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        Cluster.hypothetical(name)
 
 
 # Programmatic clusters ------------------------------------------------------------------------
