@@ -28,6 +28,7 @@ from graphflow.onnx.values import Array, Fixed, Known, OnHost, Value, dtype_name
 from graphflow.onnx.values import onnx_dtype as dtype_of
 from graphflow.op import Tensor, user_location
 from graphflow.session import DEADLINE, Session
+from graphflow.spec import Dim
 
 NO_RANK = "it has no rank"
 
@@ -122,10 +123,16 @@ class Model:
         """The outputs by name, for inputs by name (or in the order of the file).
 
         Raises:
-            FeedError: an input is missing, unknown, or of another dtype.
+            FeedError: an input is missing, unknown, or of another dtype or shape.
+            OnnxError: the deadline is no number of seconds.
             OpError: a node fails.
             StepTimeout: `deadline` seconds have passed.
         """
+        if not (isinstance(deadline, int | float) and deadline > 0):
+            raise OnnxError(
+                f"{self.file} at {user_location()}: a deadline is a number of seconds above 0, "
+                f"not {deadline!r}"
+            )
         values = self._values(feeds)
         results = self._program.run(Run(self._importer, session or self.session, deadline), values)
         return dict(zip(self.output_names, results, strict=True))
@@ -154,7 +161,24 @@ class Model:
                 f"{self.file} at {user_location()}: {', '.join(told)}; its inputs are "
                 f"{', '.join(self.input_names)}"
             )
-        return {name: self._value(name, value) for name, value in feeds.items()}
+        values = {name: self._value(name, value) for name, value in feeds.items()}
+        self._check_shared(values)
+        return values
+
+    def _check_shared(self, values: Mapping[str, Any]) -> None:
+        """A size that several inputs share is one number."""
+        seen: dict[Any, tuple[int, str]] = {}
+        for name, value in values.items():
+            given = self._given.get(name)
+            if not isinstance(given, Tensor):
+                continue
+            for size, have in zip(given.shape, np.shape(value), strict=True):
+                first = seen.setdefault(size, (have, name))
+                if isinstance(size, Dim) and first[0] != have:
+                    raise FeedError(
+                        f"{self.file} at {user_location()}: size {size} is {first[0]} in "
+                        f"{first[1]!r} and {have} in {name!r}; give both the same"
+                    )
 
     def _value(self, name: str, value: Any) -> Any:
         given = self._given.get(name)
@@ -284,6 +308,9 @@ def _inputs(
     file: str,
 ) -> dict[str, Value]:
     """What each input stands for: a placeholder, a given value, or something for the host."""
+    for what, option in (("shapes", shapes), ("values", values)):
+        if not isinstance(option, Mapping):
+            raise OnnxError(f"load at {user_location()}: {what} are {{input: …}}, not {option!r}")
     names = [i.name for i in graph.input]
     for name in (*shapes, *values):
         if name not in names:
@@ -291,11 +318,22 @@ def _inputs(
     given: dict[str, Value] = {}
     for info in graph.input:
         if info.name in values:
-            array = np.asarray(values[info.name])
-            given[info.name] = Known(array, array.dtype)
+            given[info.name] = _given_value(info, values[info.name], file)
         elif info.name not in arrays:
             given[info.name] = _input(info, shapes.get(info.name), file)
     return given
+
+
+def _given_value(info: ValueInfoProto, value: Any, file: str) -> Known:
+    """A value that is known from now on, in the dtype of the input."""
+    dtype = dtype_of(info.type.tensor_type.elem_type)
+    array = np.asarray(value)
+    if dtype is None or not is_native(dtype) or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise OnnxError(
+            f"{file} at {user_location()}: input {info.name!r} takes {dtype or 'no arrays'}, the "
+            f"given value is {array.dtype}"
+        )
+    return Known(array.astype(dtype), dtype)
 
 
 def _input(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Value:
@@ -310,6 +348,13 @@ def _input(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Valu
         if not kind.tensor_type.HasField("shape"):
             return OnHost(NO_RANK)
         shape = [_size(dim) for dim in kind.tensor_type.shape.dim]
+    elif not isinstance(shape, list | tuple) or (
+        kind.tensor_type.HasField("shape") and len(shape) != len(kind.tensor_type.shape.dim)
+    ):
+        raise OnnxError(
+            f"{file} at {user_location()}: input {info.name!r} has rank "
+            f"{len(kind.tensor_type.shape.dim)}; {shape!r} are not so many sizes"
+        )
     return placeholder(dtype, tuple(shape), name=info.name or None)
 
 

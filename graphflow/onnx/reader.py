@@ -43,6 +43,8 @@ def read(source: Any, limit: int = LIMIT) -> tuple[ModelProto, str, Path | None]
     Raises:
         OnnxError: no such file, too large, or not a model.
     """
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise OnnxError(f"the limit is a number of bytes above 0, not {limit!r}")
     if isinstance(source, ModelProto):
         _check_text(source, "the model")
         return source, "the model", None
@@ -144,12 +146,10 @@ def check_names(graph: GraphProto, file: str, outer: frozenset[str] = frozenset(
     for entry in graph.input:
         _make(made, entry.name, f"{file}: two inputs are named {entry.name!r}")
     initial = [*(t.name for t in graph.initializer), *(_sparse_name(t) for t in _sparse(graph))]
+    initialized: set[str] = set()
     for name in initial:
-        if initial.count(name) > 1 if len(initial) < 100 else False:
-            raise OnnxError(f"{file}: two initializers are named {name!r}")
-    if len(set(initial)) != len(initial):
-        raise OnnxError(f"{file}: two initializers have one name")
-    made.update(initial)
+        _make(initialized, name, f"{file}: two initializers are named {name!r}")
+    made |= initialized
     later = {name for node in graph.node for name in node.output if name}
     for index, node in enumerate(graph.node):
         label = f"{node.op_type} {node.name!r} (node {index + 1} of {file})"
@@ -162,6 +162,9 @@ def check_names(graph: GraphProto, file: str, outer: frozenset[str] = frozenset(
         for name in node.output:
             if name:
                 _make(made, name, f"{label} makes {name!r}, which something before it makes")
+    names = [entry.name for entry in graph.output]
+    if len(set(names)) != len(names):
+        raise OnnxError(f"{file}: two outputs have one name: {', '.join(sorted(names))}")
     for entry in graph.output:
         if entry.name not in made and entry.name not in outer:
             raise OnnxError(f"{file}: nothing makes the output {entry.name!r}")

@@ -105,6 +105,7 @@ def test_names_are_made_once_and_before_they_are_read(nodes: Any, told: str) -> 
 def test_two_inputs_or_initializers_of_one_name_are_refused() -> None:
     nodes, outputs = [_exp("x", "y")], [info("y", [1])]
     refused(model(nodes, [info("x", [1]), info("x", [2])], outputs), "two inputs")
+    refused(model(nodes, [info("x", [1])], outputs * 2), "two outputs")
     twice = [initializer("w", [1]), initializer("w", [2])]
     refused(model(nodes, [info("x", [1])], outputs, twice), "two initializers")
 

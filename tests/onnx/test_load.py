@@ -99,6 +99,31 @@ def test_feeds_that_do_not_fit_are_refused(feeds: Any, told: str) -> None:
         gf.onnx.load(perceptron()).run(feeds)
 
 
+def test_a_size_that_inputs_share_is_one_number() -> None:
+    m = gf.onnx.load(text("g (float[N] x, float[N] z) => (float[N] y) { y = Add(x, z) }"))
+    assert m.run([normal(3), normal(3)])["y"].shape == (3,)
+    with pytest.raises(FeedError, match="size N is 3 in 'x' and 1 in 'z'"):
+        m.run([normal(3), normal(1)])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shapes": {"x": "ab"}},
+        {"shapes": {"x": (1, 2, 4)}},
+        {"shapes": [1]},
+        {"values": {"x": "text"}},
+        {"values": 7},
+        {"limit": "all"},
+    ],
+)
+def test_options_of_another_form_are_refused(options: Any) -> None:
+    with pytest.raises(OnnxError):
+        gf.onnx.load(perceptron(), **options)
+    with pytest.raises(OnnxError, match="deadline"):
+        gf.onnx.load(perceptron()).run([normal(1, 4)], deadline=-1)
+
+
 def test_nodes_are_named_after_the_nodes_of_the_file() -> None:
     m = gf.onnx.load(perceptron())
     names = [node.name for node in gf.Graph(m.outputs["y"]).nodes]
@@ -446,17 +471,13 @@ def test_int64_constants_stay_constants() -> None:
 
 
 def test_a_model_and_its_outputs_say_what_they_are() -> None:
-    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
-    info = onnx.helper.make_tensor_value_info
-    weights = onnx.numpy_helper.from_array(np.ones((3, 2), np.float32), "w")
-    graph = onnx.helper.make_graph(
-        [node],
-        "g",
-        [info("x", onnx.TensorProto.FLOAT, ["n", 3])],
-        [info("y", onnx.TensorProto.FLOAT, ["n", 2])],
-        [weights],
+    proto = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [info("x", ["n", 3])],
+        [info("y", ["n", 2])],
+        [initializer("w", np.ones((3, 2)))],
     )
-    model = gf.onnx.load(onnx.helper.make_model(graph))
-    assert "x -> y; 1 variables" in repr(model)
-    assert "y" in model.outputs and "z" not in model.outputs
-    assert "y" in repr(model.outputs)
+    m = gf.onnx.load(proto)
+    assert "x -> y; 1 variables" in repr(m)
+    assert "y" in m.outputs and "z" not in m.outputs
+    assert "y" in repr(m.outputs)
