@@ -1,0 +1,198 @@
+"""Attention and rotary embeddings: against plain formulas, in little memory, refusing bad input."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import graphflow as gf
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
+from graphflow.interpret import evaluate
+from graphflow.op import REGISTRY
+from graphflow.ops import attention as module
+from graphflow.ops import nn
+from graphflow.ops.kernels.threads import Pool, using
+
+
+def value(tensor: Any) -> Any:
+    return evaluate([tensor])[0]
+
+
+def plain(q: Any, k: Any, v: Any, seen: Any = True, scale: float | None = None) -> Any:
+    """Attention by the whole matrix; zeros for who sees nothing."""
+    group = q.shape[-3] // k.shape[-3]
+    k, v = np.repeat(k, group, -3), np.repeat(v, group, -3)
+    scores = q @ np.swapaxes(k, -1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    weights = np.where(seen, np.exp(scores), 0)
+    total = weights.sum(-1, keepdims=True)
+    return weights @ v / np.where(total == 0, 1, total)
+
+
+@given(
+    heads=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    lengths=st.tuples(st.integers(1, 10), st.integers(1, 10)),
+    blocks=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 100)),
+    causal=st.booleans(),
+    window=st.sampled_from([None, 1, 3, (2, None), (0, 1)]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60)
+def test_blocks_of_any_size_give_what_the_whole_matrix_gives(
+    heads: tuple[int, int], lengths: tuple[int, int], blocks: tuple[int, int, int], causal: bool,
+    window: Any, seed: int,
+) -> None:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    (shared, group), (t, s) = heads, lengths
+    q = rng.normal(size=(2, shared * group, t, 3))
+    k, v = rng.normal(size=(2, shared, s, 3)), rng.normal(size=(2, shared, s, 2))
+    offset = s - t
+    distance = np.arange(s) - np.arange(t)[:, None] - offset
+    left, right = window if isinstance(window, tuple) else (window and window - 1,) * 2
+    seen = distance <= (0 if causal else s + t if right is None else right)
+    seen &= distance >= -(s + t if left is None else left)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in zip(("_QUERIES", "_KEYS", "_SCORES"), blocks, strict=True):
+            patch.setattr(module, name, size)
+        have = value(nn.attention(q, k, v, causal=causal, window=window, offset=offset))
+    np.testing.assert_allclose(have, plain(q, k, v, seen), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 1, 4, 5), (3, 1, 1, 1, 5), (3, 2, 4, 4, 5)])
+def test_masks_broadcast_and_hide_or_are_added(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(3, 2, 4, n, 3)) for n in (4, 5, 5))
+    if len(shape) == 4:
+        q, k, v = q[0], k[0], v[0]
+    mask = rng.random(shape) < 0.7
+    want = plain(q, k, v, mask)
+    np.testing.assert_allclose(value(nn.attention(q, k, v, mask)), want, rtol=1e-10)
+    added = np.where(mask, 0, -np.inf)
+    np.testing.assert_allclose(value(nn.attention(q, k, v, added)), want, rtol=1e-10)
+
+
+def test_who_sees_nothing_gets_zeros_and_no_gradient() -> None:
+    x = gf.placeholder("float64", (1, 2, 3))
+    for mask in (np.zeros((2, 2), bool), np.full((2, 2), -np.inf)):
+        y = nn.attention(x, x, x, mask)
+        have, slope = evaluate([y, *gf.gradients(gf.sum(y), [x])], {x: np.ones((1, 2, 3))})
+        assert not have.any() and not slope.any()
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_memory_stays_far_below_the_matrix_of_all_pairs(gradient: bool) -> None:
+    t = 8192
+    q, k, v = np.zeros((3, 1, 1, t, 4), "f")
+    attrs = {"scale": 0.5, "left": None, "right": 0, "offset": 0, "softcap": None}
+    y, logs = module._attention_kernel(np, q, k, v, **attrs)
+    tracemalloc.start()
+    if gradient:
+        REGISTRY["attention_grad"].run(np, (y, logs, q, k, v, logs), attrs)
+    else:
+        REGISTRY["attention"].run(np, (q, k, v), attrs)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < t * t * 4 / 50
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, g = rng.normal(size=(4, 1, 4, 512, 32)).astype("f")
+    attrs = {"scale": 0.2, "left": None, "right": 0, "offset": 0, "softcap": None}
+
+    def both() -> list[bytes]:
+        y, logs = REGISTRY["attention"].run(np, (q, k, v), attrs)
+        grads = REGISTRY["attention_grad"].run(np, (g, logs, q, k, v, logs), attrs)
+        return [a.tobytes() for a in (y, logs, *grads)]
+
+    alone, pool = both(), Pool(threads)
+    with using(pool):
+        shared = both()
+    pool.close()
+    assert alone == shared
+
+
+def test_sizes_may_be_unknown_and_halves_are_computed_in_float32() -> None:
+    q = gf.placeholder("float16", (None, 2, "t", 4))
+    y = nn.attention(q, q, q, causal=True)
+    assert y.dtype == "float16" and y.shape == q.shape
+    x = np.random.default_rng(0).normal(0, 4, (3, 2, 5, 4)).astype("float16")
+    have, slope = evaluate([y, *gf.gradients(gf.sum(y), [q])], {q: x})
+    wide = x.astype("float64")
+    want = plain(wide, wide, wide, np.tri(5, dtype=bool))
+    np.testing.assert_allclose(have, want, rtol=2e-3, atol=2e-3)
+    assert slope.dtype == "float16" and np.isfinite(slope).all()
+
+
+def test_attention_refuses_what_does_not_fit() -> None:
+    q, k = gf.placeholder("float32", (2, 4, 3, 8)), gf.placeholder("float32", (2, 4, 5, 8))
+    with pytest.raises(ShapeError, match=r"attention at .*test_attention.*q is \(…, heads, T, d\)"):
+        nn.attention(np.zeros((3, 8), "f"), k, k)
+    with pytest.raises(ShapeError, match="known multiple"):
+        nn.attention(q, k[:, :3], k[:, :3])
+    with pytest.raises(ShapeError, match="sizes of queries and keys differ"):
+        nn.attention(q, k[..., :4], k)
+    with pytest.raises(ShapeError, match="k and v differ"):
+        nn.attention(q, k, k[:, :, :4])
+    with pytest.raises(ShapeError, match="batches differ"):
+        nn.attention(q, k[:1], k[:1])
+    with pytest.raises(DTypeError, match="q is float32, k float64"):
+        nn.attention(q, k.astype("float64"), k)
+    with pytest.raises(DTypeError, match="mask is bool or float32"):
+        nn.attention(q, k, k, np.zeros((3, 5), "int64"))
+    with pytest.raises(ShapeError, match=r"mask \(3, 4\) does not broadcast"):
+        nn.attention(q, k, k, np.zeros((3, 4), bool))
+    for wrong in ({"scale": 0}, {"softcap": -1}, {"window": 0}, {"window": (1, 2, 3)},
+                  {"causal": 1}, {"offset": 0.5}):  # fmt: skip
+        with pytest.raises(ArgumentError, match=rf"attention at .*{next(iter(wrong))}"):
+            nn.attention(q, k, k, **wrong)  # type: ignore[arg-type]
+
+
+# Rotary embeddings ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("size", [None, 4])
+def test_rotary_turns_pairs_as_complex_numbers(interleaved: bool, size: int | None) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 5, 6))
+    n = 6 if size is None else size
+    angles = np.arange(5)[:, None] * 100.0 ** (-np.arange(0, n, 2) / n)
+    a, b = (x[..., :n:2], x[..., 1:n:2]) if interleaved else (x[..., : n // 2], x[..., n // 2 : n])
+    turned = (a + 1j * b) * np.exp(1j * angles)
+    have = value(nn.rotary(x, base=100.0, size=size, interleaved=interleaved))
+    parts = (
+        (have[..., :n:2], have[..., 1:n:2])
+        if interleaved
+        else (have[..., : n // 2], have[..., n // 2 : n])
+    )
+    np.testing.assert_allclose(parts[0], turned.real, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(parts[1], turned.imag, rtol=1e-10, atol=1e-12)
+    np.testing.assert_array_equal(have[..., n:], x[..., n:])
+
+
+def test_scores_of_rotary_vectors_depend_on_their_distance_only() -> None:
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 8))
+    here = [value(nn.rotary(np.repeat(x, 6, 0), np.arange(6) + 3)) for x in (q, k)]
+    scores = here[0] @ here[1].T
+    np.testing.assert_allclose(np.diag(scores, 2), np.full(4, scores[0, 2]), rtol=1e-9)
+
+
+def test_rotary_refuses_what_does_not_fit() -> None:
+    x = gf.placeholder("float32", (2, 5, 6))
+    with pytest.raises(ArgumentError, match=r"rotary at .*test_attention.*even number"):
+        nn.rotary(x, size=3)
+    with pytest.raises(ArgumentError, match="base"):
+        nn.rotary(x, base=0)
+    with pytest.raises(ShapeError, match="two elements for each angle"):
+        nn.rotary(x, size=8)
+    with pytest.raises(ShapeError):
+        nn.rotary(x, np.arange(4))
+    with pytest.raises(ShapeError, match="one shape"):
+        nn.rotate(x, np.zeros((5, 3), "f"), np.zeros((5, 2), "f"))
+    with pytest.raises(DTypeError, match="cos float64"):
+        nn.rotate(x, np.zeros((5, 3)), np.zeros((5, 3)))
