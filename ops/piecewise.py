@@ -111,7 +111,7 @@ hard_swish: Op = elementwise(
 
 def _shrunk(xp: Any, x: Any, threshold: float, bias: float) -> Any:
     outside = xp.abs(x) > threshold
-    return (x - xp.copysign(x.dtype.type(bias), x)) * outside if bias else x * outside
+    return (x - xp.sign(x) * bias) * outside if bias else x * outside
 
 
 _past: Op = elementwise(
@@ -169,12 +169,12 @@ def soft_shrink(x: Any, threshold: float = 0.5, name: str | None = None) -> Tens
 
 _thresholded_relu: Op = elementwise(
     "thresholded_relu",
-    lambda xp, x, threshold: x * (x > threshold),
+    lambda xp, x, threshold: xp.where(x > threshold, x, 0),  # -inf·0 would be NaN
     vjp=lambda g, y, x, threshold: (_past(g, x, threshold=threshold, symmetric=False),),
     infer=_with_attrs,
     samples=(*_pieces(F, threshold=0.7), *_pieces(SCALAR, threshold=-0.7)),
     flops=2,
-    into=lambda xp, out, x, threshold: xp.multiply(x, x > threshold, out=out),
+    into=lambda xp, out, x, threshold: xp.copyto(out, xp.where(x > threshold, x, 0)),
 )
 
 
