@@ -14,6 +14,6 @@ if find_spec("onnx") is None:
 
 from graphflow.onnx import writers, writers_nn
 from graphflow.onnx.export import save
-from graphflow.onnx.model import Model, load
+from graphflow.onnx.model import Model, load, operators_known
 
-__all__ = ["Model", "load", "save", "writers", "writers_nn"]
+__all__ = ["Model", "load", "operators_known", "save", "writers", "writers_nn"]

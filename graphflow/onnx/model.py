@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
 
 from graphflow.build import placeholder
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
@@ -298,6 +298,16 @@ def _supported(domain: str, name: str, version: int) -> bool:
     if handler_of(domain, name, version) is not None or host.knows(domain, name):
         return True
     return schema_with_body(domain, name, version) is not None
+
+
+def operators_known() -> dict[str, list[str]]:
+    """By domain, the operators that some opset of the installed onnx has and that can be loaded."""
+    known: dict[str, set[str]] = {}
+    for schema in defs.get_all_schemas():
+        domain = normal_domain(schema.domain)
+        if _supported(domain, schema.name, schema.since_version):
+            known.setdefault(domain, set()).add(schema.name)
+    return {domain or "ai.onnx": sorted(names) for domain, names in sorted(known.items())}
 
 
 def _inputs(

@@ -67,8 +67,3 @@ def handler_of(domain: str, name: str, version: int) -> Handler | None:
 def normal_domain(domain: str) -> str:
     """The default domain has two names."""
     return "" if domain == "ai.onnx" else domain
-
-
-def registered() -> list[tuple[str, str]]:
-    """Domain and name of every operator that has a translation."""
-    return sorted(_HANDLERS)

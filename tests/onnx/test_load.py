@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,6 +164,14 @@ def test_all_uses_of_operators_that_have_no_translation_are_listed_in_one_error(
     with pytest.raises(UnsupportedOnnxError) as failure:
         gf.onnx.load(proto)
     assert "p = 3" in str(failure.value) and "p = 4" in str(failure.value)
+
+
+def test_the_page_lists_the_operators_that_can_be_loaded() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^- `([\w.]+)`: (.+)$", page, re.MULTILINE))
+    known = gf.onnx.operators_known()
+    assert listed == {domain: ", ".join(names) for domain, names in known.items()}
+    assert len(known["ai.onnx"]) > 190
 
 
 # Shapes -----------------------------------------------------------------------------------------

@@ -14,9 +14,16 @@ from graphflow.onnx.registry import Outputs, operator
 from graphflow.onnx.values import Fixed, Known, is_native, known
 from graphflow.op import Tensor
 from graphflow.ops import creation, linalg, shape, window
+from graphflow.ops.convert import astype
 from graphflow.ops.getitem import getitem
 from graphflow.ops.index import take
 from graphflow.spec import Size, floordiv, product
+
+FEW = 1024
+"""Elements of a value that is made while a model is read; larger ones are nodes."""
+
+MOST_ON_HOST = 1 << 24
+"""Elements of a value that no tensor holds."""
 
 
 def axis_of(call: Call, default: int, rank: int, name: str = "axis") -> int:
@@ -61,10 +68,13 @@ def _constant_of_shape(call: Call) -> Outputs:
     tensor = call.attr("value")
     value = np.zeros(1, np.float32) if tensor is None else array_of(tensor, call.label)
     if not is_native(value.dtype):
-        return Fixed(np.full(tuple(call.known(0)), value.reshape(-1)[0]))
+        wanted = tuple(int(s) for s in call.known(0))
+        if math.prod(wanted) > MOST_ON_HOST:
+            raise call.unsupported(f"{math.prod(wanted)} elements of {value.dtype} at once")
+        return Fixed(np.full(wanted, value.reshape(-1)[0]))
     sizes = call.sizes(0)
     count = product(sizes)
-    if isinstance(count, int) and count <= 1024:
+    if isinstance(count, int) and count <= FEW:
         return known(np.full(tuple(sizes), value.reshape(-1)[0], value.dtype))
     return creation.full(tuple(sizes), value.reshape(-1)[0].item(), dtype=value.dtype)
 
@@ -93,7 +103,9 @@ def _range(call: Call) -> Outputs:
     if dtype.kind in "iu":
         return creation.arange(int(start), int(stop), int(step), dtype=dtype)
     count = max(0, math.ceil((stop - start) / step))
-    return known((start + np.arange(count) * step).astype(dtype))
+    if count <= FEW:
+        return known((start + np.arange(count) * step).astype(dtype))
+    return astype(creation.arange(count), dtype) * step.item() + start.item()
 
 
 @operator("EyeLike")
