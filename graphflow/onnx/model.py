@@ -122,6 +122,11 @@ class Model:
     ) -> dict[str, Any]:
         """The outputs by name, for inputs by name (or in the order of the file).
 
+        Args:
+            session: default: one of this process, which the model keeps.
+            deadline: seconds that all may take; looked at between graphs and at each iteration
+                on the host. A single graph has the deadline of its session.
+
         Raises:
             FeedError: an input is missing, unknown, or of another dtype or shape.
             OnnxError: the deadline is no number of seconds.

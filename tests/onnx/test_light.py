@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import graphflow as gf
+from tests.onnx.models import text
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NETWORKS = (
@@ -95,3 +96,21 @@ def test_a_network_with_random_weights_agrees_with_onnx(network: str, cluster: g
         got = s.run(output, {m.inputs[name]: x})
     assert np.std(expected) > 0, "the weights matter"
     assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_a_model_with_steps_on_the_host_runs_its_graphs_over_two_workers(
+    cluster: gf.Cluster,
+) -> None:
+    proto = text(
+        """g (float[N] x) => (float[K] y) {
+        big = Exp(x)
+        where = NonZero(x)
+        at = Transpose <perm = [1, 0]> (where)
+        y = GatherND(big, at)
+    }"""
+    )
+    m = gf.onnx.load(proto)
+    with gf.Session(cluster) as s:
+        for x in ([0, 1, 2], [3, 0, 0, 4, 5]):
+            got = m.run({"x": np.array(x, "float32")}, session=s)["y"]
+            assert np.allclose(got, np.exp([v for v in x if v]))
