@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from graphflow.errors import FeedError, OnnxError, OpError, StepTimeout, Unsuppo
 from tests.onnx.models import info, initializer, model, perceptron, text
 
 RNG = np.random.default_rng(3)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def normal(*shape: int) -> Any:
@@ -34,6 +37,15 @@ def same_as_reference(proto: Any, *feeds: dict[str, Any], rtol: float = 1e-5) ->
 
 
 # The surface ------------------------------------------------------------------------------------
+
+
+def test_without_the_package_onnx_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules['onnx'] = None; import graphflow as gf; gf.onnx"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "OnnxError: gf.onnx needs the package onnx" in done.stderr
+    assert "pip install 'graphflow[onnx]'" in done.stderr
 
 
 def test_a_model_is_inputs_outputs_and_variables_of_a_graph() -> None:
@@ -167,7 +179,7 @@ def test_all_uses_of_operators_that_have_no_translation_are_listed_in_one_error(
 
 
 def test_the_page_lists_the_operators_that_can_be_loaded() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^- `([\w.]+)`: (.+)$", page, re.MULTILINE))
     known = gf.onnx.operators_known()
     assert listed == {domain: ", ".join(names) for domain, names in known.items()}
