@@ -25,7 +25,7 @@ from graphflow.modules import module_names
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.host import gpu_memory
-from graphflow.placement.plan import SUFFIXES, plan
+from graphflow.placement.plan import SUFFIXES, Plan, plan
 from graphflow.spec import show_shape
 from graphflow.structure import flatten
 
@@ -126,9 +126,9 @@ def run(
 @app.command("plan")
 def plan_command(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(help="script.py:name; a tensor, a nest of them, or a function giving one."),
-    ],
+    ] = None,
     cluster: ClusterFile = None,
     workers: Workers = None,
     devices: Devices = "cpu:0",
@@ -141,18 +141,39 @@ def plan_command(
         Path | None, typer.Option("--output", "-o", help="A .html, .svg, .json or .dot file.")
     ] = None,
     placer: Annotated[str, typer.Option(help="The placement algorithm.")] = "greedy",
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Hardware that is not here: '8xh100', or '2x8xh100@100gbe' for hosts."),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print devices, links and the critical path.")
+    ] = False,
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Two saved plans (.json): what the second does otherwise."),
+    ] = None,
 ) -> None:
     """Place a graph without running it: predicted step time, placement, a page to look at.
 
     Example: graphflow plan train.py:fetches --workers 2 --shape x=128,64 -o plan.html
     """
+    if diff is not None:
+        if target is not None:
+            raise ArgumentError("--diff compares two saved plans; leave out script.py:name")
+        first, other = (Plan.load(_readable(path)) for path in diff)
+        typer.echo(str(first.diff(other)))
+        return
+    if target is None:
+        raise ArgumentError("Missing argument 'TARGET': script.py:name, or --diff a.json b.json")
     if output is not None and output.suffix not in SUFFIXES:
         raise PlanError(f"{output}: a plan is saved as {', '.join(SUFFIXES)}")
-    chosen = _cluster(workers, cluster, devices, threads)
+    if hardware is not None and (workers is not None or cluster is not None):
+        raise ArgumentError("give --hardware, --workers or --cluster, not two of them")
+    chosen = _cluster(workers, cluster, devices, threads) if hardware is None else _named(hardware)
     fetches = _attribute(target)
     shapes = _shapes(target, fetches, shape or [])
     made = plan(fetches, chosen, shapes=shapes, placer=placer)
-    typer.echo(str(made))
+    typer.echo(str(made.report() if report else made))
     if output is not None:
         made.save(output)
         typer.echo(f"wrote {output}")
@@ -257,6 +278,12 @@ def _cluster(workers: int | None, path: Path | None, devices: str, threads: int 
     if workers is None:
         return Cluster.here(devices=_names(devices), threads=threads)
     return Cluster.local(workers=workers, devices=_names(devices), threads=threads)
+
+
+def _named(hardware: str) -> Cluster:
+    """Hardware by its short name, with a link between hosts after an @."""
+    name, separator, network = hardware.partition("@")
+    return Cluster.hypothetical(name, network=network.strip() if separator else None)
 
 
 def _readable(path: Path) -> Path:

@@ -12,6 +12,7 @@ from graphflow.placement.placers import Placer, get_placer, place, placer_names,
 from graphflow.placement.ports import Port
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.products import PRODUCTS, WIRES, Product, Wire
+from graphflow.placement.report import Comparison, Difference, Report, compare
 from graphflow.placement.simulate import Timeline, simulate
 from graphflow.placement.stage_pipedream import Level, PipePlan, pipedream_plan
 from graphflow.placement.stages import Split, split_stages
@@ -21,7 +22,9 @@ __all__ = [
     "WIRES",
     "Assignment",
     "Cluster",
+    "Comparison",
     "Device",
+    "Difference",
     "Level",
     "Link",
     "PipePlan",
@@ -29,10 +32,12 @@ __all__ = [
     "Port",
     "Problem",
     "Product",
+    "Report",
     "Split",
     "Timeline",
     "Wire",
     "Worker",
+    "compare",
     "get_placer",
     "pipedream_plan",
     "place",

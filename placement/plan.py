@@ -28,6 +28,8 @@ from graphflow.structure import bind, concerns, flatten
 if TYPE_CHECKING:
     import networkx
 
+    from graphflow.placement.report import Difference, Report
+
 SUFFIXES = (".html", ".svg", ".json", ".dot")
 
 
@@ -162,6 +164,26 @@ class Plan:
             hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
             raise PlanError(f"no node {name!r} is placed by this plan{hint} (constants are not)")
         return explain(self, name)
+
+    def report(self) -> Report:
+        """A table: busy and idle time and peak memory of each device, predicted and measured;
+        bytes over each link; the critical path with names and lines. Print it."""
+        from graphflow.placement.report import report
+
+        return report(self)
+
+    def diff(self, other: Plan) -> Difference:
+        """What another plan does otherwise: nodes that moved and what each move alone would cost
+        here, makespans, bytes over each link. Print it.
+
+        Raises:
+            PlanError: the other is no plan.
+        """
+        from graphflow.placement.report import difference
+
+        if not isinstance(other, Plan):
+            raise PlanError(f"a plan is compared with another gf.Plan, not {other!r}")
+        return difference(self, other)
 
     def compare(self, other: Plan) -> str:
         """What another plan of the same graph does otherwise, as text.

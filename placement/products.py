@@ -148,8 +148,6 @@ STREAMED, CACHED = 0.88, 2.5
 are in half of the last level of cache."""
 SHARES = {"elementwise": 0.5, "other": 0.25, "random": 0.1}
 """Of the float32 peak, in cache, by class of op: instructions other than multiply-adds."""
-PRODUCT_LIKE = ("conv", "conv_transpose", "conv_weight_grad", "attention", "attention_grad")
-"""Ops outside the matmul class that are mostly matrix products, at four fifths of their rate."""
 
 
 def product(name: str) -> Product:
@@ -197,7 +195,6 @@ def speeds_of(name: str) -> dict[str, Any]:
     """A product's speeds in the form of `calibrate.Profile`, from its peaks and the curves here."""
     gpu = product(name)
     rates = {kind: gpu.float32 * share for kind, share in SHARES.items()}
-    products = {"launch": LAUNCH, "rate": 0.8 * gpu.sustained * gpu.float32, "itemsize": 4}
     return {
         "launch": LAUNCH,
         "handoff": 0.0,
@@ -208,7 +205,7 @@ def speeds_of(name: str) -> dict[str, Any]:
             "float64": _products(gpu, gpu.float64),
             "other": _products(gpu, gpu.float32 / 4),
         },
-        "ops": dict.fromkeys(PRODUCT_LIKE, products),
+        "ops": {},
         "classes": {
             kind: {"launch": LAUNCH, "rate": rate, "itemsize": 4} for kind, rate in rates.items()
         },
@@ -217,8 +214,7 @@ def speeds_of(name: str) -> dict[str, Any]:
 
 
 def _products(gpu: Product, peak: float) -> list[list[float]]:
-    """[flops, seconds] of square products: small ones leave processors idle, short sums end early.
-    """
+    """[flops, seconds] of square products: small ones leave processors idle, and start slowly."""
     points = []
     for side in (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384):
         filled = 1.0 - math.exp(-((side / TILE) ** 2) / gpu.processors)

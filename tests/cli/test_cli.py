@@ -102,6 +102,43 @@ def test_a_plan_that_cannot_be_made_gets_one_line(
     assert err.count("\n") == 1 and "Traceback" not in err
 
 
+def test_a_report_is_printed_on_request_and_two_saved_plans_are_compared(
+    capsys: pytest.CaptureFixture[str], script: Path, tmp_path: Path
+) -> None:
+    told = []
+    for name, hardware in (("a.json", "t4"), ("b.json", "2xh100")):
+        path = tmp_path / name
+        code, out, _ = run(
+            capsys, "plan", f"{script}:fetches", "--shape", "x=512,4", "--hardware", hardware,
+            "--report", "-o", str(path),
+        )  # fmt: skip
+        assert code == 0
+        told.append(out)
+    assert "Critical path" in told[0] and "/worker:0/gpu:0" in told[0] and "model.py:" in told[0]
+    code, out, _ = run(capsys, "plan", "--diff", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    assert code == 0 and "nodes moved" in out and "predicted step" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan", "--diff", "a.json"], "--diff"),
+        (["plan", "--diff", "a.json", "b.json"], "no such file"),
+        (["plan", "m.py:f", "--diff", "a.json", "b.json"], "leave out"),
+        (["plan", "m.py:f", "--hardware", "8xh100", "--workers", "2"], "not two"),
+        (["plan", "m.py:f", "--hardware", "8xh1000"], "did you mean 'h100'"),
+        (["plan", "m.py:f", "--hardware", "2xh100@10gb"], "did you mean '10gbe'"),
+    ],
+    ids=" ".join,
+)
+def test_hardware_and_differences_that_make_no_sense_get_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code in (1, 2) and says in err
+    assert err.count("\n") == 1 and not out and "Traceback" not in err
+
+
 def test_an_unknown_name_in_a_script_lists_those_that_it_defines(
     capsys: pytest.CaptureFixture[str], script: Path
 ) -> None:
