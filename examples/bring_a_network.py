@@ -1,0 +1,109 @@
+"""Bring a network that somebody else wrote: read it from ONNX, place it over two workers, run it.
+
+Prints predicted and measured times on one worker and on two, whether both give the same bits, and
+how far the results are from those of ONNX's own reference.
+
+    pip install '.[onnx]'
+    python examples/bring_a_network.py [model.onnx] [--batch 1] [--runs 5]
+
+Without a file it takes SqueezeNet as the onnx package brings it along (with constant weights).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+from rich.console import Console
+from rich.table import Table
+
+import graphflow as gf
+
+BUNDLED = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
+Feed = dict[gf.Tensor, np.ndarray]
+
+
+def feeds_for(model: gf.onnx.Model, batch: int) -> dict[str, np.ndarray]:
+    """Random numbers for every input; sizes that are not known become the batch."""
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for name, x in model.inputs.items():
+        shape = tuple(size if isinstance(size, int) else batch for size in x.shape)
+        feeds[name] = rng.standard_normal(shape).astype(x.dtype)
+    return feeds
+
+
+def timed(session: gf.Session, outputs: list[gf.Tensor], feed: Feed, runs: int) -> list[float]:
+    """Seconds of some runs after the first, which compiles."""
+    session.run(outputs, feed)
+    seconds = []
+    for _ in range(runs):
+        start = perf_counter()
+        session.run(outputs, feed)
+        seconds.append(perf_counter() - start)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", nargs="?", type=Path, default=BUNDLED, help="an .onnx file")
+    parser.add_argument("--batch", type=int, default=1, help="for sizes that the file leaves open")
+    parser.add_argument("--runs", type=int, default=5, help="timed runs on each cluster")
+    options = parser.parse_args()
+    if options.batch < 1 or options.runs < 1:
+        parser.error("--batch and --runs are at least 1")
+    console = Console()
+    try:
+        model = gf.onnx.load(options.model)
+    except (OSError, gf.errors.GraphflowError) as error:
+        parser.exit(2, f"{error}\n")
+    console.print(model)
+    named = feeds_for(model, options.batch)
+    outputs = [model.outputs[name] for name in model.output_names]
+    feed = {model.inputs[name]: value for name, value in named.items()}
+
+    table = Table("workers", "predicted", "measured", "transfers", title=options.model.name)
+    results = []
+    for workers in (1, 2):
+        with gf.Session(gf.Cluster.local(workers=workers, threads=1)) as session:
+            seconds = timed(session, outputs, feed, options.runs)
+            results.append(session.run(outputs, feed))
+            plan = session.plan()
+        table.add_row(
+            str(workers),
+            f"{plan.makespan * 1e3:.1f} ms",
+            f"{median(seconds) * 1e3:.1f} ms",
+            str(sum(1 for interval in plan.timeline if interval.kind == "transfer")),
+        )
+    console.print(table)
+    same = all(a.tobytes() == b.tobytes() for a, b in zip(*results, strict=True))
+    console.print(f"one worker and two: {'bit-equal' if same else 'different'}")
+    compare(
+        console,
+        onnx.load(options.model),
+        named,
+        dict(zip(model.output_names, results[0], strict=True)),
+    )
+
+
+def compare(
+    console: Console, proto: onnx.ModelProto, feeds: dict[str, np.ndarray], found: dict
+) -> None:
+    """How far results are from those of ONNX's reference, where that knows the file's opset."""
+    opset = next(entry.version for entry in proto.opset_import if not entry.domain)
+    if opset < 13:  # it computes old operators (Softmax…) as their later versions
+        console.print(f"opset {opset}: older than what ONNX's reference computes, so not compared")
+        return
+    expected = ReferenceEvaluator(proto).run(list(found), feeds)
+    for (name, ours), theirs in zip(found.items(), expected, strict=True):
+        error = np.max(np.abs(ours - theirs)) / max(np.max(np.abs(theirs)), 1e-30)
+        console.print(f"{name} {ours.shape}: {error:.1e} relative to ONNX's reference")
+
+
+if __name__ == "__main__":
+    main()
