@@ -16,6 +16,7 @@ from graphflow.placement.report import Comparison, Difference, Report, compare
 from graphflow.placement.simulate import Timeline, simulate
 from graphflow.placement.stage_pipedream import Level, PipePlan, pipedream_plan
 from graphflow.placement.stages import Split, split_stages
+from graphflow.placement.sweep import Sweep, sweep
 
 __all__ = [
     "PRODUCTS",
@@ -34,6 +35,7 @@ __all__ = [
     "Product",
     "Report",
     "Split",
+    "Sweep",
     "Timeline",
     "Wire",
     "Worker",
@@ -45,4 +47,5 @@ __all__ = [
     "register_placer",
     "simulate",
     "split_stages",
+    "sweep",
 ]

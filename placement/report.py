@@ -7,7 +7,7 @@ All three are plain data that print themselves, in a terminal and in a notebook.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -221,6 +221,7 @@ class _Arrivals:
         self._wires: dict[str, list[PlannedTransfer]] = {}
         for row in sorted(plan.transfers, key=lambda row: (row.start, row.finish)):
             self._wires.setdefault(f"{row.source} → {row.target}", []).append(row)
+        self._leaves = {wire: [row.start for row in rows] for wire, rows in self._wires.items()}
 
     def of_node(self, node: PlannedNode) -> Segment:
         return Segment("computing", node.name, node.device, node.start, node.finish, node.location)
@@ -256,9 +257,9 @@ class _Arrivals:
         if maker is not None and maker.finish >= part.start:
             return self._latest([self.of_node(maker)])
         found = [] if maker is None else [self.of_node(maker)]
-        ahead = [row for row in self._wires[part.where] if row.start < part.start]
-        if ahead:
-            left = self.of_transfer(ahead[-1])
+        at = bisect_left(self._leaves[part.where], part.start)
+        if at:
+            left = self.of_transfer(self._wires[part.where][at - 1])
             found.append(replace(left, finish=min(left.finish, part.start)))
         return self._latest(found)
 
