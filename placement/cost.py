@@ -21,6 +21,7 @@ from graphflow.placement.hardware import Links, link_matrices, rates
 from graphflow.placement.limits import Limits, teams
 from graphflow.placement.problem import Problem
 from graphflow.placement.rates import Rates
+from graphflow.placement.shortage import shortages
 from graphflow.placement.topology import shared_links
 from graphflow.spec import TensorSpec, is_inexact, nbytes
 
@@ -276,7 +277,9 @@ def memory_limit(
     transient = problem.output_memory
     assert transient is not None
     room = ", ".join(
-        f"{name} has {_mib(capacity)}" + (f" and would need {_mib(need)}" if need else "")
+        f"{name} has {_mib(capacity)}"
+        + (f" and would need {_mib(need)}" if need else "")
+        + (f" ({_mib(need - capacity)} missing)" if need > capacity else "")
         for name, capacity, need in zip(made.devices[:-1], problem.capacity, needed, strict=False)
     )
     biggest = "; ".join(
@@ -288,10 +291,30 @@ def memory_limit(
     error = MemoryLimitError(
         f"no placement fits in memory: {room}; variables and constants keep "
         f"{_mib(float(problem.memory.sum()))} between steps. The biggest: {biggest}. "
-        "Use smaller batches, more or larger devices (memory= in the cluster file), or loosen pins"
+        f"{_impossible(made)}Use smaller batches, more or larger devices (memory= in the cluster "
+        "file), or loosen pins"
     )
     error.nodes = tuple(nodes)
     return error
+
+
+def _impossible(made: GraphProblem) -> str:
+    """What no placement could hold, by names and lines."""
+    told = []
+    for each in shortages(made.problem)[:3]:
+        if each.device is None:
+            continue
+        own = [made.nodes[i] for i in each.nodes if i < len(made.nodes)]
+        names = ", ".join(
+            f"{node.op.name} {made.graph.names[node]!r} (made at {node.location})"
+            for node in own[:4]
+        )
+        told.append(
+            f"{names}{', …' if len(own) > 4 else ''} alone needs {_mib(each.need)}, and the "
+            f"roomiest device that it may use, {made.devices[each.device]}, has "
+            f"{_mib(each.room)} ({_mib(each.missing)} missing). "
+        )
+    return "".join(told)
 
 
 def _mib(count: float) -> str:

@@ -103,15 +103,46 @@ class Limits:
         )
 
     def _check_teams(self) -> None:
-        common: dict[Node, tuple[frozenset[str], Node]] = {}
+        """Refuse pins that tear a variable, its slots and its assignments apart.
+
+        Raises:
+            DeviceError: no device is left; names the chain of constraints with lines.
+        """
+        left: dict[Node, frozenset[str]] = {}
         for node, leader in self._teams.items():
-            allowed = self.allowed(node)
-            so_far, first = common.setdefault(leader, (allowed, node))
-            if not so_far & allowed:
+            left[leader] = left.get(leader, frozenset(self._kinds)) & self.allowed(node)
+            if not left[leader]:
+                told = "; ".join(self._chain(leader))
                 raise DeviceError(
-                    f"{self._title(node)} may be on {', '.join(sorted(allowed))} only, and "
-                    f"{self._title(first)} on {', '.join(sorted(so_far))}: a variable, its slots "
-                    "and its assignments live on one device; give them one pin"
+                    f"no device is left for {self._title(leader)} and what must live with it: "
+                    f"{told}. A variable, its slots and its assignments live on one device; "
+                    "give them one pin"
                 )
-            narrower = node if len(allowed) < len(so_far) else first
-            common[leader] = (so_far & allowed, narrower)
+
+    def _chain(self, leader: Node) -> list[str]:
+        """The constraints that together leave a team no device, and why each belongs to it."""
+        team = [node for node, of in self._teams.items() if of is leader]
+        chain: list[Node] = []
+        rest = frozenset(self._kinds)
+        for node in team:
+            if not rest <= self.allowed(node):
+                chain.append(node)
+                rest &= self.allowed(node)
+        for node in list(chain):  # what is impossible without it, too, need not be told
+            others = [other for other in chain if other is not node]
+            if others and not frozenset.intersection(*map(self.allowed, others)):
+                chain = others
+        return [self._constraint(node, leader) for node in chain]
+
+    def _constraint(self, node: Node, leader: Node) -> str:
+        """What a node of a team asks for, and how it came into the team."""
+        where = ", ".join(sorted(self.allowed(node)))
+        told = f"{self._title(node)} may be on {where} only ({self.why(node)})"
+        if node is leader:
+            return told
+        if node.op.name == "assign":
+            variable = node.inputs[0].node
+            if variable is leader:
+                return f"{told} and assigns to it"
+            return f"{told} and assigns to {self._title(variable)}, which was made for it"
+        return f"{told} and was made for it"

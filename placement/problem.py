@@ -154,6 +154,27 @@ class Problem:
         self._check_devices()
         _ = self.topological
 
+    @classmethod
+    def from_networkx(cls, graph: Any) -> Problem:
+        """A problem from the attributes of a networkx.DiGraph (or MultiDiGraph); node i is the i-th
+        of `graph.nodes`.
+
+        Nodes: `compute` (seconds by device name, a number for each device, or one for all; what a
+        dict leaves out cannot be used; `candidates` of `plan.to_networkx()` count, too), `memory`,
+        `output_memory` (bytes), `group` (any name; None: free), `prefer` (a node).
+        Edges: `bytes` (default 0), `tensor` (any name: edges of one node with one name carry one
+        tensor; default: all differ).
+        The graph: `devices` (names, or how many; default: those that nodes speak of), `latency`,
+        `bandwidth` ((d, d), or a number for all), `capacity` (by device, (d,) or one for all),
+        `contention`, `client` (a device), `shared`, `routes`; as in `Problem`. Others are ignored.
+
+        Raises:
+            ProblemError: an attribute is missing or wrong; names the node or the edge.
+        """
+        from graphflow.placement.from_networkx import problem_of
+
+        return problem_of(graph)
+
     # Sizes and adjacency ----------------------------------------------------------------------
 
     @property
@@ -350,15 +371,28 @@ class Problem:
         if len(homeless):
             group = int(self.groups[homeless[0]])
             members = np.flatnonzero(self.groups == group)
+            chain = self._narrowing(members)
             allow = "; ".join(
-                f"node {v}: {np.flatnonzero(np.isfinite(self.compute[v])).tolist()}"
-                for v in members[:6]
+                f"node {v}: {np.flatnonzero(np.isfinite(self.compute[v])).tolist()}" for v in chain
             )
             raise _at(
                 f"group {group} has no device that all its {len(members)} nodes can use ({allow}); "
                 "loosen a pin or split the group",
-                members,
+                chain,
             )
+
+    def _narrowing(self, members: Ints) -> list[int]:
+        """Nodes of a group that, taken alone, leave no device: each rules out what others allow."""
+        left, chain = np.ones(self.devices, dtype=bool), []
+        for v in members.tolist():
+            if (left & ~np.isfinite(self.compute[v])).any():
+                chain.append(v)
+                left &= np.isfinite(self.compute[v])
+        for v in list(chain):  # those without which it is still impossible
+            rest = [u for u in chain if u != v]
+            if rest and not np.isfinite(self.compute[rest]).all(axis=0).any():
+                chain = rest
+        return chain
 
 
 @dataclass(frozen=True, eq=False)

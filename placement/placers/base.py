@@ -13,6 +13,7 @@ import numpy as np
 
 from graphflow.errors import MemoryLimitError, PlacementError
 from graphflow.placement.problem import Assignment, Floats, Ints, Problem
+from graphflow.placement.shortage import shortages
 from graphflow.placement.simulate import simulate
 
 
@@ -119,10 +120,28 @@ def memory_error(problem: Problem, peak: Floats) -> MemoryLimitError:
         "between steps, and the "
         f"devices offer {', '.join(size(c) for c in problem.capacity)}; biggest nodes: "
         + ", ".join(f"{v} ({size(need[v])})" for v in biggest)
+        + _impossible(problem)
         + ". Use more or larger devices, smaller batches, or loosen pins and groups"
     )
     error.nodes = tuple(biggest)
     return error
+
+
+def _impossible(problem: Problem) -> str:
+    """What no placement could hold, if anything."""
+    told = []
+    for each in shortages(problem)[:3]:
+        room, missing = size(each.room), size(each.missing)
+        if each.device is None:
+            told.append(f"all that stays needs {size(each.need)} of {room} ({missing} missing)")
+            continue
+        nodes = ", ".join(map(str, each.nodes[:4])) + (", …" if len(each.nodes) > 4 else "")
+        what = f"node {nodes}" if len(each.nodes) == 1 else f"group of nodes {nodes}"
+        told.append(
+            f"{what} alone needs {size(each.need)}, and the roomiest device that it may use, "
+            f"{each.device}, has {room} ({missing} missing)"
+        )
+    return f". No placement can fit: {'; '.join(told)}" if told else ""
 
 
 def size(count: float) -> str:

@@ -14,7 +14,7 @@ from graphflow.build import assign, placeholder, variable
 from graphflow.device import DeviceName
 from graphflow.errors import DeviceError
 from graphflow.graph import Graph
-from graphflow.op import FUNCTIONS, REGISTRY, Node, Op, Tensor, device
+from graphflow.op import FUNCTIONS, REGISTRY, Node, Op, Tensor, device, made_by
 from graphflow.placement.cluster import Cluster, Device, Link, Worker
 from graphflow.placement.cost import GraphProblem, build_problem
 from graphflow.placement.hardware import is_described, link_matrices, rates
@@ -285,8 +285,28 @@ def test_a_variable_and_its_assign_with_different_pins_are_an_error_that_names_b
         w = variable(init.zeros((2,)), name="w")
     with device("/worker:1"):
         update = assign(w, w + 1, name="update")
-    with pytest.raises(DeviceError, match=r"'update'.*'w'.*one pin"):
+    chain = (
+        r"variable 'w' \(made at .*test_cost\.py:\d+\) may be on /worker:0/cpu:0 only "
+        r"\(pinned by gf\.device\('/worker:0'\)\); assign 'update' \(made at .*test_cost\.py:\d+\) "
+        r"may be on /worker:1/cpu:0 only .*and assigns to it.*one pin"
+    )
+    with pytest.raises(DeviceError, match=chain):
         build(Graph([update]))
+
+
+def test_contradictory_pins_of_a_slot_and_an_assignment_are_told_as_a_chain_with_lines() -> None:
+    with device("/worker:0"):
+        w = variable(init.zeros((2,)), name="w")
+    with made_by(w.node):
+        slot = variable(init.zeros((2,)), name="slot", trainable=False)
+    with device("/worker:1"):
+        update = assign(slot, slot + w, name="update")
+    with pytest.raises(DeviceError) as caught:
+        build(Graph([update]))
+    text = str(caught.value)
+    assert "no device is left for variable 'w'" in text
+    assert "'update'" in text and "assigns to variable 'gradients/slot'" in text and "made for it" in text
+    assert text.count("test_cost.py:") >= 4
 
 
 def test_gradients_prefer_to_be_near_what_they_differentiate() -> None:
