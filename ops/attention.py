@@ -142,8 +142,9 @@ class _Heads:
             scores = (*q.shape[:-3], shared, group, q.shape[-2], k.shape[-2])
             view = m if all(n == 1 for n in m.shape[:-3]) else xp.broadcast_to(m, scores)
         grouped = split_heads(q, shared)
-        return cls(xp, grouped, k.reshape(-1, *k.shape[-2:]), v.reshape(-1, *v.shape[-2:]), view,
-                   pattern)  # fmt: skip
+        n = math.prod(k.shape[:-2])  # not -1: there may be no keys
+        k, v = (x.reshape(n, *x.shape[-2:]) for x in (k, v))
+        return cls(xp, grouped, k, v, view, pattern)
 
     def tasks(self) -> list[tuple[slice, slice]]:
         """Ranges of (shared heads, queries): each is one block's rows. On a GPU all heads go
@@ -540,12 +541,15 @@ def _sides(window: Any, causal: Any) -> tuple[int | None, int | None]:
         (None, None) if window is None else (window, window)
     )  # fmt: skip
     least = 0 if isinstance(window, tuple | list) else 1
-    for side in sides:
+
+    def allowed(side: Any) -> bool:
         whole = isinstance(side, int | np.integer) and not isinstance(side, bool)
-        if len(sides) != 2 or not (side is None or (whole and side >= least)):
-            raise ArgumentError(
-                f"window is a number of keys from 1, or a pair (left, right) of numbers from 0 or "
-                f"None, not {window!r}"
-            )
+        return side is None or (whole and side >= least)
+
+    if len(sides) != 2 or not all(map(allowed, sides)):
+        raise ArgumentError(
+            f"window is a number of keys from 1, or a pair (left, right) of numbers from 0 or "
+            f"None, not {window!r}"
+        )
     left, right = (None if side is None else int(side) - least for side in sides)
     return left, 0 if causal else right

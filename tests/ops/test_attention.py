@@ -196,3 +196,24 @@ def test_rotary_refuses_what_does_not_fit() -> None:
         nn.rotate(x, np.zeros((5, 3), "f"), np.zeros((5, 2), "f"))
     with pytest.raises(DTypeError, match="cos float64"):
         nn.rotate(x, np.zeros((5, 3)), np.zeros((5, 3)))
+
+
+@pytest.mark.parametrize("sizes", [(2, 0, 3), (2, 3, 0), (2, 0, 0), (0, 3, 3)])
+def test_no_queries_no_keys_and_no_examples_are_sizes_like_any_other(
+    sizes: tuple[int, int, int],
+) -> None:
+    n, t, s = sizes
+    q, k = gf.constant(np.ones((n, 4, t, 8))), gf.constant(np.ones((n, 2, s, 8)))
+    y = nn.attention(q, k, k, mask=gf.constant(np.ones((t, s), bool)))
+    first = gf.gradients(gf.sum(y * y), [q, k])
+    second = gf.gradients(gf.sum(first[0]) + gf.sum(first[1] * first[1]), [q, k])
+    results = evaluate([y, *first, *second])
+    assert [r.shape for r in results] == [q.shape, *[q.shape, k.shape] * 2]
+    assert not any(r.any() for r in results if not s)
+
+
+@pytest.mark.parametrize("window", [(), [], (1,), (1, 2, 3)])
+def test_a_window_of_other_than_two_sides_is_refused(window: Any) -> None:
+    q = gf.constant(np.ones((1, 3, 4)))
+    with pytest.raises(ArgumentError, match=r"test_attention\.py.*pair \(left, right\)"):
+        nn.attention(q, q, q, window=window)
