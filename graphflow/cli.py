@@ -25,6 +25,8 @@ from graphflow.modules import module_names
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.host import gpu_memory
+from graphflow.placement.placers import Placer
+from graphflow.placement.placers.auto import Auto
 from graphflow.placement.plan import SUFFIXES, Plan, plan
 from graphflow.spec import show_shape
 from graphflow.structure import flatten
@@ -148,6 +150,10 @@ def plan_command(
     report: Annotated[
         bool, typer.Option("--report", help="Print devices, links and the critical path.")
     ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Search no longer than this (--placer auto); not reproducible."),
+    ] = None,
     diff: Annotated[
         tuple[Path, Path] | None,
         typer.Option(help="Two saved plans (.json): what the second does otherwise."),
@@ -172,7 +178,7 @@ def plan_command(
     chosen = _cluster(workers, cluster, devices, threads) if hardware is None else _named(hardware)
     fetches = _attribute(target)
     shapes = _shapes(target, fetches, shape or [])
-    made = plan(fetches, chosen, shapes=shapes, placer=placer)
+    made = plan(fetches, chosen, shapes=shapes, placer=_placer(placer, seconds))
     typer.echo(str(made.report() if report else made))
     if output is not None:
         made.save(output)
@@ -278,6 +284,14 @@ def _cluster(workers: int | None, path: Path | None, devices: str, threads: int 
     if workers is None:
         return Cluster.here(devices=_names(devices), threads=threads)
     return Cluster.local(workers=workers, devices=_names(devices), threads=threads)
+
+
+def _placer(name: str, seconds: float | None) -> str | Placer:
+    if seconds is None:
+        return name
+    if name != "auto":
+        raise ArgumentError(f"--seconds limits --placer auto, not {name}")
+    return Auto(seconds=seconds)
 
 
 def _named(hardware: str) -> Cluster:

@@ -28,6 +28,7 @@ from graphflow.structure import bind, concerns, flatten
 if TYPE_CHECKING:
     import networkx
 
+    from graphflow.placement.placers import Placer
     from graphflow.placement.report import Difference, Report
 
 SUFFIXES = (".html", ".svg", ".json", ".dot")
@@ -109,6 +110,7 @@ class Plan:
             variable had a home yet; those that do not fit in memory are left out.
         shapes: of the placeholders, for which it was made.
         fingerprint: of the graph; a plan is for one graph.
+        reproducible: whether planning again gives the same plan: not if its placer had a clock.
     """
 
     cluster: Cluster
@@ -121,6 +123,7 @@ class Plan:
     shapes: Mapping[str, tuple[int, ...]]
     fingerprint: str
     measured: Measured | None = None
+    reproducible: bool = True
     model: Model | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -311,6 +314,8 @@ class Plan:
             rows.append(f"  {name}: {told}")
         if self.measured is not None:
             rows.append(f"  measured: {show_seconds(self.measured.makespan)}")
+        if not self.reproducible:
+            rows.append("  not reproducible: it was searched for against a clock")
         return "\n".join(rows)
 
 
@@ -325,7 +330,7 @@ def plan(
     fetches: Any,
     cluster: Cluster | str | os.PathLike[str] | None = None,
     shapes: Mapping[Tensor, Sequence[int]] | None = None,
-    placer: str = "greedy",
+    placer: str | Placer = "greedy",
 ) -> Plan:
     """Decide where the nodes of some fetches would run, without running anything.
 
@@ -333,7 +338,7 @@ def plan(
         fetches: a tensor, or a nest of them, as `Session.run` takes it.
         cluster: default: this process. A path is read as a cluster file.
         shapes: for placeholders with sizes that are not known.
-        placer: name of the algorithm.
+        placer: name of the algorithm, or one with settings of its own.
 
     Raises:
         FetchError, PlanError: fetches that are no tensors; shapes that are missing, unknown, wrong.
@@ -387,7 +392,7 @@ def plan_graph(
     cluster: Cluster,
     shapes: Mapping[Node, tuple[int, ...]],
     bindings: Mapping[str, int],
-    placer: str = "greedy",
+    placer: str | Placer = "greedy",
     homes: Mapping[Node, str] | None = None,
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     links: Mapping[tuple[str, str], tuple[float, float]] | None = None,

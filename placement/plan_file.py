@@ -36,6 +36,7 @@ def dumps(plan: Plan) -> str:
         "baselines": dict(plan.baselines),
         "shapes": {name: list(shape) for name, shape in plan.shapes.items()},
         "fingerprint": plan.fingerprint,
+        "reproducible": plan.reproducible,
         "nodes": [asdict(node) for node in plan.nodes],
         "transfers": [asdict(transfer) for transfer in plan.transfers],
         "measured": None if plan.measured is None else asdict(plan.measured),
@@ -108,6 +109,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         baselines={_text(k): float(v) for k, v in data["baselines"].items()},
         shapes={k: tuple(int(s) for s in shape) for k, shape in data["shapes"].items()},
         fingerprint=_text(data["fingerprint"]),
+        reproducible=data.get("reproducible", True) is True,
         measured=None if measured is None else _measured(measured),
         model=None if data["model"] is None else _read_model(data["model"]),
     )

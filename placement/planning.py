@@ -23,7 +23,7 @@ from graphflow.placement.cost import GraphProblem, build_problem, memory_limit
 from graphflow.placement.explain import Model, reason
 from graphflow.placement.fingerprint import fingerprint
 from graphflow.placement.limits import Limits, teams
-from graphflow.placement.placers import get_placer, place
+from graphflow.placement.placers import Placer, get_placer, place
 from graphflow.placement.placers.evaluate import Candidate, Evaluator
 from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.round_robin import round_robin
@@ -44,7 +44,7 @@ def make_plan(
     cluster: Cluster,
     shapes: Mapping[Node, tuple[int, ...]],
     bindings: Mapping[str, int],
-    placer: str,
+    placer: str | Placer,
     homes: Mapping[Node, str],
     profiles: Mapping[int, Mapping[str, Any]] | None,
     links: Mapping[tuple[str, str], tuple[float, float]] | None,
@@ -89,6 +89,7 @@ def make_plan(
         baselines=baselines,
         shapes={graph.names.get(node, node.name): tuple(s) for node, s in shapes.items()},
         fingerprint=fingerprint(graph),
+        reproducible=assignment.reproducible,
         model=model,
     )
 
@@ -106,7 +107,7 @@ def _ones(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:
 
 
 def _placed(
-    alone: GraphProblem, shared: GraphProblem, placer: str, ones: list[Candidate]
+    alone: GraphProblem, shared: GraphProblem, placer: str | Placer, ones: list[Candidate]
 ) -> tuple[GraphProblem, Assignment]:
     """The placer's answer, and the problem in whose numbers it is to be told.
 

@@ -402,10 +402,12 @@ class Assignment:
     Args:
         device: (n,) device index of each node.
         order: (n,) all nodes, producers first; each device runs its nodes in this order.
+        reproducible: whether the same placer gives it again; not if it was made against a clock.
     """
 
     device: Ints
     order: Ints
+    reproducible: bool = True
 
     def __post_init__(self) -> None:
         _set(self, "device", _array("device", self.device, np.int64, 1))

@@ -17,6 +17,7 @@ from graphflow.errors import GraphflowError, PlanError
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.explain import show_bytes, show_seconds
+from graphflow.placement.placers import Placer
 from graphflow.placement.plan import Plan, plan
 from graphflow.placement.report import report, summary
 from graphflow.placement.tables import Table
@@ -173,7 +174,7 @@ def sweep(
     over: Sequence[float] | None = None,
     *,
     shapes: Mapping[Tensor, Sequence[int]] | None = None,
-    placer: str = "greedy",
+    placer: str | Placer = "greedy",
     label: str | None = None,
     worth: float = 0.25,
 ) -> Sweep:

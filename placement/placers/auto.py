@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import monotonic
 
 import numpy as np
 
@@ -31,6 +32,8 @@ these alone would take longer than ten seconds."""
 CLOSE = 1.25
 """The best baseline is run in full where it comes within this factor of the best list schedule."""
 EVALUATIONS = 100_000
+VISIT = 5e-6
+"""Seconds that the greedy placer takes for a visit of a node or an edge."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,14 @@ class Auto(Placer):
     """The best of all list schedules, greedy, one device and round robin, then local search.
 
     Never predicted slower than any of these, up to (n + e)·d of half a million; beyond that greedy
-    is left out. Deterministic: the budget counts work, not time.
+    is left out. Deterministic, as the budget counts work and not time, unless `seconds` are given:
+    then the answer depends on how fast and how busy the machine is, and is marked so.
 
     Args:
         budget: node, edge and device visits to spend on refinement, about 5 ns each.
         seed: of the local search.
+        seconds: after which nothing more is tried. The list schedules are made in any case, and
+            what is under way is finished. The answer is not reproducible.
 
     Raises:
         PlacementError: a setting without sense.
@@ -52,33 +58,47 @@ class Auto(Placer):
 
     budget: int = 200_000_000
     seed: int = 0
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
+        limit = self.seconds
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 <= limit < np.inf
+        ):
+            raise PlacementError(f"seconds must be a finite number >= 0, not {limit!r}")
         for name in ("budget", "seed"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
                 raise PlacementError(f"{name} must be an integer >= 0, not {value!r}")
 
     def place(self, problem: Problem) -> Assignment:
+        if self.seconds is None:
+            return self._place(problem, None)
+        found = self._place(problem, monotonic() + self.seconds)
+        return replace(found, reproducible=False)
+
+    def _place(self, problem: Problem, deadline: float | None) -> Assignment:
         flat = Flat(problem)
         schedules = [*list_schedules(flat), Peft().schedule(flat), Cpop().schedule(flat)]
         plain = not problem.contention and (problem.output_memory is None or roomy(problem))
         if plain and _visits(problem) > THOROUGH:
-            quick = self._quick(problem, schedules)
+            quick = self._quick(problem, schedules, deadline)
             if quick is not None:
                 return quick
-        best = self._thorough(problem, schedules)
+        best = self._thorough(problem, schedules, deadline)
         if not best.fits:
             raise memory_error(problem, peak_memory(problem, best.run))
         return best.run.assignment()
 
-    def _thorough(self, problem: Problem, schedules: list[Schedule]) -> Candidate:
+    def _thorough(
+        self, problem: Problem, schedules: list[Schedule], deadline: float | None
+    ) -> Candidate:
         evaluator = Evaluator(problem)
         baselines = [round_robin(evaluator)]
         if _visits(problem) <= THOROUGH:
             baselines += singles(evaluator)
             try:
-                answer = Greedy().place(problem)
+                answer = _greedy(deadline).place(problem)
                 baselines.append(evaluator.by_order(answer.device.tolist(), answer.order.tolist()))
             except MemoryLimitError:
                 pass  # the others may still fit
@@ -87,10 +107,12 @@ class Auto(Placer):
             return best
         device, order = best.run.device, best.run.order
         start = Schedule(np.array(device), np.array(order), np.array(best.run.finish))
-        found = self._search(problem).improve(evaluator, [*schedules, start])
+        found = self._search(problem).improve(evaluator, [*schedules, start], deadline)
         return min(best, found, key=lambda c: c.key)
 
-    def _quick(self, problem: Problem, schedules: list[Schedule]) -> Assignment | None:
+    def _quick(
+        self, problem: Problem, schedules: list[Schedule], deadline: float | None
+    ) -> Assignment | None:
         """For large problems without contention and limits on memory over time: their makespans
         need no event loop. None where no list schedule fits.
         """
@@ -110,6 +132,8 @@ class Auto(Placer):
                 least = run.makespan
                 best = Schedule(device, np.array(run.order), np.array(run.finish))
         share = self._evaluations(problem) // 8  # out of the cache, visits take as much longer
+        if deadline is not None:
+            share = searcher.affordable(share, deadline)
         bound = float(problem.compute.min(axis=1).sum()) / problem.devices
         moved = searcher.run(best.device, best.order, share, self.seed + 1, bound, False)
         if searcher.makespan(moved.device, moved.order) < least:
@@ -124,6 +148,14 @@ class Auto(Placer):
         if visits * problem.devices <= ROAM:
             visits *= problem.devices
         return min(EVALUATIONS, self.budget // max(1, visits))
+
+
+def _greedy(deadline: float | None) -> Greedy:
+    """The greedy placer, with a budget for the time that is left."""
+    whole = Greedy()
+    if deadline is None:
+        return whole
+    return replace(whole, budget=min(whole.budget, int(max(0.0, deadline - monotonic()) / VISIT)))
 
 
 def _visits(problem: Problem) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from time import monotonic
 
 import numpy as np
 
@@ -20,6 +21,9 @@ ROAM = 2_000_000
 """Nodes choose their own device in problems of at most this many (n + e)·d."""
 COPIES = 20_000_000
 """Under contention arrivals are kept for each tensor and device, up to this many."""
+
+PROBES = 3
+"""Evaluations by which the pace is judged where a clock limits the search."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,15 @@ class LocalSearch(Placer):
         best = self.improve(evaluator, list_schedules(Flat(problem)))
         return best.run.assignment() if best.fits else Greedy().place(problem)
 
-    def improve(self, evaluator: Evaluator, schedules: Iterable[Schedule]) -> Candidate:
-        """The best of these schedules and of what the search makes of them."""
+    def improve(
+        self, evaluator: Evaluator, schedules: Iterable[Schedule], deadline: float | None = None
+    ) -> Candidate:
+        """The best of these schedules and of what the search makes of them.
+
+        Args:
+            deadline: of `time.monotonic`, after which no search is begun; one under way is sized
+                by how fast the ones before were.
+        """
         problem = evaluator.problem
         starts = sorted((judged(evaluator, one) for one in schedules), key=lambda c: c.key)
         best = starts[0]
@@ -73,12 +84,15 @@ class LocalSearch(Placer):
         for turn in range(self.restarts):
             if best.fits and best.run.makespan <= bound:
                 break
+            spend = share if deadline is None else searcher.affordable(share, deadline)
+            if spend == 0 and share > 0:
+                break
             free = turn % 2 == 0 and roam
             start = best if turn % 2 else starts[turn // 2 % len(starts)]
             found = searcher.run(
                 np.array(start.run.device, dtype=np.int64),
                 np.array(start.run.order, dtype=np.int64),
-                share,
+                spend,
                 (self.seed * 7919 + turn * 104729 + 1) % 2147483646 + 1,
                 bound,
                 free,
@@ -97,6 +111,21 @@ class Searcher:
         self.flat = Flat(problem, self.loops.compiled)
         number = np.unique(problem.tensor, return_inverse=True)[1]
         self.tensor: Ints = number[problem.predecessors.edges]
+        self._pace: tuple[int, float] | None = None
+
+    def affordable(self, wanted: int, deadline: float) -> int:
+        """How many evaluations may be made before a deadline, at the pace of a first few."""
+        if self._pace is None:
+            sequence = self.problem.topological
+            device = np.argmin(np.where(self.problem.allowed, self.problem.compute, np.inf), axis=1)
+            self.makespan(device, sequence)  # compiled, if it will be
+            begin = monotonic()
+            for _ in range(PROBES):
+                self.makespan(device, sequence)
+            self._pace = (PROBES, max(monotonic() - begin, 1e-9))
+        count, seconds = self._pace
+        left = 0.8 * (deadline - monotonic())  # a move costs more than a plain evaluation
+        return max(0, min(wanted, int(left * count / seconds / (1 + self.problem.contention))))
 
     def run(
         self, device: Ints, order: Ints, evaluations: int, seed: int, bound: float, free: bool

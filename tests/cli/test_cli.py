@@ -119,6 +119,14 @@ def test_a_report_is_printed_on_request_and_two_saved_plans_are_compared(
     assert code == 0 and "nodes moved" in out and "predicted step" in out
 
 
+def test_a_plan_searched_for_against_a_clock_says_so(
+    capsys: pytest.CaptureFixture[str], script: Path
+) -> None:
+    limited = ["--placer", "auto", "--seconds", "0.1", "--hardware", "2xt4", "--shape", "x=2,4"]
+    code, out, _ = run(capsys, "plan", f"{script}:fetches", *limited)
+    assert code == 0 and "not reproducible" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -127,13 +135,15 @@ def test_a_report_is_printed_on_request_and_two_saved_plans_are_compared(
         (["plan", "m.py:f", "--diff", "a.json", "b.json"], "leave out"),
         (["plan", "m.py:f", "--hardware", "8xh100", "--workers", "2"], "not two"),
         (["plan", "m.py:f", "--hardware", "8xh1000"], "did you mean 'h100'"),
+        (["plan", "SCRIPT", "--shape", "x=2,4", "--seconds", "1"], "--placer auto, not greedy"),
         (["plan", "m.py:f", "--hardware", "2xh100@10gb"], "did you mean '10gbe'"),
     ],
     ids=" ".join,
 )
 def test_hardware_and_differences_that_make_no_sense_get_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+    capsys: pytest.CaptureFixture[str], script: Path, arguments: list[str], says: str
 ) -> None:
+    arguments = [each.replace("SCRIPT", f"{script}:fetches") for each in arguments]
     code, out, err = run(capsys, *arguments)
     assert code in (1, 2) and says in err
     assert err.count("\n") == 1 and not out and "Traceback" not in err

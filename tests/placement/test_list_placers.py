@@ -436,3 +436,43 @@ def test_pins_that_contradict_are_refused() -> None:
         place(problem, User({0: 1}))
     with pytest.raises(ProblemError, match="group 2"):
         place(problem, User({1: 0, 2: 1}))
+
+
+# A limit on time ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05, 60.0])
+@pytest.mark.parametrize("contention", [False, True])
+def test_auto_against_a_clock_marks_its_answer_and_still_keeps_its_promises(
+    seconds: float, contention: bool
+) -> None:
+    problem = replace(topcuoglu(), contention=contention)
+    found = place(problem, Auto(seconds=seconds))
+    assert not found.reproducible
+    baselines = [simulate(problem, place(problem, name)).makespan for name in ("single", "heft")]
+    assert simulate(problem, found).makespan <= min(baselines) * (1 + 1e-9)
+    if seconds == 60.0:
+        assert (
+            simulate(problem, found).makespan == simulate(problem, place(problem, Auto())).makespan
+        )
+
+
+def test_auto_without_a_clock_is_reproducible() -> None:
+    first, second = place(topcuoglu(), "auto"), place(topcuoglu(), "auto")
+    assert first.reproducible and second.reproducible
+    assert np.array_equal(first.device, second.device) and np.array_equal(first.order, second.order)
+
+
+def test_what_is_left_of_the_time_sizes_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searcher = Searcher(topcuoglu(), 100, compiled=False)
+    clock = iter([0.0, 3.0, 3.0, 3.0, 11.0])  # three probes take three seconds
+    monkeypatch.setattr("graphflow.placement.placers.local_search.monotonic", lambda: next(clock))
+    assert searcher.affordable(1000, deadline=13.0) == 8  # four fifths of ten seconds
+    assert searcher.affordable(5, deadline=13.0) == 5
+    assert searcher.affordable(1000, deadline=11.0) == 0
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), "1", True])
+def test_a_limit_on_time_without_sense_is_refused(seconds: object) -> None:
+    with pytest.raises(PlacementError, match="seconds must be a finite number >= 0"):
+        Auto(seconds=seconds)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, device
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
+from graphflow.placement.placers.auto import Auto
 from graphflow.placement.plan import (
     Interval,
     Measured,
@@ -478,3 +479,19 @@ def test_a_graph_without_work_has_a_plan() -> None:
     w = variable(np.zeros(3, "float32"), name="w")
     only = plan(REGISTRY["group"](assign(w, w)), TWO)
     assert set(only.placement) == {"w", "assign"}
+
+
+# A clock --------------------------------------------------------------------------------------
+
+
+def test_a_plan_made_against_a_clock_says_so_and_keeps_saying_so(tmp_path: Path) -> None:
+    limited = planned(placer=Auto(seconds=0.01))
+    assert not limited.reproducible and "not reproducible" in str(limited)
+    read = Plan.load(limited.save(tmp_path / "plan.json"))
+    assert not read.reproducible and read == limited
+    free = planned(placer="auto")
+    assert free.reproducible and "reproducible" not in str(free)
+    older = json.loads(free.save(tmp_path / "free.json").read_text())
+    del older["reproducible"]
+    (tmp_path / "older.json").write_text(json.dumps(older))
+    assert Plan.load(tmp_path / "older.json").reproducible
