@@ -152,7 +152,7 @@ class _Heads:
         n, group, rows, _ = self.q.shape
         queries = max(1, min(rows, _QUERIES))
         keys = max(1, min(self.k.shape[1], _KEYS))
-        together = n if self.xp is not np else max(1, _SCORES // (group * queries * keys))
+        together = n if self.xp is not np else max(1, _SCORES // max(1, group * queries * keys))
         return [
             (slice(i, min(n, i + together)), slice(t, min(rows, t + queries)))
             for i in range(0, n, max(1, together))

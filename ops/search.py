@@ -6,6 +6,7 @@ caller states, what is left of it is padding, and their number comes with them.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,8 +175,9 @@ def _unique_kernel(
 
     A stable sort puts equal rows together, the first of them ahead.
     """
-    rows = x.reshape(-1, 1) if axis is None else xp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-    n, width = rows.shape
+    n = x.size if axis is None else x.shape[axis]
+    width = 1 if axis is None else math.prod(x.shape) // n if n else 0
+    rows = (x if axis is None else xp.moveaxis(x, axis, 0)).reshape(n, width)
     first, counts = xp.zeros(size, I64), xp.zeros(size, I64)
     if n == 0:
         return first, xp.zeros(0, I64), counts, xp.asarray(0, I64)

@@ -135,7 +135,7 @@ def _overlap_kernel(xp: Any, x: Any, size: int, step: int) -> Any:
     for block in range(blocks):
         piece = x[..., block * step : (block + 1) * step]
         out[..., block : block + frames, : piece.shape[-1]] += piece
-    flat = out.reshape(*x.shape[:-2], -1)
+    flat = out.reshape(*x.shape[:-2], (frames + blocks) * step)
     result = xp.zeros((*x.shape[:-2], size), x.dtype)
     covered = min(size, flat.shape[-1])
     result[..., :covered] = flat[..., :covered]

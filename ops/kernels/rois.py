@@ -65,7 +65,7 @@ def _along(begin: float, length: float, bins: int, n: int, samples: int) -> tupl
 
 def means(out: Array, x: Array, boxes: Array, batch: Array, regions: Regions) -> None:
     """out (r, channels, bins) = the means of the samples of each bin."""
-    images = x.reshape(*x.shape[:2], -1)
+    images = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
     for r, image in enumerate(batch):
         places, weights = entries(boxes[r], x.shape[2:], regions)
         count = max(1, places.shape[1] // 4)
@@ -94,7 +94,7 @@ def spread_means(out: Array, g: Array, boxes: Array, batch: Array, regions: Regi
 
 def largest(places_out: Array, x: Array, boxes: Array, batch: Array, regions: Regions) -> None:
     """places_out (r, channels, bins) = which entry of each bin is the largest after weighting."""
-    images = x.reshape(*x.shape[:2], -1)
+    images = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
     places_out[...] = 0
     for r, image in enumerate(batch):
         places, weights = entries(boxes[r], x.shape[2:], regions)

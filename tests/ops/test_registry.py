@@ -11,7 +11,7 @@ import pytest
 import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.autodiff import gradients
 from graphflow.build import placeholder
-from graphflow.errors import DifferentiationError
+from graphflow.errors import DifferentiationError, GraphflowError
 from graphflow.op import FUNCTIONS, REGISTRY, Op, Sample
 from graphflow.opcheck import (
     check_cost,
@@ -63,6 +63,24 @@ def test_costs_are_finite_and_not_negative(op: Op, sample: Sample) -> None:
 @pytest.mark.parametrize("op, sample", [c for c in CASES if c.values[1].inputs])
 def test_the_shape_rule_commutes_with_binding_a_leading_symbol(op: Op, sample: Sample) -> None:
     check_symbolic_sizes(op, sample)
+
+
+@pytest.mark.parametrize("op, sample", [c for c in CASES if c.values[1].inputs])
+def test_no_size_is_a_size_like_any_other(op: Op, sample: Sample) -> None:
+    """What the shape rule takes, the kernel computes, or says in words why not."""
+    if op.name in OF_THE_EXECUTOR | HOLD_BODIES or op.name.endswith("_grad"):
+        return  # gradients trust that their inputs fit each other
+    for size in {n for x in sample.inputs for n in x.shape}:
+        specs = [x.with_shape(tuple(0 if n == size else n for n in x.shape)) for x in sample.inputs]
+        arrays = [np.ones(x.shape, x.dtype) for x in specs]
+        try:
+            expected = op.infer(*specs, **sample.attrs)
+            with np.errstate(all="ignore"):
+                results = op.run(np, arrays, sample.attrs)
+        except (GraphflowError, IndexError):  # such as labels of no classes
+            continue
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        assert [(r.shape, r.dtype) for r in results] == [(e.shape, e.dtype) for e in expected]
 
 
 @pytest.mark.parametrize("op, sample", [c for c in CASES if c.values[0].into is not None])
