@@ -21,6 +21,7 @@ from graphflow.ops.reduce import sum
 from graphflow.ops.rules import normalize_axis, require_kind
 from graphflow.ops.select import where
 from graphflow.ops.shape import broadcast_to, reshape
+from graphflow.ops.window import pad
 from graphflow.spec import Dim, Size, TensorSpec, kind, spec
 
 F = spec("float32", (3, 4))
@@ -50,6 +51,8 @@ def _chosen(x: Tensor, places: Tensor, count: Tensor, axis: int, fill: Any) -> T
     padding = astype(full((), fill), x.dtype)
     if x.shape[axis] == 0:  # there is nothing that padding could name
         return broadcast_to(padding, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+    if isinstance(x.shape[axis], Dim):  # there may be nothing
+        x = pad(x, tuple((0, int(i == axis)) for i in range(x.ndim)))
     used = reshape(less(arange(size), count), (size, *(1,) * (x.ndim - axis - 1)))
     return where(used, take(x, places, axis), padding)
 

@@ -70,6 +70,19 @@ def test_unique_is_numpys_padded(x: Any, extra: int, ascending: bool, data: Any)
     np.testing.assert_array_equal(have[3], np.append(counts, [0] * extra))
 
 
+def test_of_nothing_the_padding_remains_where_the_size_is_not_known() -> None:
+    x, row = gf.placeholder("int64", (None, 2)), gf.placeholder("bool", (None,))
+    found = gf.unique_all(x, 3, fill=7, axis=0)
+    chosen, count = gf.compress(row, x, 2, axis=0, fill=5)
+    feeds = {x: np.ones((0, 2), "int64"), row: np.ones(0, bool)}
+    with gf.Session() as s:
+        values, number, rows, kept = s.run([found.values, found.number, chosen, count], feeds)
+        (some,) = s.run([found.values], {x: np.array([[2, 1], [2, 1], [0, 3]])})
+    assert values.tolist() == [[7, 7]] * 3 and rows.tolist() == [[5, 5]] * 2
+    assert number == kept == 0
+    assert some.tolist() == [[0, 3], [2, 1], [7, 7]]
+
+
 def test_the_parts_of_unique_are_those_of_the_whole() -> None:
     x = np.array([3, 1, 3])
     values, number = evaluate(gf.unique_values(x, 3))
