@@ -133,10 +133,11 @@ def _from_bytes(
     data: bytes, dtypes: Mapping[str, np.dtype[Any]]
 ) -> dict[str, np.ndarray[Any, Any]]:
     """The variables of a safetensors file, as the manifest says what they are."""
-    from safetensors import deserialize
+    import safetensors
 
+    read: Any = safetensors.deserialize  # typed in some versions, untyped in others
     variables = {}
-    for name, entry in deserialize(data):
+    for name, entry in read(data):
         dtype, shape = dtypes[name], entry["shape"]
         array = np.frombuffer(entry["data"], dtype.newbyteorder("<")).astype(dtype, copy=False)
         variables[name] = array.reshape(shape[:-1] if dtype.kind == "c" else shape)

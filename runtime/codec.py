@@ -216,8 +216,8 @@ class _Wire:
         op_name, references, attrs, name, _, (file, line) = entry
         if op_name not in REGISTRY:
             raise GraphLimitError(
-                f"the graph names an op that is not registered here: {op_name!r}; if it is your own, "
-                "give its module to the session, gf.Session(cluster, ops=[...])"
+                f"the graph names an op that is not registered here: {op_name!r}; if it is your "
+                "own, give its module to the session, gf.Session(cluster, ops=[...])"
             )
         op = REGISTRY[op_name]
         inputs = tuple(_tensor(nodes, reference) for reference in references)
