@@ -59,7 +59,7 @@ def main() -> None:
     """Split every instance and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--instances", type=Path)
-    parser.add_argument("--budget", type=int, default=16_000_000)
+    parser.add_argument("--budget", type=int, default=20_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--splits", type=Path, help="folder for the placements")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/stages.json")

@@ -30,12 +30,15 @@ from graphflow.placement.stage_order import (
 from graphflow.placement.stage_units import StageUnits, stage_units
 
 ANNEALS = (
-    (0.4, 2, 24, False), (0.4, 2, 60, False), (0.02, 4, 60, False), (0.4, 2, 24, False),
-    (0.1, 4, 24, False), (0.02, 2, 24, True), (0.005, 4, 24, True), (0.002, 6, 24, True),
+    (0.4, 2, 24, "contiguous"), (0.4, 2, 60, "contiguous"), (0.02, 4, 60, "contiguous"),
+    (0.4, 2, 24, "contiguous"), (0.1, 4, 24, "contiguous"), (0.02, 2, 24, "best"),
+    (0.005, 4, 24, "best"), (0.002, 6, 24, "best"), (0.02, 2, 24, "second"),
+    (0.005, 4, 24, "last"),
 )  # fmt: skip
 """Anneals that a budget is shared among: heat at the start, squarings of the norm, largest group,
-and whether it starts from the best so far or from the best contiguous split. Hot ones with a soft
-norm cross between balanced splits; cold ones with a hard norm settle."""
+and where each starts: from the best contiguous split, the best so far, the second best of the hot
+ones, or the one before. Hot ones with a soft norm cross between balanced splits; cold ones with a
+hard norm settle, and do so twice, because the best may lie in a dead end."""
 
 PAIR_STEPS = 2e9
 """Steps that the dynamic program over all ideals may take: a few seconds."""
@@ -77,7 +80,7 @@ def split_stages(
     *,
     hosts: Sequence[int] = (),
     backward: ArrayLike | None = None,
-    budget: int = 16_000_000,
+    budget: int = 20_000_000,
     ideals: int = 1_500,
     seed: int = 0,
 ) -> Split:
@@ -252,23 +255,33 @@ def _fitting(units: StageUnits) -> Ints:
 
 
 def _refine(units: StageUnits, tried: dict[str, Ints], budget: int, seed: int) -> None:
-    """Anneal from the best contiguous split, then from the best so far, and add what comes out."""
+    """Anneal from the best contiguous split, then from what came out, and add all of it."""
     if budget == 0 or units.compute.shape[1] == 1 or len(units.compute) == 1:
         return
 
-    def best() -> Ints:
-        return min(tried.values(), key=lambda where: float(_unit_loads(units, where).max()))
+    def load(where: Ints) -> float:
+        return float(_unit_loads(units, where).max())
 
     kernels = import_module("graphflow.placement.stage_kernels")
-    start = best()
-    if _unit_loads(units, start).max() <= 0.0:
+    start = min(tried.values(), key=load)
+    if load(start) <= 0.0:
         return
-    for turn, (hot, squarings, largest, on) in enumerate(ANNEALS):
-        found, _ = kernels.anneal(
-            best() if on else start, max(1, budget // len(ANNEALS)), hot, 1e-5, squarings, largest,
+    hot: list[Ints] = []
+    last = start
+    for turn, (heat, squarings, largest, source) in enumerate(ANNEALS):
+        if source == "contiguous":
+            here = start
+        elif source == "best":
+            here = min(tried.values(), key=load)
+        else:
+            here = last if source == "last" else sorted(hot, key=load)[1]
+        last, _ = kernels.anneal(
+            here, max(1, budget // len(ANNEALS)), heat, 1e-5, squarings, largest,
             seed + turn, *units.hypergraph,
         )  # fmt: skip
-        tried[f"annealed {turn + 1}"] = found
+        if source == "contiguous":
+            hot.append(last)
+        tried[f"annealed {turn + 1}"] = last
 
 
 def _unit_loads(units: StageUnits, where: Ints) -> Floats:
