@@ -13,6 +13,7 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
 from graphflow.ops.convert import astype, size_of, stop_gradient
+from graphflow.ops.debug import check
 from graphflow.ops.reduce import CUBE, F, count, divided, mean, sum, var
 from graphflow.ops.rules import is_zeros, like_first, normalize_axes, require_kind
 from graphflow.ops.transcendental import rsqrt
@@ -528,12 +529,8 @@ def batch_norm(
         there = (astype(s, wide.dtype) for s in running)
         return astype(_channel_affine(wide, scale, bias, *there, **attrs, name=name), x.dtype)
     items = count(x.shape, _others(x.ndim, channel))
-    if items == 1 and unbiased:
-        raise ShapeError(
-            f"x {show_shape(x.shape)} has one value for each channel: its variance is unknown; "
-            "train on more, or say unbiased=False"
-        )
     y, centre, spread = _batch_norm(wide, scale, bias, **attrs, name=name)
+    spread = _of_enough(spread, items, 2 if unbiased else 1, x)
     if unbiased:
         spread = spread * _bessel(items, spread)
     moved = _moved(running[0], centre, momentum), _moved(running[1], spread, momentum)
@@ -544,6 +541,20 @@ def _common(x: Tensor, scale: Tensor, bias: Tensor, *others: Tensor) -> tuple[Te
     """x, scale and bias in the widest dtype among them: float16 data has float32 statistics."""
     widest = max((x, scale, bias, *others), key=lambda t: t.dtype.itemsize).dtype
     return tuple(astype(t, widest) for t in (x, scale, bias))
+
+
+def _of_enough(spread: Tensor, items: Any, least: int, x: Tensor) -> Tensor:
+    """The variance, where there are enough values for one: a NaN would stay in what is running."""
+    if isinstance(items, int) and items >= least:
+        return spread
+    have, remedy = ("no value", "") if least == 1 else ("one value", ", or say unbiased=False")
+    told = (
+        f"x {show_shape(x.shape)} has {have} for each channel: its variance is unknown; "
+        f"train on more{remedy}"
+    )
+    if isinstance(items, int):
+        raise ShapeError(told)
+    return check(spread, size_of(size=items, dtype="int64") >= least, f"in batch_norm, {told}")
 
 
 def _bessel(items: Any, like: Tensor) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import ArgumentError, DTypeError, ShapeError
+from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
 from graphflow.interpret import evaluate
 from graphflow.ops import nn
 
@@ -145,3 +145,23 @@ def test_norms_refuse_what_does_not_fit() -> None:
         nn.rms_norm(x, epsilon=-1)
     with pytest.raises(ArgumentError, match="channels_last is True or False"):
         nn.instance_norm(x, channels_last="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("unbiased", "sizes"), [(True, (0, 1)), (False, (0,))])
+def test_a_batch_too_small_for_a_variance_ends_the_step_and_running_statistics_stay(
+    unbiased: bool, sizes: tuple[int, ...]
+) -> None:
+    x = gf.placeholder("float32", (None, 2))
+    running = gf.variable(np.ones(2, "float32"))
+    y, _, new = nn.batch_norm(
+        x, None, None, gf.zeros((2,)), running, training=True, unbiased=unbiased
+    )
+    update = gf.assign(running, new)
+    with gf.Session() as s:
+        for size in sizes:
+            with pytest.raises(CheckError, match=r"(?s)for each channel.*test_norm\.py"):
+                s.run([y, update], {x: np.ones((size, 2))})
+        assert s.get(running).tolist() == [1, 1]
+        s.run([y, update], {x: np.zeros((2, 2))})
+        np.testing.assert_allclose(s.get(running), [0.9, 0.9])
+        assert s.run(y, {x: np.ones((1, 2))}).tolist() == [[0, 0]]
