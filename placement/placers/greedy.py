@@ -14,11 +14,14 @@ from graphflow.placement.placers.base import Placer, memory_error, register_plac
 from graphflow.placement.placers.coarsen import Units, levels, mean_transfer
 from graphflow.placement.placers.earliest_finish import by_affinity, by_memory, earliest_finish
 from graphflow.placement.placers.evaluate import Candidate, Evaluator, frugal_order, lower_bound
+from graphflow.placement.placers.islands import islands, on_island
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import cheapest_devices, singles
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.simulate import peak_memory
 
+ISLANDS = 2
+"""Hosts (of different kinds) that are tried alone, where the way between hosts is long."""
 SWAPPED = 24
 """Levels of at most this many units are also searched for swaps."""
 
@@ -31,8 +34,9 @@ class Greedy(Placer):
     Nodes are taken critical path first and in build order; alone, with their colocation group, and
     with the neighbours from which it would cost more to part them than they compute (see
     `coarsen`). The best is refined by moving (and, while there are few, swapping) units, coarse to
-    fine. One device alone, each of them, and round robin compete too, so that the answer is never
-    predicted slower than these. Deterministic: the budget counts work, not time.
+    fine. Where some devices are far from others, the answers on a host alone compete, as do one
+    device alone, each of them, and round robin, so that the answer is never predicted slower than
+    these. Deterministic: the budget counts work, not time.
 
     Args:
         budget: node and edge visits to spend on simulating candidates; one of each kind is tried in
@@ -63,6 +67,10 @@ class Greedy(Placer):
             best = Evaluator(problem).best(cheapest_devices(problem).tolist())
         else:
             best = self._search(problem)
+            for members in islands(problem)[:ISLANDS]:
+                alone = self._search(on_island(problem, members)).run
+                there = Evaluator(problem).by_order(alone.device, alone.order)
+                best = _least([best, there])
         if not best.fits:
             raise memory_error(problem, peak_memory(problem, best.run))
         return best.run.assignment()
