@@ -305,7 +305,11 @@ def test_contradictory_pins_of_a_slot_and_an_assignment_are_told_as_a_chain_with
         build(Graph([update]))
     text = str(caught.value)
     assert "no device is left for variable 'w'" in text
-    assert "'update'" in text and "assigns to variable 'gradients/slot'" in text and "made for it" in text
+    assert (
+        "'update'" in text
+        and "assigns to variable 'gradients/slot'" in text
+        and "made for it" in text
+    )
     assert text.count("test_cost.py:") >= 4
 
 
