@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import graphflow.ops  # noqa: F401 - fills the registry
+import graphflow as gf
 from graphflow.build import assign, constant, placeholder, variable
 from graphflow.errors import (
+    ArgumentError,
     DeviceError,
     DTypeError,
     GraphError,
@@ -281,3 +282,26 @@ def test_an_op_applies_to_whatever_converts_and_may_have_several_outputs() -> No
 def test_an_op_without_a_kernel_says_that_it_is_not_computed() -> None:
     with pytest.raises(GraphError, match="placeholder"):
         REGISTRY["placeholder"].run(np, [], {})
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda x: gf.sum(x, keepdims="no"), "sum at .*keepdims is True or False, not 'no'"),
+        (lambda x: gf.nn.max_pool2d(x, 2, ceil_mode=np.ones(2)), "ceil_mode is True or False"),
+        (lambda x: gf.matmul(x, x, transpose_b=None), "matmul at .*True or False, not None"),
+        (lambda x: gf.nn.interpolate(x, scale=2.0, mode=["linear"]), "mode is a str, not"),
+        (lambda x: gf.nn.mse_loss(x, x, reduction=np.array([1, 2])), "reduction is a str, not"),
+        (lambda x: gf.nn.local_response_norm(x, 3, alpha="1"), "alpha is a number, not '1'"),
+        (lambda x: gf.nn.resize(x, scale=2.0, mode="cubic", cubic_a=None), "cubic_a is a number"),
+        (lambda x: gf.linspace(None, 1.0, 3), "start is a number, not None"),
+    ],
+)
+def test_flags_words_and_numbers_are_what_they_are_said_to_be(build: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words) as caught:
+        build(gf.placeholder("float32", (1, 2, 4, 4)))
+    assert "test_op.py:" in str(caught.value)
+
+
+def test_numpys_numbers_are_taken_for_pythons() -> None:
+    assert gf.nn.leaky_relu(gf.constant(np.ones((2, 3))), np.float32(0.1)).shape == (2, 3)
