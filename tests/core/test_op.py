@@ -301,7 +301,3 @@ def test_flags_words_and_numbers_are_what_they_are_said_to_be(build: Any, words:
     with pytest.raises(ArgumentError, match=words) as caught:
         build(gf.placeholder("float32", (1, 2, 4, 4)))
     assert "test_op.py:" in str(caught.value)
-
-
-def test_numpys_numbers_are_taken_for_pythons() -> None:
-    assert gf.nn.leaky_relu(gf.constant(np.ones((2, 3))), np.float32(0.1)).shape == (2, 3)
