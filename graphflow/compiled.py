@@ -38,6 +38,7 @@ class Compiled:
         program: its name on the workers; empty until they have it.
         devices: where each node is.
         trace: its steps inside the session's trace block that is open.
+        traced: the sizes of symbols in each of these steps.
         measured: what the last such block measured.
     """
 
@@ -50,6 +51,7 @@ class Compiled:
     devices: Mapping[Node, str] = field(default_factory=dict)
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
+    traced: list[dict[str, int]] = field(default_factory=list)
     measured: Measured | None = None
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _measured: set[Node] = field(default_factory=set)  # fed for their sizes only
@@ -129,7 +131,7 @@ class Compiled:
     def keep_measured(self) -> None:
         """Sum up the traced steps, if any, at the end of a trace block."""
         if self.trace.steps:
-            self.measured, self.trace = self.trace.measured(), Trace()
+            self.measured, self.trace, self.traced = self.trace.measured(), Trace(), []
 
     def edges(self, bindings: Mapping[str, int]) -> dict[int, tuple[str, str, str, int]]:
         """Cut edges: tensor, source and target device, bytes."""

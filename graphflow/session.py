@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from time import monotonic_ns
 from types import TracebackType
 from typing import Any
@@ -33,10 +35,20 @@ from graphflow.errors import (
 )
 from graphflow.feeding import as_placeholder, convert, convert_all
 from graphflow.graph import Graph
+from graphflow.learning import (
+    idle,
+    is_known,
+    learn,
+    median_seconds,
+    remember,
+    remembered,
+    step_cost,
+)
 from graphflow.modules import admit, module_names
 from graphflow.op import Node, Tensor, user_location
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
+from graphflow.placement.learned import Learned
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plan import Plan, devices_of, order_of, plan_graph
 from graphflow.runtime.checkpoint import Checkpoint, load, save
@@ -108,6 +120,7 @@ class Session:
         self._runner: ThreadPoolExecutor | None = None
         self._hosts = hosts_of(self.cluster, names)
         self._survey: Survey | None = None
+        self._learned = Learned()
 
     # Running ----------------------------------------------------------------------------------
 
@@ -220,6 +233,7 @@ class Session:
             fetched = result.fetches
             if self._trace is not None:
                 edges = compiled.edges(bindings)
+                compiled.traced.append(bindings)
                 for trace in (self._trace, compiled.trace):
                     trace.add_step(
                         self._attempts, start, monotonic_ns(), result.spans, edges, result.peak
@@ -307,8 +321,7 @@ class Session:
 
     def _make_plan(self, compiled: Compiled) -> Plan:
         bindings = bind(compiled.source, compiled.sizes)
-        if self._survey is None:
-            self._survey = survey_of(self._hosts, self.cluster)
+        survey = self._surveyed()
         return plan_graph(
             compiled.graph,
             self.cluster,
@@ -316,9 +329,42 @@ class Session:
             bindings,
             self._placer,
             self._homes,
-            self._survey.profiles,
-            self._survey.links,
+            survey.profiles,
+            survey.links,
+            self._learned,
+            survey.steps,
         )
+
+    def _surveyed(self) -> Survey:
+        """What planning takes that has to be measured, or was before."""
+        if self._survey is None:
+            found = survey_of(self._hosts, self.cluster)
+            self._learned = remembered(self.cluster)
+            self._survey = replace(found, steps=step_cost(self.cluster, found, self._idle_seconds))
+        return self._survey
+
+    def _idle_seconds(self, devices: Sequence[str]) -> float:
+        """Median seconds of a step that does next to nothing on some devices."""
+        compiled, node = idle(devices)
+        compiled.partitions = partition(
+            compiled.graph, compiled.devices, None, {}, self.cluster.devices
+        )
+        compiled.program = f"p{self._programs}"
+        self._programs += 1
+        self._hosts.add(compiled.program, compiled.by_worker)
+        before = self._steps, self._last, self._trace
+        self._trace = None
+        try:
+            return median_seconds(partial(self._fed, compiled, {node.outputs[0]: np.float32(0)}))
+        finally:
+            self._steps, self._last, self._trace = before
+
+    def _fed(self, compiled: Compiled, feeds: Mapping[Tensor, Any]) -> list[Any]:
+        """A step of compiled fetches."""
+        arrays = compiled.arrays(convert_all(feeds))
+        bindings = compiled.bindings(arrays)
+        compiled.check_memory(self.cluster, bindings)
+        return self._step(compiled, arrays, bindings)
 
     def plan(self, fetches: Any = None) -> Plan:
         """The plan by which fetches that have run are placed; default: those of the last step.
@@ -420,16 +466,27 @@ class Session:
         trace = Trace()
         with self._lock:
             self._check_open()
+            if is_known(self.cluster):
+                self._surveyed()  # else what is traced would teach nothing
             self._trace = trace
         try:
             yield trace
         finally:
             with self._lock:
                 self._trace = None
-                for compiled in self._compiled.values():
-                    compiled.keep_measured()
+                self._learn()
             if path is not None:
                 trace.save(path)
+
+    def _learn(self) -> None:
+        """Sum up what was traced, and let the next plan know."""
+        traced = [c for c in self._compiled.values() if c.trace.steps]
+        for compiled in traced:
+            if compiled.partitions and self._survey is not None:
+                learn(self._learned, self.cluster, self._survey, compiled)
+            compiled.keep_measured()
+        if traced and self._survey is not None:
+            remember(self._learned, self.cluster)
 
     def close(self) -> None:
         """End the session; workers that it started end too. A second call does nothing.

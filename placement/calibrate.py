@@ -25,7 +25,8 @@ from graphflow.placement.measure import measure_device, measure_handoff
 
 FORMAT = 1
 Profile = dict[str, Any]
-"""{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]}}.
+"""{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
+"steps": {"here" or "process": [seconds on one, seconds on two]}}; steps may be missing.
 
 The speeds of a device kind:
     launch: seconds to start an op; handoff: seconds to hand work to another thread;
@@ -42,6 +43,9 @@ Probe = Callable[[int, int, int, int], float]
 """(source, target, nbytes, repeats) -> median seconds from one worker to another, one way."""
 Link = tuple[float, float]
 """Seconds of latency, bytes/s."""
+StepCost = tuple[float, float]
+"""Seconds of a step that does next to nothing, on one worker and on two (on devices of one process
+likewise), without what its links take."""
 
 DEFAULT_LINKS: dict[str, Link] = {
     "thread": (30e-6, float("inf")),  # devices of one process: a hand-over of a reference
@@ -133,6 +137,8 @@ def profile(
         "devices": {**before["devices"], **fresh["devices"]},
         "links": {**before["links"], **fresh["links"]},
     }
+    if "steps" in before:
+        made["steps"] = before["steps"]
     _keep(path, made)
     return made
 
@@ -144,6 +150,30 @@ def keep_links(links: Mapping[str, Link], folder: Path | None = None) -> Profile
     made = {**known, "links": {**known["links"], **text}}
     _keep(profile_path(folder), made)
     return made
+
+
+def keep_steps(kind: str, cost: StepCost, folder: Path | None = None) -> None:
+    """Remember what a step of a kind of session ("here", "process") costs on this machine."""
+    known = profile(folder=folder)
+    if known.get("key") != machine_key():
+        return
+    steps = {**known.get("steps", {}), kind: list(cost)}
+    _keep(profile_path(folder), {**known, "steps": steps})
+
+
+def steps_of(profile: Mapping[str, Any], kind: str) -> StepCost | None:
+    """What a step costs in a kind of session, if it was measured."""
+    cost = profile.get("steps", {}).get(kind)
+    return None if cost is None else (float(cost[0]), float(cost[1]))
+
+
+def seconds_beyond(cost: StepCost, units: int) -> float:
+    """What a step over so many workers (or devices) takes beyond its nodes and transfers.
+
+    Beyond two, each costs as much as the second.
+    """
+    one, two = cost
+    return one + max(0, units - 1) * max(0.0, two - one)
 
 
 def link_of(profile: Mapping[str, Any], kind: str) -> Link:
@@ -220,8 +250,14 @@ def _whole(known: Any) -> bool:
     if known.get("key") != machine_key() or not isinstance(devices, dict):
         return False
     needed = ("launch", "handoff", "cache_bytes")
+    steps = known.get("steps", {})
     return (
         bool(devices)
+        and isinstance(steps, dict)
+        and all(
+            isinstance(cost, list) and len(cost) == 2 and all(map(_positive, cost))
+            for cost in steps.values()
+        )
         and isinstance(links, dict)
         and all(isinstance(link, list) and len(link) == 2 for link in links.values())
         and all(

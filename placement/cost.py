@@ -16,11 +16,13 @@ import numpy as np
 from graphflow.errors import MemoryLimitError
 from graphflow.graph import Graph, bind_attrs, bodies
 from graphflow.op import Node, Tensor
+from graphflow.ops.control import is_control
 from graphflow.placement.cluster import CLIENT, Cluster
-from graphflow.placement.hardware import Links, link_matrices, rates
+from graphflow.placement.hardware import Links, classes, link_classes, link_matrices, rates
+from graphflow.placement.learned import Bucket, Learned, half_octaves
 from graphflow.placement.limits import Limits, teams
 from graphflow.placement.problem import Problem
-from graphflow.placement.rates import Rates
+from graphflow.placement.rates import Rates, op_class, work
 from graphflow.placement.shortage import shortages
 from graphflow.placement.topology import shared_links
 from graphflow.spec import TensorSpec, is_inexact, nbytes
@@ -69,6 +71,7 @@ def build_problem(
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     links: Links | None = None,
     contention: bool = True,
+    learned: Learned | None = None,
 ) -> GraphProblem:
     """The placement problem of a graph.
 
@@ -79,6 +82,7 @@ def build_problem(
         links: measured ones; else those of the profile, else defaults.
         contention: whether devices that share a machine slow each other down. They do, if more
             than one of them is used.
+        learned: what corrects the predictions for nodes and links.
 
     Raises:
         DeviceError: a pin fits no device, or none that has a kernel; a home is unknown; a device
@@ -88,6 +92,9 @@ def build_problem(
     limits = Limits(graph, cluster, homes or {})
     compute = builder.compute(limits, rates(cluster, profiles, contention))
     latency, bandwidth = link_matrices(cluster, profiles, links)
+    if learned:
+        builder.correct(compute, contention, learned)
+        _correct_links(cluster, latency, bandwidth, learned)
     shared, routes = shared_links(cluster)
     edges, sizes, tensors = builder.edges()
     memory, output_memory = builder.memory()
@@ -158,6 +165,33 @@ class _Builder:
                         compute[i, at] = seconds
         return compute
 
+    def correct(self, compute: np.ndarray[Any, Any], contention: bool, learned: Learned) -> None:
+        """Multiply predictions by what was learned, in place."""
+        named = classes(self.cluster)
+        columns: dict[str, list[int]] = {}
+        for at, name in enumerate(self.cluster.devices):
+            columns.setdefault(named[name], []).append(at)
+        busy = contention and len(self.cluster.devices) > 1
+        for i, node in enumerate(self.nodes):
+            for device, members in columns.items():
+                row = compute[i, members]
+                known = np.isfinite(row) & (row > 0)
+                if known.any():
+                    bucket = self.bucket(node, device, busy, float(row[known][0]))
+                    compute[i, members] = row * learned.factor(bucket)
+
+    def bucket(self, node: Node, device: str, busy: bool, predicted: float) -> Bucket:
+        """What a lesson about a node is about, on a class of devices."""
+        outputs = [self.specs[t] for t in node.outputs]
+        attrs = bind_attrs(node.attrs, self.bindings)
+        amount = work(node.op, [self.specs[t] for t in node.inputs], outputs, attrs)
+        flops = predicted * 1e9 if is_control(node.op) else amount.flops
+        return Bucket(
+            device, busy, op_class(node.op), node.op.name,
+            outputs[0].dtype.name if outputs else "",
+            half_octaves(flops), half_octaves(amount.bytes),
+        )  # fmt: skip
+
     def _in_place(self, node: Node) -> bool:
         """Whether a new value is computed straight into its variable, so that nothing is copied."""
         if node.op.name != "assign":
@@ -174,6 +208,11 @@ class _Builder:
             and node.outputs[0] not in self.outputs
             and value not in self.outputs
         )
+
+    def late(self) -> set[Node]:
+        """Nodes that run as the step commits: assignments, and what is computed in place."""
+        assigns = [node for node in self.nodes if node.op.name == "assign"]
+        return {*assigns, *(n.inputs[1].node for n in assigns if self._in_place(n))}
 
     def edges(self) -> tuple[list[tuple[int, int]], list[int], list[int]]:
         """Producer and consumer, bytes and tensor id of each edge."""
@@ -249,6 +288,17 @@ class _Builder:
         return prefer
 
 
+def _correct_links(
+    cluster: Cluster,
+    latency: np.ndarray[Any, Any],
+    bandwidth: np.ndarray[Any, Any],
+    learned: Learned,
+) -> None:
+    """Take the links between devices as they were learned, in place."""
+    for (i, j), name in link_classes(cluster).items():
+        latency[i, j], bandwidth[i, j] = learned.link(name, (latency[i, j], bandwidth[i, j]))
+
+
 def _last_readers(graph: Graph) -> dict[Node, int]:
     """The serial of the last node that reads each node's memory, directly or through aliases.
 
@@ -259,6 +309,54 @@ def _last_readers(graph: Graph) -> dict[Node, int]:
         for tensor in node.inputs:
             last[tensor.node] = max(last.get(tensor.node, 0), node.serial)
     return last
+
+
+# Learning -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What there is to learn about a placed node: where its ratio belongs, what calibration alone
+    predicts (seconds)."""
+
+    bucket: Bucket
+    predicted: float
+
+
+def lessons(
+    graph: Graph,
+    cluster: Cluster,
+    bindings: Mapping[str, int],
+    devices: Mapping[Node, str],
+    profiles: Mapping[int, Mapping[str, Any]] | None = None,
+) -> dict[str, Lesson]:
+    """By name, the nodes whose spans in a trace teach something.
+
+    What is computed as the step commits has no span of its own, and is left out.
+
+    Args:
+        devices: where each node runs.
+    """
+    builder = _Builder(graph, cluster, bindings)
+    at = {name: i for i, name in enumerate(cluster.devices)}
+    pinned = {node: device for node, device in devices.items() if device in at}
+    limits = Limits(graph, cluster, {n: d for n, d in pinned.items() if n.op.name == "variable"})
+    working = {
+        device for node, device in pinned.items() if node.op.name not in ("variable", *UNPLACED)
+    }
+    busy = len(working) > 1
+    compute = builder.compute(limits, rates(cluster, profiles, busy))
+    named, late = classes(cluster), builder.late()
+    found = {}
+    for i, node in enumerate(builder.nodes):
+        device = pinned.get(node)
+        if device is None or node in late:
+            continue
+        predicted = float(compute[i, at[device]])
+        if 0 < predicted < np.inf:
+            bucket = builder.bucket(node, named[device], busy, predicted)
+            found[graph.names[node]] = Lesson(bucket, predicted)
+    return found
 
 
 # Errors ---------------------------------------------------------------------------------------

@@ -208,10 +208,11 @@ def _elsewhere(plan: Plan, node: PlannedNode) -> list[str]:
                 lines.append(f"  on {device}: not possible (what it lives with cannot move there)")
                 continue
             run = model.moved(number, at)
-            change = run.makespan - plan.makespan
+            whole = run.makespan + plan.overhead
+            change = whole - plan.makespan
             text += (
                 f", would finish at {show_seconds(run.finish[number])}; the step would take "
-                f"{show_seconds(run.makespan)} ({'+' if change >= 0 else '-'}"
+                f"{show_seconds(whole)} ({'+' if change >= 0 else '-'}"
                 f"{show_seconds(abs(change))})"
             )
         lines.append(text)

@@ -129,6 +129,37 @@ def _busy_threads(cluster: Cluster) -> dict[str, int]:
     return busy
 
 
+def classes(cluster: Cluster) -> dict[str, str]:
+    """By device, a name for its speed: its machine, kind and threads, and what is given of it."""
+    return {
+        device.name: "|".join(
+            str(part)
+            for part in (
+                _host(cluster, worker.index), device.kind, device.threads or 1,
+                device.product, device.flops, device.bandwidth, device.launch,
+            )
+            if part is not None
+        )
+        for worker in cluster.workers
+        for device in worker.devices
+    }  # fmt: skip
+
+
+def link_classes(cluster: Cluster) -> dict[tuple[int, int], str]:
+    """By indices of devices, a name for the kind of link between; described ones have none."""
+    names, found = cluster.devices, {}
+    for i, source in enumerate(names):
+        for j, target in enumerate(names):
+            if i != j and cluster.link(source, target) is None:
+                a, b = _ends(source)[1], _ends(target)[1]
+                if a == b:
+                    kind = "gpu" if "gpu" in source or "gpu" in target else "thread"
+                else:
+                    kind = "process" if cluster.kind == "local" else f"{a} → {b}"
+                found[i, j] = kind
+    return found
+
+
 def link_matrices(
     cluster: Cluster,
     profiles: Mapping[int, Mapping[str, Any]] | None = None,

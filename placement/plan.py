@@ -28,6 +28,8 @@ from graphflow.structure import bind, concerns, flatten
 if TYPE_CHECKING:
     import networkx
 
+    from graphflow.placement.calibrate import StepCost
+    from graphflow.placement.learned import Learned
     from graphflow.placement.placers import Placer
     from graphflow.placement.report import Difference, Report
 
@@ -104,13 +106,15 @@ class Plan:
 
     Args:
         nodes: in the global order of execution.
-        makespan: seconds of a step.
+        makespan: seconds of a step, with the overhead.
         peak_memory: bytes by device.
         baselines: seconds of "one device: …" for each device, and of "round robin", as if no
             variable had a home yet; those that do not fit in memory are left out.
         shapes: of the placeholders, for which it was made.
         fingerprint: of the graph; a plan is for one graph.
         reproducible: whether planning again gives the same plan: not if its placer had a clock.
+        overhead: seconds of a step that no node and no transfer takes: calling it, messages, and
+            handing over to other threads and processes.
     """
 
     cluster: Cluster
@@ -124,6 +128,7 @@ class Plan:
     fingerprint: str
     measured: Measured | None = None
     reproducible: bool = True
+    overhead: float = 0.0
     model: Model | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -353,7 +358,23 @@ def plan(
     source = Graph(flatten(fetches)[0]).verify()
     sizes = _sizes(source, shapes or {})
     bindings = bind(source, sizes, error=PlanError)
-    return plan_graph(optimize(source), cluster, sizes, bindings, placer)
+    learned, steps = _known(cluster)
+    return plan_graph(
+        optimize(source), cluster, sizes, bindings, placer, learned=learned, steps=steps
+    )
+
+
+def _known(cluster: Cluster) -> tuple[Learned | None, StepCost | None]:
+    """What sessions before learned and measured, if the cluster is this machine."""
+    from graphflow.placement import calibrate
+    from graphflow.placement.hardware import is_described
+    from graphflow.placement.learned import kept
+
+    if cluster.kind not in ("here", "local") or is_described(cluster):
+        return None, None
+    profile = calibrate.profile({d.kind for worker in cluster.workers for d in worker.devices})
+    kind = "here" if cluster.kind == "here" else "process"
+    return kept(profile), calibrate.steps_of(profile, kind)
 
 
 def _sizes(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node, tuple[int, ...]]:
@@ -396,6 +417,8 @@ def plan_graph(
     homes: Mapping[Node, str] | None = None,
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    learned: Learned | None = None,
+    steps: StepCost | None = None,
 ) -> Plan:
     """Place an optimised graph.
 
@@ -403,13 +426,17 @@ def plan_graph(
         shapes: of the placeholders; bindings: sizes of symbols that follow from them.
         homes: where variables live already.
         profiles, links: measured speeds, by worker and by ends; default: see `build_problem`.
+        learned: what traced steps taught about them.
+        steps: what a step costs beyond its nodes and transfers; default: nothing.
 
     Raises:
         DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
     """
     from graphflow.placement.planning import make_plan
 
-    return make_plan(graph, cluster, shapes, bindings, placer, homes or {}, profiles, links)
+    return make_plan(
+        graph, cluster, shapes, bindings, placer, homes or {}, profiles, links, learned, steps
+    )
 
 
 def devices_of(plan: Plan, graph: Graph) -> dict[Node, str]:

@@ -8,20 +8,23 @@ and baselines are judged by the same rule: what pins spread over several has bus
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from graphflow.device import DeviceName
 from graphflow.errors import MemoryLimitError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
+from graphflow.placement.calibrate import StepCost, seconds_beyond
 from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.cost import GraphProblem, build_problem, memory_limit
 from graphflow.placement.explain import Model, reason
 from graphflow.placement.fingerprint import fingerprint
+from graphflow.placement.learned import Learned
 from graphflow.placement.limits import Limits, teams
 from graphflow.placement.placers import Placer, get_placer, place
 from graphflow.placement.placers.evaluate import Candidate, Evaluator
@@ -29,7 +32,7 @@ from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import singles
 from graphflow.placement.plan import Plan, PlannedNode, PlannedTransfer
-from graphflow.placement.problem import Assignment
+from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.simulate import simulate
 from graphflow.spec import nbytes
 
@@ -48,23 +51,35 @@ def make_plan(
     homes: Mapping[Node, str],
     profiles: Mapping[int, Mapping[str, Any]] | None,
     links: Mapping[tuple[str, str], tuple[float, float]] | None,
+    learned: Learned | None = None,
+    steps: StepCost | None = None,
 ) -> Plan:
     """See `plan.plan_graph`."""
 
     def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
-        build = partial(build_problem, graph, cluster, bindings, homes, profiles, links)
+        build = partial(
+            build_problem, graph, cluster, bindings, homes, profiles, links, learned=learned
+        )
         alone = build(contention=False)
         return alone, build(contention=True) if len(cluster.devices) > 1 else alone
 
+    def fixed(assignment: Assignment) -> float:
+        """Seconds of a step beyond what its nodes and transfers take."""
+        return 0.0 if steps is None else seconds_beyond(steps, _units(assignment, alone, cluster))
+
     alone, shared = problems(homes)
     ones = _ones(alone, shared)
-    made, assignment = _placed(alone, shared, placer, ones)
+    made, assignment = _placed(alone, shared, placer, ones, fixed)
     if any(node in homes for node in graph.variables):
         alone, shared = problems({})  # "one device" holds the variables, too
         ones = _ones(alone, shared)
     compared = {f"one device: {name}": one for name, one in zip(cluster.devices, ones, strict=True)}
     compared["round robin"] = round_robin(Evaluator(shared.problem))
-    baselines = {name: each.run.makespan for name, each in compared.items() if each.fits}
+    baselines = {
+        name: each.run.makespan + fixed(each.run.assignment())
+        for name, each in compared.items()
+        if each.fits
+    }
     limits = Limits(graph, cluster, homes)
     told = {made.name(i): limits.why(node) for i, node in enumerate(made.nodes)}
     model = Model(
@@ -81,7 +96,8 @@ def make_plan(
         placer=placer if isinstance(placer, str) else type(placer).__name__,
         nodes=_nodes(made, model),
         transfers=_transfers(made, model),
-        makespan=timeline.makespan,
+        makespan=timeline.makespan + fixed(assignment),
+        overhead=fixed(assignment),
         peak_memory={
             name: int(np.ceil(peak))
             for name, peak in zip(cluster.devices, timeline.peak_memory, strict=False)
@@ -107,7 +123,11 @@ def _ones(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:
 
 
 def _placed(
-    alone: GraphProblem, shared: GraphProblem, placer: str | Placer, ones: list[Candidate]
+    alone: GraphProblem,
+    shared: GraphProblem,
+    placer: str | Placer,
+    ones: list[Candidate],
+    fixed: Callable[[Assignment], float],
 ) -> tuple[GraphProblem, Assignment]:
     """The placer's answer, and the problem in whose numbers it is to be told.
 
@@ -128,17 +148,42 @@ def _placed(
     if isinstance(chosen, Greedy):
         quiet = [c for c in ones if c.fits and _used(c.run.assignment(), alone) <= 1]
         best = min(quiet, key=lambda c: c.key, default=None)
-        seconds = simulate(told.problem, assignment).makespan
-        if best is not None and best.run.makespan <= seconds:
-            return alone, best.run.assignment()
+        seconds = simulate(told.problem, assignment).makespan + fixed(assignment)
+        if best is not None:
+            single = best.run.assignment()
+            if best.run.makespan + fixed(single) <= seconds:
+                return alone, single
     return told, assignment
 
 
 def _used(assignment: Assignment, made: GraphProblem) -> int:
     """How many devices compute something."""
+    return len(_working(assignment, made))
+
+
+def _working(assignment: Assignment, made: GraphProblem) -> set[int]:
+    """The devices that compute something."""
     device = assignment.device
     busy = made.problem.compute[np.arange(len(device)), device] > 0
-    return len(set(device[busy].tolist()) - {made.problem.client})
+    return set(device[busy].tolist()) - {made.problem.client}
+
+
+def _units(assignment: Assignment, made: GraphProblem, cluster: Cluster) -> int:
+    """What takes part in a step: workers, or devices of this process."""
+    working = [cluster.devices[at] for at in _working(assignment, made)]
+    if cluster.kind == "here":
+        return len(working)
+    return len({DeviceName.parse(name).worker for name in working})
+
+
+@dataclass(frozen=True)
+class Given(Placer):
+    """An answer that is known: what an earlier plan chose, in the numbers of a new problem."""
+
+    assignment: Assignment
+
+    def place(self, problem: Problem) -> Assignment:
+        return self.assignment
 
 
 def _nodes(made: GraphProblem, model: Model) -> tuple[PlannedNode, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from graphflow.placement.calibrate import Link, keep_links, measure_links, profile
+from graphflow.placement.calibrate import Link, StepCost, keep_links, measure_links, profile
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.hardware import is_described
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Survey:
-    """Measurements by worker and by link; None where the cost model knows by itself."""
+    """Measurements by worker and by link, and of a step that does nothing; None where the cost
+    model knows by itself."""
 
     profiles: Mapping[int, Mapping[str, Any]] | None = None
     links: Mapping[tuple[str, str], Link] | None = None
+    steps: StepCost | None = None
 
 
 def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
