@@ -9,6 +9,7 @@ knows no particular op.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import os
 import sys
@@ -24,6 +25,7 @@ import numpy as np
 from graphflow.device import DeviceName
 from graphflow.errors import ArgumentError, DeviceError, DTypeError, GraphError, GraphflowError
 from graphflow.half import any_half, rounded, widened, widening
+from graphflow.opdoc import OpDoc
 from graphflow.spec import (
     Dim,
     Equation,
@@ -284,6 +286,7 @@ class Op:
             Elementwise ops need none.
         cost: (*specs, **attrs) -> Cost; default: one flop an output element.
         samples: calls for the tests over the registry.
+        doc: what it computes, in words: the first line of its `help`.
         halves: its kernel takes float16 and bfloat16 as they are, since it only moves numbers, or
             runs a body; others get float32, and their results are rounded (see half.py).
         autocast: under `gf.autocast`, "low" takes its float32 inputs in 16 bits, "high" its 16-bit
@@ -311,6 +314,7 @@ class Op:
     halves: bool = False
     autocast: Literal["low", "high"] | None = None
     device_kinds: tuple[str, ...] = ("cpu", "gpu")
+    doc: str = ""
 
     def __call__(self, *inputs: Any, name: str | None = None, **attrs: Any) -> Any:
         """Apply to tensors (or what converts to them): a Tensor, or a tuple of them."""
@@ -361,6 +365,9 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+
+Op.__doc__ = OpDoc(Op.__doc__)  # type: ignore[assignment]
 
 
 REGISTRY: dict[str, Op] = {}
@@ -560,6 +567,9 @@ def make_node(
             specs = op.infer(*(t.spec for t in inputs), **attrs)
     except GraphflowError as error:
         raise type(error)(f"{op.name} at {location}: {error}") from None
+    except TypeError:
+        _require_attributes(op, inputs, attrs, location)
+        raise
     return Node(
         op,
         inputs,
@@ -571,6 +581,16 @@ def make_node(
         origin=scope.origin,
         equations=tuple(equations),
     )
+
+
+def _require_attributes(
+    op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], location: Location
+) -> None:
+    """Refuse attributes that the op does not have, or say which it lacks."""
+    try:
+        inspect.signature(op.infer).bind(*inputs, **attrs)
+    except TypeError as error:
+        raise ArgumentError(f"{op.name} at {location}: {error}") from None
 
 
 # Tensors --------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ sigmoid = elementwise(
     samples=_SMOOTH,
     flops=12,
     into=lambda xp, out, x: xp.reciprocal(1 + xp.exp(-x), out=out),
+    doc="1 / (1 + exp(-x)), without overflow.",
 )
 
 
@@ -82,7 +83,6 @@ silu_grad = elementwise(
     flops=16,
     into=lambda xp, out, g, x: xp.multiply(g, _silu_slope(xp, x), out=out),
 )
-# x · sigmoid(x), also called swish.
 silu = elementwise(
     "silu",
     lambda xp, x: x * _sigmoid(xp, x),
@@ -91,6 +91,7 @@ silu = elementwise(
     samples=_SMOOTH,
     flops=13,
     into=lambda xp, out, x: xp.multiply(x, _sigmoid(xp, x), out=out),
+    doc="x·sigmoid(x), also called swish.",
 )
 
 
@@ -98,7 +99,6 @@ def _softplus(xp: Any, x: Any) -> Any:
     return xp.log1p(xp.exp(-xp.abs(x)))
 
 
-# log(1 + exp(x)), without overflow.
 softplus = elementwise(
     "softplus",
     lambda xp, x: _softplus(xp, x) + xp.maximum(x, 0),
@@ -107,6 +107,7 @@ softplus = elementwise(
     samples=_SMOOTH,
     flops=20,
     into=lambda xp, out, x: xp.add(_softplus(xp, x), xp.maximum(x, 0), out=out),
+    doc="log(1 + exp(x)), without overflow.",
 )
 
 
@@ -121,7 +122,7 @@ relu_grad: Op = elementwise(
     flops=2,
     into=lambda xp, out, g, y: xp.multiply(g, y > 0, out=out),
 )
-# The gradient at 0 is 0. It reads the output, so that the input's buffer is free.
+# The gradient reads the output, so that the input's buffer is free.
 relu = elementwise(
     "relu",
     lambda xp, x: xp.maximum(x, 0),
@@ -129,6 +130,7 @@ relu = elementwise(
     infer=same_float,
     samples=_SIDES,
     into=lambda xp, out, x: xp.maximum(x, 0, out=out),
+    doc="max(x, 0); the gradient at 0 is 0.",
 )
 
 
@@ -296,7 +298,6 @@ def celu(x: Any, alpha: float = 1.0, name: str | None = None) -> Tensor:
 
 # Other smooth ones ----------------------------------------------------------------------------
 
-# log(sigmoid(x)), without overflow.
 log_sigmoid = elementwise(
     "log_sigmoid",
     lambda xp, x: xp.minimum(x, 0) - _softplus(xp, x),
@@ -305,8 +306,8 @@ log_sigmoid = elementwise(
     samples=_SMOOTH,
     flops=20,
     into=lambda xp, out, x: xp.subtract(xp.minimum(x, 0), _softplus(xp, x), out=out),
+    doc="log(sigmoid(x)), without overflow.",
 )
-# x / (1 + |x|).
 softsign = elementwise(
     "softsign",
     lambda xp, x: x / (1 + xp.abs(x)),
@@ -315,6 +316,7 @@ softsign = elementwise(
     samples=_SIDES,
     flops=6,
     into=lambda xp, out, x: xp.divide(x, 1 + xp.abs(x), out=out),
+    doc="x / (1 + |x|).",
 )
 
 
@@ -327,7 +329,6 @@ def _mish_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (g * (t + x * (1 - square(t)) * sigmoid(x)),)
 
 
-# x·tanh(softplus(x)). Source: Misra, BMVC 2020.
 mish = elementwise(
     "mish",
     _mish_of,
@@ -336,6 +337,7 @@ mish = elementwise(
     samples=_SMOOTH,
     flops=38,
     into=lambda xp, out, x: xp.copyto(out, _mish_of(xp, x)),
+    doc="x·tanh(softplus(x)). Source: Misra, BMVC 2020.",
 )
 
 

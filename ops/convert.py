@@ -73,6 +73,7 @@ def astype(x: Any, dtype: Any, name: str | None = None) -> Tensor:
 stop_gradient = register(
     Op(
         "stop_gradient",
+        doc="x, as a constant for gradients: of any shape and dtype, which it keeps.",
         infer=lambda x: x,
         kernel=lambda xp, x: x,
         into=lambda xp, out, x: xp.copyto(out, x),

@@ -85,6 +85,7 @@ def elementwise(
     into: Callable[..., None] | None = None,
     promotes: bool = True,
     halves: bool = False,
+    doc: str = "",
 ) -> Op:
     """Register an elementwise op: `expr` is a ufunc's name, or a function (xp, *scalars, **attrs).
 
@@ -113,6 +114,7 @@ def elementwise(
             promotes=promotes,
             elementwise=True,
             halves=halves,
+            doc=doc,
         )
     )
 
@@ -181,10 +183,10 @@ floor_divide = elementwise(
     samples=(sample(F, F, low=0.4, high=0.9), sample(COLUMN, ROW, low=0.4, high=0.9)),
     flops=6,
 )
-# The sign of the result is that of b.
 remainder = elementwise(
     "remainder",
     "remainder",
+    doc="a - floor(a / b)·b, with the sign of b.",
     vjp=lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(-(g * floor_divide(a, b)), b.shape)),
     samples=(sample(F, ROW, low=1.1, high=1.9), sample(SCALAR, F, low=1.1, high=1.9)),
     flops=6,
@@ -251,20 +253,20 @@ def _sign_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None]:
     return (across / FUNCTIONS["where"](equal(size, 0), 1, size),)
 
 
-# x / |x|, and 0 of 0.
 sign = elementwise(
     "sign", _sign, _sign_vjp, same_number, (*POSITIVE, sample(INT), sample(COMPLEX)),
     into=lambda xp, out, x: xp.sign(x, out=out) if x.dtype.kind != "c" else xp.copyto(
         out, _sign(xp, x)
     ),
+    doc="x / |x|, and 0 where x is 0.",
 )  # fmt: skip
-# The gradient at 0 is 0.
 abs = elementwise(
     "abs",
     "abs",
     lambda g, y, x: (g * sign(x),),
     lambda x: same_number(x).with_dtype(real_dtype(x.dtype)),
     (*POSITIVE, sample(F, low=-3, high=-0.3), sample(COMPLEX)),
+    doc="|x|, of a complex number its size; the gradient at 0 is 0.",
 )
 square = elementwise("square", "square", lambda g, y, x: (g * (conj(x) * 2),), same_number, NUMBER)
 reciprocal = elementwise(
@@ -280,7 +282,7 @@ reciprocal = elementwise(
 # Rounding: flat almost everywhere, and the identity of ints -------------------------------------
 
 
-def _rounding(name: str, ufunc: str) -> Op:
+def _rounding(name: str, ufunc: str, doc: str) -> Op:
     def expr(xp: Any, x: Any) -> Any:
         return getattr(xp, ufunc)(x) if x.dtype.kind == "f" else x
 
@@ -291,14 +293,13 @@ def _rounding(name: str, ufunc: str) -> Op:
             xp.copyto(out, x)
 
     samples = (sample(F, low=0.1, high=0.4), sample(SCALAR, low=1.6, high=1.9), sample(INT))
-    return elementwise(name, expr, no_gradient, samples=samples, into=into)
+    return elementwise(name, expr, no_gradient, samples=samples, into=into, doc=doc)
 
 
-floor = _rounding("floor", "floor")
-ceil = _rounding("ceil", "ceil")
-trunc = _rounding("trunc", "trunc")
-# Halves go to the even neighbour.
-round = _rounding("round", "rint")
+floor = _rounding("floor", "floor", "The largest integer not above x, in its dtype.")
+ceil = _rounding("ceil", "ceil", "The smallest integer not below x, in its dtype.")
+trunc = _rounding("trunc", "trunc", "x without its fraction, in its dtype.")
+round = _rounding("round", "rint", "The nearest integer, in the dtype of x; halves go to the even.")
 
 
 # Comparison and logic ---------------------------------------------------------------------------

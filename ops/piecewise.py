@@ -94,7 +94,6 @@ def hard_sigmoid(
     return result
 
 
-# x·hard_sigmoid(x). Source: Howard et al., ICCV 2019.
 hard_swish: Op = elementwise(
     "hard_swish",
     lambda xp, x: x * _ramp(xp, x, **_SIXTH),
@@ -103,6 +102,7 @@ hard_swish: Op = elementwise(
     samples=(sample(F), sample(F, low=3.2, high=5.0), sample(SCALAR, low=-5.0, high=-3.2)),
     flops=5,
     into=lambda xp, out, x: xp.multiply(x, _ramp(xp, x, **_SIXTH), out=out),
+    doc="x·hard_sigmoid(x). Source: Howard et al., ICCV 2019.",
 )
 
 
@@ -204,7 +204,6 @@ def _prelu_of(xp: Any, x: Any, slope: Any) -> Any:
     return xp.maximum(x, 0) + xp.minimum(x, 0) * slope
 
 
-# x where it is positive, else slope·x, with a tensor of slopes that broadcasts to x.
 prelu: Op = elementwise(
     "prelu",
     _prelu_of,
@@ -217,6 +216,7 @@ prelu: Op = elementwise(
     ),
     flops=4,
     into=lambda xp, out, x, slope: xp.copyto(out, _prelu_of(xp, x, slope)),
+    doc="x where it is positive, else slope·x: `prelu(x, slope)`, a tensor of slopes.",
 )
 
 

@@ -51,6 +51,7 @@ rsqrt = _function(
     samples=POSITIVE,
     flops=8,
     into=lambda xp, out, x: xp.reciprocal(xp.sqrt(x), out=out),
+    doc="1 / √x.",
 )
 
 exp = _function("exp", lambda g, y, x: (g * conj(y),))
@@ -180,5 +181,11 @@ def erf_of(xp: Any, x: Any) -> Any:
 
 _PER_ROOT_PI = 2 / math.sqrt(math.pi)
 erf = _function(
-    "erf", lambda g, y, x: (g * (exp(-square(x)) * _PER_ROOT_PI),), erf_of, UNARY, 40, same_float
+    "erf",
+    lambda g, y, x: (g * (exp(-square(x)) * _PER_ROOT_PI),),
+    erf_of,
+    UNARY,
+    40,
+    same_float,
+    doc="2/√π · the integral of exp(-t²) for t from 0 to x: the error function.",
 )

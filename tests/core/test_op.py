@@ -301,3 +301,21 @@ def test_flags_words_and_numbers_are_what_they_are_said_to_be(build: Any, words:
     with pytest.raises(ArgumentError, match=words) as caught:
         build(gf.placeholder("float32", (1, 2, 4, 4)))
     assert "test_op.py:" in str(caught.value)
+
+
+def test_an_op_refuses_arguments_that_it_has_not() -> None:
+    with pytest.raises(ArgumentError, match=r"exp at .*test_op\.py.*unexpected.*'axis'"):
+        gf.exp(placeholder("float32", (3,)), axis=1)
+
+
+@pytest.mark.parametrize("module", [gf, gf.nn])
+def test_help_tells_what_an_op_computes_takes_and_gives(module: Any) -> None:
+    for name in module.__all__:
+        if isinstance(op := getattr(module, name), Op):
+            words = op.__doc__ or ""
+            assert words != Op.__doc__ and not words.startswith("The op "), name
+            assert "DTypeError" in words and "gradient" in words, name
+            assert not op.elementwise or "Gives a tensor of" in words, name
+    assert "shapes broadcast" in str(gf.less.__doc__) and ", bool." in str(gf.less.__doc__)
+    assert "real for complex" in str(gf.abs.__doc__)
+    assert str(gf.floor.__doc__).count("gradient is zero") == 1
