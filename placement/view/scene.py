@@ -6,6 +6,7 @@ values: names are still raw text and must be escaped by whoever writes them out.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -123,34 +124,36 @@ class Scene:
         measured = self.plan.measured.makespan if self.plan.measured else 0.0
         return max([self.plan.makespan, measured, *ends]) or 1e-6
 
-    def headlines(self) -> list[tuple[str, str, str]]:
-        """(title, number, remark): the step, what it would be otherwise, what moves."""
-        plan = self.plan
-        lines = [("Predicted step", seconds(plan.makespan), f"placer: {printable(plan.placer)}")]
-        if plan.measured is not None:
-            steps = plan.measured.steps
-            remark = f"median of {steps} step{'s' if steps != 1 else ''}"
-            if plan.makespan > 0:
-                remark += f" · {plan.measured.makespan / plan.makespan:.2f}× the prediction"
-            lines.append(("Measured step", seconds(plan.measured.makespan), remark))
-        for name, value in self._baselines():
-            title = printable(name)
-            lines.append((title[:1].upper() + title[1:], seconds(value), self._gain(value)))
-        moved = [t.bytes for t in plan.transfers if CLIENT not in (t.source, t.target)]
-        lines.append(("Transfers a step", str(len(moved)), f"{size(sum(moved))} between devices"))
-        return lines
 
-    def _baselines(self) -> list[tuple[str, float]]:
-        """All of them, or of many single devices only the fastest."""
-        alone = [item for item in self.plan.baselines.items() if item[0].startswith("one device")]
-        kept = alone if len(alone) < 3 else [min(alone, key=lambda item: item[1])]
-        return kept + [item for item in self.plan.baselines.items() if item not in alone]
+def headlines(plan: Plan) -> list[tuple[str, str, str]]:
+    """(title, number, remark): the step, what it would be otherwise, what moves."""
+    lines = [("Predicted step", seconds(plan.makespan), f"placer: {printable(plan.placer)}")]
+    if plan.measured is not None:
+        steps = plan.measured.steps
+        remark = f"median of {steps} step{'s' if steps != 1 else ''}"
+        if plan.makespan > 0:
+            remark += f" · {plan.measured.makespan / plan.makespan:.2f}× the prediction"
+        lines.append(("Measured step", seconds(plan.measured.makespan), remark))
+    for name, value in _baselines(plan):
+        title = printable(name)
+        lines.append((title[:1].upper() + title[1:], seconds(value), _gain(plan, value)))
+    moved = [t.bytes for t in plan.transfers if CLIENT not in (t.source, t.target)]
+    lines.append(("Transfers a step", f"{len(moved):,}", f"{size(sum(moved))} between devices"))
+    return lines
 
-    def _gain(self, baseline: float) -> str:
-        if self.plan.makespan <= 0:
-            return "predicted"
-        ratio = baseline / self.plan.makespan
-        return f"this plan is {ratio:.2f}× as fast" if ratio > 1.005 else "this plan gains nothing"
+
+def _baselines(plan: Plan) -> list[tuple[str, float]]:
+    """All of them, or of many single devices only the fastest."""
+    alone = [item for item in plan.baselines.items() if item[0].startswith("one device")]
+    kept = alone if len(alone) < 3 else [min(alone, key=lambda item: item[1])]
+    return kept + [item for item in plan.baselines.items() if item not in alone]
+
+
+def _gain(plan: Plan, baseline: float) -> str:
+    if plan.makespan <= 0:
+        return "predicted"
+    ratio = baseline / plan.makespan
+    return f"this plan is {ratio:.2f}× as fast" if ratio > 1.005 else "this plan gains nothing"
 
 
 def scene(plan: Plan) -> Scene:
@@ -180,7 +183,7 @@ def scene(plan: Plan) -> Scene:
         _boxes(plan, layout, shades),
         _wires(plan, layout, lanes),
         _rows(plan, shades),
-        _usage(plan, shades),
+        usage(plan, shades),
         lanes,
         shades,
     )
@@ -259,20 +262,23 @@ def _rows(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _usage(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Usage, ...]:
+def usage(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Usage, ...]:
+    """What a step asks of each device of the cluster."""
+    nodes = Counter(node.device for node in plan.nodes)
+    busy: defaultdict[str, float] = defaultdict(float)
+    measured: defaultdict[str, float] = defaultdict(float)
+    for node in plan.nodes:
+        busy[node.device] += node.finish - node.start
+    for bar in plan.measured.timeline if plan.measured else ():
+        if bar.kind == "compute":
+            measured[bar.track] += bar.finish - bar.start
     return tuple(
         Usage(
             device=name,
             shade=shades[name],
-            nodes=sum(node.device == name for node in plan.nodes),
-            busy=sum(node.finish - node.start for node in plan.nodes if node.device == name),
-            busy_measured=sum(
-                bar.finish - bar.start
-                for bar in plan.measured.timeline
-                if bar.track == name and bar.kind == "compute"
-            )
-            if plan.measured
-            else None,
+            nodes=nodes[name],
+            busy=busy[name],
+            busy_measured=measured[name] if plan.measured else None,
             peak=int(plan.peak_memory.get(name, 0)),
             peak_measured=plan.measured.peak_memory.get(name) if plan.measured else None,
             limit=plan.cluster.device(name).memory,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from graphflow.placement.view import colours
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH
-from graphflow.placement.view.scene import Box, Row, Scene, Usage, Wire, scene
+from graphflow.placement.view.scene import Box, Row, Scene, Usage, Wire, headlines, scene
 from graphflow.placement.view.text import printable, seconds, shorten, size, ticks
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _text(x: float, y: float, text: str, kind: str, more: str = "") -> str:
 
 def _headlines(drawn: Scene, width: float) -> tuple[str, float]:
     parts = [_text(MARGIN, 18, "Where each node runs, and when", "h1")]
-    lines = drawn.headlines()
+    lines = headlines(drawn.plan)
     step = min(260.0, (width - 2 * MARGIN) / max(len(lines), 1))
     for i, (title, number, remark) in enumerate(lines):
         x = MARGIN + i * step

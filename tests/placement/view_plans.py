@@ -178,3 +178,33 @@ def chain(length: int) -> Plan:
     for i in range(length):
         d.add(f"tanh_{i}", "tanh", 0, [f"tanh_{i - 1}"] if i else [], (8, 8))
     return d.plan()
+
+
+def network(nodes: int, workers: int = 4) -> Plan:
+    """A deep network of attention and perceptrons, 50 nodes a layer, in stages over the workers."""
+    d = Drawing(workers)
+    layers = nodes // 50
+    at = d.add("x", "placeholder", None, (), (128, 64))
+    for layer in range(layers):
+        worker = layer * workers // layers
+        for part in ("attention", "mlp"):
+            at = _part(d, f"model/layer_{layer}/{part}", worker, at)
+    return d.plan()
+
+
+def _part(d: Drawing, scope: str, worker: int, at: str) -> str:
+    base, heads = at, []
+    for j in range(8):
+        d.add(f"{scope}/w{j}", "variable", worker, (), (64, 64), 0, "its first home")
+    for head in range(3):
+        inside = f"{scope}/head{head}"
+        a = d.add(f"{inside}/matmul", "matmul", worker, [at, f"{scope}/w{head}"], (128, 64), 4e-5)
+        a = d.add(f"{inside}/softmax", "softmax", worker, [a], (128, 64), 3e-6)
+        heads.append(
+            d.add(f"{inside}/mul", "mul", worker, [a, f"{scope}/w{head + 3}"], (128, 64), 2e-6)
+        )
+    at = d.add(f"{scope}/concat", "concat", worker, heads, (128, 64), 2e-6)
+    at = d.add(f"{scope}/add", "add", worker, [at, base], (128, 64), 2e-6)
+    for j, op in enumerate(("relu", "mul", "layer_norm", "sub", "exp", "add")):
+        at = d.add(f"{scope}/{op}_{j}", op, worker, [at], (128, 64), (j + 1) * 1e-6)
+    return at

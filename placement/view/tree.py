@@ -1,0 +1,186 @@
+"""Node names → a tree that folds: a group for each name scope, and for each node that holds bodies.
+
+A drawing shows a group as one box until it is opened. No group has more than `WIDEST` members: what
+has more is divided along the way of the data, so that every step of opening fits on a screen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphflow.placement.plan import Plan
+
+WIDEST = 40
+"""Members of a group at most."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A node as drawings need it; what it holds itself is not timed on its own (`held`).
+
+    Args:
+        index: of the planned node, or of the one that holds it.
+        inputs: positions, among all leaves, of what it reads.
+    """
+
+    name: str
+    op: str
+    output: str
+    location: str
+    index: int
+    held: bool
+    inputs: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Group:
+    """A scope: `own` is the leaf of the node that holds bodies, and is itself no member."""
+
+    label: str
+    path: str
+    members: list[Group | int] = field(default_factory=list)
+    own: int = -1
+    key: tuple[int, int] = (0, 0)
+    scopes: dict[str, Group] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The groups of a plan.
+
+    Args:
+        leaves: nodes in their order of execution, those in bodies after the node that holds them.
+        labels: of the leaves inside their group.
+        root: the group of everything.
+    """
+
+    leaves: tuple[Leaf, ...]
+    labels: list[str]
+    root: Group
+
+
+def tree(plan: Plan) -> Tree:
+    """Group the nodes of a plan. Time about linear in nodes and edges."""
+    leaves = _leaves(plan)
+    root = Group("", "")
+    labels = [leaf.name.rpartition("/")[2] or leaf.name for leaf in leaves]
+    holders = {i for i, leaf in enumerate(leaves) if _holds(leaves, i)}
+    for i, leaf in enumerate(leaves):
+        scope, parts = root, leaf.name.split("/")
+        for part in parts if i in holders else parts[:-1]:
+            scope = _inside(scope, part)
+        if i in holders:
+            scope.own = i
+        else:
+            scope.members.append(i)
+    keys = _keys(leaves)
+    _settle(root, keys, labels)
+    return Tree(leaves, labels, root)
+
+
+def _holds(leaves: Sequence[Leaf], i: int) -> bool:
+    after = leaves[i + 1] if i + 1 < len(leaves) else None
+    return after is not None and after.held and after.name.startswith(leaves[i].name + "/")
+
+
+def _inside(scope: Group, part: str) -> Group:
+    found = scope.scopes.get(part)
+    if found is None:
+        path = f"{scope.path}/{part}" if scope.path else part
+        found = scope.scopes[part] = Group(part, path)
+        scope.members.append(found)
+    return found
+
+
+def _leaves(plan: Plan) -> tuple[Leaf, ...]:
+    leaves: list[Leaf] = []
+    at: dict[str, int] = {}
+    for index, node in enumerate(plan.nodes):
+        reads = tuple(at[name] for name in dict.fromkeys(node.inputs) if name in at)
+        at[node.name] = len(leaves)
+        leaves.append(Leaf(node.name, node.op, node.output, node.location, index, False, reads))
+        inner: dict[str, int] = {}
+        for held in getattr(node, "holds", ()):
+            reads = tuple(inner[name] for name in dict.fromkeys(held.inputs) if name in inner)
+            inner[held.name] = len(leaves)
+            name = f"{node.name}/{held.name}"
+            leaves.append(Leaf(name, held.op, held.output, held.location, index, True, reads))
+    return tuple(leaves)
+
+
+def _keys(leaves: Sequence[Leaf]) -> list[tuple[int, int]]:
+    """Where on the way of the data a leaf is: its depth, then its position. What reads nothing (a
+    variable, say) is as deep as its first reader, as it says nothing about its group's place."""
+    depth = [0] * len(leaves)
+    for i, leaf in enumerate(leaves):
+        depth[i] = max((depth[source] + 1 for source in leaf.inputs), default=0)
+    first = [len(leaves)] * len(leaves)
+    for i, leaf in enumerate(leaves):
+        for source in leaf.inputs:
+            first[source] = min(first[source], depth[i] - 1)
+    return [
+        (depth[i] if leaf.inputs or first[i] == len(leaves) else first[i], i)
+        for i, leaf in enumerate(leaves)
+    ]
+
+
+def _settle(root: Group, keys: list[tuple[int, int]], labels: list[str]) -> None:
+    """Sort members along the data's way, drop groups of one, divide those that are too wide."""
+    pending, found = [root], []
+    while pending:  # no recursion: scopes may be nested deeply
+        found.append(group := pending.pop())
+        pending += group.scopes.values()
+    for group in reversed(found):
+        group.members = [_alone(member, labels) for member in group.members]
+        group.members.sort(key=lambda member: _key(member, keys))
+        while len(group.members) > WIDEST:
+            group.members = _divided(group, keys, labels)
+        inside = [_key(member, keys) for member in group.members]
+        if group.own >= 0:
+            inside.append(keys[group.own])
+        group.key = min(inside, default=(0, 0))
+
+
+def _key(member: Group | int, keys: list[tuple[int, int]]) -> tuple[int, int]:
+    return keys[member] if isinstance(member, int) else member.key
+
+
+def _alone(member: Group | int, labels: list[str]) -> Group | int:
+    """A group of one is its member, which takes over its name."""
+    if isinstance(member, int) or len(member.members) != 1 or member.own >= 0:
+        return member
+    (only,) = member.members
+    if isinstance(only, int):
+        labels[only] = f"{member.label}/{labels[only]}"
+    else:
+        only.label = f"{member.label}/{only.label}"
+    return only
+
+
+def _divided(group: Group, keys: list[tuple[int, int]], labels: list[str]) -> list[Group | int]:
+    members = group.members
+    size = min(WIDEST, math.ceil(math.sqrt(len(members))))
+    parts: list[Group | int] = []
+    for at in range(0, len(members), size):
+        some = members[at : at + size]
+        if len(some) == 1:
+            parts += some
+            continue
+        ends = [labels[m] if isinstance(m, int) else m.label for m in (some[0], some[-1])]
+        label = _from_to(ends[0].partition(" … ")[0], ends[1])
+        parts.append(Group(label, group.path, some, key=_key(some[0], keys)))
+    return parts
+
+
+def _from_to(first: str, last: str) -> str:
+    """layer_0 … 39"""
+    name = first.rstrip("0123456789")
+    number = last.rpartition(" … ")[2]
+    if number.isdigit():  # what ends the data's way is a range itself
+        return f"{first} … {number}"
+    shared = name and name != first and number.removeprefix(name).isdigit()
+    return f"{first} … {number.removeprefix(name) if shared else number}"

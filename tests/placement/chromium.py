@@ -1,0 +1,165 @@
+"""A page in a real browser, driven over its debugging port: clicks, keys, and all that it asks for.
+
+Speaks the Chrome DevTools protocol through tornado, which bokeh brings along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def find() -> str | None:
+    """A browser's path."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Page:
+    """A file, opened. `requests` are the addresses that it asked for, `errors` what went wrong.
+
+    Use as a context manager; waits until the page says that it is ready.
+    """
+
+    def __init__(self, file: Path, dark: bool = False) -> None:
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        self._file, self._dark = file, dark
+        self._loop = asyncio.new_event_loop()
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._count = 0
+
+    def __enter__(self) -> Page:
+        browser = find()
+        assert browser is not None
+        self._process = subprocess.Popen(
+            [
+                browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                "--disable-background-networking", "--remote-debugging-port=0",
+                f"--user-data-dir={self._folder.name}", "--window-size=1500,1500", "about:blank",
+            ],
+            stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            self._run(self._open())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._loop.close()
+        self._folder.cleanup()
+
+    def evaluate(self, code: str) -> Any:
+        """The value of an expression in the page."""
+        done = self._send("Runtime.evaluate", expression=code, returnByValue=True)
+        assert "exceptionDetails" not in done, done
+        return done["result"].get("value")
+
+    def until(self, code: str, seconds: float = 20.0) -> Any:
+        """Wait until an expression is true."""
+        end = time.monotonic() + seconds
+        while not (value := self.evaluate(code)):
+            assert time.monotonic() < end, f"never true: {code}; {self.errors}"
+            time.sleep(0.05)
+        return value
+
+    def click(self, place: str) -> None:
+        """Press the left button where an expression says, [x, y] or an element's selector."""
+        if not place.startswith("gf"):
+            place = (
+                f"(() => {{ const r = document.querySelector({json.dumps(place)})"
+                ".getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
+            )
+        x, y = self.evaluate(place)
+        if not 0 < y < 1400:  # scrolled to first
+            self.evaluate(f"window.scrollBy(0, {y - 500})")
+            x, y = self.evaluate(place)
+        time.sleep(0.4)  # two clicks at one place are not to be a double click
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self._send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def write(self, text: str) -> None:
+        """Type into what has the focus; "\\n" is the Enter key."""
+        if text == "\n":
+            for kind in ("keyDown", "keyUp"):
+                self._send(
+                    "Input.dispatchKeyEvent", type=kind, key="Enter", windowsVirtualKeyCode=13
+                )
+        else:
+            self._send("Input.insertText", text=text)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(asyncio.wait_for(work, 60))
+
+    def _send(self, method: str, **values: Any) -> Any:
+        return self._run(self._asked(method, **values))
+
+    async def _open(self) -> None:
+        from tornado.httpclient import AsyncHTTPClient
+        from tornado.websocket import websocket_connect
+
+        told = Path(self._folder.name) / "DevToolsActivePort"
+        while not told.exists() or len(told.read_text().split()) < 2:
+            assert self._process.poll() is None, "the browser ended"
+            await asyncio.sleep(0.05)
+        port = told.read_text().split()[0]
+        answer = await AsyncHTTPClient().fetch(f"http://127.0.0.1:{port}/json")
+        tab = next(tab for tab in json.loads(answer.body) if tab["type"] == "page")
+        self._socket = await websocket_connect(
+            tab["webSocketDebuggerUrl"], max_message_size=1 << 28
+        )
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await self._asked(f"{domain}.enable")
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if self._dark else "light"}
+        await self._asked("Emulation.setEmulatedMedia", features=[scheme])
+        await self._asked("Page.navigate", url=self._file.as_uri())
+        while True:
+            ready = await self._asked("Runtime.evaluate", expression="window.gfReady === true")
+            if ready.get("result", {}).get("value") or self.errors:
+                return
+            await asyncio.sleep(0.1)
+
+    async def _asked(self, method: str, **values: Any) -> Any:
+        self._count += 1
+        number = self._count
+        await self._socket.write_message(
+            json.dumps({"id": number, "method": method, "params": values})
+        )
+        while True:
+            text = await self._socket.read_message()
+            assert text is not None, "the browser hung up"
+            message = json.loads(text)
+            if message.get("id") == number:
+                assert "error" not in message, message
+                return message["result"]
+            self._note(message.get("method", ""), message.get("params", {}))
+
+    def _note(self, method: str, told: dict[str, Any]) -> None:
+        if method == "Network.requestWillBeSent":
+            self.requests.append(told["request"]["url"])
+        elif method in ("Network.webSocketCreated", "Page.javascriptDialogOpening"):
+            self.errors.append(f"{method}: {told}")
+        elif method == "Runtime.exceptionThrown":
+            self.errors.append(str(told["exceptionDetails"]))
+        elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
+            self.errors.append(told["entry"]["text"])
+        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "assert"):
+            self.errors.append(str(told["args"]))
