@@ -379,8 +379,11 @@ def register(op: Op) -> Op:
     """Enter an op into the registry; its name is its identity on the wire.
 
     Raises:
+        ArgumentError: not an op.
         GraphError: the name is taken, by one of graphflow's ops or another of a user's.
     """
+    if not isinstance(op, Op):
+        raise ArgumentError(f"register_op at {user_location()}: give a gf.Op, not {op!r}")
     if op.name in REGISTRY:
         _, place = _OWNERS.get(op.name, ("", "graphflow itself"))
         raise GraphError(

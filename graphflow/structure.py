@@ -243,9 +243,13 @@ class _Binding:
                 )
 
     def check_specs(self) -> None:
-        """Every size of every tensor must be known and not negative."""
+        """Every size of every tensor must be known and not negative; those that attributes hold
+        must be known."""
         seen: set[Size] = set()
         for node in self.graph.walk():
+            for symbol in (s for value in node.attrs.values() for s in _symbols_in(value)):
+                if symbol not in self.sizes:
+                    self._evaluate(Dim.symbol(symbol), node)
             for spec in node.specs:
                 for size in spec.shape:
                     if isinstance(size, int) or size in seen:

@@ -10,6 +10,7 @@ import numpy as np
 from graphflow.errors import ArgumentError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
 from graphflow.ops.convert import astype
+from graphflow.ops.rules import whole
 from graphflow.ops.shape import broadcast_to
 from graphflow.spec import (
     Dim,
@@ -201,7 +202,11 @@ eye_op = register(
 
 @function
 def eye(n_rows: Any, n_cols: Any = None, *, k: int = 0, dtype: Any = "float32") -> Tensor:
-    """1 on the diagonal number k (above the main one where positive), else 0."""
+    """1 on the diagonal number k (above the main one where positive), else 0.
+
+    Raises:
+        ShapeError, ArgumentError, DTypeError: the numbers are no sizes; k is no int; no dtype.
+    """
     rows, columns = normalize_shape((n_rows, n_rows if n_cols is None else n_cols), "eye")
-    result: Tensor = eye_op(rows=rows, columns=columns, k=k, dtype=as_dtype(dtype).name)
+    result: Tensor = eye_op(rows=rows, columns=columns, k=whole("k", k), dtype=as_dtype(dtype).name)
     return result

@@ -27,7 +27,7 @@ from graphflow.op import (
 )
 from graphflow.ops import batching
 from graphflow.ops.kernels.threads import run_parts
-from graphflow.ops.rules import conj, normalize_axis, require_kind, unbroadcast
+from graphflow.ops.rules import conj, normalize_axis, require_kind, unbroadcast, whole
 from graphflow.ops.shape import (
     expand_dims,
     permute_dims,
@@ -326,13 +326,21 @@ tril_op, triu_op = _triangle("tril"), _triangle("triu")
 
 @function
 def tril(x: Tensor, *, k: int = 0) -> Tensor:
-    """x with zeros above the diagonal number k."""
-    result: Tensor = tril_op(as_tensor(x), k=k)
+    """x (…, m, n) with zeros above the diagonal number k of each matrix (0 is the main one).
+
+    Raises:
+        ShapeError, ArgumentError: x is no matrix; k is no int.
+    """
+    result: Tensor = tril_op(as_tensor(x), k=whole("k", k))
     return result
 
 
 @function
 def triu(x: Tensor, *, k: int = 0) -> Tensor:
-    """x with zeros below the diagonal number k."""
-    result: Tensor = triu_op(as_tensor(x), k=k)
+    """x (…, m, n) with zeros below the diagonal number k of each matrix (0 is the main one).
+
+    Raises:
+        ShapeError, ArgumentError: x is no matrix; k is no int.
+    """
+    result: Tensor = triu_op(as_tensor(x), k=whole("k", k))
     return result

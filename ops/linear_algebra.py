@@ -10,8 +10,6 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Tensor, as_tensor, function, located, promoted
 from graphflow.ops.decompose import cholesky, eig, eigh, eigvals, eigvalsh, qr
@@ -20,7 +18,7 @@ from graphflow.ops.einsum import einsum, tensordot
 from graphflow.ops.linalg import diagonal as _main_diagonal
 from graphflow.ops.linalg import matmul, outer, vecdot
 from graphflow.ops.magnitude import cond, matrix_norm, norm, vector_norm
-from graphflow.ops.rules import listed, normalize_axis, require_kind
+from graphflow.ops.rules import listed, normalize_axis, require_kind, whole
 from graphflow.ops.shape import matrix_transpose
 from graphflow.ops.singular import lstsq, matrix_rank, pinv, svd, svdvals
 from graphflow.ops.solve import inv, matrix_power, solve, triangular_solve
@@ -37,8 +35,7 @@ def diagonal(x: Any, *, offset: int = 0) -> Tensor:
     """
     with located("diagonal"):
         tensor = as_tensor(x)
-        if isinstance(offset, bool) or not isinstance(offset, int | np.integer):
-            raise ArgumentError(f"offset is an int, not {offset!r}")
+        offset = whole("offset", offset)
         if tensor.ndim < 2:
             raise ShapeError(f"takes matrices, not {show_shape(tensor.shape)}")
         down, right = max(-int(offset), 0), max(int(offset), 0)

@@ -83,6 +83,17 @@ def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
     return axes
 
 
+def whole(what: str, value: Any) -> int:
+    """What the user gave as an int.
+
+    Raises:
+        ArgumentError: something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ArgumentError(f"{what} is an int, not {value!r}")
+    return int(value)
+
+
 def listed(what: str, value: Any) -> list[Any]:
     """What the user gave as a list or tuple.
 

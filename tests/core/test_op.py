@@ -319,3 +319,8 @@ def test_help_tells_what_an_op_computes_takes_and_gives(module: Any) -> None:
     assert "shapes broadcast" in str(gf.less.__doc__) and ", bool." in str(gf.less.__doc__)
     assert "real for complex" in str(gf.abs.__doc__)
     assert str(gf.floor.__doc__).count("gradient is zero") == 1
+
+
+def test_only_an_op_is_registered() -> None:
+    with pytest.raises(ArgumentError, match=r"register_op at .*test_op\.py.*give a gf\.Op"):
+        gf.register_op(abs)  # type: ignore[arg-type]

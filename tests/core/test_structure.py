@@ -181,3 +181,10 @@ def test_a_size_of_a_placeholder_that_is_not_read_is_taken_from_it() -> None:
     assert bind(Graph([full]), {a.node: (2,)}) == {"n": 2}
     with pytest.raises(FeedError, match="'n' is unknown"):
         bind(Graph([full]), {})
+
+
+def test_a_size_that_only_an_attribute_holds_must_be_known_too() -> None:
+    rows, columns = (FUNCTIONS["arange"](3) for _ in range(2))
+    place = FUNCTIONS["ravel_multi_index"]((rows, columns), ("n", 3))
+    with pytest.raises(FeedError, match=r"made at .*test_structure\.py.*a size n that no given"):
+        bind(Graph([place]), {})

@@ -72,3 +72,17 @@ def test_eye_linspace_and_float_arange_are_numpys() -> None:
 def test_mistakes_name_the_line_and_the_value(call: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=rf"test_creation\.py:\d+.*{words}"):
         call()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda k: G["eye"](3, k=k),
+        lambda k: G["tril"](np.ones((3, 3)), k=k),
+        lambda k: G["triu"](np.ones((3, 3)), k=k),
+    ],
+)
+@pytest.mark.parametrize("k", [1.5, None, True, {1}])
+def test_the_number_of_a_diagonal_is_an_int(build: Any, k: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"test_creation\.py.*k is an int, not"):
+        build(k)
