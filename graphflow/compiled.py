@@ -38,6 +38,7 @@ class Compiled:
         program: its name on the workers; empty until they have it.
         devices: where each node is.
         trace: its steps inside the session's trace block that is open.
+        runs: steps that ran.
         traced: the sizes of symbols in each of these steps.
         measured: what the last such block measured.
     """
@@ -47,6 +48,7 @@ class Compiled:
     graph: Graph
     sizes: Mapping[Node, tuple[int, ...]] = field(default_factory=dict)
     program: str = ""
+    runs: int = 0
     plan: Plan | None = None
     devices: Mapping[Node, str] = field(default_factory=dict)
     partitions: Mapping[str, Partition] = field(default_factory=dict)

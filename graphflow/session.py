@@ -8,10 +8,11 @@ variable lives where it was first placed.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ from graphflow.learning import (
     idle,
     is_known,
     learn,
+    mark_seconds,
     median_seconds,
     remember,
     remembered,
@@ -49,8 +51,10 @@ from graphflow.op import Node, Tensor, user_location
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.learned import Learned
-from graphflow.placement.placers import get_placer
+from graphflow.placement.placers import Placer, get_placer
 from graphflow.placement.plan import Plan, devices_of, order_of, plan_graph
+from graphflow.placement.planning import Given
+from graphflow.replanning import GAIN, WINDOW, Replanned, check_replan, drifted, window_at
 from graphflow.runtime.checkpoint import Checkpoint, load, save
 from graphflow.runtime.host import DRAWS
 from graphflow.runtime.partition import FREE, partition
@@ -60,6 +64,7 @@ from graphflow.spec import show_shape
 from graphflow.structure import bind, concerns, flatten
 
 Array = np.ndarray[Any, Any]
+_log = logging.getLogger("graphflow.session")
 DEADLINE = 300.0
 """Seconds that a step may take unless the session says otherwise."""
 
@@ -75,6 +80,9 @@ class Session:
         ops: names of modules with ops of your own, or functions for `gf.host_call`. Workers import
             them if they were started with `--allow-ops`; those that the session starts itself
             allow just these.
+        replan: "auto" to look for a better placement now and then: a few steps are traced, ever
+            more rarely; where they took otherwise than predicted, and a new plan would save a tenth
+            of a step, the session goes over to it between two steps, and logs that.
 
     Raises:
         SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
@@ -91,10 +99,12 @@ class Session:
         placer: str = "greedy",
         deadline: float = DEADLINE,
         ops: Sequence[str] = (),
+        replan: str | None = None,
     ) -> None:
         if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
         get_placer(placer)
+        self._automatic = check_replan(replan)
         names = module_names(ops, "ops")
         admit(names)
         self.cluster = cluster_of(cluster, plan)
@@ -150,7 +160,10 @@ class Session:
                 compiled.check_memory(self.cluster, bindings)
             else:
                 self._place(compiled, {node: a.shape for node, a in arrays.items()}, bindings)
-            return rebuild(self._step(compiled, arrays, bindings))
+            values = self._step(compiled, arrays, bindings)
+            if self._automatic:
+                self._watch(compiled)
+            return rebuild(values)
 
     def run_async(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Future[Any]:
         """As `run`, in the order of the calls, without waiting: a future of the result.
@@ -213,6 +226,7 @@ class Session:
         self._attempts += 1
         start = monotonic_ns()
         fetched: Mapping[str, Array] = {}
+        traced = self._trace is not None or self._sampled(compiled)
         if compiled.partitions:
             try:
                 result = self._hosts.step(
@@ -220,7 +234,7 @@ class Session:
                     self._attempts,
                     {**bindings, DRAWS: self._steps},
                     compiled.feeds(arrays),
-                    self._trace is not None,
+                    traced,
                     self._deadline,
                 )
             except WorkerLost as error:
@@ -231,16 +245,17 @@ class Session:
                 raise
             self._steps += 1
             fetched = result.fetches
-            if self._trace is not None:
+            if traced:
                 edges = compiled.edges(bindings)
                 compiled.traced.append(bindings)
-                for trace in (self._trace, compiled.trace):
+                for trace in filter(None, (self._trace, compiled.trace)):
                     trace.add_step(
                         self._attempts, start, monotonic_ns(), result.spans, edges, result.peak
                     )
         else:
             self._steps += 1
         self._last = compiled
+        compiled.runs += 1
         return compiled.values(fetched, arrays)
 
     # Compiling --------------------------------------------------------------------------------
@@ -249,14 +264,19 @@ class Session:
         self, compiled: Compiled, sizes: Mapping[Node, Any], bindings: Mapping[str, int]
     ) -> None:
         """Place, partition and hand out; on an error the session is as it was."""
-        graph = compiled.graph
         compiled.sizes = sizes
+        self._divide(compiled, bindings)
+        self._hand_out(compiled)
+
+    def _divide(self, compiled: Compiled, bindings: Mapping[str, int]) -> None:
+        """Place, unless it has a plan, and partition; the session does not change."""
+        graph = compiled.graph
         _check_pins(compiled.source, self.cluster)
         order: Sequence[Node] | None = None
-        if len(self.cluster.devices) == 1 and self._plan is None:
+        if len(self.cluster.devices) == 1 and self._plan is None and compiled.plan is None:
             compiled.devices = self._only_device(graph)
         else:
-            compiled.plan = self._plan or self._make_plan(compiled)
+            compiled.plan = compiled.plan or self._plan or self._make_plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)
             order = order_of(compiled.plan, graph)
         names = self._new_names(graph.variables)
@@ -267,6 +287,11 @@ class Session:
             graph, compiled.devices, order, {**self._names, **names}, self.cluster.devices
         )
         compiled.check_memory(self.cluster, bindings)
+
+    def _hand_out(self, compiled: Compiled) -> None:
+        """Give the workers their partitions, and new variables their values."""
+        graph = compiled.graph
+        names = self._new_names(graph.variables)
         program = f"p{self._programs}"
         self._programs += 1
         self._hosts.add(program, compiled.by_worker)
@@ -319,7 +344,12 @@ class Session:
         (device,) = self.cluster.devices
         return {node: device for node in graph.nodes if node.op.name not in FREE}
 
-    def _make_plan(self, compiled: Compiled) -> Plan:
+    def _make_plan(
+        self,
+        compiled: Compiled,
+        homes: Mapping[Node, str] | None = None,
+        placer: str | Placer | None = None,
+    ) -> Plan:
         bindings = bind(compiled.source, compiled.sizes)
         survey = self._surveyed()
         return plan_graph(
@@ -327,8 +357,8 @@ class Session:
             self.cluster,
             compiled.sizes,
             bindings,
-            self._placer,
-            self._homes,
+            placer or self._placer,
+            self._homes if homes is None else homes,
             survey.profiles,
             survey.links,
             self._learned,
@@ -385,6 +415,119 @@ class Session:
             if compiled.measured is not None:
                 return compiled.plan.with_measured(compiled.measured)
             return compiled.plan
+
+    # Planning again ---------------------------------------------------------------------------
+
+    def replan(self) -> Replanned:
+        """Plan what has run again, with what traced steps taught, and go over to the new placement
+        if it is predicted to be faster.
+
+        Variables move, optimisers' slots with them, between two steps: the steps that follow give
+        the same bits as they would have. What other fetches ran and where they are placed counts,
+        each by its number of steps.
+
+        Raises:
+            MemoryLimitError: the graph fits in no memory; nothing has moved.
+            WorkerLost: a worker was lost while variables moved.
+        """
+        with self._lock:
+            self._check_open()
+            self._learn()
+            return self._replanned(0.0)
+
+    def _replanned(self, least: float) -> Replanned:
+        """Plan again; go over if a share of a step of at least `least`, and something, is saved."""
+        sets = [c for c in self._compiled.values() if c.partitions]
+        if len(self.cluster.devices) == 1 or not sets:
+            seconds = sum(c.plan.makespan for c in sets if c.plan is not None)
+            return Replanned((), seconds, seconds)
+        stay = [_as_placed(c, self._make_plan) for c in sets]
+        go = self._planned_anew(sets, stay)
+        steps = [max(1, c.runs) for c in sets]
+        before, after = (
+            sum(plan.makespan * n for plan, n in zip(plans, steps, strict=True)) / sum(steps)
+            for plans in (stay, go)
+        )
+        if after >= before * min(1 - least, 1 - 1e-6):
+            for compiled, plan in zip(sets, stay, strict=True):
+                compiled.plan = plan
+            return Replanned((), before, before)
+        return Replanned(self._go_over(sets, go), before, after)
+
+    def _planned_anew(self, sets: Sequence[Compiled], stay: Sequence[Plan]) -> list[Plan]:
+        """Plans as if no variable had a home; what takes most of the time chooses first."""
+        shares = [c.runs * plan.makespan for c, plan in zip(sets, stay, strict=True)]
+        homes: dict[Node, str] = {}
+        plans: dict[int, Plan] = {}
+        for at in sorted(range(len(sets)), key=lambda at: -shares[at]):
+            graph = sets[at].graph
+            plans[at] = self._make_plan(sets[at], homes)
+            devices = devices_of(plans[at], graph)
+            homes |= {node: devices[node] for node in graph.variables}
+        return [plans[at] for at in range(len(sets))]
+
+    def _go_over(self, sets: Sequence[Compiled], plans: Sequence[Plan]) -> tuple[str, ...]:
+        """Move variables, and give the workers new programs; the names of what moved.
+
+        All that can fail for the plans' sake comes first. Then the values of what moves are with
+        the client, until their new homes have them.
+        """
+        fresh: dict[int, Compiled] = {}
+        for number, (old, plan) in enumerate(zip(sets, plans, strict=True)):
+            if [(n.name, n.device) for n in plan.nodes] == _placed_nodes(old):
+                old.plan = plan
+                continue
+            new = Compiled(old.fetches, old.source, old.graph, old.sizes, plan=plan, runs=old.runs)
+            self._divide(new, bind(new.source, new.sizes))
+            fresh[number] = new
+        moved = {
+            node: self._homes[node]
+            for new in fresh.values()
+            for node in new.graph.variables
+            if self._homes[node] != new.devices[node]
+        }
+        values = {
+            self._names[node]: self._hosts.read(worker_of(home), self._names[node])
+            for node, home in moved.items()
+        }
+        leaving: dict[int, list[str]] = {}
+        for node, home in moved.items():
+            leaving.setdefault(worker_of(home), []).append(self._names[node])
+        self._pending.update(values)
+        for node in moved:
+            del self._homes[node]
+            self._loaded.discard(node)
+        for number in fresh:
+            del self._compiled[_key(sets[number].fetches)]
+        self._hosts.forget([sets[number].program for number in fresh], leaving)
+        for number, new in fresh.items():
+            self._hand_out(new)
+            if self._last is sets[number]:
+                self._last = new
+        return tuple(self._names[node] for node in moved)
+
+    def _sampled(self, compiled: Compiled) -> bool:
+        """Whether the automatic mode traces the next step of some fetches."""
+        return (
+            self._automatic
+            and len(self.cluster.devices) > 1
+            and window_at(compiled.runs) is not None
+        )
+
+    def _watch(self, compiled: Compiled) -> None:
+        """At the end of a window of traced steps: learn, and plan again if they drifted."""
+        if window_at(compiled.runs - 1) != WINDOW - 1 or not self._sampled_ended(compiled):
+            return
+        steps = compiled.trace.steps[-WINDOW + 1 :]
+        assert compiled.plan is not None
+        drift = drifted(steps, compiled.plan.makespan, mark_seconds())
+        self._learn()
+        if drift:
+            told = self._replanned(GAIN)
+            _log.log(logging.INFO if told.after < told.before else logging.DEBUG, "%s", told)
+
+    def _sampled_ended(self, compiled: Compiled) -> bool:
+        return compiled.plan is not None and len(compiled.trace.steps) >= WINDOW
 
     # State ------------------------------------------------------------------------------------
 
@@ -530,6 +673,20 @@ class Session:
                 f"the session lost a worker and its variables ({self._lost}); open a new session "
                 "and load a checkpoint: s.load(folder)"
             )
+
+
+def _as_placed(compiled: Compiled, make_plan: Callable[..., Plan]) -> Plan:
+    """The present placement, predicted by what is known now; as it was where that is unknown."""
+    plan = compiled.plan
+    assert plan is not None
+    if plan.model is None:
+        return plan
+    made: Plan = make_plan(compiled, {}, Given(plan.model.assignment))
+    return replace(made, placer=plan.placer)
+
+
+def _placed_nodes(compiled: Compiled) -> list[tuple[str, str]]:
+    return [(n.name, n.device) for n in compiled.plan.nodes] if compiled.plan is not None else []
 
 
 def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, ...]]:

@@ -38,6 +38,7 @@ from graphflow.runtime.messages import (
     Close,
     Compute,
     Done,
+    Forget,
     Hello,
     Load,
     Measure,
@@ -399,6 +400,20 @@ class RemoteHosts:
         request = next(self._requests)
         order = Order(Write(request, variable), [("value", variable, np.asarray(value))])
         self._ask(request, {worker: order}, _REQUEST_SECONDS)
+
+    def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
+        """Lets go of programs, and of variables by worker: they live elsewhere from now on."""
+        there: dict[int, list[str]] = {worker: [] for worker in variables}
+        for name in programs:
+            for worker in self._programs.pop(name, ()):
+                there.setdefault(worker, []).append(name)
+        if there:
+            request = next(self._requests)
+            orders = {
+                worker: Order(Forget(request, names, list(variables.get(worker, ()))))
+                for worker, names in there.items()
+            }
+            self._ask(request, orders, _REQUEST_SECONDS)
 
     # Measuring -----------------------------------------------------------------------------------
 

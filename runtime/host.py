@@ -147,6 +147,11 @@ class Host:
         """
         self._of(session).write(variable, value)
 
+    def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None:
+        """Let go of programs, and of variables that live elsewhere from now on; unknown ones are
+        none."""
+        self._of(session).forget(programs, variables)
+
     def measure(self) -> dict[str, Any]:
         """Calibrate this machine: plain data for the cost model."""
         from graphflow.placement.calibrate import measure_machine
@@ -434,6 +439,16 @@ class _Session:
         device, current = self._find(variable)
         _check(variable, current, value.shape, value.dtype)
         current[...] = self._backends[device].to_device(value)
+
+    def forget(self, programs: Sequence[str], variables: Sequence[str]) -> None:
+        for name in programs:
+            loaded = self._programs.pop(name, None)
+            for compiled in loaded.compiled.values() if loaded is not None else ():
+                for program in compiled.values():
+                    program.free()
+        for mine in self._variables.values():
+            for name in variables:
+                mine.pop(name, None)
 
     def _find(self, variable: str) -> tuple[str, Any]:
         for device, variables in self._variables.items():

@@ -26,6 +26,7 @@ from graphflow.runtime.messages import (
     Commit,
     Compute,
     Computed,
+    Forget,
     Key,
     Load,
     Measure,
@@ -69,6 +70,7 @@ class HostLike(Protocol):
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
     def read(self, session: str, variable: str) -> Array: ...
     def write(self, session: str, variable: str, value: Array) -> None: ...
+    def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None: ...
     def measure(self) -> dict[str, Any]: ...
 
 
@@ -231,6 +233,8 @@ class HostedSession:
                 return np.asarray(host.read(session, job.variable))
             case Write():
                 host.write(session, job.variable, run.arrays[job.variable])
+            case Forget():
+                host.forget(session, job.programs, job.variables)
             case Measure():
                 return host.measure()
             case Probe():

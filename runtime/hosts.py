@@ -42,6 +42,9 @@ class Hosts(Protocol):
     def write(self, worker: int, variable: str, value: Array) -> None:
         """Set a variable."""
 
+    def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
+        """Let go of programs, and of variables by worker: they live elsewhere from now on."""
+
     def cancel(self) -> None:
         """End the step that runs, for whoever waits for it; from any thread."""
 
@@ -90,6 +93,9 @@ class LocalHosts:
 
     def write(self, worker: int, variable: str, value: Array) -> None:
         self._host.write("", variable, value)
+
+    def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
+        self._host.forget("", programs, variables.get(0, ()))
 
     def cancel(self) -> None:
         """Nothing to end: kernels of this process run to their end."""

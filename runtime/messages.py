@@ -169,6 +169,15 @@ class Write(Message):
 
 
 @dataclass(frozen=True)
+class Forget(Message):
+    """Lets go of programs and of variables, which live elsewhere from now on."""
+
+    request: Count
+    programs: list[str]
+    variables: list[str]
+
+
+@dataclass(frozen=True)
 class Measure(Message):
     """Asks for a calibration of the worker's machine."""
 

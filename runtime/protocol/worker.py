@@ -26,6 +26,7 @@ from graphflow.runtime.messages import (
     Computed,
     Done,
     Envelope,
+    Forget,
     Hello,
     Key,
     Load,
@@ -52,7 +53,9 @@ Route = bytes  # how the transport finds the way back to a peer
 MAX_SESSIONS = 64
 _REMEMBERED = 256  # closed sessions whose late messages are still known as such
 
-Job = Open | Load | Compute | Commit | Abort | Read | Write | Measure | Probe | Close | Chunk
+Job = (
+    Open | Load | Compute | Commit | Abort | Read | Write | Forget | Measure | Probe | Close | Chunk
+)
 Outcome = None | Computed | Array | dict[str, object] | float | BaseException
 
 
@@ -223,7 +226,7 @@ class WorkerMachine:
         if isinstance(message, Close):
             answer = Ready(message.request)
             return [Send(event.route, _back(envelope, envelope.acknowledged + 1), answer)]
-        if isinstance(message, Ping | Compute | Load | Read | Write):
+        if isinstance(message, Ping | Compute | Load | Read | Write | Forget):
             reason = "it does not know the session: it was restarted, or the session's lease ended"
             return [Send(event.route, _back(envelope, envelope.acknowledged + 1), Broken(reason))]
         return []
@@ -301,7 +304,7 @@ class WorkerMachine:
             case Write():
                 arrays = self._take(session, "value", message.request, [message.variable])
                 return [Run(name, message, 0, epoch, arrays)]
-            case Read() | Measure() | Probe():
+            case Read() | Forget() | Measure() | Probe():
                 return [Run(name, message, 0, epoch)]
             case Close():
                 closing = self._drop([name], "the session was closed")

@@ -117,5 +117,11 @@ class FakeHost:
     def write(self, session: str, variable: str, value: Any) -> None:
         self.variables[variable] = value
 
+    def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None:
+        for name in programs:
+            self.programs.pop(name, None)
+        for name in variables:
+            self.variables.pop(name, None)
+
     def measure(self) -> dict[str, Any]:
         return {"devices": list(self.devices), "flops": np.float64(1e9), "pid": os.getpid()}
