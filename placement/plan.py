@@ -37,6 +37,20 @@ SUFFIXES = (".html", ".svg", ".json", ".dot")
 
 
 @dataclass(frozen=True)
+class HeldNode:
+    """A node of a body that a planned node holds; it runs with it, as a part of it.
+
+    `inputs` are names of nodes of the same body, `location` is the user's line.
+    """
+
+    name: str
+    op: str
+    output: str
+    inputs: tuple[str, ...]
+    location: str
+
+
+@dataclass(frozen=True)
 class PlannedNode:
     """A node with its place; placeholders are on "/client", constants have no place.
 
@@ -48,6 +62,7 @@ class PlannedNode:
         location: the user's line.
         why: one sentence: why it is there.
         candidates: seconds of computation on each device that may run it.
+        holds: what its bodies consist of, if it has any.
     """
 
     name: str
@@ -61,6 +76,7 @@ class PlannedNode:
     location: str
     why: str
     candidates: Mapping[str, float]
+    holds: tuple[HeldNode, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -291,7 +307,9 @@ class Plan:
 
         graph = networkx.DiGraph(makespan=self.makespan, placer=self.placer)
         for node in self.nodes:
-            attributes = {k: v for k, v in vars(node).items() if k not in ("name", "inputs")}
+            attributes = {
+                k: v for k, v in vars(node).items() if k not in ("name", "inputs", "holds")
+            }
             graph.add_node(node.name, **attributes)
         took = {(self.maker(t.tensor), t.target): t.finish - t.start for t in self.transfers}
         for node in self.nodes:

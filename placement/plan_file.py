@@ -12,7 +12,14 @@ import numpy as np
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.explain import Model
-from graphflow.placement.plan import Interval, Measured, Plan, PlannedNode, PlannedTransfer
+from graphflow.placement.plan import (
+    HeldNode,
+    Interval,
+    Measured,
+    Plan,
+    PlannedNode,
+    PlannedTransfer,
+)
 from graphflow.placement.problem import Assignment, Problem
 
 FORMAT = "graphflow plan"
@@ -130,6 +137,9 @@ def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
     """A dataclass from its fields, each converted to its type."""
     values: dict[str, Any] = {}
     for each in fields(kind):
+        if each.name == "holds":  # plans before bodies were drawn have none
+            values[each.name] = tuple(_record(HeldNode, row) for row in data.get(each.name, ()))
+            continue
         value = data[each.name]
         if each.name == "inputs":
             values[each.name] = tuple(map(_text, value))

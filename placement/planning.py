@@ -24,6 +24,7 @@ from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.cost import GraphProblem, build_problem, memory_limit
 from graphflow.placement.explain import Model, reason
 from graphflow.placement.fingerprint import fingerprint
+from graphflow.placement.held import held
 from graphflow.placement.learned import Learned
 from graphflow.placement.limits import Limits, teams
 from graphflow.placement.placers import Placer, get_placer, place
@@ -218,6 +219,7 @@ def _nodes(made: GraphProblem, model: Model) -> tuple[PlannedNode, ...]:
                     for name, seconds in zip(made.devices, row, strict=False)
                     if np.isfinite(seconds)
                 },
+                holds=held(node),
             )
         )
     return tuple(planned)

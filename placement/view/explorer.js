@@ -136,7 +136,7 @@ function opOf(item) {
 
 // Opening and folding -----------------------------------------------------------------------------
 
-function openSome(limit) {
+function openSome(limit, bodies) {
   state.open = new Set([N])
   let shown = kids[0].length
   let turn = kids[0].filter(isGroup)
@@ -145,7 +145,7 @@ function openSome(limit) {
     turn.sort((a, b) => kids[a - N].length - kids[b - N].length)
     for (const item of turn) {
       const inside = kids[item - N]
-      if (shown + inside.length > limit || (D.nodes.held[inside[0]] ?? 0)) continue
+      if (shown + inside.length > limit || !bodies && G.own[item - N] >= 0) continue
       state.open.add(item)
       shown += inside.length
       next.push(...inside.filter(isGroup))
@@ -386,10 +386,11 @@ function tip(item) {
       took: times, makes: bytes(total("bytes", item)), why: "click to open",
     }
   return {
-    what: D.nodes.ops[D.nodes.op[item]], where, why: D.nodes.whys[D.nodes.why[item]] || "–",
+    what: D.nodes.ops[D.nodes.op[item]], where, why: D.nodes.whys[D.nodes.why[item]],
     took: D.nodes.held[item] ? "as part of the node around it"
       : `${times}, from ${seconds(D.nodes.start[item])}`,
-    makes: `${D.nodes.outputs[D.nodes.output[item]]} · ${bytes(D.nodes.bytes[item])}`,
+    makes: D.nodes.outputs[D.nodes.output[item]]
+      + (D.nodes.held[item] ? "" : ` · ${bytes(D.nodes.bytes[item])}`),
   }
 }
 
@@ -672,6 +673,15 @@ function search(text) {
 
 // Timelines ---------------------------------------------------------------------------------------
 
+// The node whose seconds a node takes: itself, or the one whose body it is a part of.
+function timed(node) {
+  for (let at = node; at >= 0; at = parentOf(at)) {
+    if (!isGroup(at) && !D.nodes.held[at]) return at
+    if (isGroup(at) && G.own[at - N] >= 0 && !D.nodes.held[G.own[at - N]]) return G.own[at - N]
+  }
+  return node
+}
+
 // Bars that are narrower than a pixel are drawn as one where they touch.
 function timeline() {
   const plot = model("gf-timeline"), T = D.timeline, {row, start, took, node, kind} = T.bars
@@ -687,7 +697,7 @@ function timeline() {
     if (end < low || start[i] > high) continue
     const lit = !state.mask && !(state.path && !(node[i] >= 0 && state.critical[node[i]]))
       || state.mask && node[i] >= 0 && (state.picked !== null && !isGroup(state.picked)
-        ? node[i] === state.picked : state.picked !== null
+        ? node[i] === timed(state.picked) : state.picked !== null
           ? node[i] >= range(state.picked)[0] && node[i] < range(state.picked)[1]
           : state.mask[node[i]] > 0)
     const small = took[i] < 1.5 * pixel
@@ -768,6 +778,16 @@ function later(act, wait = 30) {
   return () => { clearTimeout(timer); timer = setTimeout(act, wait) }
 }
 
+// The ring around a figure that was clicked tells nothing.
+function quiet(root) {
+  for (const each of root.querySelectorAll("*")) if (each.shadowRoot) {
+    const style = document.createElement("style")
+    style.textContent = ":host, * { outline: none !important; }"
+    each.shadowRoot.append(style)
+    quiet(each.shadowRoot)
+  }
+}
+
 async function begin() {
   while (!model("gf-graph")?.inner_width) await new Promise(done => setTimeout(done, 30))
   D = await unpack($("gf-plan").textContent.trim())
@@ -799,7 +819,7 @@ async function begin() {
     paint()
     timeline()
   }
-  $("open").onclick = () => { change(undefined, () => openSome(MOST)) }
+  $("open").onclick = () => { change(undefined, () => openSome(MOST, true)) }
   $("fold").onclick = () => { change(undefined, () => { state.open = new Set([N]) }) }
   $("fit").onclick = () => { fit(); zoomed() }
   const find = $("find")
@@ -835,6 +855,7 @@ async function begin() {
   }, 60)
   graph.properties.inner_width.change.connect(resized)
   graph.properties.inner_height.change.connect(resized)
+  document.querySelectorAll("section").forEach(quiet)
   $("loading").remove()
   window.gfReady = true
 }

@@ -104,7 +104,7 @@ def _leaves(plan: Plan) -> tuple[Leaf, ...]:
         at[node.name] = len(leaves)
         leaves.append(Leaf(node.name, node.op, node.output, node.location, index, False, reads))
         inner: dict[str, int] = {}
-        for held in getattr(node, "holds", ()):
+        for held in node.holds:
             reads = tuple(inner[name] for name in dict.fromkeys(held.inputs) if name in inner)
             inner[held.name] = len(leaves)
             name = f"{node.name}/{held.name}"
@@ -140,9 +140,7 @@ def _settle(root: Group, keys: list[tuple[int, int]], labels: list[str]) -> None
         while len(group.members) > WIDEST:
             group.members = _divided(group, keys, labels)
         inside = [_key(member, keys) for member in group.members]
-        if group.own >= 0:
-            inside.append(keys[group.own])
-        group.key = min(inside, default=(0, 0))
+        group.key = keys[group.own] if group.own >= 0 else min(inside, default=(0, 0))
 
 
 def _key(member: Group | int, keys: list[tuple[int, int]]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import pytest
 from graphflow.placement.plan import Plan
 from graphflow.placement.view import html
 from tests.placement.chromium import Page, find
-from tests.placement.view_plans import chain, hostile, measured, network, towers
+from tests.placement.view_plans import chain, holding, hostile, measured, network, towers
 
 pytestmark = pytest.mark.browser
 
@@ -141,6 +141,21 @@ def test_colours_and_the_critical_path_change_the_drawing(page: Page) -> None:
     page.until("document.getElementById('critical').ariaPressed === 'true'")
     assert len(set(column(page, "gf-nodes", "alpha"))) == 2
     assert 0 < len(lit(page)) < 130
+
+
+def test_a_node_that_holds_bodies_shows_them_when_it_is_opened(tmp_path: Path) -> None:
+    with opened(holding(), tmp_path) as page:
+        assert "net/scan/add" not in shown(page)
+        page.click("gfWhere('net/scan')")
+        page.until("gfShown().includes('net/scan/add')")
+        assert lit(page) == {"net/scan"}
+        page.click("gfWhere('net/scan/cond')")
+        page.until("gfShown().includes('net/scan/cond/then')")
+        page.click("gfWhere('net/scan/add')")
+        page.until("document.querySelector('#detail h2').textContent === 'net/scan/add'")
+        assert lit(page) == {"net/scan"}  # as a part of which it runs
+        assert "net/scan/cond, net/scan/multiply" in panel(page)
+        assert page.errors == []
 
 
 def test_light_becomes_dark_on_a_click(page: Page) -> None:

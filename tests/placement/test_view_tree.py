@@ -12,7 +12,7 @@ from graphflow.placement.plan import Plan
 from graphflow.placement.view.memory import POINTS, curves
 from graphflow.placement.view.payload import LINKS, pack, payload, unpack
 from graphflow.placement.view.tree import WIDEST, Group, tree
-from tests.placement.view_plans import Drawing, chain, hostile, measured, network, towers
+from tests.placement.view_plans import Drawing, chain, holding, hostile, measured, network, towers
 
 names = st.lists(
     st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map("/".join),
@@ -87,6 +87,27 @@ def test_groups_stand_in_the_order_in_which_data_passes_them() -> None:
     data = payload(network(1000))
     layers = [label for label in data["groups"]["label"] if label.startswith("layer_")]
     assert layers == [f"layer_{i}" for i in range(20)]
+
+
+def test_a_node_that_holds_bodies_is_a_group_of_what_they_hold() -> None:
+    data = payload(holding())
+    names, found = data["nodes"]["name"], data["groups"]
+    at = found["path"].index("net/scan")
+    inside = names[found["from"][at] : found["to"][at]]
+    assert inside[0] == "net/scan" == names[found["own"][at]]
+    assert set(inside[1:]) == {f"net/scan/{h.name}" for h in holding().by_name["net/scan"].holds}
+    cond = found["path"].index("net/scan/cond")
+    assert found["parent"][cond] == at
+    # What it holds has no seconds and no bytes of its own, and reads only within its body.
+    assert sum(data["nodes"]["took"]) == pytest.approx(
+        sum(n.finish - n.start for n in holding().nodes)
+    )
+    edges = {
+        (names[a], names[b])
+        for a, b in zip(data["edges"]["from"], data["edges"]["to"], strict=True)
+    }
+    assert ("net/scan/cond/then/argument_0", "net/scan/cond/then/neg") in edges
+    assert ("net/first", "net/scan") in edges
 
 
 def test_the_critical_path_ends_with_the_step() -> None:

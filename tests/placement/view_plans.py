@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from graphflow.placement.cluster import CLIENT, Cluster
-from graphflow.placement.plan import Interval, Measured, Plan, PlannedNode, PlannedTransfer
+from graphflow.placement.plan import (
+    HeldNode,
+    Interval,
+    Measured,
+    Plan,
+    PlannedNode,
+    PlannedTransfer,
+)
 
 HOSTILE = '<script>alert("x&y\')</script>\x00"\\-->]]>{{ x }}'
 
@@ -208,3 +216,24 @@ def _part(d: Drawing, scope: str, worker: int, at: str) -> str:
     for j, op in enumerate(("relu", "mul", "layer_norm", "sub", "exp", "add")):
         at = d.add(f"{scope}/{op}_{j}", op, worker, [at], (128, 64), (j + 1) * 1e-6)
     return at
+
+
+def holding() -> Plan:
+    """A loop in a scope that holds a body with a branch in it."""
+    d = Drawing(1)
+    d.add("x", "placeholder", None, (), (4, 8))
+    d.add("net/first", "tanh", 0, ["x"], (8,))
+    d.add("net/scan", "scan", 0, ["net/first", "x"], (4, 8), 1e-3)
+    d.add("net/last", "exp", 0, ["net/scan"], (4, 8))
+    inside = [
+        ("argument_0", "placeholder", ()),
+        ("add", "add", ("argument_0",)),
+        ("cond", "cond", ("add",)),
+        ("cond/then/argument_0", "placeholder", ()),
+        ("cond/then/neg", "neg", ("cond/then/argument_0",)),
+        ("cond/orelse/argument_0", "placeholder", ()),
+        ("multiply", "multiply", ("cond", "add")),
+    ]
+    held = tuple(HeldNode(n, op, "float32(8,)", reads, "train.py:9") for n, op, reads in inside)
+    d.nodes["net/scan"] = replace(d.nodes["net/scan"], holds=held)
+    return d.plan()
