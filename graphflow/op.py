@@ -406,23 +406,28 @@ def owner(op: Op) -> str | None:
 
 def function(f: F) -> F:
     """Enter a public function under its own name, for Tensor's operators and methods to find; its
-    errors name it and the user's line."""
+    arguments are checked, and its errors name it and the user's line."""
+    entered = FUNCTIONS[f.__name__] = checked(f, f.__name__)
+    return cast(F, entered)
 
+
+def checked(f: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """A function whose flags, numbers, words and functions are what its annotations say, and whose
+    errors say that they are of `what`, on the user's line."""
     plain = _plain_arguments(f)
 
     @functools.wraps(f)
     def entered(*args: Any, **kwargs: Any) -> Any:
         try:
-            for place, name, (what, fits) in plain:
+            for place, name, (wanted, fits) in plain:
                 value = args[place] if place < len(args) else kwargs.get(name, _ABSENT)
                 if value is not _ABSENT and not fits(value):
-                    raise ArgumentError(f"{name} is {what}, not {value!r}")
+                    raise ArgumentError(f"{name} is {wanted}, not {value!r}")
             return f(*args, **kwargs)
         except GraphError as error:
-            raise told(f.__name__, error) from None
+            raise told(what, error) from None
 
-    FUNCTIONS[f.__name__] = entered
-    return cast(F, entered)
+    return entered
 
 
 _ABSENT = object()
@@ -440,6 +445,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bool": ("True or False", _is_flag),
     "float": ("a number", _is_number),
     "float | None": ("a number or None", lambda value: value is None or _is_number(value)),
+    "Callable[[Tensor], Tensor]": ("a function of a tensor", callable),
     "str": ("a str", lambda value: isinstance(value, str)),
     "str | None": ("a str or None", lambda value: value is None or isinstance(value, str)),
 }

@@ -7,11 +7,12 @@ body depends on nothing but its arguments.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphflow.errors import GraphError, VariableError
+from graphflow.errors import ArgumentError, GraphError, VariableError
 from graphflow.graph import Body, Graph
 from graphflow.op import REGISTRY, Node, Tensor, next_serial
 from graphflow.spec import TensorSpec
@@ -64,8 +65,10 @@ def trace(function: Callable[..., Any], specs: Sequence[TensorSpec], arguments: 
     """
     since = next_serial()
     inputs = tuple(parameter(spec, f"argument_{i}") for i, spec in enumerate(specs))
-    returned = function(*arguments([node.outputs[0] for node in inputs]))
     name = getattr(function, "__name__", "the function")
+    given = arguments([node.outputs[0] for node in inputs])
+    _check_takes(function, given, name)
+    returned = function(*given)
     outputs, rebuild = flatten_values(returned, f"what {name} returns")
     inner, captures = _region(outputs, inputs, since)
     for node in inner:
@@ -76,6 +79,21 @@ def trace(function: Callable[..., Any], specs: Sequence[TensorSpec], arguments: 
                 "outside"
             )
     return Traced(inputs, tuple(outputs), rebuild, captures, since)
+
+
+def _check_takes(function: Callable[..., Any], given: Sequence[Any], name: str) -> None:
+    """Refuse a function that does not take as many arguments as it is going to get."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of what is written in C, nothing is known
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        count = f"{len(given)} argument{'s' * (len(given) != 1)}"
+        raise ArgumentError(
+            f"{name}{signature} is called with {count}: {error}; let it take {count}"
+        ) from None
 
 
 def graph_body(graph: Graph) -> tuple[Body, tuple[Tensor, ...]]:

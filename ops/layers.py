@@ -18,7 +18,7 @@ from graphflow.build import assign
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.graph import Graph
 from graphflow.init import Initializer
-from graphflow.op import REGISTRY, Tensor, as_tensor, located, name_scope, user_location
+from graphflow.op import REGISTRY, Tensor, as_tensor, checked, located, name_scope, user_location
 from graphflow.ops.dropout import dropout
 from graphflow.ops.index import take
 from graphflow.ops.linalg import biased, matmul
@@ -42,6 +42,14 @@ class Layer:
             def __call__(self, x):
                 return self.out(gf.nn.relu(self.hidden(x)))
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let our own layers check their arguments as functions do; a user's are left alone."""
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith("graphflow."):
+            for name in ("__init__", "__call__"):
+                if name in vars(cls):
+                    setattr(cls, name, checked(vars(cls)[name], cls.__name__))
 
     def parameters(self) -> dict[str, Tensor]:
         """The trainable variables by name, each once, in the order in which they were made."""

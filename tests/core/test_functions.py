@@ -314,6 +314,9 @@ def test_an_unbounded_loop_has_no_gradient() -> None:
         lambda: gf.call(lambda x: "text", 1.0),
         lambda: gf.call(gf.Graph([gf.placeholder("float32")]), 1.0, 2.0),
         lambda: gf.function(lambda x: x)({1, 2}),
+        lambda: gf.scan(lambda c: (c, c), 0.0, length=2),
+        lambda: gf.while_loop(lambda: True, lambda v: v, 0),
+        lambda: gf.call(lambda a, b: a, 1.0),
     ],
 )
 def test_bad_arguments_are_told_with_the_users_line(build: Any) -> None:

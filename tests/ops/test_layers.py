@@ -9,7 +9,7 @@ import pytest
 
 import graphflow as gf
 from graphflow import nn
-from graphflow.errors import ArgumentError, ShapeError, VariableError
+from graphflow.errors import ArgumentError, GraphError, ShapeError, VariableError
 
 
 class Classifier(nn.Layer):
@@ -199,3 +199,19 @@ def test_layers_refuse_what_does_not_fit() -> None:
     ):
         with pytest.raises(ShapeError, match=told):
             call()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.LayerNorm(3, affine=None),
+        lambda: nn.Linear(3, 2, bias="no"),
+        lambda: nn.Linear(3, 2, bias=np.array([1, 2])),
+        lambda: nn.Linear(3, 2, name=7),
+        lambda: nn.TransformerBlock(8, 2, activation="gelu"),
+        lambda: nn.Linear(3, 2)(None),
+    ],
+)
+def test_layers_check_flags_names_functions_and_what_they_are_called_on(build: Any) -> None:
+    with pytest.raises(GraphError, match=r"(Linear|LayerNorm|TransformerBlock) at .*\.py:"):
+        build()

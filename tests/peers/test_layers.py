@@ -95,8 +95,8 @@ def test_layers_begin_as_torchs_do(name: str) -> None:
     assert [v.shape for v in mine] == [tuple(p.shape) for p in peers]
     for v, p in zip(mine, peers, strict=True):
         values = v.node.attrs["initial"]()
-        bound = p.detach().abs().max().item()
-        assert abs(values).max() <= max(bound * 2.5, 1e-9)
+        if p.numel() >= 8:  # the largest of a few draws says little of where they are from
+            assert abs(values).max() <= max(p.detach().abs().max().item() * 2.5, 1e-9)
         assert (values.std() == 0) == (p.numel() == 1 or p.std().item() == 0)
 
 
