@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from graphflow.placement.cluster import CLIENT
 from graphflow.placement.view import colours
+from graphflow.placement.view.fold import folded
 from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange
 from graphflow.placement.view.text import printable, seconds, shorten, size
 
@@ -157,7 +158,7 @@ def _gain(plan: Plan, baseline: float) -> str:
 
 
 def scene(plan: Plan) -> Scene:
-    """Lay a plan out.
+    """Lay a plan out; a large one in groups.
 
     Raises:
         PlanError: its nodes read each other in a circle.
@@ -167,21 +168,22 @@ def scene(plan: Plan) -> Scene:
     shades.setdefault(CLIENT, colours.CLIENT)
     for extra, name in enumerate(lanes):
         shades.setdefault(name, colours.shade(len(plan.cluster.devices) + extra))
-    index = {node.name: i for i, node in enumerate(plan.nodes)}
+    shown = folded(plan)
+    index = {node.name: i for i, node in enumerate(shown.nodes)}
     lane = {name: i for i, name in enumerate(lanes)}
     edges = [
         (index[name], i)
-        for i, node in enumerate(plan.nodes)
+        for i, node in enumerate(shown.nodes)
         for name in node.inputs
         if name in index
     ]
-    where = [lane[node.device] for node in plan.nodes]
-    layout = arrange(len(plan.nodes), edges, where, len(lanes))
+    where = [lane[node.device] for node in shown.nodes]
+    layout = arrange(len(shown.nodes), edges, where, len(lanes))
     return Scene(
         plan,
         layout,
-        _boxes(plan, layout, shades),
-        _wires(plan, layout, lanes),
+        _boxes(shown, layout, shades),
+        _wires(shown, layout, lanes),
         _rows(plan, shades),
         usage(plan, shades),
         lanes,

@@ -5,7 +5,8 @@ Needs no library. Tooltips are `<title>` elements, which browsers show on hoveri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MARGIN, NARROWEST = 32.0, 1120.0
 ROW, BAR = 24.0, 16.0
+MANY = 500  # bars in a row, beyond which those too thin to tell apart are drawn as one
 LABELS = 300.0  # room for the names of tracks
 LETTER = 5.9  # width of a character of the smallest text, in pixels
 
@@ -127,8 +129,24 @@ def _row(row: Row, y: float, scale: float, first: bool) -> Iterator[str]:
         LABELS - 8, y + 13, "measured" if row.measured else "predicted", "small",
         ' text-anchor="end"',
     )  # fmt: skip
-    for bar in row.bars:
+    for bar in _merged(row.bars, 0.8 / scale):
         yield _bar(bar, row, y + (ROW - BAR) / 2, scale)
+
+
+def _merged(bars: Sequence[Interval], pixel: float) -> Iterator[Interval]:
+    """Of many bars, those that no eye tells apart as one."""
+    if len(bars) <= MANY:
+        yield from bars
+        return
+    last, count = bars[0], 1
+    for bar in bars[1:]:
+        thin = bar.finish - bar.start < pixel and last.kind == bar.kind
+        if thin and bar.start - last.finish < pixel:
+            last, count = replace(last, finish=max(last.finish, bar.finish)), count + 1
+            continue
+        yield last if count == 1 else replace(last, name=f"{count:,} bars")
+        last, count = bar, 1
+    yield last if count == 1 else replace(last, name=f"{count:,} bars")
 
 
 def _bar(bar: Interval, row: Row, y: float, scale: float) -> str:

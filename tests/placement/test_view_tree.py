@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import networkx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.placement.plan import Plan
+from graphflow.placement.view import fold, svg
+from graphflow.placement.view.fold import LARGEST, folded
 from graphflow.placement.view.memory import POINTS, curves
 from graphflow.placement.view.payload import LINKS, pack, payload, unpack
 from graphflow.placement.view.tree import WIDEST, Group, tree
@@ -180,3 +183,52 @@ def test_a_curve_of_many_moments_keeps_its_peak() -> None:
     for name, curve in curves(plan).items():
         assert len(curve) <= POINTS + 1
         assert max(held for _, held in curve) == plan.peak_memory[name]
+
+
+# Folding for paper --------------------------------------------------------------------------------
+
+
+def test_a_plan_that_fits_on_paper_is_not_folded() -> None:
+    plan = towers()
+    assert folded(plan) is plan
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [network(2000), towers(count=8, layers=8), chain(1500), towers(workers=4, count=16, layers=4)],
+    ids=["network", "towers", "chain", "many"],
+)
+def test_a_folded_plan_has_the_seconds_and_bytes_of_the_plan_and_no_circle(plan: Plan) -> None:
+    small = folded(plan)
+    assert len(small.nodes) <= LARGEST < len(plan.nodes)
+    assert len(small.by_name) == len(small.nodes)
+    for device in {node.device for node in plan.nodes}:
+        for of in (lambda node: node.finish - node.start, lambda node: node.bytes):
+            here, there = (
+                sum(of(node) for node in each.nodes if node.device == device)
+                for each in (plan, small)
+            )
+            assert here == pytest.approx(there)
+    assert sum(t.bytes for t in small.transfers) == sum(t.bytes for t in plan.transfers)
+    assert networkx.is_directed_acyclic_graph(small.to_networkx())
+
+
+@given(names)
+def test_folding_closes_no_circle(found: list[str]) -> None:
+    plan = drawn(found)
+    made = tree(plan)
+    for limit in (1, 2, 5):
+        small = fold.fold(plan, made, limit)
+        assert networkx.is_directed_acyclic_graph(small.to_networkx())
+        assert sum(node.bytes for node in small.nodes) == sum(node.bytes for node in plan.nodes)
+
+
+def test_a_layers_forward_and_backward_are_folded_apart() -> None:
+    names = [node.name for node in folded(towers(count=8, layers=8)).nodes]
+    assert {"tower3/dense4", "tower3/dense4 (2)"} <= set(names)
+
+
+def test_the_svg_of_a_large_plan_stays_small() -> None:
+    drawn = svg.render(network(20_000))
+    assert len(drawn) < 500_000
+    assert "layer_0 … " in drawn
