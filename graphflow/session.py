@@ -438,11 +438,11 @@ class Session:
     def _replanned(self, least: float) -> Replanned:
         """Plan again; go over if a share of a step of at least `least`, and something, is saved."""
         sets = [c for c in self._compiled.values() if c.partitions]
-        if len(self.cluster.devices) == 1 or not sets:
-            seconds = sum(c.plan.makespan for c in sets if c.plan is not None)
-            return Replanned((), seconds, seconds)
+        if not sets:
+            return Replanned((), 0.0, 0.0)
         stay = [_as_placed(c, self._make_plan) for c in sets]
-        go = self._planned_anew(sets, stay)
+        one = len(self.cluster.devices) == 1
+        go = stay if one else self._planned_anew(sets, stay)
         steps = [max(1, c.runs) for c in sets]
         before, after = (
             sum(plan.makespan * n for plan, n in zip(plans, steps, strict=True)) / sum(steps)
@@ -678,7 +678,8 @@ class Session:
 def _as_placed(compiled: Compiled, make_plan: Callable[..., Plan]) -> Plan:
     """The present placement, predicted by what is known now; as it was where that is unknown."""
     plan = compiled.plan
-    assert plan is not None
+    if plan is None:  # there is one device
+        return make_plan(compiled)
     if plan.model is None:
         return plan
     made: Plan = make_plan(compiled, {}, Given(plan.model.assignment))

@@ -137,7 +137,7 @@ def profile(
         "devices": {**before["devices"], **fresh["devices"]},
         "links": {**before["links"], **fresh["links"]},
     }
-    if "steps" in before:
+    if "steps" in before and not refresh:
         made["steps"] = before["steps"]
     _keep(path, made)
     return made

@@ -32,6 +32,7 @@ LIMITS = (1e-3, 1e3)
 """A ratio beyond is no lesson about speed: a process was suspended, or a clock went wrong."""
 SLOWEST = 1e3
 """Seconds of a transfer, likewise."""
+_CLOSEST = 5
 _REACH = 8.0
 """Steps between buckets (half an octave each) over which half of a lesson carries."""
 
@@ -97,28 +98,32 @@ class Learned:
     def factor(self, bucket: Bucket) -> float:
         """How many times longer such a node takes than calibration predicts.
 
-        Its own bucket's median; else what is known of the op in the closest bucket, the less the
-        farther away; else the median over its class on the device; else 1. A device whose
-        neighbours were idle tells about one whose neighbours are busy where nothing else does.
+        Its own bucket's median; else the median over the closest buckets of the op, or, where it
+        was never seen, of all that is bound by the same (products, or memory); the less, the
+        farther away they are; else 1. A device whose neighbours were idle tells about one whose
+        neighbours are busy where nothing else does.
         """
         own = self._nodes.get(bucket)
         if own:
             return median(own)
-        of_op = self._by_family.get((bucket.device, "op", bucket.op))
-        if of_op:
-            distance, ratio = min((_distance(bucket, other), ratio) for other, ratio in of_op)
-            return float(ratio ** (1.0 / (1.0 + distance / _REACH)))
-        of_kind = self._by_family.get((bucket.device, "kind", bucket.kind))
-        return median(ratio for _, ratio in of_kind) if of_kind else 1.0
+        known = self._by_family.get((bucket.device, "op", bucket.op))
+        if not known:
+            known = self._by_family.get((bucket.device, "bound", _bound(bucket)))
+        if not known:
+            return 1.0
+        ranked = sorted((_distance(bucket, other), ratio) for other, ratio in known)
+        least = ranked[0][0]
+        ratio = median(ratio for distance, ratio in ranked[:_CLOSEST] if distance <= least + 2)
+        return float(ratio ** (1.0 / (1.0 + least / _REACH)))
 
     @property
     def _by_family(self) -> Mapping[tuple[str, str, str], Sequence[tuple[Bucket, float]]]:
-        """Buckets with their medians, by device and op and by device and class."""
+        """Buckets with their medians, by device and op, and by device and what bounds them."""
         if self._families is None:
             self._families = {}
             for bucket, ratios in self._nodes.items():
                 told = (bucket, median(ratios))
-                for family in (("op", bucket.op), ("kind", bucket.kind)):
+                for family in (("op", bucket.op), ("bound", _bound(bucket))):
                     self._families.setdefault((bucket.device, *family), []).append(told)
         return self._families
 
@@ -173,6 +178,11 @@ class Learned:
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return made
         return read
+
+
+def _bound(bucket: Bucket) -> str:
+    """What takes the time of such nodes."""
+    return bucket.kind if bucket.kind in ("matmul", "random", "alias") else "memory"
 
 
 def _add(known: dict[Any, list[float]], key: Any, value: float) -> None:

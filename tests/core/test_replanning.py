@@ -153,9 +153,19 @@ def test_nothing_moves_where_nothing_is_gained(machine: Machine) -> None:
         told = s.replan()
         assert told.moved == () and told.gain == 0.0 and "stays" in str(told)
         assert s.plan().placement == placed
+
+
+def test_on_one_device_replanning_tells_what_is_predicted_by_now(machine: Machine) -> None:
+    x, fetches = towers()
     with gf.Session(Cluster.here(threads=1)) as s:
         s.run(fetches, {x: data(0)})
-        assert s.replan().moved == ()
+        naive = s.plan().makespan
+        assert s.replan() == Replanned((), naive, naive)
+        with s.trace():
+            for i in range(3):
+                s.run(fetches, {x: data(i)})
+        told = s.replan()
+        assert told.moved == () and told.after == told.before == s.plan().makespan != naive
 
 
 def test_a_step_that_fails_after_a_replan_leaves_the_moved_state_alone(machine: Machine) -> None:
