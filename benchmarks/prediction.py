@@ -108,8 +108,8 @@ def lstm(batch: int = 32, time: int = 32, width: int = 128) -> Model:
     def cell(state: Any, row: gf.Tensor) -> Any:
         h, c = state
         i, f, g, o = gf.split(row @ wx + h @ wh + b, 4, axis=-1)
-        c = gf.sigmoid(f) * c + gf.sigmoid(i) * gf.tanh(g)
-        h = gf.sigmoid(o) * gf.tanh(c)
+        c = gf.nn.sigmoid(f) * c + gf.nn.sigmoid(i) * gf.tanh(g)
+        h = gf.nn.sigmoid(o) * gf.tanh(c)
         return (h, c), h
 
     start = gf.zeros((batch, width))
