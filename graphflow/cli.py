@@ -232,6 +232,8 @@ def calibrate() -> None:
             latency, bandwidth = keep_process_links(hosts, cluster)
         finally:
             hosts.close()
+    with console.status("measuring what a step costs by itself…"):
+        _keep_step_costs()
     for kind, speeds in measured["devices"].items():
         table = Table(title=kind, title_justify="left", box=None, show_header=False)
         products, traffic = speeds["matmul"]["float32"], speeds["traffic"]
@@ -251,6 +253,18 @@ def calibrate() -> None:
         f"between two processes {latency * 1e6:.0f} µs and {bandwidth / 1e9:.1f} GB/s\n"
         f"kept in {profile_path()}"
     )
+
+
+def _keep_step_costs() -> None:
+    """Let a session in this process and one over workers measure their steps, as each does where
+    nothing is kept."""
+    from graphflow.build import placeholder
+    from graphflow.session import Session
+
+    x = placeholder("float32", ())
+    for cluster in (Cluster.here(devices=["cpu:0", "cpu:1"], threads=1), Cluster.local(workers=2)):
+        with Session(cluster) as session:
+            session.run(x + 1.0, {x: 0.0})
 
 
 # Reading arguments ----------------------------------------------------------------------------

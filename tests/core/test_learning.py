@@ -249,3 +249,16 @@ def test_a_plan_without_a_session_knows_what_sessions_learned() -> None:
         with s.trace():
             s.run(fetches, {x: np.ones((8, 96), "float32")})
     assert gf.plan(fetches, ONE, shapes=shapes).makespan != naive.makespan
+
+
+def test_calibration_keeps_what_steps_cost_in_this_process_and_over_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graphflow.cli import _keep_step_costs
+
+    state = {**profile(), "key": calibrate.machine_key()}
+    monkeypatch.setattr(calibrate, "profile", lambda *a, **k: state)
+    monkeypatch.setattr(calibrate, "_keep", lambda path, made: state.update(made))
+    _keep_step_costs()
+    assert set(state["steps"]) == {"here", "process"}
+    assert all(0 < one <= two < 1 for one, two in state["steps"].values())
