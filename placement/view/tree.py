@@ -113,34 +113,47 @@ def _leaves(plan: Plan) -> tuple[Leaf, ...]:
 
 
 def _keys(leaves: Sequence[Leaf]) -> list[tuple[int, int]]:
-    """Where on the way of the data a leaf is: its depth, then its position. What reads nothing (a
-    variable, say) is as deep as its first reader, as it says nothing about its group's place."""
-    depth = [0] * len(leaves)
+    """Where on the way of the data a leaf is: its depth, then its position. What depends on nothing
+    that is fed (a variable, a scaled momentum) is as deep as its first reader, as it could be
+    anywhere before."""
+    depth, fed = [0] * len(leaves), [False] * len(leaves)
     for i, leaf in enumerate(leaves):
         depth[i] = max((depth[source] + 1 for source in leaf.inputs), default=0)
-    first = [len(leaves)] * len(leaves)
-    for i, leaf in enumerate(leaves):
-        for source in leaf.inputs:
+        fed[i] = leaf.op == "placeholder" or any(fed[source] for source in leaf.inputs)
+    first, some = [len(leaves)] * len(leaves), any(fed)
+    for i in range(len(leaves) - 1, -1, -1):
+        inputs = leaves[i].inputs
+        if first[i] < len(leaves) and (not inputs or (not fed[i] and some)):
+            depth[i] = max(depth[i], first[i])
+        for source in inputs:
             first[source] = min(first[source], depth[i] - 1)
-    return [
-        (depth[i] if leaf.inputs or first[i] == len(leaves) else first[i], i)
-        for i, leaf in enumerate(leaves)
-    ]
+    return [(deep, i) for i, deep in enumerate(depth)]
 
 
 def _settle(root: Group, keys: list[tuple[int, int]], labels: list[str]) -> None:
-    """Sort members along the data's way, drop groups of one, divide those that are too wide."""
+    """Sort members along the data's way, drop groups of one, divide those that are too wide.
+
+    A group is where the first quarter of its nodes is: its backward half does not count, and one
+    node of the gradients that is ready early does not either.
+    """
     pending, found = [root], []
     while pending:  # no recursion: scopes may be nested deeply
         found.append(group := pending.pop())
         pending += group.scopes.values()
+    inside: dict[Group, list[tuple[int, int]]] = {}
     for group in reversed(found):
+        mine = [keys[member] for member in group.members if isinstance(member, int)]
+        for scope in group.scopes.values():
+            mine += inside.pop(scope)
+        mine.sort()
+        group.key = mine[len(mine) // 4] if mine else (0, 0)
+        if group.own >= 0:
+            group.key, mine = keys[group.own], [keys[group.own]]
+        inside[group] = mine
         group.members = [_alone(member, labels) for member in group.members]
         group.members.sort(key=lambda member: _key(member, keys))
         while len(group.members) > WIDEST:
             group.members = _divided(group, keys, labels)
-        inside = [_key(member, keys) for member in group.members]
-        group.key = keys[group.own] if group.own >= 0 else min(inside, default=(0, 0))
 
 
 def _key(member: Group | int, keys: list[tuple[int, int]]) -> tuple[int, int]:
