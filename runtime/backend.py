@@ -113,7 +113,8 @@ class GpuBackend:
 
     def to_device(self, array: Any) -> Any:
         with self._device:
-            return self.xp.ascontiguousarray(self.xp.asarray(array))
+            there = self.xp.asarray(array)
+            return self.xp.ascontiguousarray(there).reshape(there.shape)  # it makes () into (1,)
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         with self._device:
