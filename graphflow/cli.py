@@ -1,4 +1,4 @@
-"""The command line: `graphflow worker|run|plan|devices|calibrate`.
+"""The command line: `graphflow worker|run|plan|devices|calibrate|cache`.
 
 A wrong argument gets one line that says what to do, never a traceback of ours; a failing user
 script keeps its own.
@@ -265,6 +265,26 @@ def _keep_step_costs() -> None:
     for cluster in (Cluster.here(devices=["cpu:0", "cpu:1"], threads=1), Cluster.local(workers=2)):
         with Session(cluster) as session:
             session.run(x + 1.0, {x: 0.0})
+
+
+@app.command()
+def cache(
+    action: Annotated[
+        str, typer.Argument(help="info: what is kept; clear: remove it.", metavar="info|clear")
+    ] = "info",
+) -> None:
+    """Tell of the compiled kernels kept on disk for later processes, or remove them."""
+    from graphflow.ops.kernels.objects import LIMIT, Store
+
+    if action not in ("info", "clear"):
+        raise ArgumentError(f"cache takes info or clear, not {action!r}")
+    store = Store()
+    usage = store.usage() if action == "info" else store.clear()
+    what = f"{usage.entries} compiled kernels, {usage.nbytes / 2**20:.1f} MiB"
+    if action == "info":
+        typer.echo(f"{what} of at most {LIMIT / 2**20:.0f} in {usage.folder}")
+    else:
+        typer.echo(f"removed {what} from {usage.folder}")
 
 
 # Reading arguments ----------------------------------------------------------------------------

@@ -153,6 +153,17 @@ class CheckpointError(GraphflowError):
     """A checkpoint cannot be written or read."""
 
 
+# Generated kernels ----------------------------------------------------------------------------
+
+
+class CompileError(GraphflowError):
+    """LLVM refuses the text of a generated kernel: a fault of ours."""
+
+
+class Untraceable(GraphflowError):
+    """An op's expression does what no generated loop does; the op keeps its plain kernel."""
+
+
 # Models from files ----------------------------------------------------------------------------
 
 

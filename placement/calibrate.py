@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from graphflow._version import __version__
+from graphflow.ops.kernels.objects import cache_folder
 from graphflow.placement.host import cores
 from graphflow.placement.measure import measure_device, measure_handoff
 
@@ -189,14 +190,6 @@ def profile_path(folder: Path | None = None) -> Path:
     key = json.dumps(machine_key(), sort_keys=True)
     name = hashlib.sha256(key.encode()).hexdigest()[:12]
     return (folder or cache_folder()) / f"machine-{name}.json"
-
-
-def cache_folder() -> Path:
-    """The user's folder for what graphflow keeps between processes."""
-    if own := os.environ.get("GRAPHFLOW_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "graphflow"
 
 
 @cache

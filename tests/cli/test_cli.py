@@ -285,3 +285,19 @@ def test_a_worker_serves_a_session_and_ends_on_ctrl_c(tmp_path: Path, script: Pa
     finally:
         worker.kill()
         worker.communicate()
+
+
+def test_cache_tells_of_the_kernels_on_disk_and_removes_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+    code, out, _ = run(capsys, "cache")
+    assert code == 0 and out.startswith("0 compiled kernels")
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "a.kernel").write_bytes(bytes(1 << 20))
+    assert "1 compiled kernels, 1.0 MiB of at most 64" in run(capsys, "cache", "info")[1]
+    code, out, _ = run(capsys, "cache", "clear")
+    assert code == 0 and "removed 1 compiled kernels" in out
+    assert not list((tmp_path / "kernels").iterdir())
+    code, _, err = run(capsys, "cache", "burn")
+    assert code == 2 and "info or clear, not 'burn'" in err

@@ -1,0 +1,124 @@
+"""Native functions of LLVM text: compiled once for a process, loaded from disk where they were
+compiled before.
+
+Every engine and target machine stays alive as long as the process: code may run at any time, and an
+engine does not share its target machine. Compiling holds a lock of LLVM's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from graphflow.errors import CompileError
+from graphflow.ops.kernels.objects import Store
+
+_ARGUMENTS = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_RELEASING = ctypes.CFUNCTYPE(*_ARGUMENTS)
+_HOLDING = ctypes.PYFUNCTYPE(*_ARGUMENTS)
+
+
+class Function:
+    """Native code: (operands, sizes, start, stop), by address.
+
+    Attributes:
+        held: keeps the interpreter's lock, which is faster for a short run.
+        freed: lets other threads run Python meanwhile.
+    """
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self.held: Any = _HOLDING(address)
+        self.freed: Any = _RELEASING(address)
+
+
+class _Compiler:
+    """LLVM for this process's processor."""
+
+    def __init__(self) -> None:
+        from llvmlite import binding  # heavy, and only here
+
+        self._llvm = binding
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        self._target = binding.Target.from_default_triple()
+        self._cpu = binding.get_host_cpu_name()
+        self.features = binding.get_host_cpu_features().flatten()
+        version = ".".join(map(str, binding.llvm_version_info))
+        self._setting = f"{version} {self._target.triple} {self._cpu} {self.features}"
+        self._alive: list[Any] = []
+        self._lock = threading.Lock()
+        self._functions: dict[str, Function] = {}
+        self.store = Store()
+        self.compiled = 0
+
+    def function(self, name: str, text: str) -> Function:
+        """The function of a module's text, of that name."""
+        with self._lock:
+            if name not in self._functions:
+                self._functions[name] = self._load(name, text)
+            return self._functions[name]
+
+    def _load(self, name: str, text: str) -> Function:
+        key = f"{self._setting}\n{text}"
+        code = self.store.get(key)
+        if code is None:
+            code = self._object(text)
+            self.store.put(key, code)
+        engine = self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(""), self._machine())
+        engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self._alive.append(engine)
+        return Function(engine.get_function_address(name))
+
+    def _machine(self) -> Any:
+        machine = self._target.create_target_machine(
+            cpu=self._cpu, features=self.features, opt=2, reloc="pic", codemodel="jitdefault"
+        )
+        self._alive.append(machine)
+        return machine
+
+    def _object(self, text: str) -> bytes:
+        self.compiled += 1
+        code: bytes = self._machine().emit_object(self._parsed(text))
+        return code
+
+    def assembly(self, text: str) -> str:
+        """The text of a module in the processor's assembly language."""
+        result: str = self._machine().emit_assembly(self._parsed(text))
+        return result
+
+    def _parsed(self, text: str) -> Any:
+        try:
+            module = self._llvm.parse_assembly(text)
+            module.verify()
+        except RuntimeError as error:
+            raise CompileError(f"a generated kernel does not compile: {error}\n{text}") from error
+        module.triple = self._target.triple
+        return module
+
+
+@cache
+def compiler() -> _Compiler:
+    """The compiler of this process, made when the first kernel is."""
+    return _Compiler()
+
+
+@cache
+def vector_width() -> int:
+    """Lanes of a generated loop: as many float32 as a register of this processor holds."""
+    features = compiler().features.split(",")
+    if "+avx512f" in features and "+avx512dq" in features:
+        return 16
+    return 8 if "+avx2" in features else 4
+
+
+def named(body: str, needs: Sequence[str] | str) -> tuple[str, str]:
+    """A module of one function, named by what it says: its name and text."""
+    text = f"{needs}\n{body}"
+    name = f"graphflow_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return name, f"{needs}\ndefine void @{name}{body}\n"

@@ -1,0 +1,126 @@
+"""Object code on disk: what one process compiled, the next one loads.
+
+An entry is a file named by the hash of all that the code depends on: the program text, the version
+of LLVM, the processor and its features. It holds a digest of its content, so that a damaged one is
+compiled anew; it is written beside its place and moved there, so that processes at the same time
+never see half of one. The folder is kept below a size: the entries that were not used for longest
+go first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+LIMIT = 64 << 20
+"""Bytes that entries may take in all."""
+_SUFFIX = ".kernel"
+_DIGEST = hashlib.sha256().digest_size
+
+
+def cache_folder() -> Path:
+    """The user's folder for what graphflow keeps between processes."""
+    if own := os.environ.get("GRAPHFLOW_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "graphflow"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What is in a store."""
+
+    folder: Path
+    entries: int
+    nbytes: int
+
+
+class Store:
+    """A folder of entries: bytes by key.
+
+    Args:
+        limit: bytes that the entries may take; after a write, the oldest beyond it are removed.
+    """
+
+    def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
+        self.folder = (cache_folder() if folder is None else folder) / "kernels"
+        self.limit = limit
+        self._written = 0
+
+    def get(self, key: str) -> bytes | None:
+        """An entry; None where there is none, or a damaged one."""
+        path = self._path(key)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        digest, data = content[:_DIGEST], content[_DIGEST:]
+        if not data or hashlib.sha256(data).digest() != digest:
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(path)  # used now
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep an entry, if the folder can be written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, beside = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(hashlib.sha256(data).digest() + data)
+                os.replace(beside, self._path(key))
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(beside)
+                raise
+        except OSError:
+            return  # a full or read-only disk: the next process compiles again
+        self._written += len(data)
+        if self._written > self.limit // 16:
+            self._written = 0
+            self._trim()
+
+    def usage(self) -> Usage:
+        files = self._files()
+        return Usage(self.folder, len(files), sum(size for _, size, _ in files))
+
+    def clear(self) -> Usage:
+        """Remove all entries; returns what there was."""
+        before = self.usage()
+        for _, _, path in self._files():
+            with suppress(OSError):
+                path.unlink()
+        return before
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Time of last use, size and path of each entry."""
+        found = []
+        try:
+            for path in self.folder.iterdir():
+                if path.suffix in (_SUFFIX, ".tmp"):
+                    with suppress(OSError):  # another process removed it
+                        status = path.stat()
+                        found.append((status.st_mtime, status.st_size, path))
+        except OSError:
+            return []
+        return found
+
+    def _trim(self) -> None:
+        files = sorted(self._files())
+        total = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if total <= self.limit:
+                return
+            with suppress(OSError):
+                path.unlink()
+            total -= size

@@ -1,0 +1,277 @@
+"""Kernels of elementwise regions: from shapes and ops to a native function, and how it is run.
+
+A region that was met before, up to names and sizes, has its kernel at hand. A kernel's work is cut
+into parts for the threads of the current pool where it is worth that; the cut changes no bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ShapeError, Untraceable
+from graphflow.op import Op
+from graphflow.ops.kernels.emit import Applied, Operand, Region, Source, attributes, write
+from graphflow.ops.kernels.native import Function, compiler, named, vector_width
+from graphflow.ops.kernels.threads import current_pool
+from graphflow.ops.kernels.trace import APPROXIMATE, DTYPES, Trace, record
+
+_SHARED = 60_000
+"""Nanoseconds of work from which a kernel's rows are shared by threads (a hand-over takes 10 to 20
+thousand)."""
+_FREED = 20_000
+"""Nanoseconds of work from which a kernel lets go of the interpreter's lock."""
+
+
+def enabled() -> bool:
+    """Whether kernels are generated: unless GRAPHFLOW_JIT=off."""
+    return os.environ.get("GRAPHFLOW_JIT") != "off"
+
+
+# What can be generated ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What is known of an op's expression for some dtypes.
+
+    Attributes:
+        dtype: of its value.
+        approximate: whether its last bits depend on who computes it.
+    """
+
+    dtype: np.dtype[Any]
+    approximate: bool
+
+
+_traced: dict[Any, Traced | None] = {}
+
+
+def traced(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> Traced | None:
+    """What a generated kernel of the op gives; None where there is none."""
+    if not op.elementwise or op.expr is None or not dtypes:
+        return None
+    items = attributes(attrs)
+    if items is None:
+        return None
+    key = (op, tuple(dtypes), items)
+    if key not in _traced:
+        _traced[key] = _trace(op, dtypes, attrs)
+    return _traced[key]
+
+
+def _trace(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> Traced | None:
+    if not all(dtype in DTYPES for dtype in dtypes):
+        return None
+    trace = Trace()
+    inputs = [trace.input(i, dtype) for i, dtype in enumerate(dtypes)]
+    assert op.expr is not None
+    try:
+        result = record(trace, op.expr, inputs, attrs)
+    except Untraceable:
+        return None
+    return Traced(result.dtype, any(s.kind in APPROXIMATE for s in trace.steps))
+
+
+# Shapes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Collapsed:
+    """A shape with as few axes as the broadcasting of some operands allows.
+
+    Attributes:
+        sizes: of the axes; at least one.
+        axes: for each operand, along which of them it has elements.
+    """
+
+    sizes: tuple[int, ...]
+    axes: tuple[tuple[bool, ...], ...]
+
+
+def collapsed(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> Collapsed:
+    """Join neighbouring axes that all operands have, or lack; axes of size 1 vanish."""
+    sizes: list[int] = []
+    masks: list[tuple[bool, ...]] = []
+    rank = len(shape)
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        mask = tuple(
+            axis >= rank - len(given) and given[axis - rank + len(given)] != 1 for given in operands
+        )
+        if masks and masks[-1] == mask:
+            sizes[-1] *= size
+        else:
+            sizes.append(size)
+            masks.append(mask)
+    if not sizes:
+        sizes, masks = [1], [(False,) * len(operands)]
+    return Collapsed(tuple(sizes), tuple(zip(*masks, strict=True)))
+
+
+# Kernels --------------------------------------------------------------------------------------
+
+
+class Kernel:
+    """The native function of a region, compiled when it is first wanted."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.source: Source = write(region, vector_width())
+        self.name, self.text = named(self.source.body, self.source.needs)
+
+    @cached_property
+    def function(self) -> Function:
+        return compiler().function(self.name, self.text)
+
+    def nanoseconds(self, size: int) -> float:
+        """A rough guess of how long one thread takes for so many elements."""
+        streams = [np.dtype(o.dtype).itemsize for o in self.region.operands if o.axes[-1]]
+        moved = sum(streams) + sum(d.itemsize for d in self.source.dtypes)
+        return size * (0.03 * moved + 0.02 * self.source.flops)
+
+
+_kernels: dict[Region, Kernel] = {}
+
+
+def kernel_of(region: Region) -> Kernel:
+    """The kernel of a region; equal regions share one.
+
+    Raises:
+        Untraceable: an op of it has no trace.
+    """
+    if region not in _kernels:
+        _kernels[region] = Kernel(region)
+    return _kernels[region]
+
+
+def _row_strides(sizes: Sequence[int], axes: Sequence[bool], itemsize: int) -> list[int]:
+    """Bytes from one row to the next along each axis but the last, 0 where it is broadcast."""
+    strides, step = [0] * len(sizes), itemsize
+    for axis in reversed(range(len(sizes))):
+        if axes[axis]:
+            strides[axis] = step
+            step *= sizes[axis]
+    return strides[:-1]
+
+
+class Launch:
+    """A kernel with sizes and operands; calling it runs it, on the threads of the current pool.
+
+    Args:
+        sizes: of the collapsed axes.
+        addresses: of operands and results; for those of None, a call is given arrays.
+    """
+
+    def __init__(
+        self, kernel: Kernel, sizes: tuple[int, ...], addresses: Sequence[int | None]
+    ) -> None:
+        region = kernel.region
+        self._table = np.array([a or 0 for a in addresses], np.uint64)
+        self._moving = [
+            (
+                i,
+                prod(s for s, has in zip(sizes, operand.axes, strict=True) if has),
+                np.dtype(operand.dtype),
+            )
+            for i, (a, operand) in enumerate(zip(addresses, region.operands, strict=False))
+            if a is None
+        ]
+        full = (True,) * region.rank
+        meta = [sizes[-1], *sizes[1:-1]]
+        for operand in region.operands:
+            meta += _row_strides(sizes, operand.axes, np.dtype(operand.dtype).itemsize)
+        for dtype in kernel.source.dtypes:
+            meta += _row_strides(sizes, full, dtype.itemsize)
+        self._meta = np.array(meta, np.int64)
+        size = prod(sizes)
+        rows = size if region.rank == 1 else size // max(sizes[-1], 1)
+        work = kernel.nanoseconds(size)
+        # Parts begin where a cache line does, so that no two threads write to one.
+        self._unit = 64 if region.rank == 1 else 1
+        self._parts = min(int(work / _SHARED * 2), rows // self._unit) if work > _SHARED else 1
+        self._rows = rows if size else 0
+        self._given = (_pointer(self._table), _pointer(self._meta))
+        function = kernel.function
+        self._function = function.freed if work > _FREED else function.held
+        self._alone = partial(
+            self._function, *self._given, ctypes.c_int64(0), ctypes.c_int64(self._rows)
+        )
+
+    def __call__(self, *arrays: Any) -> None:
+        for (i, size, dtype), array in zip(self._moving, arrays, strict=True):
+            if array.size != size or array.dtype != dtype:  # a native function trusts its pointers
+                raise ShapeError(f"{size} elements of {dtype} are wanted, not {array.size} of "
+                                 f"{array.dtype}")  # fmt: skip
+            self._table[i] = address(array)
+        if self._parts > 1:
+            pool = current_pool()
+            if pool is not None and pool.threads > 1:
+                self._split(pool.run, min(self._parts, pool.threads))
+                return
+        if self._rows:
+            self._alone()
+
+    def callable(self) -> Callable[..., None]:
+        """The launch as a function: the native one itself, where nothing is left to decide."""
+        if self._moving or self._parts > 1 or not self._rows:
+            return self
+        self._alone.__dict__["launch"] = self  # keeps the tables that it points to
+        return self._alone
+
+    def _split(self, run: Callable[[Callable[[int], None], int], None], parts: int) -> None:
+        units = -(-self._rows // self._unit)
+        bounds = [min(units * i // parts * self._unit, self._rows) for i in range(parts + 1)]
+
+        def part(i: int) -> None:
+            if bounds[i] < bounds[i + 1]:
+                self._function(*self._given, bounds[i], bounds[i + 1])
+
+        run(part, parts)
+
+
+def _pointer(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(address(array))
+
+
+def address(array: Any) -> int:
+    """Where an array's elements begin."""
+    place: int = array.__array_interface__["data"][0]  # `array.ctypes` takes three times as long
+    return place
+
+
+# One op by itself -----------------------------------------------------------------------------
+
+
+@cache
+def _alone(
+    op: Op, dtypes: tuple[np.dtype[Any], ...], items: Any, axes: tuple[tuple[bool, ...], ...]
+) -> Kernel:
+    operands = tuple(Operand(d.name, a) for d, a in zip(dtypes, axes, strict=True))
+    inputs = tuple((False, i) for i in range(len(dtypes)))
+    return kernel_of(Region(len(axes[0]), operands, (Applied(op, items, inputs),), (0,)))
+
+
+def computed(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """An elementwise op of arrays by its generated kernel; None where numpy gives the same bits,
+    or there is no such kernel."""
+    if xp is not np or not op.elementwise or not enabled():
+        return None
+    arrays = [np.ascontiguousarray(a) if np.ndim(a) else np.asarray(a) for a in arrays]
+    found = traced(op, [a.dtype for a in arrays], attrs)
+    if found is None or not found.approximate:
+        return None
+    shape = np.broadcast_shapes(*(a.shape for a in arrays))
+    form = collapsed(shape, [a.shape for a in arrays])
+    kernel = _alone(op, tuple(a.dtype for a in arrays), attributes(attrs), form.axes)
+    out = np.empty(shape, found.dtype)
+    Launch(kernel, form.sizes, [*map(address, arrays), address(out)])()
+    return out

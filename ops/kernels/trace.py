@@ -1,0 +1,269 @@
+"""Scalar expressions of elementwise ops, recorded: what the generators turn into loops.
+
+An op's `expr(xp, *scalars)` runs once with symbols for its scalars and a symbolic `xp`; what it
+does to them is a small graph of primitive steps, each of one dtype, in the conventions of numpy: a
+Python number takes the dtype of what it meets, and truth values count as 0 and 1. An expression
+that does anything else has no trace, and its op keeps its plain kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import Untraceable
+
+BOOL = np.dtype(np.bool_)
+DTYPES = frozenset(map(np.dtype, ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16",
+                                  "uint32", "uint64", "float32", "float64")))  # fmt: skip
+APPROXIMATE = frozenset(
+    ("exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid", "sin", "cos", "power")
+)
+"""Steps whose last bits are a matter of how they are computed."""
+
+
+class Step:
+    """One primitive step: what it is, of which steps, and the dtype of its value.
+
+    Attributes:
+        value: of an "input" its number, of a "constant" its number as Python has it.
+    """
+
+    __slots__ = ("args", "dtype", "kind", "value")
+
+    def __init__(
+        self, kind: str, args: tuple[Step, ...], dtype: np.dtype[Any], value: Any = None
+    ) -> None:
+        self.kind = kind
+        self.args = args
+        self.dtype = dtype
+        self.value = value
+
+
+class Trace:
+    """Steps in the order in which they were recorded; equal ones are one."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._known: dict[Any, Step] = {}
+
+    def step(
+        self, kind: str, args: tuple[Step, ...], dtype: np.dtype[Any], value: Any = None
+    ) -> Step:
+        key = (kind, tuple(map(id, args)), dtype, repr(value))
+        if key not in self._known:
+            self._known[key] = Step(kind, args, dtype, value)
+            self.steps.append(self._known[key])
+        return self._known[key]
+
+    def input(self, number: int, dtype: np.dtype[Any]) -> Symbol:
+        """The scalar of an operand."""
+        return Symbol(self, self.step("input", (), dtype, number))
+
+    def constant(self, value: Any, dtype: np.dtype[Any]) -> Step:
+        return self.step("constant", (), dtype, value)
+
+
+def _operator(name: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:
+    def operator(self: Symbol, other: Any) -> Symbol:
+        result: Symbol = getattr(XP, name)(*((other, self) if swapped else (self, other)))
+        return result
+
+    return operator
+
+
+class Symbol:
+    """Stands for a scalar while an expression is recorded."""
+
+    __slots__ = ("step", "trace")
+    __array_ufunc__ = None  # numpy's own functions refuse it: the expression then has no trace
+
+    def __init__(self, trace: Trace, step: Step) -> None:
+        self.trace = trace
+        self.step = step
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.step.dtype
+
+    def astype(self, dtype: Any, copy: bool = True) -> Symbol:
+        return Symbol(self.trace, _converted(self.trace, self.step, np.dtype(dtype)))
+
+    def view(self, dtype: Any) -> Symbol:
+        """The same bits as another dtype."""
+        wanted = np.dtype(dtype)
+        if BOOL in (wanted, self.dtype) or wanted.itemsize != self.dtype.itemsize:
+            raise Untraceable(f"no view of {self.dtype} as {wanted}")
+        return Symbol(self.trace, self.trace.step("bits", (self.step,), _supported(wanted)))
+
+    def __bool__(self) -> bool:
+        raise Untraceable("a symbol has no truth value")
+
+    __hash__ = object.__hash__
+    __add__, __radd__ = _operator("add"), _operator("add", True)
+    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", True)
+    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", True)
+    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", True)
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __eq__ = _operator("equal")  # type: ignore[assignment]
+    __ne__ = _operator("not_equal")  # type: ignore[assignment]
+    __and__, __rand__ = _operator("bitwise_and"), _operator("bitwise_and", True)
+    __or__, __ror__ = _operator("bitwise_or"), _operator("bitwise_or", True)
+    __xor__, __rxor__ = _operator("bitwise_xor"), _operator("bitwise_xor", True)
+
+    def __neg__(self) -> Symbol:
+        return XP.negative(self)
+
+    def __abs__(self) -> Symbol:
+        return XP.abs(self)
+
+    def __invert__(self) -> Symbol:
+        return XP.invert(self)
+
+
+def _supported(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype not in DTYPES:
+        raise Untraceable(f"no generated loop computes {dtype}")
+    return dtype
+
+
+def _converted(trace: Trace, step: Step, dtype: np.dtype[Any]) -> Step:
+    if step.dtype == _supported(dtype):
+        return step
+    if step.dtype.kind == "f" and dtype.kind in "iu":
+        raise Untraceable("what a float beyond an integer's range becomes is up to the processor")
+    return trace.step("convert", (step,), dtype)
+
+
+def _weak(trace: Trace, value: Any, dtype: np.dtype[Any]) -> Step:
+    """A number as a constant of the dtype that it meets."""
+    if isinstance(value, np.generic):
+        if value.dtype != dtype:
+            raise Untraceable("a typed number of another dtype")
+        value = value.item()
+    rank = {bool: "b", int: "biu", float: "biuf"}.get(type(value))
+    if rank is None or (type(value) is not bool and dtype == BOOL):
+        raise Untraceable(f"{value!r} is no number for {dtype}")
+    if type(value) is float and dtype.kind != "f":
+        raise Untraceable(f"{value!r} would make {dtype} a float")
+    if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        raise Untraceable(f"{value!r} is outside of {dtype}")
+    python = {"f": float, "b": bool}.get(dtype.kind, int)
+    return trace.constant(python(value), dtype)
+
+
+def _operands(
+    values: Sequence[Any], dtype: np.dtype[Any] | None = None
+) -> tuple[Trace, list[Step]]:
+    """Steps of one dtype: the given one, or that to which numpy would promote."""
+    symbols = [v for v in values if isinstance(v, Symbol)]
+    if not symbols:
+        raise Untraceable("no symbol among the operands")
+    trace = symbols[0].trace
+    common = np.result_type(*(s.dtype for s in symbols)) if dtype is None else dtype
+    return trace, [
+        _converted(trace, v.step, common) if isinstance(v, Symbol) else _weak(trace, v, common)
+        for v in values
+    ]
+
+
+def _numeric(kind: str, kinds: str = "fiu") -> Callable[..., Symbol]:
+    """A step whose value has the dtype of its operands."""
+
+    def function(self: _Symbolic, *values: Any) -> Symbol:
+        trace, steps = _operands(values)
+        _require(steps[0].dtype, kinds, kind)
+        return Symbol(trace, trace.step(kind, tuple(steps), steps[0].dtype))
+
+    return function
+
+
+def _test(kind: str, kinds: str = "fiub") -> Callable[..., Symbol]:
+    """A step whose value is a truth value."""
+
+    def function(self: _Symbolic, *values: Any) -> Symbol:
+        trace, steps = _operands(values)
+        _require(steps[0].dtype, kinds, kind)
+        return Symbol(trace, trace.step(kind, tuple(steps), BOOL))
+
+    return function
+
+
+def _require(dtype: np.dtype[Any], kinds: str, what: str) -> None:
+    if dtype.kind not in kinds:
+        raise Untraceable(f"{what} of {dtype} is not generated")
+
+
+class _Symbolic:
+    """`xp` while an expression is recorded: functions under numpy's names."""
+
+    add, subtract, multiply = _numeric("add"), _numeric("subtract"), _numeric("multiply")
+    divide, sqrt = _numeric("divide", "f"), _numeric("sqrt", "f")
+    negative, abs = _numeric("negative"), _numeric("abs")
+    maximum, minimum = _numeric("maximum"), _numeric("minimum")
+    floor, ceil = _numeric("floor", "f"), _numeric("ceil", "f")
+    trunc, rint = _numeric("trunc", "f"), _numeric("rint", "f")
+    copysign, sign = _numeric("copysign", "f"), _numeric("sign", "f")
+    exp, expm1 = _numeric("exp", "f"), _numeric("expm1", "f")
+    log, log1p = _numeric("log", "f"), _numeric("log1p", "f")
+    tanh, erf = _numeric("tanh", "f"), _numeric("erf", "f")
+    sigmoid = _numeric("sigmoid", "f")
+    sin, cos, power = _numeric("sin", "f"), _numeric("cos", "f"), _numeric("power", "f")
+    bitwise_and, bitwise_or = _numeric("and", "iub"), _numeric("or", "iub")
+    bitwise_xor, invert = _numeric("xor", "iub"), _numeric("invert", "iub")
+    left_shift, right_shift = _numeric("left_shift", "iu"), _numeric("right_shift", "iu")
+    equal, not_equal = _test("equal"), _test("not_equal")
+    less, less_equal = _test("less", "fiu"), _test("less_equal", "fiu")
+    greater, greater_equal = _test("greater", "fiu"), _test("greater_equal", "fiu")
+    isnan, isinf, isfinite = _test("isnan", "f"), _test("isinf", "f"), _test("isfinite", "f")
+    logical_and, logical_or = _test("and", "b"), _test("or", "b")
+    logical_xor, logical_not = _test("xor", "b"), _test("invert", "b")
+
+    def positive(self, x: Symbol) -> Symbol:
+        return x
+
+    def square(self, x: Symbol) -> Symbol:
+        return self.multiply(x, x)
+
+    def reciprocal(self, x: Symbol) -> Symbol:
+        return self.divide(1.0, x)
+
+    def where(self, condition: Symbol, a: Any, b: Any) -> Symbol:
+        if not isinstance(condition, Symbol) or condition.dtype != BOOL:
+            raise Untraceable("a condition is a truth value")
+        trace, (first, second) = _operands((a, b))
+        return Symbol(trace, trace.step("where", (condition.step, first, second), first.dtype))
+
+    def clip(self, x: Symbol, low: Any, high: Any) -> Symbol:
+        """NaN stays; a limit that equals x wins, as in numpy."""
+        _require(x.dtype, "fiu", "clip")
+        for kind, bound in (("clip_low", low), ("clip_high", high)):
+            if bound is not None:
+                trace, steps = _operands((x, bound), x.dtype)
+                x = Symbol(trace, trace.step(kind, tuple(steps), x.dtype))
+        return x
+
+
+XP = _Symbolic()
+
+
+def record(
+    trace: Trace, expr: Callable[..., Any], inputs: Sequence[Symbol], attrs: Mapping[str, Any]
+) -> Symbol:
+    """What an op's expression makes of symbols.
+
+    Raises:
+        Untraceable: it does something else than primitive steps.
+    """
+    try:
+        result = expr(XP, *inputs, **attrs)
+    except Untraceable:
+        raise
+    except Exception as error:  # a user's expression may do anything
+        raise Untraceable(f"{type(error).__name__}: {error}") from error
+    if not isinstance(result, Symbol):
+        raise Untraceable(f"the value is {type(result).__name__}")
+    return result
