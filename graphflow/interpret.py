@@ -1,4 +1,4 @@
-"""The reference: a graph run node by node with each op's plain kernel.
+"""The reference: a graph run node by node, each op by itself and with a result of its own.
 
 Constant folding uses it, tests compare with it, and it is the way to debug. Programs do the same
 faster.

@@ -1,5 +1,9 @@
 """The op families. Importing this package fills the registry."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphflow.op import Op, run_elementwise_by
 from graphflow.ops import (
     activations,
     adaptive,
@@ -67,3 +71,12 @@ __all__ = [
     "select", "shape", "signal", "singular", "softmax", "solve", "sort", "sparse", "state",
     "suppression", "transcendental", "unfold", "vision", "window",
 ]  # fmt: skip
+
+
+def _generated(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    from graphflow.ops.kernels.regions import computed
+
+    return computed(op, xp, arrays, attrs)
+
+
+run_elementwise_by(_generated)

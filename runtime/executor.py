@@ -5,19 +5,19 @@ two functions: `compute`, which changes no state, and `commit`, where assignment
 once every partition has computed. A line of the generated code is one node, so a failure's line
 number names the node and the user's line.
 
-With GRAPHFLOW_JIT=off in the environment, a program runs each op's plain kernel and copies the
-result to its buffer: the same bits, and the way to debug.
+Elementwise nodes run as fused, generated kernels (`fusion.py`). With GRAPHFLOW_JIT=off in the
+environment, a program runs each op's plain kernel instead and copies the result to its buffer: the
+way to debug. The last bits of exp and its like may then differ.
 """
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from graphflow.errors import CheckError, GraphflowError, OpError, ProtocolError
 from graphflow.graph import Body, bind_attrs, bodies
 from graphflow.half import any_half
 from graphflow.op import Node, Op, Tensor
+from graphflow.ops.kernels.regions import Launch, address, enabled, kernel_of
 from graphflow.runtime.backend import Backend, require_dtype
 from graphflow.runtime.layout import Layout, plan_layout
 from graphflow.runtime.loops import Carried, runner
@@ -156,10 +157,25 @@ class Program:
             nonlocal start
             self._backend.synchronize()
             end = monotonic_ns()
-            spans.append((self.partition.device, self._names[self._lines[line]], start, end))
+            for node, share in self._shares(self._lines[line]):
+                here = min(start + round(share * (end - start)), end)
+                spans.append((self.partition.device, self._names[node], start, here))
+                start = here
             start = end
 
         return self._traced(feeds, step, draws, mark)
+
+    def _shares(self, node: Node) -> Sequence[tuple[Node, float]]:
+        """The nodes that a line runs, and about how much of its time is each one's."""
+        fused = self._layout.regions.get(node)
+        if fused is None or len(fused.nodes) == 1:
+            return ((node, 1.0),)
+        specs = self._layout.specs
+        flops = [
+            cast(int, n.op.cost(*(specs[t] for t in n.inputs), **n.attrs).flops) if n.op.cost else 1
+            for n in fused.nodes
+        ]
+        return [(n, f / max(sum(flops), 1)) for n, f in zip(fused.nodes, flops, strict=True)]
 
 
 class _Code:
@@ -187,7 +203,7 @@ class _Code:
         self.layout = layout
         self.backend = backend
         self.bindings = bindings
-        self.plain = os.environ.get("GRAPHFLOW_JIT") == "off"
+        self.plain = not enabled()
         self.scope: dict[str, Any] = {
             "send": ends.send, "recv": ends.recv, "asarray": backend.to_device,
             "copy": backend.xp.copy, "copyto": backend.xp.copyto, "kept": {},
@@ -237,6 +253,8 @@ class _Code:
                 self._stage(node, number, memory)
             case _ if node in self.layout.inner:
                 self._bodies(node, number, names, memory)
+            case _ if node in self.layout.regions:
+                self._member(node, number, names, memory)
             case _:
                 self._kernel(node, number, names, memory)
 
@@ -292,6 +310,44 @@ class _Code:
         outs = "".join(f"{name}, " for name in names)
         given = "".join(f"{self.names[t]}, " for t in node.inputs)
         self._line(node, f"k{number}(({outs}), {given}step=step, draws=draws)")
+
+    def _member(self, node: Node, number: int, names: list[str], memory: Any) -> None:
+        """A node of a region: its buffer, if it has one; the last one has the line that runs it."""
+        fused = self.layout.regions[node]
+        is_deferred = node in self.layout.deferred
+        if any(node is result.node for result in fused.results):
+            self.scope[names[0]] = (
+                self.variables[self.layout.deferred[node].node.name]
+                if is_deferred
+                else self._buffer(node.outputs[0], memory)
+            )
+        if node is not fused.last:
+            return
+        arrays = [self._static(t) for t in (*fused.operands, *fused.results)]
+        moving = [self.names[t] for t, a in zip(fused.operands, arrays, strict=False) if a is None]
+        places = [None if a is None else address(a) for a in arrays]
+        launch = Launch(kernel_of(fused.region), fused.sizes, places)
+        self.scope[f"k{number}"] = launch.callable()
+        if is_deferred:
+            moving = [self._kept(node, name) for name in moving]
+            self.commit.append(f"k{number}({', '.join(moving)})")
+        else:
+            self._line(node, f"k{number}({', '.join(moving)})")
+
+    def _static(self, tensor: Tensor) -> Any:
+        """The array of a tensor that lies in the same place in each step; None for others."""
+        root = self.layout.roots[tensor]
+        if root.node.op.name in ("placeholder", "recv"):
+            return None
+        array = self.scope[self.names[root]]
+        spec = self.layout.specs[root]
+        # A native function trusts its pointers.
+        if array.shape != spec.shape or array.dtype != spec.dtype or not array.flags.c_contiguous:
+            raise OpError(
+                f"{root.name!r} (made at {root.node.location}) is {array.dtype}{array.shape} in "
+                f"memory, but {spec} in the graph; do two variables have one name?"
+            )
+        return array
 
     def _kernel(self, node: Node, number: int, names: list[str], memory: Any) -> None:
         """A line that runs the node's kernel into its buffers, or an alias of its input."""
@@ -404,7 +460,7 @@ def _into(
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
 
     def run(out: Any, *arrays: Any, step: int = 0) -> None:
-        results = op.run(xp, arrays, attrs, step)
+        results = op.run(xp, arrays, attrs, step, plain=plain)
         outs = out if isinstance(out, tuple) else (out,)
         for buffer, result in zip(outs, results, strict=True):
             xp.copyto(buffer, result)

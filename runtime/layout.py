@@ -3,12 +3,13 @@ commit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphflow.graph import Body, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.control import cond, scan, while_loop
+from graphflow.runtime.fusion import Fused, plan_regions
 from graphflow.runtime.memory import ALIGNMENT, Arena, Block, plan_arena
 from graphflow.runtime.partition import Partition
 from graphflow.spec import TensorSpec, is_inexact, nbytes
@@ -42,8 +43,9 @@ class Layout:
         specs: concrete spec of each tensor.
         roots: the tensor whose memory each tensor shares (itself, mostly).
         blocks: index into the arena's offsets for each root that is in the arena.
+        regions: the region of each node that is computed in one.
         deferred: elementwise nodes that run in the commit part, straight into the variable they
-            update.
+            update; all results of a region, or none.
         staged: assigns whose value is copied before any variable changes.
         commits: all assigns, in order.
         inner: what nodes with bodies need besides; `scratch`: the index of its block.
@@ -53,6 +55,7 @@ class Layout:
     roots: Mapping[Tensor, Tensor]
     blocks: Mapping[Tensor, int]
     arena: Arena
+    regions: Mapping[Node, Fused]
     deferred: Mapping[Node, Tensor]
     staged: frozenset[Node]
     commits: tuple[Node, ...]
@@ -71,15 +74,17 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
     roots = _roots(partition)
     commits = graph.of_op("assign")
-    deferred = _deferred(partition, roots, commits)
+    regions = plan_regions(partition, specs, bindings, roots)
+    deferred = _deferred(partition, roots, commits, regions)
     assigned = {assign.inputs[0] for assign in commits}
     staged = frozenset(
         a
         for a in commits
         if roots[a.inputs[1]] in assigned and roots[a.inputs[1]] is not a.inputs[0]
     )
-    shared, deaths = _lives(partition, specs, roots, deferred, staged)
     position = {node: i for i, node in enumerate(graph.nodes)}
+    position.update({node: position[fused.last] for node, fused in regions.items()})
+    shared, deaths = _lives(partition, specs, roots, regions, deferred, staged, position)
     blocks: dict[Tensor, int] = {}
     members: dict[Tensor, list[Tensor]] = {}
     for tensor in deaths:
@@ -101,7 +106,7 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
         scratch[node] = len(lives)
         lives.append(Block(position[node], position[node], need.nbytes))
     return Layout(
-        specs, roots, blocks, plan_arena(lives), deferred, staged, commits, inner, scratch
+        specs, roots, blocks, plan_arena(lives), regions, deferred, staged, commits, inner, scratch
     )
 
 
@@ -155,35 +160,67 @@ def _roots(partition: Partition) -> dict[Tensor, Tensor]:
 
 
 def _deferred(
-    partition: Partition, roots: Mapping[Tensor, Tensor], commits: tuple[Node, ...]
+    partition: Partition,
+    roots: Mapping[Tensor, Tensor],
+    commits: tuple[Node, ...],
+    regions: Mapping[Node, Fused],
 ) -> dict[Node, Tensor]:
     """Nodes, elementwise or in place, that only an assign reads, and that read no variable this
-    step changes but its own."""
-    graph = partition.graph
+    step changes but their own; of a region, all results are such or none is deferred."""
     assigned = {assign.inputs[0] for assign in commits}
-    outputs = set(graph.outputs) - {a.outputs[0] for a in commits}  # members of groups
-    fetched = set(partition.fetches.values())
-    deferred: dict[Node, Tensor] = {}
+    candidates: dict[Node, Tensor] = {}
     for assign in commits:
         variable, value = assign.inputs
         node = value.node
+        fused = regions.get(node)
+        if fused is not None:
+            runs_late, readers = True, {assign, *fused.nodes}
+        else:
+            runs_late = node.op.into is not None and not node.op.random
+            runs_late = runs_late and (_is_safe(node) or _rewrites(node, variable, roots))
+            readers = {assign}
         if (
-            (_is_safe(node) or _rewrites(node, variable, roots))
-            and node.op.into is not None
-            and not node.op.random
+            runs_late
             and len(node.outputs) == 1
             and value.spec == variable.spec
-            and graph.consumers[node] == [assign]
-            and not graph.consumers[assign]
-            and value not in outputs
-            and assign.outputs[0] not in fetched
-            and all(
-                roots[t] not in assigned or (roots[t] is variable and t.spec == variable.spec)
-                for t in node.inputs
-            )
+            and readers.issuperset(partition.graph.consumers[node])
+            and not partition.graph.consumers[assign]
+            and not _is_wanted(partition, assign)
         ):
-            deferred[node] = variable
-    return deferred
+            candidates[node] = variable
+    return {
+        node: variable
+        for node, variable in candidates.items()
+        if _reads_only_its_own(node, candidates, assigned, roots, regions)
+    }
+
+
+def _is_wanted(partition: Partition, assign: Node) -> bool:
+    """Whether the value of an assign is fetched or a member of a group, or it itself is fetched."""
+    value = assign.inputs[1]
+    fetched = set(partition.fetches.values())
+    return value in set(partition.graph.outputs) or assign.outputs[0] in fetched
+
+
+def _reads_only_its_own(
+    node: Node,
+    candidates: Mapping[Node, Tensor],
+    assigned: set[Tensor],
+    roots: Mapping[Tensor, Tensor],
+    regions: Mapping[Node, Fused],
+) -> bool:
+    """Whether what a node computes may be written to its variable at once, with all that its
+    region writes: an element is read before it is written."""
+    fused = regions.get(node)
+    results, operands = (
+        (node.outputs, node.inputs) if fused is None else (fused.results, fused.operands)
+    )
+    if not all(t.node in candidates for t in results):
+        return False
+    own = {candidates[t.node]: t.spec for t in results}
+    return len(own) == len(results) and all(
+        roots[t] not in assigned or own.get(roots[t]) == t.spec for t in operands
+    )
 
 
 def _is_safe(node: Node) -> bool:
@@ -205,38 +242,68 @@ def _lives(
     partition: Partition,
     specs: Mapping[Tensor, TensorSpec],
     roots: Mapping[Tensor, Tensor],
+    regions: Mapping[Node, Fused],
     deferred: Mapping[Node, Tensor],
     staged: frozenset[Node],
+    position: Mapping[Node, int],
 ) -> tuple[dict[Tensor, Tensor], dict[Tensor, int]]:
     """The first owner of the block that each in-place result takes over, and the last position that
     reads each arena tensor."""
     graph = partition.graph
     end = len(graph.nodes)
-    deaths: dict[Tensor, int] = {}
-    last = {t: i for i, node in enumerate(graph.nodes) for t in _read(node, roots)}
+    last: dict[Tensor, int] = {}
+    for node in graph.nodes:
+        for tensor in _read(node, roots):
+            last[tensor] = max(last.get(tensor, 0), position[node])
     held = {roots[t] for t in partition.fetches.values()}
     for node in graph.nodes:
         # A sent buffer may still be on the wire, and a commit reads its inputs, until the step
         # ends.
         if node.op.name in ("send", "assign") or node in deferred:
-            held.update(roots[t] for t in node.inputs)
+            fused = regions.get(node)
+            held.update(roots[t] for t in (node.inputs if fused is None else fused.operands))
+    deaths: dict[Tensor, int] = {}
     shared: dict[Tensor, Tensor] = {}
-    for i, node in enumerate(graph.nodes):
+    for node in graph.nodes:
         if node in staged:
             deaths[node.outputs[0]] = end
         if node.op.name in _ELSEWHERE or node.op.alias or node.op.name == "assign":
             continue
-        if node in deferred:
+        fused = regions.get(node)
+        if node in deferred or (fused is not None and node is not fused.last):
             continue
-        for tensor in node.outputs:
-            deaths[tensor] = end if tensor in held else last.get(tensor, i)
-        if node.op.elementwise and node.op.into is not None and len(node.outputs) == 1:
-            for source in node.inputs:
-                if deaths.get(roots[source]) == i and specs[source] == specs[node.outputs[0]]:
-                    before = roots[source]
-                    shared[node.outputs[0]] = shared.get(before, before)
-                    break
+        at = position[node]
+        results = node.outputs if fused is None else fused.results
+        for tensor in results:
+            deaths[tensor] = end if tensor in held else last.get(tensor, at)
+        if fused is not None or (node.op.elementwise and node.op.into is not None):
+            operands = node.inputs if fused is None else fused.operands
+            _take_over(results, operands, specs, roots, deaths, shared, at)
     return shared, deaths
+
+
+def _take_over(
+    results: Sequence[Tensor],
+    operands: Sequence[Tensor],
+    specs: Mapping[Tensor, TensorSpec],
+    roots: Mapping[Tensor, Tensor],
+    deaths: Mapping[Tensor, int],
+    shared: dict[Tensor, Tensor],
+    at: int,
+) -> None:
+    """Let each result take over the block of an operand of its spec that dies here."""
+    taken: set[Tensor] = set()
+    broadcast = {roots[t] for t in operands if specs[t].shape != specs[results[0]].shape}
+    for result in results:
+        for source in operands:
+            before = roots[source]
+            if deaths.get(before) != at or before in broadcast or specs[source] != specs[result]:
+                continue
+            leader = shared.get(before, before)
+            if leader not in taken:
+                taken.add(leader)
+                shared[result] = leader
+                break
 
 
 def _read(node: Node, roots: Mapping[Tensor, Tensor]) -> set[Tensor]:

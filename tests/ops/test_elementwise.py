@@ -40,6 +40,9 @@ def slope(function: Any, *points: float) -> list[float]:
     return [float(v) for v in values]
 
 
+OURS = ("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "pow")
+
+
 @given(
     st.sampled_from(BINARY),
     hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=3, max_side=4, min_side=0),
@@ -56,7 +59,13 @@ def test_binary_ops_broadcast_and_promote_as_numpy_does(
     have = value(G[name](a, b))
     want = np.asarray(getattr(np, NUMPY.get(name, name))(a, b))
     assert (have.shape, have.dtype) == (shapes.result_shape, want.dtype)
-    np.testing.assert_array_equal(have, want)
+    assert_as_numpy(name, have, want)
+
+
+def assert_as_numpy(name: str, have: Any, want: Any) -> None:
+    """Equal, or to a few ulp where the kernels that we generate have functions of their own."""
+    exact = name not in OURS
+    np.testing.assert_allclose(have, want, rtol=0 if exact else 8 * np.finfo(want.dtype).eps)
 
 
 @pytest.mark.parametrize("name", ["sqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "sin",
@@ -67,7 +76,7 @@ def test_unary_ops_treat_odd_values_as_numpy_does(name: str) -> None:
     odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-30], "f")
     have = value(G[name](odd))
     with np.errstate(all="ignore"):
-        np.testing.assert_array_equal(have, getattr(np, NUMPY.get(name, name))(odd))
+        assert_as_numpy(name, have, getattr(np, NUMPY.get(name, name))(odd))
 
 
 @pytest.mark.parametrize("dtype, ulps", [("float32", 2), ("float64", 6), ("float16", 1)])

@@ -246,6 +246,8 @@ def test_every_tensor_has_a_place() -> None:
         for tensor in node.outputs:
             root = layout.roots[tensor]
             somewhere_else = root.node.op.name in ELSEWHERE or root.node in layout.deferred
+            fused = layout.regions.get(root.node)
+            somewhere_else |= fused is not None and not any(root is t for t in fused.results)
             assert somewhere_else or root in layout.blocks
 
 
