@@ -237,8 +237,16 @@ def test_drift_is_several_steps_off_to_the_same_side() -> None:
     assert not drifted(traced(1.2, 1.2, 1.2), 0.0, 0.0)
 
 
-def test_the_automatic_mode_goes_over_and_says_so(
-    machine: Machine, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that always count as drifted, and teach nothing: how long they really take here is a
+    matter of what else runs on this machine."""
+    monkeypatch.setattr("graphflow.session.drifted", lambda *a: True)
+    monkeypatch.setattr(gf.Session, "_learn", lambda self: None)
+
+
+def test_the_automatic_mode_goes_over_once_and_says_so(
+    machine: Machine, caplog: pytest.LogCaptureFixture, steady: None
 ) -> None:
     x, fetches = towers()
     expected = ran_steps(EMBEDDED, fetches, x, None)
@@ -246,8 +254,7 @@ def test_the_automatic_mode_goes_over_and_says_so(
         seen = ran_steps(EMBEDDED, fetches, x, "auto", lambda: machine.update(links=FAST))
     assert seen == expected
     told = [r.getMessage() for r in caplog.records if "placed anew" in r.getMessage()]
-    # On a busy machine the steps after it may drift once more.
-    assert told and all("variables moved" in line for line in told)
+    assert len(told) == 1 and "variables moved" in told[0]
 
 
 def ran_steps(
@@ -267,7 +274,7 @@ def ran_steps(
 
 
 def test_the_automatic_mode_stays_where_less_than_a_tenth_is_gained(
-    machine: Machine, caplog: pytest.LogCaptureFixture
+    machine: Machine, caplog: pytest.LogCaptureFixture, steady: None
 ) -> None:
     x, fetches = towers()
     with caplog.at_level(logging.DEBUG, "graphflow.session"):
