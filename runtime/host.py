@@ -170,7 +170,7 @@ class Mail:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._arrays: dict[tuple[int, int], Any] = {}
+        self._arrays: dict[tuple[int, int], tuple[Any, int]] = {}  # and when they came, in ns
         self._cancelled: tuple[int, GraphflowError] | None = None
         self._finished = -1
         self.deadline = 0.0
@@ -180,9 +180,7 @@ class Mail:
         with self._changed:
             if step <= self._finished:
                 return  # late for a step that is over
-            if self.arrivals is not None:
-                self.arrivals.append((edge, monotonic_ns()))
-            self._arrays[step, edge] = array
+            self._arrays[step, edge] = (array, monotonic_ns())
             self._changed.notify_all()
 
     def take(self, step: int, edge: int, what: str) -> Any:
@@ -203,7 +201,10 @@ class Mail:
                         "is that worker slow or stuck? give Session a longer deadline"
                     )
                 self._changed.wait(left)
-            return self._arrays.pop((step, edge))
+            array, arrived = self._arrays.pop((step, edge))
+            if self.arrivals is not None:  # noted here, for it may come before its step begins
+                self.arrivals.append((edge, arrived))
+            return array
 
     def check(self, step: int, what: str) -> None:
         """Go on, unless the step is cancelled or its deadline has passed; `what` was going on.

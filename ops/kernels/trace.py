@@ -197,6 +197,9 @@ def _require(dtype: np.dtype[Any], kinds: str, what: str) -> None:
         raise Untraceable(f"{what} of {dtype} is not generated")
 
 
+_raised = _numeric("power", "f")
+
+
 class _Symbolic:
     """`xp` while an expression is recorded: functions under numpy's names."""
 
@@ -211,7 +214,7 @@ class _Symbolic:
     log, log1p = _numeric("log", "f"), _numeric("log1p", "f")
     tanh, erf = _numeric("tanh", "f"), _numeric("erf", "f")
     sigmoid = _numeric("sigmoid", "f")
-    sin, cos, power = _numeric("sin", "f"), _numeric("cos", "f"), _numeric("power", "f")
+    sin, cos = _numeric("sin", "f"), _numeric("cos", "f")
     bitwise_and, bitwise_or = _numeric("and", "iub"), _numeric("or", "iub")
     bitwise_xor, invert = _numeric("xor", "iub"), _numeric("invert", "iub")
     left_shift, right_shift = _numeric("left_shift", "iu"), _numeric("right_shift", "iu")
@@ -224,6 +227,13 @@ class _Symbolic:
 
     def positive(self, x: Symbol) -> Symbol:
         return x
+
+    def power(self, x: Any, y: Any) -> Symbol:
+        """In float32 only: in float64, numpy's is exact where ours may miss an integer."""
+        result = _raised(self, x, y)
+        if result.dtype != np.float32:
+            raise Untraceable(f"power of {result.dtype} is not generated")
+        return result
 
     def square(self, x: Symbol) -> Symbol:
         return self.multiply(x, x)
