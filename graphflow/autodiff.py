@@ -14,6 +14,7 @@ from typing import Any
 from graphflow.errors import DifferentiationError, DTypeError, GraphflowError, ShapeError
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, made_by, user_location
+from graphflow.ops.rules import zeros_like
 from graphflow.spec import is_inexact, kind, show_shape
 
 
@@ -64,7 +65,7 @@ def pulled_back(
         flows = any(t.node in wanted for t in node.inputs)
         if flows and any(cotangents.has(t) for t in node.outputs):
             _step_back(node, cotangents, wanted)
-    return [results[x] if x in results else _zeros(x) for x in xs]
+    return [results[x] if x in results else zeros_like(x) for x in xs]
 
 
 class _Cotangents:
@@ -83,7 +84,7 @@ class _Cotangents:
         """The sum, kept: each tensor's parts are added once."""
         parts = self._parts.get(tensor)
         if parts is None:
-            return _zeros(tensor)
+            return zeros_like(tensor)
         total, *rest = reversed(parts)
         for part in rest:
             total = total + part
@@ -171,11 +172,6 @@ def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
             )
         seeds.append(seed)
     return seeds
-
-
-def _zeros(x: Tensor) -> Tensor:
-    zeros: Tensor = FUNCTIONS["full_like"](x, x.dtype.type(0).item())
-    return zeros
 
 
 def _require_inexact(tensor: Any) -> None:

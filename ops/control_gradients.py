@@ -19,6 +19,7 @@ from typing import Any
 from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, make_node
 from graphflow.ops.control import call, cond, is_control
+from graphflow.ops.rules import zeros_like
 from graphflow.spec import is_inexact
 from graphflow.tracing import parameter
 
@@ -48,10 +49,6 @@ class Backward:
     cotangents: tuple[Node, ...]
     saved: tuple[Node, ...]
     grads: tuple[Tensor | None, ...]
-
-    def reads(self, node: Node) -> bool:
-        """Whether a gradient reads a parameter."""
-        return any(node is n for n in Graph([g for g in self.grads if g is not None]).nodes)
 
 
 def backward_of(
@@ -164,12 +161,6 @@ def tensors(value: Any) -> tuple[Tensor, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
-def zeros(tensor: Tensor) -> Tensor:
-    """A cotangent that says nothing."""
-    filled: Tensor = FUNCTIONS["full_like"](tensor, 0)
-    return filled
-
-
 # call -------------------------------------------------------------------------------------------
 
 
@@ -226,7 +217,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
     branches = []
     for at, (back, body) in enumerate(zip(backs, (then, orelse), strict=True)):
         grads = [
-            zeros(body.inputs[i].outputs[0]) if back.grads[i] is None else back.grads[i]
+            zeros_like(body.inputs[i].outputs[0]) if back.grads[i] is None else back.grads[i]
             for i in wanted
         ]
         blanks = [parameter(n.specs[0], n.name) for n in saved[1 - at]]
@@ -250,5 +241,5 @@ def _blank(tensor: Tensor) -> Tensor:
 
 __all__ = [
     "Backward", "Cotangents", "backward_of", "call_vjp", "cond_vjp", "differentiable", "placed",
-    "substituted", "tensors", "zeros",
+    "substituted", "tensors",
 ]  # fmt: skip

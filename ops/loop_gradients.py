@@ -23,8 +23,8 @@ from graphflow.ops.control_gradients import (
     placed,
     substituted,
     tensors,
-    zeros,
 )
+from graphflow.ops.rules import zeros_like
 from graphflow.spec import Size
 from graphflow.tracing import parameter
 
@@ -170,7 +170,7 @@ class _Backwards:
             *(node for node, _ in (*rows, *held)),
         )  # fmt: skip
         operands = [
-            *self.g_moved, *(zeros(outer[i]) for i in self.summed), *self.g_stacked,
+            *self.g_moved, *(zeros_like(outer[i]) for i in self.summed), *self.g_stacked,
             *self.residuals, *(x for _, x in (*rows, *held)),
         ]  # fmt: skip
         node = make_node(
@@ -190,7 +190,7 @@ class _Backwards:
         moved = []
         for i in self.moved:
             found = self.g_carried[i]
-            moved.append(zeros(self.carried[i].outputs[0]) if found is None else found)
+            moved.append(zeros_like(self.carried[i].outputs[0]) if found is None else found)
         return moved + [s.outputs[0] + x for s, x in zip(sums, self.summed.values(), strict=True)]
 
     def _known_rows(self) -> dict[Tensor, Tensor]:

@@ -133,8 +133,8 @@ def conj(x: Tensor) -> Tensor:
 
 
 def zeros_like(x: Tensor) -> Tensor:
-    """A cotangent of zeros, for an input that does not matter."""
-    return FUNCTIONS["full_like"](x, 0)  # type: ignore[no-any-return]
+    """A cotangent of zeros, for an input that does not matter; x may be of any dtype."""
+    return FUNCTIONS["full_like"](x, x.dtype.type(0).item())  # type: ignore[no-any-return]
 
 
 def is_zeros(g: Tensor) -> bool:
