@@ -36,7 +36,7 @@ class Traced:
     captures: tuple[Tensor, ...]
     since: int
 
-    def body(self, captures: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> Body:
+    def body(self, captures: Sequence[Tensor]) -> Body:
         """The body whose further parameters are `captures`, at least those of this function."""
         inner, _ = _region(self.outputs, self.inputs, self.since)
         stand_ins = [parameter(t.spec, t.node.name) for t in captures]

@@ -30,6 +30,7 @@ from graphflow.ops.kernels.regions import Launch, address, enabled, kernel_of
 from graphflow.runtime.backend import Backend, require_dtype
 from graphflow.runtime.layout import Layout, plan_layout
 from graphflow.runtime.loops import Carried, runner
+from graphflow.runtime.memory import aligned
 from graphflow.runtime.partition import Partition
 from graphflow.spec import TensorSpec, nbytes
 
@@ -47,8 +48,8 @@ class Channel(Protocol):
 
     def recv(self, step: int, edge: int) -> Any: ...
 
-    def proceed(self, step: int, what: str) -> None:
-        """Raise if the step was given up; `what` says where a loop is."""
+    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+        """Raise if the step was given up; `loop` has done so many iterations (of so many)."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,7 @@ class _Code:
             self.constant_bytes += routine.code.constant_bytes
         sets = []
         for which in range(2):
-            at = [place + which * -(-nbytes(spec) // 64) * 64 for spec, place in inner.carried]
+            at = [place + which * aligned(nbytes(spec)) for spec, place in inner.carried]
             sets.append(
                 tuple(
                     own[a : a + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
@@ -472,7 +473,7 @@ _LOOPS = ("scan", "while_loop")
 _OURS = ("<compute>", "<traced>", "<routine>")
 
 
-def _going_on(step: int, what: str) -> None:
+def _going_on(step: int, loop: str, done: int, of: str) -> None:
     """For what is no loop."""
 
 

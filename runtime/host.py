@@ -206,8 +206,9 @@ class Mail:
                 self.arrivals.append((edge, arrived))
             return array
 
-    def check(self, step: int, what: str) -> None:
-        """Go on, unless the step is cancelled or its deadline has passed; `what` was going on.
+    def check(self, step: int, loop: str, done: int, of: str) -> None:
+        """Go on, unless the step is cancelled or its deadline has passed. Each iteration of a loop
+        asks, so the message is made of its parts only when there is one.
 
         Raises:
             StepTimeout: the deadline has passed.
@@ -217,8 +218,8 @@ class Mail:
             raise self._cancelled[1]
         if monotonic() > self.deadline:
             raise StepTimeout(
-                f"step {step}: {what} when the step's deadline passed; does the loop end? bound it "
-                "(max_iterations), or give Session a longer deadline"
+                f"step {step}: {loop} was in iteration {done}{of} when the step's deadline passed; "
+                "does the loop end? bound it (max_iterations), or give Session a longer deadline"
             )
 
     def cancel(self, step: int, reason: GraphflowError) -> None:
@@ -261,8 +262,8 @@ class _Channel:
         what = self.incoming[edge & (2**EDGE_BITS - 1)]
         return self.session.mail.take(step, edge, what)
 
-    def proceed(self, step: int, what: str) -> None:
-        self.session.mail.check(step, what)
+    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+        self.session.mail.check(step, loop, done, of)
 
 
 class _Session:

@@ -10,7 +10,7 @@ from graphflow.graph import Body, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.control import cond, scan, while_loop
 from graphflow.runtime.fusion import Fused, plan_regions
-from graphflow.runtime.memory import ALIGNMENT, Arena, Block, plan_arena
+from graphflow.runtime.memory import Arena, Block, aligned, plan_arena
 from graphflow.runtime.partition import Partition
 from graphflow.spec import TensorSpec, is_inexact, nbytes
 
@@ -117,13 +117,13 @@ def _plan_inner(node: Node, device: str, bindings: Mapping[str, int]) -> Inner:
         part = _body_partition(body, device)
         layout = plan_layout(part, bindings)
         places.append(0 if node.op is cond else end)
-        end = max(end, places[-1] + _aligned(layout.arena.nbytes))
+        end = max(end, places[-1] + aligned(layout.arena.nbytes))
         parts.append((part, layout))
     carried = []
     for tensor in _carried(node):
         spec = tensor.spec.bind(bindings)
         carried.append((spec, end))
-        end += 2 * _aligned(nbytes(spec))
+        end += 2 * aligned(nbytes(spec))
     return Inner(tuple(parts), tuple(places), tuple(carried), end)
 
 
@@ -140,10 +140,6 @@ def _carried(node: Node) -> tuple[Tensor, ...]:
     if node.op is while_loop:
         return tuple(node.attrs["body"].outputs[: node.attrs["states"]])
     return ()
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 def _roots(partition: Partition) -> dict[Tensor, Tensor]:

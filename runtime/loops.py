@@ -18,9 +18,9 @@ Routine = Callable[[Sequence[Any], int, int], Sequence[Any]]
 
 
 class Proceed(Protocol):
-    """Ends a loop whose step was given up: (step, what the loop says of itself)."""
+    """Ends a loop whose step was given up: (step, which loop, iterations done, of how many)."""
 
-    def __call__(self, step: int, what: str) -> None: ...
+    def __call__(self, step: int, loop: str, done: int, of: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ def _scanning(
     copyto: Any,
     proceed: Proceed,
 ) -> Callable[..., None]:
+    loop = _told(node)
     carries, items = attrs["carries"], attrs["items"]
     length, reverse, counted = attrs["length"], attrs["reverse"], attrs["counted"]
 
@@ -91,12 +92,13 @@ def _scanning(
         rows, captures = given[carries : carries + items], given[carries + items :]
         stacks = outs[carries:]
         order = indices(length, count, reverse)
+        of = f" of {len(order)}"
         if len(order) < length:
             for stack in stacks:
                 stack[...] = 0
         free, held = carried.here, carried.there
         for done, i in enumerate(order):
-            proceed(step, f"{_told(node)} was in iteration {done} of {len(order)}")
+            proceed(step, loop, done, of)
             results = routine(
                 (*state, *[row[i] for row in rows], *captures), step, folded(draws, i)
             )
@@ -118,6 +120,7 @@ def _looping(
     proceed: Proceed,
 ) -> Callable[..., None]:
     test, body = routines
+    loop = _told(node)
     states, limit = attrs["states"], attrs["limit"]
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
@@ -127,7 +130,7 @@ def _looping(
         free, held = carried.here, carried.there
         count = 0
         while limit is None or count < limit:
-            proceed(step, f"{_told(node)} was in iteration {count}")
+            proceed(step, loop, count, "")
             inputs, drawn = (*state, *captures), folded(draws, count)
             if not bool(test(inputs, step, drawn)[0]):
                 break

@@ -51,7 +51,7 @@ def plan_arena(blocks: Sequence[Block]) -> Arena:
         while live and live[0][0] < block.birth:
             _, start, end = heappop(live)
             _release(gaps, start, end)
-        size = _aligned(max(block.nbytes, 1))
+        size = aligned(max(block.nbytes, 1))
         at = next(k for k, (start, end) in enumerate(gaps) if end - start >= size)
         offset, limit = gaps[at]
         gaps[at : at + 1] = [(offset + size, limit)] if offset + size < limit else []
@@ -72,5 +72,6 @@ def _release(gaps: list[tuple[int, float]], start: int, end: float) -> None:
     gaps[first:last] = [(start, end)]
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Bytes up to the next place where a buffer may start."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -27,7 +27,7 @@ X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
 class Alone(NoChannel):
     """A channel of a step that nobody gives up."""
 
-    def proceed(self, step: int, what: str) -> None:
+    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
         """Go on."""
 
 
