@@ -278,6 +278,8 @@ class Op:
         into: (xp, out, *arrays, **attrs): the same bits, written to `out`, which is contiguous (a
             tuple for several outputs).
         expr: (xp, *scalars) -> the value of one element; for elementwise ops, instead of a kernel.
+        native: (*specs, **attrs) -> the generated kernel of the same bits for inputs of these sizes
+            on a cpu, a `kernels.native.Task`; None where there is none.
         vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
         jvp: (tangents, y, *inputs, **attrs) -> the tangent(s) of the output(s), where that is
             cheaper than what follows from vjp; a tangent is None where it is zero.
@@ -298,6 +300,7 @@ class Op:
     kernel: Callable[..., Any] | None = None
     into: Callable[..., None] | None = None
     expr: Callable[..., Any] | None = None
+    native: Callable[..., Any] | None = None
     ufunc: str | None = None  # the name in xp of the ufunc that is the whole op
     vjp: Callable[..., Sequence[Tensor | None]] | None = None
     jvp: Callable[..., Any] | None = None

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -34,6 +35,27 @@ class Function:
         self.address = address
         self.held: Any = _HOLDING(address)
         self.freed: Any = _RELEASING(address)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A generated kernel for operands of certain sizes; what is left to give is where they are.
+
+    Attributes:
+        name: of the function (pointers of operands and results, sizes, start, stop).
+        text: the module that defines it, as of `named`.
+        sizes: what it is given beside the pointers.
+        rows: it runs from 0 to this.
+        nanoseconds: a rough guess of its time on one thread.
+        scratch: bytes of aligned memory that it writes to meanwhile, the last of its pointers.
+    """
+
+    name: str
+    text: str
+    sizes: tuple[int, ...]
+    rows: int
+    nanoseconds: float
+    scratch: int = 0
 
 
 class _Compiler:
