@@ -1,132 +1,94 @@
-"""A training step of an MLP 784-512-256-10 with momentum, against torch and JAX in one run.
+"""A training step of an MLP 784-512-256-10 with momentum, at batch 16 and 128.
 
-    python benchmarks/mlp.py [--rounds 40] [--output results/mlp.json]
+    python benchmarks/mlp.py [--threads 1] [--rounds 40] [--output results/mlp.json]
 
-All contenders take the same batch from numpy and hand the loss back to Python. "matmuls" is numpy
-doing the step's matrix products alone, the floor for anything that calls the same BLAS.
+"matmuls" is numpy doing the step's eight matrix products alone, the floor for anything that calls
+the same BLAS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from peers import arguments, interleaved, optional, report, write
+from peers import pinned_arguments, write
+from training import Arrays, Model, contest
 
 SIZES = (784, 512, 256, 10)
-RATE, MOMENTUM = 0.05, 0.9
-Arrays = list[np.ndarray]
+LAYERS = len(SIZES) - 1
 
 
 def weights() -> Arrays:
     random = np.random.default_rng(0)
-    shapes = list(pairwise(SIZES))
-    return [(random.normal(size=s) * np.sqrt(2 / s[0])).astype("float32") for s in shapes]
+    named = {}
+    for i, (n, m) in enumerate(pairwise(SIZES)):
+        named[f"w{i}"] = (random.normal(size=(n, m)) * np.sqrt(2 / n)).astype("float32")
+        named[f"b{i}"] = np.zeros(m, "float32")
+    return named
 
 
-def graphflow_step(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
+def batch_of(size: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(1)
+    images = random.normal(size=(size, SIZES[0])).astype("float32")
+    return images, random.integers(0, SIZES[-1], size)
+
+
+def graphflow_loss(p: Any, x: Any, y: Any) -> Any:
     import graphflow as gf
 
-    images = gf.placeholder("float32", (None, SIZES[0]))
-    labels = gf.placeholder("int64", (None,))
-    h = images
-    for i, w in enumerate(weights()):
-        h = h @ gf.variable(w) + gf.variable(np.zeros(w.shape[1], "float32"))
-        h = gf.nn.relu(h) if i < len(SIZES) - 2 else h
-    loss = gf.mean(gf.nn.cross_entropy(h, labels))
-    train = gf.optim.SGD(RATE, momentum=MOMENTUM).minimize(loss)
-    session = gf.Session()
-    return lambda: float(session.run([loss, train], {images: x, labels: y})[0])
+    for i in range(LAYERS):
+        x = x @ p[f"w{i}"] + p[f"b{i}"]
+        x = gf.nn.relu(x) if i < LAYERS - 1 else x
+    return gf.mean(gf.nn.cross_entropy(x, y))
 
 
-def torch_step(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
+def torch_loss(p: Any, x: Any, y: Any) -> Any:
     import torch
 
-    layers: list[torch.nn.Module] = []
-    for i, w in enumerate(weights()):
-        layer = torch.nn.Linear(*w.shape)
-        with torch.no_grad():
-            layer.weight.copy_(torch.from_numpy(w.T))
-            layer.bias.zero_()
-        layers += [layer, torch.nn.ReLU()] if i < len(SIZES) - 2 else [layer]
-    model = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        logits = model(torch.from_numpy(x))
-        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(y))
-        loss.backward()
-        optimizer.step()
-        return float(loss)
-
-    return step
+    for i in range(LAYERS):
+        x = torch.addmm(p[f"b{i}"], x, p[f"w{i}"])
+        x = torch.relu(x) if i < LAYERS - 1 else x
+    return torch.nn.functional.cross_entropy(x, y)
 
 
-def jax_step(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
+def jax_loss(p: Any, x: Any, y: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    parameters = [(jnp.asarray(w), jnp.zeros(w.shape[1])) for w in weights()]
-    state = [parameters, jax.tree.map(jnp.zeros_like, parameters)]
-
-    def loss_of(parameters, x, y):
-        h = x
-        for i, (w, b) in enumerate(parameters):
-            h = h @ w + b
-            h = jax.nn.relu(h) if i < len(parameters) - 1 else h
-        return -jnp.mean(jax.nn.log_softmax(h)[jnp.arange(len(y)), y])
-
-    @jax.jit
-    def update(parameters, velocity, x, y):
-        loss, grads = jax.value_and_grad(loss_of)(parameters, x, y)
-        velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, grads)
-        return jax.tree.map(lambda w, v: w - RATE * v, parameters, velocity), velocity, loss
-
-    def step() -> float:
-        state[0], state[1], loss = update(*state, x, y)
-        return float(loss)
-
-    return step
+    for i in range(LAYERS):
+        x = x @ p[f"w{i}"] + p[f"b{i}"]
+        x = jax.nn.relu(x) if i < LAYERS - 1 else x
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x), y[:, None], 1))
 
 
-def matmuls(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
+def products(size: int) -> Callable[[], object]:
     """The step's eight matrix products with `out=`."""
-    ws = weights()
-    hs = [x] + [np.ones((len(x), w.shape[1]), "float32") for w in ws]
-    gs = [np.empty_like(h) for h in hs]
-    dws = [np.empty_like(w) for w in ws]
+    shapes = list(pairwise(SIZES))
+    given, taken = ([[np.ones(s, "float32") for s in ((size, n), (n, m), (size, m))]
+                     for n, m in shapes] for _ in range(2))  # fmt: skip
 
     def step() -> None:
-        for w, h, out in zip(ws, hs, hs[1:], strict=False):
-            np.matmul(h, w, out=out)
-        for i in reversed(range(len(ws))):
-            np.matmul(hs[i].T, gs[i + 1], out=dws[i])
+        for i, ((x, w, g), (gx, gw, y)) in enumerate(zip(given, taken, strict=True)):
+            np.matmul(x, w, out=y)
+            np.matmul(x.T, g, out=gw)
             if i:
-                np.matmul(gs[i + 1], ws[i].T, out=gs[i])
+                np.matmul(g, w.T, out=gx)
 
     return step
+
+
+def model(size: int) -> Model:
+    return Model(
+        f"MLP 784-512-256-10, batch {size}", 0.95, weights(), batch_of(size),
+        graphflow_loss, torch_loss, jax_loss, products=products(size),
+    )  # fmt: skip
 
 
 def main() -> None:
-    options = arguments("MLP training step").parse_args()
-    results = []
-    for batch in (16, 128):
-        random = np.random.default_rng(1)
-        x = random.normal(size=(batch, SIZES[0])).astype("float32")
-        y = random.integers(0, SIZES[-1], batch)
-        steps = {
-            "graphflow": graphflow_step(x, y),
-            **optional("torch", lambda x=x, y=y: torch_step(x, y)),
-            **optional("jax", lambda x=x, y=y: jax_step(x, y)),
-            "matmuls": matmuls(x, y),
-        }
-        losses = {name: step() for name, step in steps.items() if name != "matmuls"}
-        spread = max(losses.values()) - min(losses.values())
-        assert spread < 1e-3, f"contenders compute different losses: {losses}"
-        results.append(report(f"MLP step, batch {batch}", interleaved(steps, options.rounds)))
-    write("mlp", results, options.output)
+    options = pinned_arguments("MLP training step")
+    write("mlp", [contest(model(size), options.rounds) for size in (16, 128)], options.output)
 
 
 if __name__ == "__main__":
