@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from graphflow.errors import CompileError
@@ -24,17 +25,20 @@ _HOLDING = ctypes.PYFUNCTYPE(*_ARGUMENTS)
 
 
 class Function:
-    """Native code: (operands, sizes, start, stop), by address.
-
-    Attributes:
-        held: keeps the interpreter's lock, which is faster for a short run.
-        freed: lets other threads run Python meanwhile.
-    """
+    """Native code: (operands, sizes, start, stop), by address."""
 
     def __init__(self, address: int) -> None:
         self.address = address
-        self.held: Any = _HOLDING(address)
-        self.freed: Any = _RELEASING(address)
+
+    @cached_property
+    def held(self) -> Any:
+        """As a callable that keeps the interpreter's lock, which is faster for a short run."""
+        return _HOLDING(self.address)
+
+    @cached_property
+    def freed(self) -> Any:
+        """As a callable that lets other threads run Python meanwhile."""
+        return _RELEASING(self.address)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class _Compiler:
         version = ".".join(map(str, binding.llvm_version_info))
         self._setting = f"{version} {self._target.triple} {self._cpu} {self.features}"
         self._alive: list[Any] = []
+        self._engines: dict[bytes, Any] = {}  # by the object code that they hold
         self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
         self.store = Store()
@@ -80,22 +85,62 @@ class _Compiler:
 
     def function(self, name: str, text: str) -> Function:
         """The function of a module's text, of that name."""
-        with self._lock:
-            if name not in self._functions:
-                self._functions[name] = self._load(name, text)
-            return self._functions[name]
+        found = self._functions.get(name)
+        return self.functions({name: text})[name] if found is None else found
 
-    def _load(self, name: str, text: str) -> Function:
-        key = f"{self._setting}\n{text}"
-        code = self.store.get(key)
-        if code is None:
-            code = self._object(text)
-            self.store.put(key, code)
-        engine = self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(""), self._machine())
-        engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
-        engine.finalize_object()
-        self._alive.append(engine)
-        return Function(engine.get_function_address(name))
+    def functions(self, texts: Mapping[str, str]) -> Mapping[str, Function]:
+        """The functions of some modules, each by its name. Those that are neither here nor on disk
+        are compiled together, which takes less time than one by one.
+
+        Raises:
+            CompileError: a text is no module.
+        """
+        with self._lock:
+            missing = []
+            for name, text in texts.items():
+                if name not in self._functions and not self._load(name, text):
+                    missing.append(name)
+            if missing:
+                self._build({name: texts[name] for name in missing})
+            return self._functions
+
+    def _load(self, name: str, text: str) -> bool:
+        """Whether the function could be had from disk; what is kept with it comes with it."""
+        code = self.store.get(self._key(text))
+        return code is not None and self._add(code, [name])
+
+    def _build(self, texts: Mapping[str, str]) -> None:
+        joined = "".join(dict.fromkeys(chunk for t in texts.values() for chunk in _chunks(t)))
+        try:
+            code = self._object(joined)
+        except CompileError:
+            if len(texts) == 1:
+                raise
+            for name, text in texts.items():  # what they declare does not go together
+                self._build({name: text})
+            return
+        self.compiled += len(texts)
+        self.store.put_all([self._key(text) for text in texts.values()], code)
+        self._add(code, texts)
+
+    def _key(self, text: str) -> str:
+        return f"{self._setting}\n{text}"
+
+    def _add(self, code: bytes, names: Iterable[str]) -> bool:
+        """Load object code, which an engine of its own holds; whether it has these functions."""
+        engine = self._engines.get(code)
+        if engine is None:
+            engine = self._llvm.create_mcjit_compiler(
+                self._llvm.parse_assembly(""), self._machine()
+            )
+            engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
+            engine.finalize_object()
+            self._engines[code] = engine
+        places = {name: engine.get_function_address(name) for name in names}
+        if not all(places.values()):
+            return False
+        self._functions.update({name: Function(place) for name, place in places.items()})
+        return True
 
     def _machine(self) -> Any:
         machine = self._target.create_target_machine(
@@ -105,7 +150,6 @@ class _Compiler:
         return machine
 
     def _object(self, text: str) -> bytes:
-        self.compiled += 1
         code: bytes = self._machine().emit_object(self._parsed(text))
         return code
 
@@ -122,6 +166,14 @@ class _Compiler:
             raise CompileError(f"a generated kernel does not compile: {error}\n{text}") from error
         module.triple = self._target.triple
         return module
+
+
+_TOPLEVEL = re.compile(r"(?m)^(?=declare |define |@|%|attributes |!)")
+
+
+def _chunks(text: str) -> list[str]:
+    """The declarations and definitions of a module."""
+    return [chunk.rstrip("\n") + "\n" for chunk in _TOPLEVEL.split(text) if chunk.strip()]
 
 
 @cache

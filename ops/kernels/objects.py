@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 LIMIT = 64 << 20
 """Bytes that entries may take in all."""
 _SUFFIX = ".kernel"
+_ELSEWHERE = b"graphflow: in "
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -53,7 +55,34 @@ class Store:
 
     def get(self, key: str) -> bytes | None:
         """An entry; None where there is none, or a damaged one."""
-        path = self._path(key)
+        data = self._read(self._path(key))
+        if data is not None and data.startswith(_ELSEWHERE):
+            place = data[len(_ELSEWHERE) :].decode("ascii", "replace")
+            data = self._read(self.folder / Path(place).name)
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep an entry, if the folder can be written."""
+        self.put_all([key], data)
+
+    def put_all(self, keys: Sequence[str], data: bytes) -> None:
+        """Keep what several keys give, if the folder can be written: it is there once, named by
+        its content, and the keys' entries say where."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if len(keys) > 1:
+                place = self.folder / f"{hashlib.sha256(data).hexdigest()}{_SUFFIX}"
+                self._write(place, data)
+                data = _ELSEWHERE + place.name.encode()
+            for key in keys:
+                self._write(self._path(key), data)
+        except OSError:
+            return  # a full or read-only disk: the next process compiles again
+        if self._written > self.limit // 16:
+            self._written = 0
+            self._trim()
+
+    def _read(self, path: Path) -> bytes | None:
         try:
             content = path.read_bytes()
         except OSError:
@@ -67,25 +96,17 @@ class Store:
             os.utime(path)  # used now
         return data
 
-    def put(self, key: str, data: bytes) -> None:
-        """Keep an entry, if the folder can be written."""
+    def _write(self, path: Path, data: bytes) -> None:
+        handle, beside = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, beside = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(hashlib.sha256(data).digest() + data)
-                os.replace(beside, self._path(key))
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(beside)
-                raise
-        except OSError:
-            return  # a full or read-only disk: the next process compiles again
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(data).digest() + data)
+            os.replace(beside, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(beside)
+            raise
         self._written += len(data)
-        if self._written > self.limit // 16:
-            self._written = 0
-            self._trim()
 
     def usage(self) -> Usage:
         files = self._files()

@@ -68,6 +68,29 @@ def test_an_entry_is_what_was_put_and_one_key_is_not_another(tmp_path: Path) -> 
     assert store.get("a") is None and store.usage().entries == 0
 
 
+def test_what_several_keys_give_is_kept_once_and_gone_for_all_when_it_is_damaged(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path)
+    code = bytes(range(256)) * 40
+    store.put_all(["a", "b", "c"], code)
+    assert [store.get(key) for key in "abc"] == [code] * 3
+    assert store.usage().nbytes < 2 * len(code)
+    (large,) = (p for p in (tmp_path / "kernels").iterdir() if p.stat().st_size > len(code))
+    large.write_bytes(large.read_bytes()[:-1])
+    assert [store.get(key) for key in "abc"] == [None] * 3
+    store.put_all(["b", "d"], b"anew")
+    assert [store.get(key) for key in "abcd"] == [None, b"anew", None, b"anew"]
+
+
+def test_an_entry_that_leads_nowhere_is_none_even_out_of_the_folder(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "secret").write_bytes(b"x" * 100)
+    for place in (b"../secret", b"", b"\xff\xfe", b"none.kernel", b"."):
+        store.put("a", b"graphflow: in " + place)
+        assert store.get("a") is None
+
+
 def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path) -> None:
     store = Store(tmp_path, limit=1000)
     for i in range(30):
