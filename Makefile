@@ -37,8 +37,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-logo
 
 bench: $(VENV)/.installed-bench
-	@mkdir -p benchmarks/results
-	@set -e; for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	$(BIN)/python benchmarks/all.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist out plan.html trace.json benchmarks/results

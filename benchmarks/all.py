@@ -1,0 +1,74 @@
+"""All benchmarks by one command: one JSON, and a table of our ratios to the best peer.
+
+    python benchmarks/all.py [--threads 1] [--only mlp gpt …] [--quick] [--output results/all.json]
+
+Each script runs in a process of its own, pinned to so many processors, one after the other. The
+table says where a goal is missed; the JSON holds the profile of each model's step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from peers import RESULTS
+
+FOLDER = Path(__file__).resolve().parent
+PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "chain", "first_step", "fused")
+OTHERS = ("conv", "memory", "import_time", "prediction", "placers")
+FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "prediction": [],
+       "placers": [], "memory": []}  # fmt: skip
+
+
+def results_of(name: str, threads: int, quick: bool) -> dict[str, Any] | None:
+    """What a script wrote; None where it failed."""
+    print(f"\n== {name}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        command = [sys.executable, str(FOLDER / f"{name}.py"), "--output", str(path)]
+        if name in PINNED:
+            command += ["--threads", str(threads)]
+        if quick:
+            command += FEW.get(name, ["--rounds", "3"])
+        if subprocess.run(command).returncode:
+            return None
+        loaded: dict[str, Any] = json.loads(path.read_text())
+        return loaded
+
+
+def row(result: dict[str, Any]) -> str:
+    """A line of the table: what was timed, our ratio to the best peer, and the goal."""
+    ratio, goal = result["ratio_to_best"], result["goal"]
+    verdict = "reached" if ratio <= goal else "MISSED"
+    return f"{result['title']:<52} {ratio:5.2f} of {result['best_peer']:<20} {goal:4} {verdict}"
+
+
+def main() -> None:
+    names = [name for name in (*PINNED, *OTHERS) if (FOLDER / f"{name}.py").exists()]
+    parser = argparse.ArgumentParser(description="all benchmarks")
+    parser.add_argument("--threads", type=int, default=1, help="processors for each contender")
+    parser.add_argument("--only", nargs="*", default=names, choices=names, help="these scripts")
+    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it runs")
+    parser.add_argument("--output", type=Path, default=RESULTS / "all.json", help="JSON file")
+    options = parser.parse_args()
+    found = {name: results_of(name, options.threads, options.quick) for name in options.only}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps({"threads": options.threads, **found}, indent=2) + "\n")
+    print()
+    for name, loaded in found.items():
+        for result in (loaded or {}).get("results", []):
+            if isinstance(result, dict) and "goal" in result:
+                print(row(result))
+        if loaded is None:
+            print(f"{name}: FAILED")
+    print(f"\nwrote {options.output}")
+    sys.exit(any(loaded is None for loaded in found.values()))
+
+
+if __name__ == "__main__":
+    main()
