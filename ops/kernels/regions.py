@@ -19,14 +19,14 @@ import numpy as np
 from graphflow.errors import ShapeError, Untraceable
 from graphflow.op import Op
 from graphflow.ops.kernels.emit import Applied, Operand, Region, Source, attributes, write
-from graphflow.ops.kernels.native import Function, compiler, named, vector_width
+from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
 from graphflow.ops.kernels.threads import current_pool
 from graphflow.ops.kernels.trace import APPROXIMATE, DTYPES, Trace, record
 
-_SHARED = 60_000
+SHARED = 60_000
 """Nanoseconds of work from which a kernel's rows are shared by threads (a hand-over takes 10 to 20
 thousand)."""
-_FREED = 20_000
+FREED = 20_000
 """Nanoseconds of work from which a kernel lets go of the interpreter's lock."""
 
 
@@ -127,10 +127,30 @@ class Kernel:
         self.region = region
         self.source: Source = write(region, vector_width())
         self.name, self.text = named(self.source.body, self.source.needs)
+        self._tasks: dict[tuple[int, ...], Task] = {}
 
     @cached_property
     def function(self) -> Function:
         return compiler().function(self.name, self.text)
+
+    def task(self, sizes: tuple[int, ...]) -> Task:
+        """The kernel for these sizes of the collapsed axes."""
+        found = self._tasks.get(sizes)
+        if found is None:
+            found = self._tasks[sizes] = self._task(sizes)
+        return found
+
+    def _task(self, sizes: tuple[int, ...]) -> Task:
+        region = self.region
+        full = (True,) * region.rank
+        meta = [sizes[-1], *sizes[1:-1]]
+        for operand in region.operands:
+            meta += _row_strides(sizes, operand.axes, np.dtype(operand.dtype).itemsize)
+        for dtype in self.source.dtypes:
+            meta += _row_strides(sizes, full, dtype.itemsize)
+        size = prod(sizes)
+        rows = size if region.rank == 1 or not size else size // sizes[-1]
+        return Task(self.name, self.text, tuple(meta), rows, self.nanoseconds(size))
 
     def nanoseconds(self, size: int) -> float:
         """A rough guess of how long one thread takes for so many elements."""
@@ -185,23 +205,16 @@ class Launch:
             for i, (a, operand) in enumerate(zip(addresses, region.operands, strict=False))
             if a is None
         ]
-        full = (True,) * region.rank
-        meta = [sizes[-1], *sizes[1:-1]]
-        for operand in region.operands:
-            meta += _row_strides(sizes, operand.axes, np.dtype(operand.dtype).itemsize)
-        for dtype in kernel.source.dtypes:
-            meta += _row_strides(sizes, full, dtype.itemsize)
-        self._meta = np.array(meta, np.int64)
-        size = prod(sizes)
-        rows = size if region.rank == 1 else size // max(sizes[-1], 1)
-        work = kernel.nanoseconds(size)
+        task = kernel.task(sizes)
+        self._meta = np.array(task.sizes, np.int64)
+        work = task.nanoseconds
         # Parts begin where a cache line does, so that no two threads write to one.
         self._unit = 64 if region.rank == 1 else 1
-        self._parts = min(int(work / _SHARED * 2), rows // self._unit) if work > _SHARED else 1
-        self._rows = rows if size else 0
+        self._parts = min(int(work / SHARED * 2), task.rows // self._unit) if work > SHARED else 1
+        self._rows = task.rows
         self._given = (_pointer(self._table), _pointer(self._meta))
         function = kernel.function
-        self._function = function.freed if work > _FREED else function.held
+        self._function = function.freed if work > FREED else function.held
         self._alone = partial(
             self._function, *self._given, ctypes.c_int64(0), ctypes.c_int64(self._rows)
         )
