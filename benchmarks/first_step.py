@@ -76,10 +76,9 @@ def seconds_of(name: str, contender: str, threads: int, cache: str) -> float:
     """
     library = "graphflow" if contender == "warm" else contender
     command = [sys.executable, str(Path(__file__).resolve()), "--child", name, library]
+    command += ["--threads", str(threads)]
     environment = {**os.environ, "GRAPHFLOW_CACHE": cache}
-    done = subprocess.run(
-        [*command, "--threads", str(threads)], capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         told = done.stderr.strip().splitlines()[-1]
         raise ImportError(told) if told.startswith("ModuleNotFoundError") else SystemExit(told)

@@ -70,7 +70,7 @@ class Ours:
         return float(self._session.run(self._fetches, self._feeds)[0])
 
     def profile(self, most: int = 10, steps: int = 5) -> dict[str, float]:
-        """Milliseconds a step by kind of node, the longest first; the rest is around the program."""
+        """Milliseconds a step by kind of node, the longest first, and what is around it."""
         for _ in range(WARMING):
             self()
         with self._session.trace() as trace:
