@@ -9,7 +9,6 @@ ways, each with its longest gap: finding the first gap that fits skips whole blo
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import Any
 
 LOOPS = (
@@ -17,7 +16,6 @@ LOOPS = (
     "upward",
     "downward",
     "optimistic",
-    "ready_order",
     "fits_from",
     "fill",
     "append_gap",
@@ -91,22 +89,6 @@ def optimistic(
                 total += table[v * d + p]
                 count += 1
         rank[v] = total / count
-
-
-def ready_order(n: int, key: Any, start: Any, node: Any, missing: Any, order: Any) -> None:
-    """Ready nodes in order of least `key` (floats), then lowest index; `missing` counts inputs."""
-    ready = [(0.0, 0) for _ in range(0)]
-    for v in range(n):
-        if missing[v] == 0:
-            heappush(ready, (key[v], v))
-    for i in range(n):
-        v = heappop(ready)[1]
-        order[i] = v
-        for e in range(start[v], start[v + 1]):
-            to = node[e]
-            missing[to] -= 1
-            if missing[to] == 0:
-                heappush(ready, (key[to], to))
 
 
 def fits_from(

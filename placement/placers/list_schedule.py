@@ -42,6 +42,7 @@ class Flat:
         self.problem = problem
         self.n, self.d = problem.nodes, problem.devices
         steps = (self.n + len(problem.edges)) * self.d
+        self.forced = compiled
         self.loops = loops("list_loops", 2.0 * steps, compiled)
         take = self.loops.take
         eye = np.eye(self.d, dtype=bool)
@@ -160,13 +161,13 @@ class Flat:
 
     def ready_order(self, rank: Floats) -> Ints:
         """Of the ready nodes always the one of highest rank, then lowest index."""
-        take = self.loops.take
-        order = self.loops.ints(self.n)
-        missing = self.loops.ints(self.n)
+        run = loops("ready_loops", 20.0 * (self.n + len(self.problem.edges)), self.forced)
+        order, missing = run.ints(self.n), run.ints(self.n)
         missing[:] = np.diff(self.problem.predecessors.start).tolist()
-        self.loops.ready_order(
-            self.n, take(-rounded(rank)), self.out_start, self.out_node, missing, order
-        )
+        run.ready_order(
+            self.n, run.take(-rounded(rank)), *run.all(self.out_start, self.out_node), missing,
+            order,
+        )  # fmt: skip
         return np.asarray(order, dtype=np.int64)
 
 
@@ -213,7 +214,7 @@ def forward(flat: Flat, rank: Floats, by_finish: bool) -> Schedule:
     e)·d·log n).
     """
     n, d, problem = flat.n, flat.d, flat.problem
-    run = loops("start_loops", 0.0, flat.loops.compiled)
+    run = loops("start_loops", 20.0 * (n + len(problem.edges)) * d, flat.forced)
     take, floats, ints = run.take, run.floats, run.ints
     readers = np.diff(problem.successors.start)
     ranked = np.lexsort((np.arange(n), -readers, -rounded(rank)))
@@ -224,11 +225,11 @@ def forward(flat: Flat, rank: Floats, by_finish: bool) -> Schedule:
     missing[:], left[:] = np.diff(problem.predecessors.start).tolist(), room.tolist()
     device, begins, finish = ints(n, -1), floats(n), floats(n)
     run.earliest_start(
-        n, d, by_finish, take(place), take(ranked), flat.cost, flat.latency, flat.bandwidth,
-        flat.out_start, flat.out_node, flat.in_start, flat.in_node, flat.in_size, take(flat.team),
-        take(flat.team_costs), take(flat.team_start), take(flat.team_node),
-        ints(flat.teams, -1), take(need), left, missing, ints(n), ints(n, -1), floats(d),
-        floats(d), device, begins, finish,
+        n, d, by_finish, take(place), take(ranked),
+        *run.all(flat.cost, flat.latency, flat.bandwidth, flat.out_start, flat.out_node,
+                 flat.in_start, flat.in_node, flat.in_size, flat.team, flat.team_costs),
+        take(flat.team_start), take(flat.team_node), ints(flat.teams, -1), take(need), left,
+        missing, ints(n), ints(n, -1), floats(d), floats(d), device, begins, finish,
     )  # fmt: skip
     return as_schedule(problem, device, begins, finish)
 

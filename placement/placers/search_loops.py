@@ -39,7 +39,9 @@ def evaluate(
         mate = team[v]
         if mate >= 0 and home[mate] >= 0:
             only = home[mate]
-        first, after = (only, only + 1) if only >= 0 else (0, d)
+        first, after = 0, d
+        if only >= 0:
+            first, after = only, only + 1
         least, at, from_, why = INF, -1, 0.0, -1
         for p in range(first, after):
             seconds = cost[v * d + p]
