@@ -335,7 +335,7 @@ def lessons(
     What is computed as the step commits has no span of its own, and is left out.
 
     Args:
-        devices: where each node runs.
+        devices: where each node runs; others run alone, where they may.
     """
     builder = _Builder(graph, cluster, bindings)
     at = {name: i for i, name in enumerate(cluster.devices)}
@@ -349,8 +349,8 @@ def lessons(
     named, late = classes(cluster), builder.late()
     found = {}
     for i, node in enumerate(builder.nodes):
-        device = pinned.get(node)
-        if device is None or node in late:
+        device = pinned.get(node) or min(limits.allowed(node))
+        if node in late:
             continue
         predicted = float(compute[i, at[device]])
         if 0 < predicted < np.inf:

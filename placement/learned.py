@@ -15,7 +15,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -94,6 +94,10 @@ class Learned:
         if 0 < measured < SLOWEST:
             _add(self._links, (link, half_octaves(nbytes)), measured)
             self.version += 1
+
+    def knows(self, bucket: Bucket) -> bool:
+        """Whether such a node was observed on a device whose neighbours were idle, or busy."""
+        return any(replace(bucket, busy=busy) in self._nodes for busy in (False, True))
 
     def factor(self, bucket: Bucket) -> float:
         """How many times longer such a node takes than calibration predicts.

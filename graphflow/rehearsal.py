@@ -1,0 +1,157 @@
+"""Rehearsal: before fetches are placed for the first time, a few of their steps in this process,
+traced, so that the plan rests on what the nodes took here, and not on ratios between ops alone.
+
+    fetches + feeds ─rehearse→ spans of one device ─observe→ Learned ─→ the first plan
+
+Only for devices of this machine, for fetches that touch nothing outside, and as long as it takes
+moments. What it teaches is kept with what traces teach, so that the next session that runs such
+nodes starts at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from graphflow.compiled import Compiled
+from graphflow.device import DeviceName
+from graphflow.graph import Graph
+from graphflow.learning import mark_seconds
+from graphflow.op import Node
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.cost import Lesson, lessons
+from graphflow.placement.host import host_memory
+from graphflow.placement.learned import Learned
+from graphflow.runtime.host import DRAWS, Host
+from graphflow.runtime.partition import FREE, partition
+from graphflow.runtime.survey import Survey
+from graphflow.spec import evaluate, kind
+
+LONGEST = 3.0
+"""Predicted seconds of a step beyond which there is no rehearsal."""
+SECONDS = 0.5
+"""Of all rehearsed steps after the first; at least one is run, and at most `STEPS`."""
+STEPS = 5
+SHARE = 0.1
+"""Of a step's predicted time that must be in nodes that nothing was learned about."""
+ROOM = 0.25
+"""Of this machine's memory that the fetches may take."""
+STATEFUL = frozenset({"variable", "assign", "placeholder", "constant", "group"})
+"""Ops that are not pure, and yet touch nothing outside their session."""
+
+_log = logging.getLogger("graphflow.rehearsal")
+
+
+def rehearse(
+    learned: Learned,
+    cluster: Cluster,
+    survey: Survey,
+    compiled: Compiled,
+    bindings: Mapping[str, int],
+    arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
+) -> int:
+    """Run fetches on one device of this process and learn what their nodes take.
+
+    Args:
+        bindings: sizes of the graph's symbols.
+        arrays: what is fed; default: zeros, and floats from [0, 1).
+
+    Returns:
+        How many steps taught something; 0 where there was no rehearsal.
+    """
+    graph = compiled.graph
+    if not may_rehearse(cluster, graph, bindings):
+        return 0
+    known = lessons(graph, cluster, bindings, {}, survey.profiles)
+    total = sum(lesson.predicted for lesson in known.values())
+    new = sum(each.predicted for each in known.values() if not learned.knows(each.bucket))
+    if new <= SHARE * total or total > LONGEST:
+        return 0
+    device = cluster.workers[0].devices[0]
+    stage = _Stage(graph, device.threads, bindings, arrays or _made_up(graph, bindings))
+    try:
+        return stage.play(learned, known)
+    except Exception as error:  # the real step will say it to the user
+        _log.debug("the rehearsal ended early: %s", error)
+        return 0
+    finally:
+        stage.close()
+
+
+def may_rehearse(cluster: Cluster, graph: Graph, bindings: Mapping[str, int]) -> bool:
+    """Whether the cluster is this machine's processors, and the graph changes nothing but its own
+    variables and fits beside them."""
+    here = cluster.kind in ("here", "local")
+    kinds = {device.kind for worker in cluster.workers for device in worker.devices}
+    if not here or kinds != {"cpu"}:
+        return False
+    if not all(n.op.pure or n.op.random or n.op.name in STATEFUL for n in graph.walk()):
+        return False
+    sizes = (evaluate(t.spec.nbytes, bindings) for node in graph.nodes for t in node.outputs)
+    return sum(sizes) <= ROOM * host_memory()
+
+
+def _made_up(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:
+    random = np.random.default_rng(0)
+    made = {}
+    for node in graph.placeholders:
+        spec = node.specs[0].bind(bindings)
+        shape: Any = spec.shape
+        floats = kind(spec.dtype) == "float"
+        made[node] = (random.random(shape) if floats else np.zeros(shape)).astype(spec.dtype)
+    return made
+
+
+class _Stage:
+    """One device of this process, with variables of its own."""
+
+    _NAME = "rehearsal"
+
+    def __init__(
+        self,
+        graph: Graph,
+        threads: int | None,
+        bindings: Mapping[str, int],
+        arrays: Mapping[Node, np.ndarray[Any, Any]],
+    ) -> None:
+        device = str(DeviceName.parse("/worker:0/cpu:0"))
+        self._bindings = bindings
+        self._feeds = {graph.names[node]: array for node, array in arrays.items()}
+        self._host = Host(0, [device], threads, lambda parcel: None)
+        self._host.open(self._NAME)
+        devices = {node: device for node in graph.nodes if node.op.name not in FREE}
+        names = {node: graph.names[node] for node in graph.variables}
+        parts = partition(graph, devices, None, names, [device])
+        self._host.add(self._NAME, self._NAME, list(parts.values()))
+
+    def play(self, learned: Learned, known: Mapping[str, Lesson]) -> int:
+        """Steps, the first to warm up, until the time is over; how many there were after it."""
+        self._step(0)
+        until = monotonic() + SECONDS
+        for step in range(1, STEPS + 1):
+            took = self._step(step)
+            for name, seconds in took.items():
+                if name in known:
+                    learned.observe(known[name].bucket, seconds, known[name].predicted)
+            if monotonic() > until:
+                return step
+        return STEPS
+
+    def _step(self, step: int) -> dict[str, float]:
+        """Seconds of each node."""
+        computed = self._host.compute(
+            self._NAME, self._NAME, step, {**self._bindings, DRAWS: step}, self._feeds, True, 60.0
+        )
+        self._host.abort(self._NAME, step)
+        took: dict[str, float] = {}
+        for _, name, start, end in computed.spans:
+            seconds = (end - start) * 1e-9 - mark_seconds()
+            took[name] = took.get(name, 0.0) + max(seconds, 1e-9)
+        return took
+
+    def close(self) -> None:
+        self._host.close(self._NAME)
