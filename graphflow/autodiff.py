@@ -15,9 +15,11 @@ from graphflow.errors import DifferentiationError, DTypeError, GraphflowError, S
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, made_by, user_location
 from graphflow.ops.rules import zeros_like
+from graphflow.pauses import without_collection
 from graphflow.spec import is_inexact, kind, show_shape
 
 
+@without_collection
 def gradients(
     y: Tensor | Sequence[Tensor],
     xs: Sequence[Tensor],
@@ -111,13 +113,13 @@ def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
             )
         except GraphflowError as error:
             raise type(error)(f"gradient of {node.name!r} at {node.location}: {error}") from error
-    if len(parts) != len(node.inputs):
-        raise DifferentiationError(
-            f"the vjp of {node.op.name} gave {len(parts)} cotangents for {len(node.inputs)} inputs"
-        )
-    for tensor, part in zip(node.inputs, parts, strict=True):
-        if part is not None and tensor.node in wanted:
-            with made_by(node):
+        if len(parts) != len(node.inputs):
+            raise DifferentiationError(
+                f"the vjp of {node.op.name} gave {len(parts)} cotangents for {len(node.inputs)} "
+                "inputs"
+            )
+        for tensor, part in zip(node.inputs, parts, strict=True):
+            if part is not None and tensor.node in wanted:
                 cotangents.add(tensor, _of_dtype(part, tensor))
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class Graph:
                 )
         self.nodes = _closure(self.outputs)
         self.names = _unique_names(self.nodes, names or {})
+        self._verified = False
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
@@ -57,9 +59,17 @@ class Graph:
         """Nodes that read each node, in order, each once."""
         result: dict[Node, list[Node]] = {node: [] for node in self.nodes}
         for node in self.nodes:
-            for source in dict.fromkeys(t.node for t in node.inputs):
+            if len(node.inputs) == 1:
+                result[node.inputs[0].node].append(node)
+                continue
+            for source in dict.fromkeys([t.node for t in node.inputs]):
                 result[source].append(node)
         return result
+
+    @cached_property
+    def holders(self) -> tuple[Node, ...]:
+        """Nodes that hold bodies."""
+        return tuple(node for node in self.nodes if node.attrs and bodies(node))
 
     @cached_property
     def placeholders(self) -> tuple[Node, ...]:
@@ -76,10 +86,18 @@ class Graph:
     @cached_property
     def equations(self) -> tuple[tuple[Node, Equation], ...]:
         """What the shape rules assumed of symbolic sizes, with the node that did."""
-        return tuple((node, equation) for node in self.walk() for equation in node.equations)
+        return tuple(
+            (node, equation)
+            for node in self.walk()
+            if node.equations
+            for equation in node.equations
+        )
 
     def walk(self) -> Iterator[Node]:
         """Every node, and those of the bodies that nodes hold, to any depth."""
+        if not self.holders:
+            yield from self.nodes
+            return
         stack = [iter(self.nodes)]
         while stack:
             node = next(stack[-1], None)
@@ -87,15 +105,18 @@ class Graph:
                 stack.pop()
                 continue
             yield node
-            stack.extend(iter(body.graph.nodes) for body in bodies(node))
+            if node.attrs:
+                stack.extend(iter(body.graph.nodes) for body in bodies(node))
 
     def verify(self) -> Graph:
-        """Check the invariants that every function on graphs keeps; O(nodes).
+        """Check, once, the invariants that every function on graphs keeps; O(nodes).
 
         Raises:
             GraphError: inputs come late or are foreign, a name is used twice.
             VariableError: a variable is assigned twice.
         """
+        if self._verified:
+            return self
         seen: set[Node] = set()
         assigned: dict[Node, Node] = {}
         for node in self.nodes:
@@ -115,8 +136,9 @@ class Graph:
                         "separate steps"
                     )
                 assigned[variable] = node
-        if len(self.by_name) != len(self.nodes):
+        if len(set(self.names.values())) != len(self.nodes):
             raise GraphError("two nodes have one name")
+        self._verified = True
         return self
 
     def rewrite(
@@ -126,20 +148,28 @@ class Graph:
 
         `replace(node, inputs)` gets a node and its already rewritten inputs, and returns the
         tensors that stand for its outputs, or None to keep it. Replaced nodes' names pass to what
-        replaces them.
+        replaces them. Where nothing is replaced, the graph is returned as it is.
         """
-        mapped: dict[Tensor, Tensor] = {}
+        mapped: dict[Tensor, Tensor] = {}  # only what was replaced
         names: dict[Node, str] = {}
         for node in self.nodes:
-            inputs = tuple(mapped[t] for t in node.inputs)
+            inputs = node.inputs
+            if not mapped.keys().isdisjoint(inputs):
+                inputs = tuple([mapped.get(t, t) for t in inputs])
             outputs = replace(node, inputs)
             if outputs is None:
-                changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
-                outputs = (node.with_inputs(inputs) if changed else node).outputs
-            mapped.update(zip(node.outputs, outputs, strict=True))
+                outputs = (node if inputs is node.inputs else node.with_inputs(inputs)).outputs
+            if outputs is node.outputs:
+                names.setdefault(node, self.names[node])
+                continue
+            for before, after in zip(node.outputs, outputs, strict=True):
+                if before is not after:
+                    mapped[before] = after
             if outputs:  # one node bears the name, though several may stand for the outputs
                 names.setdefault(outputs[0].node, self.names[node])
-        return Graph([mapped[t] for t in self.outputs], names)
+        if not mapped and len(names) == len(self.nodes):
+            return self
+        return Graph([mapped.get(t, t) for t in self.outputs], names)
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -173,8 +203,13 @@ def _closure(outputs: Sequence[Tensor]) -> tuple[Node, ...]:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
-            stack.extend(t.node for t in node.inputs)
-    return tuple(sorted(seen, key=lambda node: node.serial))
+            for tensor in node.inputs:
+                if tensor.node not in seen:
+                    stack.append(tensor.node)
+    return tuple(sorted(seen, key=_SERIAL))
+
+
+_SERIAL = attrgetter("serial")
 
 
 def _unique_names(nodes: Sequence[Node], given: Mapping[Node, str]) -> dict[Node, str]:
@@ -250,11 +285,15 @@ class Body:
 
 def bodies(node: Node) -> tuple[Body, ...]:
     """The bodies that a node holds."""
-    return tuple(value for value in node.attrs.values() if isinstance(value, Body))
+    if not node.attrs:
+        return ()
+    return tuple([value for value in node.attrs.values() if isinstance(value, Body)])
 
 
 def bind_attrs(attrs: Mapping[str, Any], bindings: Mapping[str, int]) -> Mapping[str, Any]:
     """Attributes with symbolic sizes (alone, or in tuples) replaced by their values."""
+    if not attrs:
+        return attrs
     return {name: _bound(value, bindings) for name, value in attrs.items()}
 
 

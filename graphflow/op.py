@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -161,15 +162,27 @@ def _pinned(device: DeviceName) -> Iterator[None]:
         _device_scope.reset(token)
 
 
-@contextmanager
-def made_by(origin: Node, prefix: str = "gradients/") -> Iterator[None]:
+class made_by:
     """Nodes built in the block (gradients, updates) count as made at the line of `origin`, and
-    stay near it. Their dtypes follow from their inputs: autocasting ends here."""
-    with (
-        _scope(prefix=prefix, location=origin.location, origin=origin, autocast=None),
-        _pinned(origin.device),
-    ):
-        yield
+    stay near it. Their dtypes follow from their inputs: autocasting ends here.
+
+    Not a generator: every node that is differentiated opens one.
+    """
+
+    __slots__ = ("_device", "_origin", "_prefix", "_scope")
+
+    def __init__(self, origin: Node, prefix: str = "gradients/") -> None:
+        self._origin = origin
+        self._prefix = prefix
+
+    def __enter__(self) -> None:
+        origin, streams = self._origin, _name_scope.get().streams
+        self._scope = _name_scope.set(NameScope(self._prefix, origin.location, origin, streams))
+        self._device = _device_scope.set(origin.device)
+
+    def __exit__(self, *raised: object) -> None:
+        _device_scope.reset(self._device)
+        _name_scope.reset(self._scope)
 
 
 def read_from(name: str, location: Location) -> AbstractContextManager[None]:
@@ -235,6 +248,14 @@ class Cost:
     bytes: Size | None = None
 
 
+class Rows(NamedTuple):
+    """How an op goes along rows: the axes that it reduces over, and the shape, right-aligned to that
+    of the whole, in which it sees each input (the same elements in the same order)."""
+
+    axes: tuple[int, ...]
+    shapes: tuple[Shape, ...]
+
+
 @dataclass(frozen=True)
 class Sample:
     """One example call of an op for the tests over the whole registry.
@@ -278,6 +299,11 @@ class Op:
         into: (xp, out, *arrays, **attrs): the same bits, written to `out`, which is contiguous (a
             tuple for several outputs).
         expr: (xp, *scalars) -> the value of one element; for elementwise ops, instead of a kernel.
+            With `rows`: (xp, *values), where xp has sum, mean, max, min, prod, any and all over the
+            op's axes, which stay with size 1 (see kernels/rowwise.py).
+        rows: (*shapes, **attrs) -> `Rows`: over which axes `expr` reduces, and how it sees inputs.
+        refuse: (xp, *arrays, **attrs), which raises for values that the op does not take; programs
+            call it before a generated kernel.
         native: (*specs, **attrs) -> the generated kernel of the same bits for inputs of these sizes
             on a cpu, a `kernels.native.Task`; None where there is none.
         vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
@@ -300,6 +326,8 @@ class Op:
     kernel: Callable[..., Any] | None = None
     into: Callable[..., None] | None = None
     expr: Callable[..., Any] | None = None
+    rows: Callable[..., Rows] | None = None
+    refuse: Callable[..., None] | None = None
     native: Callable[..., Any] | None = None
     ufunc: str | None = None  # the name in xp of the ufunc that is the whole op
     vjp: Callable[..., Sequence[Tensor | None]] | None = None
@@ -360,11 +388,11 @@ class Op:
             specs = (specs,) if isinstance(specs, TensorSpec) else specs
             return rounded(self.run(xp, widened(arrays), attrs, step, plain=True), specs)
         result = None
-        if self.elementwise and not plain and _generated:
+        if (self.elementwise or self.rows is not None) and not plain and _generated:
             result = _generated[0](self, xp, arrays, attrs)
         if result is not None:
             pass
-        elif self.expr is not None:
+        elif self.expr is not None and self.rows is None:
             result = self.expr(xp, *arrays, **attrs)
         elif self.kernel is None:
             raise GraphError(f"op {self.name!r} has no kernel: it is not computed by itself")
@@ -552,7 +580,11 @@ class Node:
         self.origin = origin
         self.equations = equations
         self.serial = next(_serial)
-        self.outputs = tuple(Tensor(self, i) for i in range(len(specs)))
+        self.outputs: tuple[Tensor, ...] = (
+            (Tensor(self, 0),)
+            if len(specs) == 1
+            else tuple(map(Tensor, repeat(self), range(len(specs))))
+        )
 
     def with_inputs(
         self,
@@ -598,7 +630,7 @@ def make_node(
         )
     try:
         with recorded_equations() as equations:
-            specs = op.infer(*(t.spec for t in inputs), **attrs)
+            specs = op.infer(*[t.node.specs[t.index] for t in inputs], **attrs)
     except GraphflowError as error:
         raise type(error)(f"{op.name} at {location}: {error}") from None
     except TypeError:
@@ -674,11 +706,11 @@ class Tensor:
 
     @property
     def shape(self) -> Shape:
-        return self.spec.shape
+        return self.node.specs[self.index].shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.spec.dtype
+        return self.node.specs[self.index].dtype
 
     @property
     def ndim(self) -> int:
@@ -783,6 +815,7 @@ def _convertible(value: Any) -> bool:
 
 # What plain Python numbers and lists become, by the dtype that numpy gives them.
 PLAIN = {"float64": "float32", "complex128": "complex64"}
+_PLAIN_DTYPES = {np.dtype(given): np.dtype(taken) for given, taken in PLAIN.items()}
 
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
@@ -804,10 +837,14 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     except ValueError as error:
         raise DTypeError(f"{value!r} is no regular array: {error}") from None
     if dtype is None and not isinstance(value, np.ndarray | np.generic):
-        dtype = PLAIN.get(array.dtype.name)
+        dtype = _PLAIN_DTYPES.get(array.dtype)
     given = as_dtype(array.dtype)
-    with np.errstate(over="ignore"):  # beyond the dtype is inf, as for any op
-        array = array.astype(given if dtype is None else as_dtype(dtype))
+    wanted = given if dtype is None else as_dtype(dtype)
+    if wanted is given:
+        array = array.astype(wanted)
+    else:
+        with np.errstate(over="ignore"):  # beyond the dtype is inf, as for any op
+            array = array.astype(wanted)
     array.flags.writeable = False
     constant: Tensor = REGISTRY["constant"](value=array)
     return constant
@@ -821,14 +858,19 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         DTypeError: kinds would mix, or a scalar does not fit.
     """
     try:
-        strong: Sequence[Tensor] = [as_tensor(x) for x in inputs if not _is_scalar(x)]
-        if op_name in REGISTRY:
+        strong: Sequence[Tensor] = [as_tensor(x) for x in inputs if type(x) not in _RANKS]
+        if op_name in REGISTRY and _name_scope.get().autocast is not None:
             strong = autocasted(strong, REGISTRY[op_name].autocast)
         if not strong:
             strong = [as_tensor(max(inputs, key=lambda x: list(_RANKS).index(type(x))))]
         dtype = strong[0].dtype
+        same = True
         for tensor in strong[1:]:
-            dtype = promote(dtype, tensor.dtype)
+            if tensor.dtype is not dtype:
+                same = False
+                dtype = promote(dtype, tensor.dtype)
+        if same and len(strong) == len(inputs):
+            return tuple(strong)
         if kind(dtype) == "float" and any(type(x) is complex for x in inputs):
             dtype = complex_dtype(dtype)
         scalars = iter(strong)

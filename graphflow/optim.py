@@ -128,6 +128,7 @@ class Optimizer:
             raise VariableError(
                 f"apply at {user_location()}: {len(grads)} gradients for {len(variables)} variables"
             )
+        seen: set[Tensor] = set()
         for variable in variables:
             if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
                 raise VariableError(f"apply at {user_location()}: {variable!r} is no variable")
@@ -136,8 +137,9 @@ class Optimizer:
                     f"apply at {user_location()}: {variable!r} is complex, which only SGD trains; "
                     "use two variables, its real and its imaginary part"
                 )
-            if sum(variable is other for other in variables) > 1:
+            if variable in seen:
                 raise VariableError(f"apply at {user_location()}: {variable!r} is given twice")
+            seen.add(variable)
         for gradient in grads:
             if not isinstance(gradient, Tensor):
                 raise ArgumentError(

@@ -49,6 +49,7 @@ from graphflow.learning import (
 from graphflow.modules import admit, module_names
 from graphflow.op import Node, Tensor, user_location
 from graphflow.passes import optimize
+from graphflow.pauses import without_collection
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.learned import Learned
 from graphflow.placement.placers import Placer, get_placer
@@ -260,6 +261,7 @@ class Session:
 
     # Compiling --------------------------------------------------------------------------------
 
+    @without_collection
     def _place(
         self, compiled: Compiled, sizes: Mapping[Node, Any], bindings: Mapping[str, int]
     ) -> None:
@@ -305,11 +307,13 @@ class Session:
     def _new_names(self, nodes: Sequence[Node]) -> dict[Node, str]:
         """Names, unique in this session, of the variables that it does not know yet."""
         names: dict[Node, str] = {}
+        fresh = [node for node in nodes if node not in self._names]
+        if not fresh:
+            return names
         taken = {name: tensor.node for name, tensor in self._variables.items()}
-        for node in nodes:
-            if node in self._names:
-                continue
-            name, number = node.name, 0
+        numbers: dict[str, int] = {}  # the last one tried for each name: thousands may share it
+        for node in fresh:
+            name, number = node.name, numbers.get(node.name, 0)
             while name in taken:
                 if node.attrs["named"]:
                     raise VariableError(
@@ -318,6 +322,7 @@ class Session:
                     )
                 number += 1
                 name = f"{node.name}_{number}"
+            numbers[node.name] = number
             names[node] = name
             taken[name] = node
         return names

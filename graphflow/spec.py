@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from operator import mul
 from typing import Any, Union
 
@@ -205,15 +204,21 @@ Equation = tuple[Size, Size]
 _equations: ContextVar[list[Equation] | None] = ContextVar("equations", default=None)
 
 
-@contextmanager
-def recorded_equations() -> Iterator[list[Equation]]:
-    """Collect the equations that shape rules assume while the block runs."""
-    equations: list[Equation] = []
-    token = _equations.set(equations)
-    try:
-        yield equations
-    finally:
-        _equations.reset(token)
+class recorded_equations:
+    """Collect the equations that shape rules assume while the block runs.
+
+    Not a generator: every node that is built opens one.
+    """
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> list[Equation]:
+        equations: list[Equation] = []
+        self._token = _equations.set(equations)
+        return equations
+
+    def __exit__(self, *raised: object) -> None:
+        _equations.reset(self._token)
 
 
 def equate(a: Size, b: Size, what: str) -> Size:
@@ -238,6 +243,9 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     Raises:
         ShapeError: two known sizes differ and neither is 1.
     """
+    first = shapes[0] if shapes else ()
+    if all(shape is first or shape == first for shape in shapes):
+        return first
     rank = max((len(s) for s in shapes), default=0)
     result: list[Size] = [1] * rank
     for shape in shapes:
@@ -354,6 +362,9 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     Raises:
         DTypeError: not one of `DTYPES`.
     """
+    known = _NATIVE.get(dtype) if isinstance(dtype, str | np.dtype) else None
+    if known is not None:
+        return known
     try:
         result = np.dtype(dtype)
     except (TypeError, ValueError):
@@ -362,6 +373,12 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         raise DTypeError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
     native: np.dtype[Any] = result.newbyteorder("=")
     return native
+
+
+_NATIVE: dict[str | np.dtype[Any], np.dtype[Any]] = {
+    key: np.dtype(name) for name in DTYPES for key in (name, np.dtype(name))
+}
+"""By names and dtypes: numpy takes microseconds to say how a dtype is called."""
 
 
 def kind(dtype: np.dtype[Any]) -> str:
@@ -383,6 +400,7 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
+@cache
 def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     """The least and the largest finite number of a numeric dtype (of a complex one's parts)."""
     if dtype.kind in "iu":

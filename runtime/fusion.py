@@ -8,7 +8,7 @@ so a partition's cut into regions, which follows from where its nodes are placed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from math import prod
 
@@ -141,10 +141,11 @@ def plan_regions(
             items[node] = found
         regions.add(node, found is not None)
     distinct = {id(group): group for group in regions.of.values()}
+    wanted = {*partition.graph.outputs, *partition.fetches.values()}
     return {
         node: fused
         for group in distinct.values()
-        for fused in [_fused(group, partition, specs, items)]
+        for fused in [_fused(group, partition, specs, items, wanted)]
         for node in group.nodes
     }
 
@@ -181,11 +182,11 @@ def _fused(
     partition: Partition,
     specs: Mapping[Tensor, TensorSpec],
     items: Mapping[Node, Attributes],
+    wanted: Set[Tensor],
 ) -> Fused:
     graph = partition.graph
     number = {t: i for i, t in enumerate(group.operands)}
     place = {node: i for i, node in enumerate(group.nodes)}
-    wanted = {*graph.outputs, *partition.fetches.values()}
     results = [
         i
         for i, node in enumerate(group.nodes)

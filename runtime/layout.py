@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from graphflow.graph import Body, bodies
+from graphflow.device import DeviceName
+from graphflow.graph import Body, bind_attrs, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.control import cond, scan, while_loop
+from graphflow.ops.kernels.emit import attributes
+from graphflow.ops.kernels.native import Task
+from graphflow.ops.kernels.regions import enabled
 from graphflow.runtime.fusion import Fused, plan_regions
 from graphflow.runtime.memory import Arena, Block, aligned, plan_arena
 from graphflow.runtime.partition import Partition
@@ -48,7 +53,9 @@ class Layout:
             update; all results of a region, or none.
         staged: assigns whose value is copied before any variable changes.
         commits: all assigns, in order.
-        inner: what nodes with bodies need besides; `scratch`: the index of its block.
+        inner: what nodes with bodies need besides.
+        tasks: generated kernels of nodes that are in no region.
+        scratch: the index of the block that a node of either kind works in.
     """
 
     specs: Mapping[Tensor, TensorSpec]
@@ -60,6 +67,7 @@ class Layout:
     staged: frozenset[Node]
     commits: tuple[Node, ...]
     inner: Mapping[Node, Inner]
+    tasks: Mapping[Node, Task]
     scratch: Mapping[Node, int]
 
     def offset(self, tensor: Tensor) -> int:
@@ -101,13 +109,42 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
             )
         )
     inner = {n: _plan_inner(n, partition.device, bindings) for n in graph.nodes if bodies(n)}
+    tasks = _tasks(partition, specs, bindings, regions)
     scratch: dict[Node, int] = {}
-    for node, need in inner.items():
+    needs = {node: need.nbytes for node, need in inner.items()}
+    needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})
+    for node, need in needs.items():
         scratch[node] = len(lives)
-        lives.append(Block(position[node], position[node], need.nbytes))
+        lives.append(Block(position[node], position[node], need))
     return Layout(
-        specs, roots, blocks, plan_arena(lives), regions, deferred, staged, commits, inner, scratch
-    )
+        specs, roots, blocks, plan_arena(lives), regions, deferred, staged, commits, inner, tasks,
+        scratch,
+    )  # fmt: skip
+
+
+def _tasks(
+    partition: Partition,
+    specs: Mapping[Tensor, TensorSpec],
+    bindings: Mapping[str, int],
+    regions: Mapping[Node, Fused],
+) -> dict[Node, Task]:
+    """The generated kernels of the nodes that have one of their own."""
+    if not enabled() or DeviceName.parse(partition.device).kind != "cpu":
+        return {}
+    known: dict[Any, Task | None] = {}
+    tasks = {}
+    for node in partition.graph.nodes:
+        if node.op.native is None or node in regions:
+            continue
+        inputs = tuple([specs[t] for t in node.inputs])
+        attrs = bind_attrs(node.attrs, bindings)
+        key = (node.op, inputs, attributes(attrs))
+        if key not in known or key[2] is None:
+            known[key] = node.op.native(*inputs, **attrs)
+        task = known[key]
+        if task is not None:
+            tasks[node] = task
+    return tasks
 
 
 def _plan_inner(node: Node, device: str, bindings: Mapping[str, int]) -> Inner:
@@ -164,6 +201,8 @@ def _deferred(
     """Nodes, elementwise or in place, that only an assign reads, and that read no variable this
     step changes but their own; of a region, all results are such or none is deferred."""
     assigned = {assign.inputs[0] for assign in commits}
+    fetched = set(partition.fetches.values())
+    outputs = set(partition.graph.outputs)
     candidates: dict[Node, Tensor] = {}
     for assign in commits:
         variable, value = assign.inputs
@@ -181,7 +220,8 @@ def _deferred(
             and value.spec == variable.spec
             and readers.issuperset(partition.graph.consumers[node])
             and not partition.graph.consumers[assign]
-            and not _is_wanted(partition, assign)
+            and value not in outputs  # fetched, or a member of a group
+            and assign.outputs[0] not in fetched
         ):
             candidates[node] = variable
     return {
@@ -189,13 +229,6 @@ def _deferred(
         for node, variable in candidates.items()
         if _reads_only_its_own(node, candidates, assigned, roots, regions)
     }
-
-
-def _is_wanted(partition: Partition, assign: Node) -> bool:
-    """Whether the value of an assign is fetched or a member of a group, or it itself is fetched."""
-    value = assign.inputs[1]
-    fetched = set(partition.fetches.values())
-    return value in set(partition.graph.outputs) or assign.outputs[0] in fetched
 
 
 def _reads_only_its_own(

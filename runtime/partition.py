@@ -82,14 +82,18 @@ def partition(
     if any(bodies(node) for node in order):
         places = available or sorted(set(devices.values()))
         graph, devices, order = spread_bodies(graph, devices, order, places)
-    builders: dict[str, _Builder] = {}
-    for device in devices.values():
-        builders.setdefault(device, _Builder(DeviceName.parse(device)))
+    builders = {name: _Builder(DeviceName.parse(name)) for name in dict.fromkeys(devices.values())}
     targets = _targets(order, devices)
     edges: dict[tuple[Tensor, str], int] = {}
     for node in order:
         here = builders[devices[node]]
-        inputs = tuple(_local(graph, t, here, devices, edges) for t in node.inputs)
+        twins = here.twins
+        inputs = tuple(
+            [
+                twins[t] if t in twins else _local(graph, t, here, devices, edges)
+                for t in node.inputs
+            ]
+        )
         _rebuild(graph, node, inputs, here, variables or {})
         for tensor in node.outputs:  # a send follows its node at once, a recv waits for its reader
             for device in targets.get(tensor, ()):
@@ -143,7 +147,8 @@ def _rebuild(
         location=node.location,
     )
     here.names[twin] = graph.names[node]
-    here.twins.update(zip(node.outputs, twin.outputs, strict=True))
+    for tensor, local in zip(node.outputs, twin.outputs, strict=True):
+        here.twins[tensor] = local
     if node.op.name == "assign":
         here.outputs.append(twin.outputs[0])
 

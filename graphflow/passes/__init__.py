@@ -14,12 +14,14 @@ from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
 from graphflow.passes.constants import FoldConstants
 from graphflow.passes.duplicates import MergeDuplicates
 from graphflow.passes.transposes import FoldTransposes
+from graphflow.pauses import without_collection
 
 DEFAULT: tuple[Pass, ...] = (
     MergeBodies(), FoldConstants(), FoldTransposes(), MergeDuplicates(), InlineCalls(),
 )  # fmt: skip
 
 
+@without_collection
 def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
     """Run passes in order, checking the graph after each; then the same in bodies."""
     for each in passes:

@@ -25,9 +25,8 @@ class MergeBodies(Pass):
 
     def __call__(self, graph: Graph) -> Graph:
         groups: dict[Hashable, list[Node]] = {}
-        for node in graph.nodes:
-            if bodies(node):
-                groups.setdefault(_identity(node), []).append(node)
+        for node in graph.holders:
+            groups.setdefault(_identity(node), []).append(node)
         shared = {n: group for group in groups.values() if len(group) > 1 for n in group}
         if not shared:
             return graph
@@ -82,6 +81,8 @@ def _same_outputs(node: Node, merged: Node) -> tuple[Tensor, ...]:
 
 def map_bodies(graph: Graph, function: Callable[[Graph], Graph]) -> Graph:
     """The graph with a function applied to the graph of each body, once to one that is shared."""
+    if not graph.holders:
+        return graph
     done: dict[Body, Body] = {}
 
     def of(body: Body) -> Body:
@@ -112,7 +113,7 @@ class InlineCalls(Pass):
     """
 
     def __call__(self, graph: Graph) -> Graph:
-        return graph.rewrite(_inlined)
+        return graph.rewrite(_inlined) if graph.holders else graph
 
 
 def _inlined(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:

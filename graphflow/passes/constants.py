@@ -32,8 +32,9 @@ class FoldConstants(Pass):
     def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         if not node.op.pure or node.op.name in ("constant", "matmul"):
             return None
-        if not all(t.node.op.name == "constant" for t in inputs):
-            return None
+        for tensor in inputs:
+            if tensor.node.op.name != "constant":
+                return None
         if not all(s.is_concrete for s in node.specs):
             return None
         size = sum(map(nbytes, node.specs))

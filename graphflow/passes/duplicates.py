@@ -28,11 +28,11 @@ class MergeDuplicates(Pass):
         def merge(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
             if not node.op.pure:
                 return None
-            key = (node.op.name, inputs, key_of(dict(node.attrs)), node.device, node.specs)
+            attrs = key_of(dict(node.attrs)) if node.attrs else ()
+            key = (node.op.name, inputs, attrs, node.device, node.specs)
             if key in first:
                 return first[key].outputs
-            same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
-            kept = node if same else node.with_inputs(inputs)
+            kept = node if inputs is node.inputs else node.with_inputs(inputs)
             first[key] = kept
             return kept.outputs
 

@@ -15,7 +15,7 @@ class FoldTransposes(Pass):
     """Replace matmul(permute_dims(a), b) by matmul(a, b, transpose_a=True); b likewise."""
 
     def __call__(self, graph: Graph) -> Graph:
-        return graph.rewrite(_fold)
+        return graph.rewrite(_fold) if graph.of_op("permute_dims") else graph
 
 
 def _fold(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
