@@ -19,9 +19,11 @@ from graphflow.spec import BFLOAT16
 
 
 class Backend(Protocol):
-    """A device's array module `xp`, and the ways between host and device."""
+    """A device's array module `xp`, the threads that share a kernel's work, and the ways between
+    host and device."""
 
     xp: Any
+    threads: int
 
     def empty(self, nbytes: int) -> Any: ...
 
@@ -43,6 +45,7 @@ class CpuBackend:
 
     def __init__(self, threads: int = 1) -> None:
         self._pool = Pool(threads)
+        self.threads = self._pool.threads
 
     def empty(self, nbytes: int) -> np.ndarray[Any, Any]:
         """Uninitialised bytes at an aligned address."""
@@ -102,6 +105,8 @@ class _Active:
 
 class GpuBackend:
     """CuPy on one device."""
+
+    threads = 1
 
     def __init__(self, index: int) -> None:
         self.xp = _cupy()

@@ -81,7 +81,7 @@ def _scanning(
     copyto: Any,
     proceed: Proceed,
 ) -> Callable[..., None]:
-    loop = _told(node)
+    loop = told(node)
     carries, items = attrs["carries"], attrs["items"]
     length, reverse, counted = attrs["length"], attrs["reverse"], attrs["counted"]
 
@@ -120,7 +120,7 @@ def _looping(
     proceed: Proceed,
 ) -> Callable[..., None]:
     test, body = routines
-    loop = _told(node)
+    loop = told(node)
     states, limit = attrs["states"], attrs["limit"]
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
@@ -148,5 +148,6 @@ def _looping(
     return run
 
 
-def _told(node: Node) -> str:
+def told(node: Node) -> str:
+    """Which loop it is, for errors."""
     return f"{node.op.name} {node.name!r} (made at {node.location})"
