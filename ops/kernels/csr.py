@@ -13,10 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ops.kernels import csr_loops
+from graphflow.ops.kernels.flow import element_of
+from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.rows import combine_rows
+from graphflow.ops.kernels.shared import call, function
 from graphflow.ops.kernels.threads import run_parts
 
 _BLOCKS = 8
+_WIDEST = 1024  # columns of the dense side that a native loop is written for
+_NUMBERS = ("float32", "float64", "int32", "int64")
 _LEAST = 200_000  # products that are worth a hand-over to another thread
 _CHUNK = 32_768  # elements of gathered rows that stay in the cache
 
@@ -48,6 +54,13 @@ def require_structure(columns: Any, offsets: Any, shape: tuple[Any, ...]) -> Non
             )
 
 
+def _require_offsets(columns: Any, offsets: Any, shape: tuple[Any, ...]) -> None:
+    """Check the offsets alone; native loops check the columns as they go."""
+    ends = int(offsets[0]) == 0 and int(offsets[-1]) == columns.shape[0]
+    if not ends or bool((offsets[1:] < offsets[:-1]).any()):
+        require_structure(columns, offsets, shape)
+
+
 def _entry_rows(xp: Any, offsets: Any) -> Any:
     """The row of each entry."""
     if xp is np:
@@ -73,6 +86,8 @@ def matmul(
     transpose: bool,
 ) -> None:
     """out = A @ dense, or A^T @ dense."""
+    if xp is np and _natively(out, values, columns, offsets, dense, shape, transpose):
+        return
     require_structure(columns, offsets, shape)
     columns = columns.astype(np.int64, copy=False)
     if not values.size:
@@ -83,6 +98,52 @@ def matmul(
         _add_columns(out, values, columns, _entry_rows(np, offsets), dense)
     else:
         _sum_rows(out, values, columns, offsets, dense)
+
+
+def _native_kinds(dtype: Any, columns: Any, offsets: Any, shape: tuple[int, int]) -> Any:
+    """What native loops are written for; None where there are none, or nothing to do."""
+    if not enabled() or not columns.size or min(shape) == 0 or shape[1] >= 1 << 31:
+        return None
+    kinds = (columns.dtype.name, offsets.dtype.name)
+    if dtype.name not in _NUMBERS or any(kind not in ("int32", "int64") for kind in kinds):
+        return None
+    return tuple(map(element_of, (dtype, *kinds)))
+
+
+def _natively(
+    out: Any, values: Any, columns: Any, offsets: Any, dense: Any, shape: tuple[int, int],
+    transpose: bool,
+) -> bool:  # fmt: skip
+    """The product by a native loop; False where there is none."""
+    kinds = _native_kinds(values.dtype, columns, offsets, shape)
+    width = dense.shape[1]
+    if kinds is None or not 0 < width <= _WIDEST:
+        return False
+    wrong = np.zeros(1, np.int64)
+    work = 0.7 * len(values) * (4 + width * values.itemsize / 16)
+    sizes: list[int] = [*shape]
+    given = [values, columns, offsets, dense]
+    _require_offsets(columns, offsets, shape)
+    if not transpose:
+        loop = function(csr_loops.sum_rows, *kinds, width)
+        call(loop, [*given, out, wrong], sizes, shape[0], work)
+    else:
+        loop = function(csr_loops.add_columns, *kinds, width)
+        pieces = csr_loops.pieces(kinds[0], width)
+        if pieces > 1:
+            out[...] = 0
+            call(loop, [*given, out, wrong], sizes, pieces, work)
+        else:
+            blocks = max(1, min(_BLOCKS, len(values) // (4 * shape[1]), len(values) // _LEAST))
+            edges = [shape[0] * i // blocks for i in range(blocks + 1)]
+            sums = out if blocks == 1 else np.empty((blocks, *out.shape), out.dtype)
+            sums[...] = 0
+            call(loop, [*given, sums, wrong], [*sizes, *edges], blocks, work)
+            if blocks > 1:
+                np.add.reduce(sums, axis=0, out=out)
+    if wrong[0]:
+        require_structure(columns, offsets, shape)
+    return True
 
 
 def _by_columns(part: Any, width: int, entries: int) -> None:
@@ -135,6 +196,8 @@ def sample(
     xp: Any, out: Any, columns: Any, offsets: Any, rows: Any, others: Any, shape: tuple[int, int]
 ) -> None:
     """out[e] = the scalar product of the rows of both matrices that entry e names."""
+    if xp is np and _sample_natively(out, columns, offsets, rows, others, shape):
+        return
     require_structure(columns, offsets, shape)
     columns = columns.astype(np.int64, copy=False)
     entry_rows = _entry_rows(xp, offsets)
@@ -151,6 +214,24 @@ def sample(
         out[part] = products.sum(axis=1, dtype=out.dtype)
 
     run_parts(chunk, -(-len(columns) // step))
+
+
+def _sample_natively(
+    out: Any, columns: Any, offsets: Any, rows: Any, others: Any, shape: tuple[int, int]
+) -> bool:
+    kinds = _native_kinds(out.dtype, columns, offsets, shape)
+    width = rows.shape[1]
+    if kinds is None or not 0 < width <= _WIDEST:
+        return False
+    _require_offsets(columns, offsets, shape)
+    wrong = np.zeros(1, np.int64)
+    loop = function(csr_loops.sample_entries, *kinds, width)
+    work = 0.7 * len(columns) * (8 + width * rows.itemsize / 16)
+    sizes = [*shape]
+    call(loop, [columns, offsets, rows, others, out, wrong], sizes, shape[0], work)
+    if wrong[0]:
+        require_structure(columns, offsets, shape)
+    return True
 
 
 def _multiply_on_gpu(

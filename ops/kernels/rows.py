@@ -11,6 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ops.kernels import row_loops
+from graphflow.ops.kernels.flow import element_of
+from graphflow.ops.kernels.regions import enabled
+from graphflow.ops.kernels.shared import call, function
 from graphflow.spec import is_half
 
 REDUCTIONS = ("none", "add", "mul", "min", "max")
@@ -65,10 +69,28 @@ def combine_rows(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> 
         _combine_on_gpu(xp, out, rows, updates, reduction)
     elif reduction == "none":
         out[rows] = updates
+    elif _combined_natively(out, rows, updates, reduction):
+        return
     elif out.shape[1] >= _WIDE:
         _combine_wide(out, rows, updates, getattr(np, _UFUNCS[reduction]))
     else:
         _combine_narrow(out, rows, updates, getattr(np, _UFUNCS[reduction]))
+
+
+def _combined_natively(out: Any, rows: Any, updates: Any, reduction: str) -> bool:
+    """By a native loop; False where there is none."""
+    known = out.dtype.kind in "iuf" and updates.dtype == out.dtype
+    plain = out.flags.c_contiguous and updates.flags.c_contiguous and rows.flags.c_contiguous
+    if not (known and plain and enabled()):
+        return False
+    count, width = updates.shape
+    element = element_of(out.dtype)
+    lanes = row_loops.lanes_for(element, width)
+    loop = function(row_loops.combine, element, reduction, out.dtype.kind == "i", lanes)
+    pieces = -(-width // (lanes * row_loops.PIECE))
+    work = count * (2 + 0.06 * width * out.itemsize)
+    call(loop, [out, rows, updates], [count, width], pieces, work)
+    return True
 
 
 def _combine_wide(out: Any, rows: Any, updates: Any, ufunc: Any) -> None:

@@ -1,0 +1,132 @@
+"""Native loops over rows and entries: numpy's sums, whatever the width, the dtype and the cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphflow.ops.kernels import csr
+from graphflow.ops.kernels.flow import Flow
+from graphflow.ops.kernels.native import compiler
+from graphflow.ops.kernels.rows import combine_rows
+from graphflow.ops.kernels.shared import call
+from graphflow.ops.kernels.threads import Pool, using
+
+Array = np.ndarray[Any, Any]
+WIDTHS = (1, 2, 3, 7, 16, 33, 64, 65, 130)
+
+
+def _pattern(m: int, n: int, density: float, seed: int) -> tuple[Array, Array, Array]:
+    """A matrix, and its columns and offsets."""
+    rng = np.random.default_rng(seed)
+    dense = rng.standard_normal((m, n)) * (rng.random((m, n)) < density)
+    rows, columns = map(np.ascontiguousarray, np.nonzero(dense))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=m))])
+    return dense, columns, offsets
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(WIDTHS), st.integers(1, 40), st.integers(1, 70),
+    st.sampled_from([0.05, 0.5, 1.0]), st.booleans(),
+    st.sampled_from(["float32", "float64", "int32", "int64"]),
+    st.sampled_from(["int32", "int64"]), st.integers(0, 9),
+)  # fmt: skip
+def test_products_of_entries_are_those_of_the_dense_matrix(
+    width: int, m: int, n: int, density: float, transpose: bool, dtype: str, index: str, seed: int
+) -> None:
+    dense, columns, offsets = _pattern(m, n, density, seed)
+    dense = (dense * 4).astype(dtype)
+    values = dense[np.nonzero(_pattern(m, n, density, seed)[0])]
+    twin = dense.T if transpose else dense
+    x = (np.random.default_rng(1).standard_normal((twin.shape[1], width)) * 4).astype(dtype)
+    out = np.empty((twin.shape[0], width), dtype)
+    parts = values, columns.astype(index), offsets.astype(index)
+    csr.matmul(np, out, *parts, x, (m, n), transpose)
+    wanted = twin.astype("float64") @ x
+    np.testing.assert_allclose(out, wanted, atol=2e-4 if dtype == "float32" else 1e-9, rtol=1e-4)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_entries_of_a_product_are_scalar_products(width: int) -> None:
+    _, columns, offsets = _pattern(30, 50, 0.3, 0)
+    rng = np.random.default_rng(0)
+    rows, others = rng.standard_normal((30, width)), rng.standard_normal((50, width))
+    out = np.empty(len(columns))
+    csr.sample(np, out, columns, offsets, rows, others, (30, 50))
+    at = np.repeat(np.arange(30), np.diff(offsets))
+    np.testing.assert_allclose(out, (rows @ others.T)[at, columns], atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [1, 8, 200])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_product_has_the_same_bits_for_any_number_of_threads(width: int, transpose: bool) -> None:
+    m, n = 900, 400
+    dense, columns, offsets = _pattern(m, n, 0.5 if width > 1 else 0.9, 3)
+    values = dense[dense != 0].astype("float32")
+    x = np.random.default_rng(0).standard_normal((m if transpose else n, width)).astype("float32")
+    results = []
+    for threads in (1, 2, 3):
+        out = np.empty((n if transpose else m, width), "float32")
+        with using(Pool(threads)):
+            csr.matmul(np, out, values, columns, offsets, x, (m, n), transpose)
+        results.append(out.tobytes())
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("bad", [-1, 50, 1 << 40])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_column_outside_the_matrix_is_never_read(bad: int, width: int, transpose: bool) -> None:
+    _, columns, offsets = _pattern(30, 50, 0.3, 0)
+    columns = columns.copy()
+    columns[100] = bad
+    values, x = np.ones(len(columns)), np.ones((30 if transpose else 50, width))
+    out = np.empty((50 if transpose else 30, width))
+    with pytest.raises(IndexError, match="is outside a matrix of 50 columns"):
+        csr.matmul(np, out, values, columns, offsets, x, (30, 50), transpose)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(WIDTHS), st.integers(0, 50),
+    st.sampled_from(["add", "mul", "min", "max"]),
+    st.sampled_from(["float32", "float64", "int8", "uint8", "int32", "uint32", "int64"]),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_rows_are_combined_as_numpy_does_in_order(
+    width: int, count: int, reduction: str, dtype: str, threads: int
+) -> None:
+    rng = np.random.default_rng(count)
+    rows = rng.integers(0, 9, count)
+    updates = (rng.standard_normal((count, width)) * 50).astype("int64").astype(dtype)
+    if dtype.startswith("float"):
+        updates = updates / updates.dtype.type(7)
+        updates[rng.random(updates.shape) < 0.05] = np.nan
+    out = np.full((9, width), 3, dtype)
+    wanted = out.copy()
+    ufunc = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}[reduction]
+    with np.errstate(all="ignore"):
+        ufunc.at(wanted, rows, updates)
+    with using(Pool(threads)):
+        combine_rows(np, out, rows, updates, reduction)
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_a_loop_that_does_not_run_gives_what_it_was_given() -> None:
+    flow = Flow()
+    out = flow.pointer(0)
+    (total,) = flow.loop("%start", "%stop", [("i64", "7")], lambda i, t: [flow.add(t, i)])
+    (chosen,) = flow.when(
+        flow.step("icmp sgt", total, 10), [("i64", total)], lambda: [flow.mul(total, 2)]
+    )
+    flow.store("i64", chosen, out, 8)
+    function = compiler().function(*flow.function())
+    for rows, wanted in ((0, 7), (2, 8), (4, 26)):
+        result = np.zeros(1, np.int64)
+        call(function, [result], (), rows, 0)
+        assert result[0] == wanted
