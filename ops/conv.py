@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -26,6 +27,7 @@ def conv(
     groups: int = 1,
     channels_last: bool = False,
     name: str | None = None,
+    exact: bool | None = None,
 ) -> Tensor:
     """Convolution (cross-correlation) over all axes of x but the first two.
 
@@ -38,6 +40,11 @@ def conv(
             "same" (output sizes are input sizes divided by the stride, rounded up; an odd element
             goes after, with "same_lower" before).
         groups: output channels see only the input channels of their group.
+        exact: sum the products themselves. Else 3×3 windows of stride 1 over float32 images of 16
+            channels and more are computed by Winograd's F(4×4, 3×3) on CPUs, gradients too: about
+            twice as fast, off by 1e-6 of the result's scale where plain sums are off by 1e-7; a
+            pixel that is infinite or NaN makes NaN of all tiles of 4×4 results that look at it.
+            Default: whether GRAPHFLOW_WINOGRAD=off in the environment as the graph is built.
 
     Returns:
         (batch, outputs, *positions), channels last if x's are.
@@ -54,6 +61,7 @@ def conv(
         "padding": padding_pairs(padding, x.shape[2:], w.shape[2:], strides, dilations),
         "dilation": dilations,
         "groups": _count("groups", groups),
+        **_exactness(exact),
     }
     y: Tensor = conv_op(x, w, name=name, **attrs)
     return _finished(y, b, channels_last)
@@ -72,6 +80,7 @@ def conv_transpose(
     channels_last: bool = False,
     name: str | None = None,
     output_size: Any = None,
+    exact: bool | None = None,
 ) -> Tensor:
     """The transpose of `conv` as a linear map of its input: what is often called deconvolution.
 
@@ -82,6 +91,7 @@ def conv_transpose(
 
     Args:
         weight: (channels of x, outputs / groups, *kernel), as the convolution it transposes has it.
+        exact: as in `conv`.
 
     Raises:
         As `conv`.
@@ -112,6 +122,7 @@ def conv_transpose(
         dilation=dilations,
         groups=_count("groups", groups),
         name=name,
+        **_exactness(exact),
     )
     return _finished(y, b, channels_last)
 
@@ -164,6 +175,16 @@ def _finished(y: Tensor, bias: Tensor | None, channels_last: bool) -> Tensor:
     shaped = bias if channels_last else reshape(bias, (size, *(1,) * (y.ndim - 2)))
     result: Tensor = FUNCTIONS["add"](y, shaped)
     return result
+
+
+def _exactness(exact: bool | None) -> dict[str, bool]:
+    """The attribute that forbids Winograd's way, where it is wanted: part of the graph, so that all
+    devices compute the same."""
+    if exact is not None and not isinstance(exact, bool):
+        raise ArgumentError(f"exact is True, False or None, not {exact!r}")
+    if exact is None:
+        exact = os.environ.get("GRAPHFLOW_WINOGRAD") == "off"
+    return {"exact": True} if exact else {}
 
 
 def _count(what: str, value: Any) -> int:

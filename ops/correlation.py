@@ -17,6 +17,7 @@ from graphflow.op import (
     sample,
 )
 from graphflow.ops import batching
+from graphflow.ops.kernels import winograd
 from graphflow.ops.kernels.columns import correlate, correlate_weights, spread
 from graphflow.ops.kernels.depthwise import depthwise, depthwise_weights, spread_depthwise
 from graphflow.ops.rules import require_kind
@@ -42,7 +43,13 @@ def _require_weight(x: TensorSpec, w: TensorSpec, groups: int, axis: int) -> Non
 
 
 def _infer_conv(
-    x: TensorSpec, w: TensorSpec, stride: Ints, padding: Pairs, dilation: Ints, groups: int
+    x: TensorSpec,
+    w: TensorSpec,
+    stride: Ints,
+    padding: Pairs,
+    dilation: Ints,
+    groups: int,
+    exact: bool = False,
 ) -> TensorSpec:
     _require_weight(x, w, groups, axis=1)
     out = slid_shape(x.shape[2:], w.shape[2:], stride, padding, dilation)
@@ -57,6 +64,7 @@ def _infer_transpose(
     padding: Pairs,
     dilation: Ints,
     groups: int,
+    exact: bool = False,
 ) -> TensorSpec:
     _require_weight(g, w, groups, axis=0)
     _equate_positions(g, slid_shape(sizes, w.shape[2:], stride, padding, dilation))
@@ -71,6 +79,7 @@ def _infer_weight(
     padding: Pairs,
     dilation: Ints,
     groups: int,
+    exact: bool = False,
 ) -> TensorSpec:
     require_kind(x, "float")
     equate(x.shape[0], g.shape[0], "batch sizes")
@@ -120,11 +129,21 @@ def _windows(kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints
 
 
 def _conv_into(
-    xp: Any, out: Any, x: Any, w: Any, stride: Ints, padding: Any, dilation: Ints, groups: int
+    xp: Any,
+    out: Any,
+    x: Any,
+    w: Any,
+    stride: Ints,
+    padding: Any,
+    dilation: Ints,
+    groups: int,
+    exact: bool = False,
 ) -> None:
     windows = _windows(w.shape[2:], stride, padding, dilation, out.shape[2:])
     if not out.size or not w.size:
         out[...] = 0
+    elif not exact and winograd.fits(xp, x, out.shape[1], windows, groups):
+        winograd.convolve(out, x, w, windows)
     elif w.shape[1] == 1 and groups > 1:
         depthwise(xp, out, x, w, windows)
     else:
@@ -141,17 +160,29 @@ def _transpose_into(
     padding: Any,
     dilation: Ints,
     groups: int,
+    exact: bool = False,
 ) -> None:
     windows = _windows(w.shape[2:], stride, padding, dilation, g.shape[2:])
     single = w.shape[1] == 1 and groups > 1
     if not out.size or not g.size or not w.size:
         out[...] = 0
+    elif not exact and winograd.fits(xp, g, out.shape[1], turned := _turned(out, windows), groups):
+        winograd.convolve(out, g, w, turned, turned=True)
     elif set(stride) == {1} and (w.shape[0] == groups if single else not _weighty(g, w)):
         _correlate_flipped(xp, out, g, w, windows, groups)
     elif single:
         spread_depthwise(xp, out, g, w, windows)
     else:
         spread(xp, out, g, w, windows, groups)
+
+
+def _turned(out: Any, windows: Windows) -> Windows:
+    """With stride 1: the windows, turned round, over cotangents."""
+    before = tuple(
+        (k - 1) * d - b
+        for k, d, b in zip(windows.kernel, windows.dilation, windows.before, strict=True)
+    )
+    return windows._replace(before=before, out=out.shape[2:])
 
 
 def _weighty(g: Any, w: Any) -> bool:
@@ -165,14 +196,11 @@ def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, grou
     flipped = w[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
     flipped = flipped.reshape(groups, outputs // groups, inputs, *kernel).swapaxes(1, 2)
     flipped = flipped.reshape(groups * inputs, outputs // groups, *kernel)
-    before = tuple(
-        (k - 1) * d - b for k, d, b in zip(kernel, windows.dilation, windows.before, strict=True)
-    )
-    mirrored = windows._replace(before=before, out=out.shape[2:])
+    turned = _turned(out, windows)
     if flipped.shape[1] == 1 and groups > 1:
-        depthwise(xp, out, g, xp.ascontiguousarray(flipped), mirrored)
+        depthwise(xp, out, g, xp.ascontiguousarray(flipped), turned)
     else:
-        correlate(xp, out, g, xp.ascontiguousarray(flipped), mirrored, groups)
+        correlate(xp, out, g, xp.ascontiguousarray(flipped), turned, groups)
 
 
 def _weight_into(
@@ -185,10 +213,13 @@ def _weight_into(
     padding: Any,
     dilation: Ints,
     groups: int,
+    exact: bool = False,
 ) -> None:
     windows = _windows(kernel, stride, padding, dilation, g.shape[2:])
     if not out.size or not x.size:
         out[...] = 0
+    elif not exact and winograd.fits(xp, x, out.shape[0], windows, groups):
+        winograd.convolve_weights(out, x, g, windows)
     elif out.shape[1] == 1 and groups > 1:
         depthwise_weights(xp, out, x, g, windows)
     else:

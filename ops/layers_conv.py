@@ -42,7 +42,7 @@ class _Conv(Layer):
     Args:
         inputs, outputs: channels, multiples of `groups`.
         kernel: an int, or one for each spatial axis; likewise `stride`, `dilation`; `padding` as
-            for `gf.nn.conv`.
+            for `gf.nn.conv`, `exact` too.
 
     Variables: `weight` (outputs, inputs / groups, *kernel) and `bias` (outputs,), uniform on
     ±1/√(inputs of an output).
@@ -55,20 +55,21 @@ class _Conv(Layer):
     dilation: Any
     groups: int
     channels_last: bool
+    exact: bool | None
 
     _rank: ClassVar[int] = 0
 
     def __init__(
         self, inputs: int, outputs: int, kernel: Any, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1, bias: bool = True, *, channels_last: bool = False,
-        dtype: Any = "float32", name: str | None = None,
+        dtype: Any = "float32", name: str | None = None, exact: bool | None = None,
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, outputs=outputs, groups=groups)
         _require_groups(self, inputs, outputs, groups)
         shape = (outputs, inputs // groups, *_kernel(self, kernel, self._rank))
         fill(
             self, stride=stride, padding=padding, dilation=dilation, groups=groups,
-            channels_last=channels_last,
+            channels_last=channels_last, exact=exact,
         )  # fmt: skip
         _fill_weights(self, shape, outputs, bias, dtype, name)
 
@@ -76,7 +77,7 @@ class _Conv(Layer):
         x = _of_rank(self, x, self._rank)
         return conv(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups,
-            self.channels_last,
+            self.channels_last, exact=self.exact,
         )  # fmt: skip
 
 
@@ -96,6 +97,7 @@ class _ConvTranspose(Layer):
     groups: int
     dilation: Any
     channels_last: bool
+    exact: bool | None
 
     _rank: ClassVar[int] = 0
 
@@ -103,13 +105,14 @@ class _ConvTranspose(Layer):
         self, inputs: int, outputs: int, kernel: Any, stride: Any = 1, padding: Any = 0,
         output_padding: Any = 0, groups: int = 1, bias: bool = True, dilation: Any = 1, *,
         channels_last: bool = False, dtype: Any = "float32", name: str | None = None,
+        exact: bool | None = None,
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, outputs=outputs, groups=groups)
         _require_groups(self, inputs, outputs, groups)
         shape = (inputs, outputs // groups, *_kernel(self, kernel, self._rank))
         fill(
             self, stride=stride, padding=padding, output_padding=output_padding, groups=groups,
-            dilation=dilation, channels_last=channels_last,
+            dilation=dilation, channels_last=channels_last, exact=exact,
         )  # fmt: skip
         _fill_weights(self, shape, outputs, bias, dtype, name)
 
@@ -117,7 +120,7 @@ class _ConvTranspose(Layer):
         x = _of_rank(self, x, self._rank)
         return conv_transpose(
             x, self.weight, self.bias, self.stride, self.padding, self.output_padding,
-            self.dilation, self.groups, self.channels_last,
+            self.dilation, self.groups, self.channels_last, exact=self.exact,
         )  # fmt: skip
 
 

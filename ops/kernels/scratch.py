@@ -13,19 +13,27 @@ from typing import Any
 import numpy as np
 
 _KEPT = 1 << 26  # bytes; larger buffers go back to the system
+_LINE = 64  # where vectors are loaded fastest
 _local = threading.local()
 
 
 def scratch(xp: Any, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An uninitialised C-contiguous array, valid until this thread asks for the same slot again."""
+    """An uninitialised C-contiguous array, valid until this thread asks for the same slot again;
+    aligned to 64 bytes."""
     if xp is not np:
         return xp.empty(shape, dtype)
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes > _KEPT:
-        return np.empty(shape, dtype)
     kept: dict[str, Any] = _local.__dict__
     buffer = kept.get(slot)
-    if buffer is None or buffer.nbytes < nbytes:
-        buffer = kept[slot] = np.empty(max(nbytes, 1 << 12), np.uint8)
+    if nbytes > _KEPT:
+        buffer = _aligned(nbytes)
+    elif buffer is None or buffer.nbytes < nbytes:
+        buffer = kept[slot] = _aligned(max(nbytes, 1 << 12))
     return buffer[:nbytes].view(dtype).reshape(shape)
+
+
+def _aligned(nbytes: int) -> Any:
+    buffer = np.empty(nbytes + _LINE, np.uint8)
+    start = -buffer.__array_interface__["data"][0] % _LINE
+    return buffer[start : start + nbytes]

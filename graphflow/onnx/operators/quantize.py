@@ -155,6 +155,7 @@ def _convolved(
         _centred(w, w_zero, floats),
         padding=padding_of(call, rank),
         groups=call.attr("group", 1),
+        exact=True,
         **steps_of(call, rank),
     )
     return y
