@@ -1,0 +1,367 @@
+"""Matrix products by generated kernels: how a product of some sizes is cut, and how it is run.
+
+    gemm(out, a, b)                              # out = a @ b
+    gemm(out, a, b, transpose_b=True)            # out = a @ b.T
+    gemm(out, a, b, accumulate=True)             # out += a @ b
+
+Arrays are float32 or float64 of nearly any strides (see `planned`), with axes of a batch before the
+last two, which broadcast: all matrices of a batch are one native call. An element's bits depend on
+its row, its column and their length alone, never on the other sizes, strides, flags, threads, or
+how a product is cut: it is the sum, in order, of equal chunks of at most `gemm_text.CHUNK` terms,
+each of which is one chain of fused multiply-adds.
+
+Other generated code calls the native function itself: `planned(...)` gives a `Product`, which has
+the function's address, the table of sizes that it takes, and how much scratch memory it wants.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ShapeError
+from graphflow.ops.kernels import gemm_text
+from graphflow.ops.kernels.gemm_text import CHUNK, COPIED, EXCHANGED, IN_PLACE, Form, Size
+from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
+from graphflow.ops.kernels.regions import address
+from graphflow.ops.kernels.threads import current_pool
+from graphflow.spec import broadcast_shapes
+
+_SHARED = 40_000
+"""Nanoseconds of work from which threads share it."""
+_FREED = 20_000
+"""Nanoseconds of work from which the interpreter's lock is let go."""
+_ELEMENTS = {"float32": "float", "float64": "double"}
+_REUSED = 4
+"""Tiles that use a panel, or panels that use a tile, from which it pays to pack it."""
+_BLOCK = 16
+"""Tiles of a block, at most."""
+_PACKED = 512 << 10
+"""Bytes of packed tiles, at most, where there are many."""
+_LINE = 64
+
+Strides = tuple[int, ...]
+"""Bytes from one element to the next along each axis."""
+
+
+def available(dtype: str) -> bool:
+    """Whether there are such kernels for this dtype and processor."""
+    return dtype in _ELEMENTS and vector_width() >= 8
+
+
+# How a product is cut -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a product is cut into tiles and panels, by its sizes alone.
+
+    Attributes:
+        tall: tiles of the full height.
+        x, y: layouts.
+        cycles: a rough guess of one thread's time.
+    """
+
+    form: Form
+    tiles: int
+    tall: int
+    block: int
+    x: int
+    y: int
+    cycles: float
+
+
+@cache
+def _cut(m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool) -> _Cut:
+    """The cheapest cut of m rows of length k times n columns.
+
+    Args:
+        x, y: how tiles and panels are packed, if they are; x may be IN_PLACE: they cannot be.
+        buffered: `out` is stored by columns or added to.
+    """
+    cuts = [_cut_of(m, k, n, dtype, x, y, buffered, vectors) for vectors in range(1, 5)]
+    return min(cuts, key=lambda cut: cut.cycles)
+
+
+def _cut_of(
+    m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool, vectors: int
+) -> _Cut:
+    registers = 32 if vector_width() == 16 else 16
+    item = np.dtype(dtype).itemsize
+    width = vector_width() * 4 // item
+    most = min(14, (registers - 1 - vectors) // vectors)
+    tiles = max(1, -(-m // most))
+    height = max(1, -(-m // tiles))
+    form = Form(_ELEMENTS[dtype], width, height, vectors)
+    panels = -(-n // form.columns)
+    # Two multiply-adds and two loads a cycle; a chain waits four cycles for each term.
+    term = max(height * vectors / 2, (height + vectors + 1) / 2, 4)
+    cycles = tiles * panels * (k * term + 20 + 2 * height * vectors)
+    block = _BLOCK
+    if x != IN_PLACE and panels >= _REUSED:
+        block = max(1, min(_BLOCK, _PACKED // (height * max(k, 1) * item)))
+        cycles += tiles * k * (2 if x == COPIED else height * 5 / width)
+    else:
+        x = IN_PLACE
+    blocks = -(-tiles // block)
+    if y == EXCHANGED:
+        cycles += blocks * k * panels * form.columns * 5 / width
+    elif min(tiles, block) >= _REUSED:
+        cycles += blocks * k * panels * (vectors + 2)
+    else:
+        cycles += 0 if n % form.columns == 0 else k * (vectors + 2)
+        y = IN_PLACE
+    if buffered:
+        cycles += m * n * 5 / width
+    return _Cut(form, tiles, m - tiles * (height - 1), block, x, y, cycles)
+
+
+@cache
+def _kernel(form: Form) -> tuple[str, str]:
+    return named(*gemm_text.write(form))
+
+
+# Products -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Product:
+    """A kernel with the sizes of a product: what is left to give is where the operands are.
+
+        void kernel(ptr* {x, y, out, scratch}, i64* sizes, i64 start, i64 stop)
+
+    Attributes:
+        sizes: as `gemm_text.Size` names them.
+        units: the kernel runs from 0 to this; parts of it may run at once, on any threads, with
+            scratch memory of their own.
+        swapped: x is b, and y is a.
+        nanoseconds: a rough guess of one thread's time.
+        scratch: bytes, 64-byte aligned.
+    """
+
+    form: Form
+    sizes: tuple[int, ...]
+    units: int
+    swapped: bool
+    nanoseconds: float
+    scratch: int
+
+    @property
+    def task(self) -> Task:
+        """The same as an entry of a table of native calls."""
+        name, text = _kernel(self.form)
+        return Task(name, text, self.sizes, self.units, self.nanoseconds, self.scratch)
+
+    @cached_property
+    def function(self) -> Function:
+        return compiler().function(*_kernel(self.form))
+
+    @cached_property
+    def table(self) -> np.ndarray[Any, Any]:
+        """The sizes as the function takes them."""
+        return np.array(self.sizes, np.int64)
+
+    @cached_property
+    def _given(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(address(self.table))
+
+    def run(self, out: int, a: int, b: int) -> None:
+        """For operands at these addresses, on the threads of the current pool."""
+        x, y = (b, a) if self.swapped else (a, b)
+        pool = current_pool() if self.nanoseconds > _SHARED else None
+        parts = 1 if pool is None else min(pool.threads, self.units)
+        if pool is None or parts < 2:
+            function = self.function.held if self.nanoseconds < _FREED else self.function.freed
+            function(_Pointers(x, y, out, _scratch(self.scratch)), self._given, 0, self.units)
+            return
+        bounds = [self.units * i // parts for i in range(parts + 1)]
+
+        def part(i: int) -> None:
+            pointers = _Pointers(x, y, out, _scratch(self.scratch))
+            self.function.freed(pointers, self._given, bounds[i], bounds[i + 1])
+
+        pool.run(part, parts)
+
+
+_Pointers = ctypes.c_void_p * 4
+_own = threading.local()
+
+
+def _scratch(nbytes: int) -> int:
+    """The address of memory of the calling thread's own."""
+    if nbytes > getattr(_own, "nbytes", -1):
+        _own.memory = np.empty(nbytes + _LINE, np.uint8)
+        _own.place = -(-address(_own.memory) // _LINE) * _LINE
+        _own.nbytes = nbytes
+    place: int = _own.place
+    return place
+
+
+@lru_cache(maxsize=4096)
+def planned(
+    batch: tuple[int, ...],
+    m: int,
+    k: int,
+    n: int,
+    dtype: str,
+    out: Strides,
+    a: Strides,
+    b: Strides,
+    accumulate: bool = False,
+) -> Product | None:
+    """The product of a batch of (m, k) and (k, n) matrices.
+
+    None where it cannot be walked: the axes of the batch do not join to two, or a matrix has no
+    axis along which elements are next to each other (one of the two operands may have none).
+
+    Args:
+        out, a, b: their strides along the axes of the batch (0 where they broadcast), rows and
+            columns; those of transposed operands are given the other way round.
+    """  # fmt: skip
+    axes = _joined(batch, (a, b, out))
+    item = np.dtype(dtype).itemsize
+    choices = []
+    for swapped in (False, True):
+        rows, columns = (n, m) if swapped else (m, n)
+        x, y = (b[:-3:-1], a[:-3:-1]) if swapped else (a[-2:], b[-2:])
+        to = out[:-3:-1] if swapped else out[-2:]
+        exchanged = y[1] != item and columns > 1
+        by_columns = to[1] != item and columns > 1
+        if (exchanged and y[0] != item and k > 1) or (by_columns and to[0] != item and rows > 1):
+            continue
+        of_x = COPIED if x[0] == item else EXCHANGED if x[1] == item else IN_PLACE
+        of_y = EXCHANGED if exchanged else COPIED
+        cut = _cut(rows, k, columns, dtype, of_x, of_y, accumulate or by_columns)
+        choices.append((cut, swapped, by_columns, x, y, to))
+    if not choices or axes is None:
+        return None
+    cut, swapped, by_columns, x, y, to = min(choices, key=lambda choice: choice[0].cycles)
+    form = cut.form
+    packed = (min(cut.block, cut.tiles) * form.height * k + form.width) * item if cut.x else 0
+    buffer = _aligned(packed) + _aligned(min(k, CHUNK) + form.width) * form.columns * item
+    end = buffer + min(cut.block, cut.tiles) * form.height * form.columns * item
+    (inner, count), strides = axes
+    if swapped:
+        strides = (strides[1], strides[0], strides[2])
+    sizes = {
+        Size.COLUMNS: m if swapped else n, Size.K: k, Size.TILES: cut.tiles, Size.TALL: cut.tall,
+        Size.BLOCK: cut.block, Size.CHUNK: max(1, -(-k // max(1, -(-k // CHUNK)))),
+        Size.X_ROW: x[0], Size.X_K: x[1], Size.X_LAYOUT: cut.x,
+        Size.Y_K: y[0], Size.Y_COLUMN: y[1], Size.Y_LAYOUT: cut.y,
+        Size.OUT_ROW: to[0], Size.OUT_COLUMN: to[1],
+        Size.FLAGS: accumulate * gemm_text.ACCUMULATE + by_columns * gemm_text.TRANSPOSED,
+        Size.INNER: inner, Size.X_OUTER: strides[0][0], Size.X_INNER: strides[0][1],
+        Size.Y_OUTER: strides[1][0], Size.Y_INNER: strides[1][1],
+        Size.OUT_OUTER: strides[2][0], Size.OUT_INNER: strides[2][1],
+        Size.PANEL: _aligned(packed), Size.BUFFER: buffer,
+    }  # fmt: skip
+    units = count * cut.tiles if m and n else 0
+    time = count * (cut.cycles / 2.8 + 50)
+    return Product(form, tuple(sizes[s] for s in Size), units, swapped, time, end)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _LINE) * _LINE
+
+
+def _joined(
+    batch: Sequence[int], operands: Sequence[Strides]
+) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
+    """The axes of a batch as two at most: the size of the last one and of both, and the strides of
+    each operand along them."""
+    sizes: list[int] = []
+    steps: list[tuple[int, ...]] = []
+    count = 1
+    for axis, size in enumerate(batch):
+        count *= size
+        if size == 1:
+            continue
+        step = tuple(strides[axis] for strides in operands)
+        if sizes and all(a == b * size for a, b in zip(steps[-1], step, strict=True)):
+            sizes[-1] *= size
+            steps[-1] = step
+        else:
+            sizes.append(size)
+            steps.append(step)
+    if len(sizes) > 2:
+        return None
+    none = (0,) * len(operands)
+    first, last = [none, none, *steps][-2:]
+    return (max(1, sizes[-1]) if sizes else 1, count), tuple(zip(first, last, strict=True))
+
+
+# Arrays ---------------------------------------------------------------------------------------
+
+
+def gemm(
+    out: Any,
+    a: Any,
+    b: Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    accumulate: bool = False,
+) -> None:
+    """out = a @ b, or out += a @ b, over the last two axes; those before them broadcast.
+
+    Args:
+        out: (…, m, n), which shares no memory with a and b.
+        a, b: (…, m, k) and (…, k, n), or with their last two axes exchanged where a flag says so.
+
+    Raises:
+        ShapeError: shapes, dtypes or strides do not fit.
+    """  # fmt: skip
+    key = (
+        out.shape, a.shape, b.shape, out.strides, a.strides, b.strides, out.dtype, a.dtype,
+        b.dtype, transpose_a, transpose_b, accumulate,
+    )  # fmt: skip
+    _product(*key).run(address(out), address(a), address(b))
+
+
+@lru_cache(maxsize=4096)
+def _product(
+    out: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...], out_strides: Strides,
+    a_strides: Strides, b_strides: Strides, dtype: Any, a_dtype: Any, b_dtype: Any,
+    transpose_a: bool, transpose_b: bool, accumulate: bool,
+) -> Product:  # fmt: skip
+    if transpose_a:
+        a, a_strides = _turned(a), _turned(a_strides)
+    if transpose_b:
+        b, b_strides = _turned(b), _turned(b_strides)
+    rank, (m, n), k = len(out), out[-2:], a[-1]
+    product = None
+    batch = out[:-2]
+    if (
+        dtype == a_dtype == b_dtype
+        and available(dtype.name)
+        and (a[-2], k, b[-1]) == (m, b[-2], n)
+        and broadcast_shapes(broadcast_shapes(a[:-2], b[:-2]), batch) == batch
+    ):
+        item = dtype.itemsize
+        spread = [
+            (0,) * (rank - len(shape)) + _steps(shape, strides, item)
+            for shape, strides in ((a, a_strides), (b, b_strides))
+        ]
+        out_strides = _steps(out, out_strides, item)
+        product = planned(batch, m, k, n, dtype.name, out_strides, *spread, accumulate)
+    if product is None:
+        raise ShapeError(
+            f"no kernel for {a_dtype}{a} of strides {a_strides} times {b_dtype}{b} of strides "
+            f"{b_strides} to {dtype}{out} of strides {out_strides}"
+        )
+    return product
+
+
+def _steps(shape: tuple[int, ...], strides: Strides, item: int) -> Strides:
+    """Strides that say nothing of axes without a second element."""
+    matrix = strides[-2:] if 0 not in shape else (shape[-1] * item, item)
+    return (*(s if n > 1 else 0 for n, s in zip(shape[:-2], strides, strict=False)), *matrix)
+
+
+def _turned(axes: tuple[int, ...]) -> tuple[int, ...]:
+    return (*axes[:-2], axes[-1], axes[-2])

@@ -1,0 +1,438 @@
+"""Matrix products in LLVM's language.
+
+    void kernel(ptr* {x, y, out, scratch}, i64* sizes, i64 start, i64 stop)
+
+A product is cut into tiles of rows of x, and these into panels of columns of y; a tile of a panel
+stays in registers while k runs. The rows of all matrices of a batch are tiles one after the other;
+the kernel does those from `start` to `stop`. Where k is long it is cut into chunks, by k alone:
+each element is the sum of its chunks in order, and a chunk is one chain of fused multiply-adds in
+order, so that an element has the same bits however the product is cut.
+
+A panel of y is used where it is, or packed so that its rows follow each other: copied, or with rows
+and columns exchanged. Elements of x are read one at a time, so its strides may be any; where many
+panels read them, the tiles of a block are packed as well. Panels that are not whole, sums into
+`out`, and results that are stored with rows and columns exchanged, go by way of a buffer. Packed
+things and the buffer are in the scratch memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, auto
+
+from graphflow.ops.kernels.blocks import Function
+
+CHUNK = 384
+"""Terms of a sum that are one chain, at most."""
+
+
+class Size(IntEnum):
+    """Places in the table of sizes; strides are in bytes."""
+
+    COLUMNS = 0
+    K = auto()
+    TILES = auto()  # of one matrix
+    TALL = auto()  # tiles of the full height; the others, which come last, have a row less
+    BLOCK = auto()
+    CHUNK = auto()
+    X_ROW = auto()
+    X_K = auto()
+    X_LAYOUT = auto()
+    Y_K = auto()
+    Y_COLUMN = auto()
+    Y_LAYOUT = auto()
+    OUT_ROW = auto()
+    OUT_COLUMN = auto()
+    FLAGS = auto()
+    INNER = auto()  # matrices along the last axis of the batch
+    X_OUTER = auto()
+    X_INNER = auto()
+    Y_OUTER = auto()
+    Y_INNER = auto()
+    OUT_OUTER = auto()
+    OUT_INNER = auto()
+    PANEL = auto()  # where it begins in the scratch memory; packed tiles come first
+    BUFFER = auto()
+
+
+IN_PLACE, COPIED, EXCHANGED = range(3)
+"""Layouts: how tiles of x and panels of y are read."""
+ACCUMULATE, TRANSPOSED = 1, 2
+"""Flags: whether the product is added to what `out` holds; whether `out` is stored by columns."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is specialised for: equal forms share one.
+
+    Attributes:
+        element: "float" or "double"; `width`: of them in a register.
+        height: rows of a tile.
+        vectors: registers of a row of a tile.
+    """
+
+    element: str
+    width: int
+    height: int
+    vectors: int
+
+    @property
+    def columns(self) -> int:
+        """Of a panel."""
+        return self.width * self.vectors
+
+    @property
+    def registers(self) -> int:
+        """That hold a column of a tile."""
+        return -(-self.height // self.width)
+
+    def named(self, function: str) -> str:
+        """A function's name, which tells what it is specialised for: texts may stand together."""
+        return f"gemm_{function}_{self.element}{self.width}x{self.vectors}"
+
+
+def write(form: Form) -> tuple[str, str]:
+    """The kernel's text after its name, and the declarations and functions that it needs."""
+    heights = [form.height, *([form.height - 1] if form.height > 1 else [])]
+    functions = [
+        *(_tile(form, height) for height in heights),
+        _copy(form, form.vectors), _copy(form, form.registers), _finish(form),
+        _exchange(form, False), _exchange(form, True),
+    ]  # fmt: skip
+    kernel = _kernel(form)
+    declared = dict.fromkeys(d for f in [*functions, kernel] for d in f.declared)
+    body = kernel.text().removeprefix("define void @kernel")
+    texts = dict.fromkeys(f.text() for f in functions)
+    return body, "\n".join([*declared, *texts])
+
+
+# A tile ---------------------------------------------------------------------------------------
+
+
+def _tile(form: Form, height: int) -> Function:
+    """Rows of x times a panel of y, in registers; stored, or added to what is there."""
+    f = Function(
+        form.named(f"tile{height}"),
+        ["ptr %x", "i64 %row", "i64 %step", "ptr %y", "i64 %next", "ptr %out", "i64 %width",
+         "i64 %k", "i1 %add"],
+        form.element, form.width,
+    )  # fmt: skip
+    count = height * form.vectors
+    # Rows are addressed in threes from one pointer, since an address is a sum of two registers.
+    three = f.mul("%row", 3)
+    # LLVM would make one chain of additions of them, if it saw how they are related.
+    starts = ["%x"]
+    for _ in range(1, -(-height // 3)):
+        starts.append(f.write(f'call ptr asm "", "=r,0"(ptr {f.at(starts[-1], three)})'))
+    some = f.compare("sgt", "%k", 0)
+    f.do(f"br i1 {some}, label %chain, label %done")
+    f.label("chain")
+    pointers = [f"%x{i}" for i in range(len(starts))]
+    f.do("%left = phi i64 [%k, %entry], [%left.next, %chain]")
+    f.do("%y0 = phi ptr [%y, %entry], [%y0.next, %chain]")
+    for pointer, start in zip(pointers, starts, strict=True):
+        f.do(f"{pointer} = phi ptr [{start}, %entry], [{pointer}.next, %chain]")
+    sums = [f.later() for _ in range(count)]
+    right = [f.load(f.at("%y0", v * f.width * f.bytes)) for v in range(form.vectors)]
+    totals: list[str] = []
+    for r in range(height):
+        place = pointers[r // 3]
+        if r % 3:
+            place = f.at(place, "%row" if r % 3 == 1 else f.write("shl i64 %row, 1"))
+        left = f.spread(place)
+        totals += [f.fma(left, y, f"%s{len(totals) + v}") for v, y in enumerate(right)]
+    for i, (give, total) in enumerate(zip(sums, totals, strict=True)):
+        give(f"%s{i} = phi {f.vector} [zeroinitializer, %entry], [{total}, %chain]")
+    f.do("%y0.next = getelementptr i8, ptr %y0, i64 %next")
+    for pointer in pointers:
+        f.do(f"{pointer}.next = getelementptr i8, ptr {pointer}, i64 %step")
+    f.do("%left.next = sub i64 %left, 1")
+    f.do("%more = icmp ne i64 %left.next, 0")
+    f.do("br i1 %more, label %chain, label %done")
+    f.label("done")
+    for i, total in enumerate(totals):
+        f.do(f"%t{i} = phi {f.vector} [zeroinitializer, %entry], [{total}, %chain]")
+    _store_tile(f, form, height)
+    return f
+
+
+def _store_tile(f: Function, form: Form, height: int) -> None:
+    f.do("br i1 %add, label %sum, label %store")
+    for block in ("sum", "store"):
+        f.label(block)
+        place = "%out"
+        for r in range(height):
+            for v in range(form.vectors):
+                value, target = f"%t{r * form.vectors + v}", f.at(place, v * f.width * f.bytes)
+                if block == "sum":
+                    value = f.write(f"fadd {f.vector} {f.load(target)}, {value}")
+                f.store(value, target)
+            place = f.at(place, "%width")
+        if block == "sum":
+            f.do("br label %end")
+    f.do("br label %end")
+    f.label("end")
+
+
+# Panels ---------------------------------------------------------------------------------------
+
+
+def _copy(form: Form, vectors: int) -> Function:
+    """Rows of so many vectors, of which there are some columns, in another place; beyond them there
+    are zeros. Rows may overlap there: they are written in order."""
+    f = Function(
+        form.named(f"copy{vectors}"),
+        ["ptr %from", "i64 %next", "ptr %to", "i64 %width", "i64 %k", "i64 %columns"],
+        form.element, form.width,
+    )  # fmt: skip
+    masks = [f.first_lanes("%columns", v * f.width) for v in range(vectors)]
+    with f.loop(0, "%k") as p:
+        source = f.at("%from", f.mul(p, "%next"))
+        target = f.at("%to", f.mul(p, "%width"))
+        for v, mask in enumerate(masks):
+            place = v * f.width * f.bytes
+            f.store(f.masked_load(f.at(source, place), mask), f.at(target, place))
+    return f
+
+
+def _finish(form: Form) -> Function:
+    """The columns that there are of a buffer's rows into `out`, or added to it."""
+    f = Function(
+        form.named("finish"),
+        ["ptr %from", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add"],
+        form.element, form.width,
+    )  # fmt: skip
+    masks = [f.first_lanes("%columns", v * f.width) for v in range(form.vectors)]
+    with f.loop(0, "%rows") as r:
+        source = f.at("%from", f.mul(r, form.columns * f.bytes))
+        target = f.at("%to", f.mul(r, "%next"))
+        for v, mask in enumerate(masks):
+            place = v * f.width * f.bytes
+            value = f.load(f.at(source, place))
+            to = f.at(target, place)
+            with f.when("%add"):
+                total = f.write(f"fadd {f.vector} {f.masked_load(to, mask)}, {value}")
+                f.masked_store(total, to, mask)
+            store = f.write("xor i1 %add, true")
+            with f.when(store):
+                f.masked_store(value, to, mask)
+    return f
+
+
+def _exchange(form: Form, add: bool) -> Function:
+    """to[j, i] = from[i, j], or added to it: squares of a register's width go through registers."""
+    f = Function(
+        form.named("exchange_add" if add else "exchange"),
+        ["ptr %from", "i64 %row", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns"],
+        form.element, form.width,
+    )  # fmt: skip
+    last = f.sub("%rows", "1")
+    with f.loop(0, "%rows", f.width) as i:
+        here = f.first_lanes(f.sub("%rows", i))
+        with f.loop(0, "%columns", f.width) as j:
+            left = f.sub("%columns", j)
+            seen = f.first_lanes(left)
+            rows = []
+            for lane in range(f.width):
+                row = f.least(f.add(i, lane), last)  # what is beyond is not stored
+                place = f.at(f.at("%from", f.mul(row, "%row")), f.mul(j, f.bytes))
+                rows.append(f.masked_load(place, seen))
+            target = f.at(f.at("%to", f.mul(i, f.bytes)), f.mul(j, "%next"))
+            for lane, value in enumerate(_exchanged(f, rows)):
+                with f.when(f.compare("sgt", left, lane)):
+                    to = f.at(target, f.mul("%next", lane))
+                    if add:
+                        value = f.write(f"fadd {f.vector} {f.masked_load(to, here)}, {value}")
+                    f.masked_store(value, to, here)
+    return f
+
+
+def _exchanged(f: Function, rows: list[str]) -> list[str]:
+    """A square of registers with rows and columns exchanged: squares within squares change
+    places."""
+    rows, lanes, side = list(rows), range(f.width), 1
+    while side < f.width:
+        for i in lanes:
+            if not i & side:
+                a, b = rows[i], rows[i + side]
+                low = [f.width + n - side if n & side else n for n in lanes]
+                high = [f.width + n if n & side else n + side for n in lanes]
+                rows[i], rows[i + side] = f.shuffle(a, b, low), f.shuffle(a, b, high)
+        side *= 2
+    return rows
+
+
+# The whole ------------------------------------------------------------------------------------
+
+
+def _kernel(form: Form) -> Function:
+    f = Function("kernel", ["ptr %ptrs", "ptr %sizes", "i64 %start", "i64 %stop"],
+                 form.element, form.width, inner=False)  # fmt: skip
+    x, y, out, scratch = (f.argument("%ptrs", "ptr", i) for i in range(4))
+    size = {s: f.argument("%sizes", "i64", s) for s in Size}
+    tiles = size[Size.TILES]
+    with f.loop("%start", "%stop") as unit:
+        matrix = f.write(f"udiv i64 {unit}, {tiles}")
+        first = f.sub(unit, f.mul(matrix, tiles))
+        some = f.least(f.sub("%stop", unit), size[Size.BLOCK])
+        last = f.least(f.add(first, some), tiles)
+        outer = f.write(f"udiv i64 {matrix}, {size[Size.INNER]}")
+        inner = f.sub(matrix, f.mul(outer, size[Size.INNER]))
+        bases = []
+        for pointer, big, small in (
+            (x, Size.X_OUTER, Size.X_INNER),
+            (y, Size.Y_OUTER, Size.Y_INNER),
+            (out, Size.OUT_OUTER, Size.OUT_INNER),
+        ):
+            place = f.at(pointer, f.mul(outer, size[big]))
+            bases.append(f.at(place, f.mul(inner, size[small])))
+        _Block(f, form, size, first, last, scratch).write(*bases)
+        f.advance(unit, f.sub(last, first))
+    return f
+
+
+class _Block:
+    """Writes what computes some tiles of one matrix: panel after panel, chunk after chunk, tile
+    after tile.
+
+    Args:
+        size: of the product, by place in the table.
+        first, last: the tiles, the last excluded.
+        scratch: memory.
+    """
+
+    def __init__(
+        self, f: Function, form: Form, size: dict[Size, str], first: str, last: str, scratch: str
+    ) -> None:
+        self.f, self.form, self.size = f, form, size
+        self.first, self.last = first, last
+        self.start = self._row(first)
+        self.wide = form.columns * f.bytes
+        self.packed = scratch
+        self.panel = f.at(scratch, size[Size.PANEL])
+        self.buffer = f.at(scratch, size[Size.BUFFER])
+        self.is_packed = f.compare("ne", size[Size.X_LAYOUT], IN_PLACE)
+        self.tile_bytes = f.mul(size[Size.K], form.height * f.bytes)
+
+    def _row(self, tile: str) -> str:
+        """The first row of a tile."""
+        tall = self.f.least(tile, self.size[Size.TALL])
+        return self.f.add(self.f.mul(tile, self.form.height - 1), tall)
+
+    def _call(self, function: str, *arguments: tuple[str, str | int]) -> None:
+        given = ", ".join(f"{kind} {value}" for kind, value in arguments)
+        self.f.do(f"call void @{self.form.named(function)}({given})")
+
+    def _not(self, condition: str) -> str:
+        return self.f.write(f"xor i1 {condition}, true")
+
+    def write(self, x: str, y: str, out: str) -> None:
+        f, size = self.f, self.size
+        accumulate, transposed = (
+            f.write(f"trunc i64 {f.write(f'lshr i64 {size[Size.FLAGS]}, {bit}')} to i1")
+            for bit in range(2)
+        )
+        straight = self._not(f.write(f"or i1 {accumulate}, {transposed}"))
+        x = f.at(x, f.mul(self.start, size[Size.X_ROW]))
+        with f.when(self.is_packed):
+            self._pack(x)
+        out = f.at(out, f.mul(self.start, size[Size.OUT_ROW]))
+        with f.loop(0, size[Size.COLUMNS], self.form.columns) as j:
+            columns = f.least(f.sub(size[Size.COLUMNS], j), self.form.columns)
+            whole = f.compare("eq", columns, self.form.columns)
+            here = f.at(out, f.mul(j, size[Size.OUT_COLUMN]))
+            direct = f.write(f"and i1 {whole}, {straight}")
+            target = f.select(direct, "ptr", here, self.buffer)
+            width = f.select(direct, "i64", size[Size.OUT_ROW], str(self.wide))
+            of_panel = f.at(y, f.mul(j, size[Size.Y_COLUMN]))
+            self._chunks(x, of_panel, columns, whole, target, width)
+            with f.when(self._not(direct)):
+                self._flush(here, columns, accumulate, transposed)
+
+    def _pack(self, x: str) -> None:
+        """The tiles' rows of x, each tile's columns one after the other."""
+        f, size, step = self.f, self.size, self.form.height * self.f.bytes
+        by_columns = f.compare("eq", size[Size.X_LAYOUT], COPIED)
+        with f.loop(self.first, self.last) as tile:
+            row = f.sub(self._row(tile), self.start)
+            rows = f.sub(f.sub(self._row(f.add(tile, 1)), self.start), row)
+            source = f.at(x, f.mul(row, size[Size.X_ROW]))
+            target = f.at(self.packed, f.mul(f.sub(tile, self.first), self.tile_bytes))
+            with f.when(by_columns):
+                self._call(
+                    f"copy{self.form.registers}", ("ptr", source), ("i64", size[Size.X_K]),
+                    ("ptr", target), ("i64", step), ("i64", size[Size.K]), ("i64", rows),
+                )  # fmt: skip
+            with f.when(self._not(by_columns)):
+                self._call(
+                    "exchange", ("ptr", source), ("i64", size[Size.X_ROW]), ("ptr", target),
+                    ("i64", step), ("i64", rows), ("i64", size[Size.K]),
+                )  # fmt: skip
+
+    def _chunks(self, x: str, y: str, columns: str, whole: str, target: str, width: str) -> None:
+        f, size = self.f, self.size
+        exchanged = f.compare("eq", size[Size.Y_LAYOUT], EXCHANGED)
+        copied = f.compare("eq", size[Size.Y_LAYOUT], COPIED)
+        either = f.write(f"or i1 {copied}, {self._not(whole)}")
+        moved = f.write(f"or i1 {exchanged}, {either}")
+        some = f.compare("sgt", size[Size.K], 0)
+        end = f.select(some, "i64", size[Size.K], "1")  # sums of nothing are stored as well
+        with f.loop(0, end, size[Size.CHUNK]) as k:
+            terms = f.least(f.sub(size[Size.K], k), size[Size.CHUNK])
+            here = f.at(y, f.mul(k, size[Size.Y_K]))
+            with f.when(exchanged):
+                self._call(
+                    "exchange", ("ptr", here), ("i64", size[Size.Y_COLUMN]), ("ptr", self.panel),
+                    ("i64", self.wide), ("i64", columns), ("i64", terms),
+                )  # fmt: skip
+            with f.when(f.write(f"xor i1 {moved}, {exchanged}")):
+                self._call(
+                    f"copy{self.form.vectors}", ("ptr", here), ("i64", size[Size.Y_K]),
+                    ("ptr", self.panel), ("i64", self.wide), ("i64", terms), ("i64", columns),
+                )  # fmt: skip
+            source = f.select(moved, "ptr", self.panel, here)
+            step = f.select(moved, "i64", str(self.wide), size[Size.Y_K])
+            self._tiles(x, k, source, step, target, width, terms)
+
+    def _tiles(
+        self, x: str, k: str, y: str, step: str, target: str, width: str, terms: str
+    ) -> None:
+        f, size, height = self.f, self.size, self.form.height
+        step_x = f.select(self.is_packed, "i64", str(height * f.bytes), size[Size.X_K])
+        row_x = f.select(self.is_packed, "i64", str(f.bytes), size[Size.X_ROW])
+        base = f.at(f.select(self.is_packed, "ptr", self.packed, x), f.mul(k, step_x))
+        later = f.compare("ne", k, 0)
+        with f.loop(self.first, self.last) as tile:
+            row = f.sub(self._row(tile), self.start)
+            packed = f.mul(f.sub(tile, self.first), self.tile_bytes)
+            place = f.select(self.is_packed, "i64", packed, f.mul(row, row_x))
+            given: list[tuple[str, str | int]] = [
+                ("ptr", f.at(base, place)), ("i64", row_x), ("i64", step_x), ("ptr", y),
+                ("i64", step), ("ptr", f.at(target, f.mul(row, width))), ("i64", width),
+                ("i64", terms), ("i1", later),
+            ]  # fmt: skip
+            tall = f.compare("slt", tile, size[Size.TALL])
+            with f.when(tall):
+                self._call(f"tile{height}", *given)
+            if height > 1:
+                with f.when(self._not(tall)):
+                    self._call(f"tile{height - 1}", *given)
+
+    def _flush(self, out: str, columns: str, accumulate: str, transposed: str) -> None:
+        """What the buffer holds, to where it belongs."""
+        f, size = self.f, self.size
+        rows = f.sub(self._row(self.last), self.start)
+        with f.when(transposed):
+            given: list[tuple[str, str | int]] = [
+                ("ptr", self.buffer), ("i64", self.wide), ("ptr", out),
+                ("i64", size[Size.OUT_COLUMN]), ("i64", rows), ("i64", columns),
+            ]  # fmt: skip
+            with f.when(accumulate):
+                self._call("exchange_add", *given)
+            with f.when(self._not(accumulate)):
+                self._call("exchange", *given)
+        with f.when(self._not(transposed)):
+            self._call(
+                "finish", ("ptr", self.buffer), ("ptr", out), ("i64", size[Size.OUT_ROW]),
+                ("i64", rows), ("i64", columns), ("i1", accumulate),
+            )  # fmt: skip
