@@ -10,6 +10,7 @@ from graphflow.op import Op, Tensor, function, located, register, sample
 from graphflow.ops import batching
 from graphflow.ops.convert import astype
 from graphflow.ops.elementwise import equal
+from graphflow.ops.kernels.rowwise import by_rows, over_axes
 from graphflow.ops.reduce import (
     CUBE,
     FLOAT_SAMPLES,
@@ -49,6 +50,8 @@ def _extremum(name: str) -> Op:
             into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
                 x, axis=axis, keepdims=keepdims, out=out
             ),
+            expr=lambda xp, x, axis, keepdims: getattr(xp, name)(x),
+            rows=over_axes,
             vjp=_extremum_vjp,
             batch=batching.along("axis"),
             cost=per_element(1),
@@ -150,19 +153,11 @@ def _first_index(
     return result
 
 
-def _logsumexp_into(xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:
-    top = xp.max(x, axis=axis, keepdims=True)
+def _logsumexp_of(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
+    top = xp.max(x)
     # Infinite rows keep their infinity: shift by something finite.
-    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-    shifted = xp.subtract(x, top)
-    total = xp.sum(xp.exp(shifted), axis=axis, keepdims=True)
-    xp.copyto(out, (xp.log(total) + top).reshape(out.shape))
-
-
-def _logsumexp_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
-    out = xp.empty(reduced_shape(x.shape, axis, keepdims), x.dtype)
-    _logsumexp_into(xp, out, x, axis, keepdims)
-    return out
+    top = xp.where(xp.isfinite(top), top, 0.0)
+    return xp.log(xp.sum(xp.exp(x - top))) + top
 
 
 def _logsumexp_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
@@ -174,8 +169,9 @@ _logsumexp = register(
     Op(
         "logsumexp",
         infer=infer_reduction("float"),
-        kernel=_logsumexp_kernel,
-        into=_logsumexp_into,
+        kernel=by_rows(_logsumexp_of, over_axes),
+        expr=_logsumexp_of,
+        rows=over_axes,
         vjp=_logsumexp_vjp,
         batch=batching.along("axis"),
         cost=per_element(12),

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.op import FUNCTIONS, Cost, Op, Rows, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
 from graphflow.ops.convert import astype, size_of, stop_gradient
 from graphflow.ops.debug import check
+from graphflow.ops.kernels.rowwise import by_rows, over_axes
 from graphflow.ops.reduce import CUBE, F, count, divided, mean, sum, var
 from graphflow.ops.rules import is_zeros, like_first, normalize_axes, require_kind
 from graphflow.ops.transcendental import rsqrt
@@ -34,34 +35,23 @@ def _wide(x: Any) -> Any:
     return x.astype("float32") if x.dtype.itemsize == 2 else x
 
 
-def _moments(xp: Any, x: Any, axis: Axes, epsilon: float, centred: bool) -> tuple[Any, Any]:
-    """x about its mean (as it is, unless `centred`), and the reciprocal deviation."""
-    x = _wide(x)
-    number = count(x.shape, axis)
-    about = x - xp.sum(x, axis=axis, keepdims=True) / number if centred else x
-    variance = xp.sum(about * about, axis=axis, keepdims=True) / number
-    return about, xp.reciprocal(xp.sqrt(variance + epsilon))
+def _unit(xp: Any, x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
+    """x about its mean (as it is, unless `centred`) over its deviation, and one over that."""
+    about = x - xp.mean(x) if centred else x
+    per_deviation = xp.reciprocal(xp.sqrt(xp.mean(about * about) + epsilon))
+    return about * per_deviation, per_deviation
 
 
-def _standardize_into(
-    xp: Any, out: Any, x: Any, axis: Axes, epsilon: float, centred: bool = True
-) -> None:
-    about, per_deviation = _moments(xp, x, axis, epsilon, centred)
-    xp.multiply(about, per_deviation, out=out, casting="same_kind")
+def _standardize_of(xp: Any, x: Any, axis: Axes, epsilon: float, centred: bool = True) -> Any:
+    return _unit(xp, x, epsilon, centred)[0]
 
 
-def _standardize_grad_into(
-    xp: Any, out: Any, g: Any, x: Any, axis: Axes, epsilon: float, centred: bool = True
-) -> None:
-    about, per_deviation = _moments(xp, x, axis, epsilon, centred)
-    number = count(x.shape, axis)
-    unit, g = about * per_deviation, _wide(g)
-    along = xp.sum(g * unit, axis=axis, keepdims=True) / number
-    xp.multiply(unit, along, out=unit)
-    rest = xp.subtract(g, unit, out=unit)
-    if centred:
-        rest -= xp.sum(g, axis=axis, keepdims=True) / number
-    xp.multiply(rest, per_deviation, out=out, casting="same_kind")
+def _standardize_grad_of(
+    xp: Any, g: Any, x: Any, axis: Axes, epsilon: float, centred: bool = True
+) -> Any:
+    unit, per_deviation = _unit(xp, x, epsilon, centred)
+    rest = g - unit * xp.mean(g * unit)
+    return (rest - xp.mean(g) if centred else rest) * per_deviation
 
 
 def _standardize_grad_vjp(
@@ -99,8 +89,9 @@ standardize_grad = register(
     Op(
         "standardize_grad",
         infer=_infer_standardize,
-        kernel=like_first(_standardize_grad_into),
-        into=_standardize_grad_into,
+        kernel=by_rows(_standardize_grad_of, over_axes),
+        expr=_standardize_grad_of,
+        rows=over_axes,
         vjp=_standardize_grad_vjp,
         batch=batching.along("axis"),
         cost=_per_element(14),
@@ -116,8 +107,9 @@ standardize = register(
     Op(
         "standardize",
         infer=_infer_standardize,
-        kernel=like_first(_standardize_into),
-        into=_standardize_into,
+        kernel=by_rows(_standardize_of, over_axes),
+        expr=_standardize_of,
+        rows=over_axes,
         vjp=lambda g, y, x, **attrs: (standardize_grad(g, x, **attrs),),
         batch=batching.along("axis"),
         cost=_per_element(7),
@@ -161,21 +153,16 @@ def _infer_affine_norm(
     return x
 
 
-def _affine_norm_into(
-    xp: Any, out: Any, x: Any, scale: Any, *bias: Any, axis: Axes, along: Axes, epsilon: float,
+def _affine_norm_of(
+    xp: Any, x: Any, scale: Any, *bias: Any, axis: Axes, along: Axes, epsilon: float,
     centred: bool = True,
-) -> None:  # fmt: skip
-    about, per_deviation = _moments(xp, x, axis, epsilon, centred)
-    weight = scale.reshape(_over(x.shape, along))
-    if set(along).isdisjoint(axis) or about is x:  # one factor, or x must stay as it is
-        about = about * (per_deviation * weight)
-    else:
-        xp.multiply(about, per_deviation, out=about)
-        xp.multiply(about, weight, out=about)
-    if bias:
-        xp.add(about, bias[0].reshape(_over(x.shape, along)), out=out, casting="same_kind")
-    else:
-        xp.copyto(out, about, casting="same_kind")
+) -> Any:  # fmt: skip
+    scaled = _unit(xp, x, epsilon, centred)[0] * scale
+    return scaled + bias[0] if bias else scaled
+
+
+def _affine_rows(x: Shape, *parameters: Shape, axis: Axes, along: Axes, **attrs: Any) -> Rows:
+    return Rows(axis, (x, *(_over(x, along) for _ in parameters)))
 
 
 def _affine_norm_vjp(
@@ -198,8 +185,9 @@ _affine_norm = register(
     Op(
         "affine_norm",
         infer=_infer_affine_norm,
-        kernel=like_first(_affine_norm_into),
-        into=_affine_norm_into,
+        kernel=by_rows(_affine_norm_of, _affine_rows),
+        expr=_affine_norm_of,
+        rows=_affine_rows,
         vjp=_affine_norm_vjp,
         batch=batching.normalised,
         cost=_per_element(9),

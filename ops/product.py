@@ -8,6 +8,7 @@ from graphflow.errors import ArgumentError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops import batching
 from graphflow.ops.convert import astype
+from graphflow.ops.kernels.rowwise import over_axes
 from graphflow.ops.reduce import (
     COMPLEX,
     CUBE,
@@ -41,6 +42,8 @@ _prod = register(
         into=lambda xp, out, x, axis, dtype=None: xp.prod(
             x, axis=axis, keepdims=True, dtype=out.dtype, out=out
         ),
+        expr=lambda xp, x, axis, dtype=None: xp.prod(x.astype(summed_dtype(x, dtype))),
+        rows=over_axes,
         vjp=_prod_vjp,
         batch=batching.along("axis"),
         cost=per_element(1),

@@ -16,6 +16,7 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops import batching
 from graphflow.ops.convert import astype, size_of
+from graphflow.ops.kernels.rowwise import by_rows, over_axes
 from graphflow.ops.rules import (
     keep_axes,
     normalize_axes,
@@ -148,6 +149,8 @@ _sum = register(
         infer=infer_sum,
         kernel=_sum_kernel,
         into=_sum_into,
+        expr=lambda xp, x, axis, keepdims, dtype=None: xp.sum(x.astype(summed_dtype(x, dtype))),
+        rows=over_axes,
         vjp=_sum_vjp,
         batch=batching.along("axis"),
         cost=per_element(1),
@@ -199,6 +202,8 @@ _mean = register(
         infer=infer_reduction("float", "complex", empty=True),
         kernel=_mean_kernel,
         into=_mean_into,
+        expr=lambda xp, x, axis, keepdims: xp.mean(x),
+        rows=over_axes,
         vjp=lambda g, y, x, axis, keepdims: (
             spread(divided(g, count(x.shape, axis)), x, axis, keepdims),
         ),
@@ -226,11 +231,13 @@ def _as_float(x: Tensor) -> Tensor:
     return x if is_inexact(x.dtype) else astype(x, "float64")
 
 
-def _var_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
-    number: Any = count(x.shape, axis)
-    centred = x - _mean_kernel(xp, x, axis, True)
-    total = xp.sum(centred * centred, axis=axis, keepdims=keepdims)
-    return (total / (number - correction)).astype(x.dtype)
+def _variance(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
+    centred = x - xp.mean(x)
+    return xp.sum(centred * centred) / (xp.count(x) - correction)
+
+
+def _deviation(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
+    return xp.sqrt(_variance(xp, x, axis, keepdims, correction))
 
 
 def _var_vjp(
@@ -246,7 +253,9 @@ _var = register(
         infer=lambda x, axis, keepdims, correction: infer_reduction("float", empty=True)(
             x, axis, keepdims
         ),
-        kernel=_var_kernel,
+        kernel=by_rows(_variance, over_axes),
+        expr=_variance,
+        rows=over_axes,
         vjp=_var_vjp,
         batch=batching.along("axis"),
         cost=per_element(4),
@@ -271,7 +280,9 @@ _std = register(
     Op(
         "std",
         infer=_var.infer,
-        kernel=lambda xp, *arrays, **attrs: xp.sqrt(_var_kernel(xp, *arrays, **attrs)),
+        kernel=by_rows(_deviation, over_axes),
+        expr=_deviation,
+        rows=over_axes,
         vjp=_std_vjp,
         batch=_var.batch,
         cost=per_element(4),
@@ -344,6 +355,8 @@ def _truth(name: str) -> Op:
             into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
                 x, axis=axis, keepdims=keepdims, out=out
             ),
+            expr=lambda xp, x, axis, keepdims: getattr(xp, name)(x.astype(bool)),
+            rows=over_axes,
             batch=batching.along("axis"),
             cost=per_element(1),
             samples=(

@@ -1,7 +1,6 @@
 """Softmax, its logarithm, and cross entropy of integer labels.
 
-Each is one op with one numerically stable kernel that writes to its buffer, and a gradient that is
-one more.
+Each is one op with one numerically stable expression along rows, and a gradient that is one more.
 """
 
 from __future__ import annotations
@@ -9,10 +8,22 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import DTypeError, ShapeError
-from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
+from graphflow.op import (
+    FUNCTIONS,
+    Cost,
+    Op,
+    Rows,
+    Tensor,
+    as_tensor,
+    function,
+    located,
+    register,
+    sample,
+)
 from graphflow.ops import batching
+from graphflow.ops.kernels.rowwise import by_rows, over_axes, refusing
 from graphflow.ops.reduce import CUBE, F, require_elements, sum
-from graphflow.ops.rules import like_first, normalize_axis, require_kind
+from graphflow.ops.rules import normalize_axis, require_kind
 from graphflow.ops.transcendental import exp
 from graphflow.spec import TensorSpec, broadcast_shapes, equate, kind, show_shape, spec
 
@@ -27,26 +38,22 @@ def _infer_along(x: TensorSpec, *others: TensorSpec, axis: int) -> TensorSpec:
     return TensorSpec(broadcast_shapes(x.shape, *(o.shape for o in others)), x.dtype)
 
 
-def _softmax_into(xp: Any, out: Any, x: Any, axis: int) -> None:
-    xp.subtract(x, xp.max(x, axis=axis, keepdims=True), out=out)
-    xp.exp(out, out=out)
-    xp.divide(out, xp.sum(out, axis=axis, keepdims=True), out=out)
+def _softmax_of(xp: Any, x: Any, axis: int = -1) -> Any:
+    powers = xp.exp(x - xp.max(x))
+    return powers * xp.reciprocal(xp.sum(powers))
 
 
-def _log_softmax_into(xp: Any, out: Any, x: Any, axis: int) -> None:
-    xp.subtract(x, xp.max(x, axis=axis, keepdims=True), out=out)
-    total = xp.sum(xp.exp(out), axis=axis, keepdims=True)
-    xp.subtract(out, xp.log(total), out=out)
+def _log_softmax_of(xp: Any, x: Any, axis: int) -> Any:
+    shifted = x - xp.max(x)
+    return shifted - xp.log(xp.sum(xp.exp(shifted)))
 
 
-def _softmax_grad_into(xp: Any, out: Any, g: Any, y: Any, axis: int) -> None:
-    inner = xp.sum(g * y, axis=axis, keepdims=True)
-    xp.multiply(y, g - inner, out=out)
+def _softmax_grad_of(xp: Any, g: Any, y: Any, axis: int) -> Any:
+    return y * (g - xp.sum(g * y))
 
 
-def _log_softmax_grad_into(xp: Any, out: Any, g: Any, y: Any, axis: int) -> None:
-    total = xp.sum(g, axis=axis, keepdims=True)
-    xp.subtract(g, xp.exp(y) * total, out=out)
+def _log_softmax_grad_of(xp: Any, g: Any, y: Any, axis: int) -> Any:
+    return g - xp.exp(y) * xp.sum(g)
 
 
 def _softmax_grad_vjp(
@@ -61,8 +68,9 @@ softmax_grad = register(
     Op(
         "softmax_grad",
         infer=_infer_along,
-        kernel=like_first(_softmax_grad_into),
-        into=_softmax_grad_into,
+        kernel=by_rows(_softmax_grad_of, over_axes),
+        expr=_softmax_grad_of,
+        rows=over_axes,
         vjp=_softmax_grad_vjp,
         batch=batching.along("axis"),
         cost=_per_element(4),
@@ -73,8 +81,9 @@ _softmax = register(
     Op(
         "softmax",
         infer=_infer_along,
-        kernel=like_first(_softmax_into),
-        into=_softmax_into,
+        kernel=by_rows(_softmax_of, over_axes),
+        expr=_softmax_of,
+        rows=over_axes,
         vjp=lambda g, y, x, axis: (softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
         cost=_per_element(13),
@@ -96,8 +105,9 @@ log_softmax_grad = register(
     Op(
         "log_softmax_grad",
         infer=_infer_along,
-        kernel=like_first(_log_softmax_grad_into),
-        into=_log_softmax_grad_into,
+        kernel=by_rows(_log_softmax_grad_of, over_axes),
+        expr=_log_softmax_grad_of,
+        rows=over_axes,
         vjp=_log_softmax_grad_vjp,
         batch=batching.along("axis"),
         cost=_per_element(12),
@@ -108,8 +118,9 @@ _log_softmax = register(
     Op(
         "log_softmax",
         infer=_infer_along,
-        kernel=like_first(_log_softmax_into),
-        into=_log_softmax_into,
+        kernel=by_rows(_log_softmax_of, over_axes),
+        expr=_log_softmax_of,
+        rows=over_axes,
         vjp=lambda g, y, x, axis: (log_softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
         cost=_per_element(13),
@@ -192,39 +203,29 @@ def label_places(xp: Any, logits: Any, labels: Any) -> tuple[Any, Any]:
     return xp.arange(flat.size), flat.astype("int64")
 
 
-def _matrix(logits: Any) -> Any:
-    """A view with one row for each label."""
-    return logits.reshape(-1, logits.shape[-1]) if logits.size else logits.reshape(0, 1)
+def _refuse(xp: Any, logits: Any, labels: Any) -> None:
+    label_places(xp, logits, labels)
 
 
-def _cross_entropy_into(xp: Any, out: Any, logits: Any, labels: Any) -> None:
-    picks = label_places(xp, logits, labels)
-    matrix = _matrix(logits)
-    shifted = xp.subtract(matrix, xp.max(matrix, axis=1, keepdims=True))
-    picked = shifted[picks]
-    xp.exp(shifted, out=shifted)
-    total = xp.sum(shifted, axis=1)
-    xp.subtract(xp.log(total), picked, out=out.reshape(-1))
+def _along_classes(logits: Any, labels: Any) -> Rows:
+    return Rows((len(logits) - 1,), (logits, (*labels, 1)))
 
 
-def _cross_entropy_kernel(xp: Any, logits: Any, labels: Any) -> Any:
-    out = xp.empty(labels.shape, logits.dtype)
-    _cross_entropy_into(xp, out, logits, labels)
-    return out
+def _grad_along_classes(g: Any, logits: Any, labels: Any) -> Rows:
+    return Rows((len(logits) - 1,), ((*g, 1), logits, (*labels, 1)))
 
 
-def _cross_entropy_grad_into(xp: Any, out: Any, g: Any, logits: Any, labels: Any) -> None:
-    picks = label_places(xp, logits, labels)
-    rows = _matrix(out)
-    _softmax_into(xp, rows, _matrix(logits), axis=1)
-    rows[picks] -= 1
-    xp.multiply(rows, g.reshape(-1, 1), out=rows)
+def _cross_entropy_of(xp: Any, logits: Any, labels: Any) -> Any:
+    shifted = logits - xp.max(logits)
+    is_label = xp.place(logits) == labels.astype("int32")
+    picked = xp.sum(xp.where(is_label, shifted, 0.0))
+    return xp.log(xp.sum(xp.exp(shifted))) - picked
 
 
-def _cross_entropy_grad_kernel(xp: Any, g: Any, logits: Any, labels: Any) -> Any:
-    out = xp.empty(logits.shape, logits.dtype)
-    _cross_entropy_grad_into(xp, out, g, logits, labels)
-    return out
+def _cross_entropy_grad_of(xp: Any, g: Any, logits: Any, labels: Any) -> Any:
+    share = _softmax_of(xp, logits)
+    is_label = xp.place(logits) == labels.astype("int32")
+    return xp.where(is_label, share - 1.0, share) * g
 
 
 def _cross_entropy_grad_vjp(
@@ -241,8 +242,13 @@ cross_entropy_grad = register(
     Op(
         "cross_entropy_grad",
         infer=_infer_cross_entropy_grad,
-        kernel=_cross_entropy_grad_kernel,
-        into=_cross_entropy_grad_into,
+        kernel=refusing(
+            lambda xp, g, *given: _refuse(xp, *given),
+            by_rows(_cross_entropy_grad_of, _grad_along_classes),
+        ),
+        expr=_cross_entropy_grad_of,
+        rows=_grad_along_classes,
+        refuse=lambda xp, g, *given: _refuse(xp, *given),
         vjp=_cross_entropy_grad_vjp,
         batch=batching.rows,
         cost=lambda g, logits, labels: Cost(flops=logits.size * 14),
@@ -256,8 +262,10 @@ cross_entropy_op = register(
     Op(
         "cross_entropy",
         infer=_infer_cross_entropy,
-        kernel=_cross_entropy_kernel,
-        into=_cross_entropy_into,
+        kernel=refusing(_refuse, by_rows(_cross_entropy_of, _along_classes, squeezed=True)),
+        expr=_cross_entropy_of,
+        rows=_along_classes,
+        refuse=_refuse,
         vjp=lambda g, y, logits, labels: (cross_entropy_grad(g, logits, labels), None),
         batch=batching.rows,
         cost=lambda logits, labels: Cost(flops=logits.size * 13),

@@ -1,29 +1,35 @@
-"""Fusion: which elementwise nodes of a partition become one generated kernel.
+"""Fusion: which nodes of a partition become one generated kernel.
 
-A region is a set of elementwise nodes of one shape that run together, where the last of them
-stands: nothing outside reads a value of theirs before that. A value that only the region reads
-takes no memory. A single node is a region as well, and all kernels compute an op in the same way,
-so a partition's cut into regions, which follows from where its nodes are placed, changes no bits.
+A region is a set of elementwise nodes of one shape, and of nodes that go along its rows (or
+columns): reductions, softmax, norms. They run together, where the last of them stands: nothing
+outside reads a value of theirs before that. A value that only the region reads takes no memory. A
+single node is a region as well, and all kernels compute an op in the same way, so a partition's cut
+into regions, which follows from where its nodes are placed, changes no bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.graph import bind_attrs, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.kernels.emit import Applied, Attributes, Operand, Region, attributes
-from graphflow.ops.kernels.regions import collapsed, enabled, traced
+from graphflow.ops.kernels.regions import enabled, traced
+from graphflow.ops.kernels.rowwise import MOST_AXES, Form, collapsed, form_of
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Shape, TensorSpec
 
 _MOST_NODES = 64
 _MOST_OPERANDS = 32
-_MOST_AXES = 4
-_Shapes = Callable[[Tensor], tuple[int, ...]]
+Sizes = tuple[int, ...]
+View = tuple[Tensor, Sizes]
+"""A tensor, and the shape, as long as the whole's, in which a region reads it."""
 
 
 @dataclass(frozen=True)
@@ -34,89 +40,223 @@ class Fused:
         nodes: its members, in order; it runs where the last one stands.
         region: what they compute, up to names and sizes.
         sizes: of its collapsed axes.
-        operands: what it reads of others.
+        operands: what it reads of others; a tensor that it reads in two ways is there twice.
         results: what others read of it.
+        ways: along which collapsed axes each result has elements.
     """
 
     nodes: tuple[Node, ...]
     region: Region
-    sizes: tuple[int, ...]
+    sizes: Sizes
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
+    ways: tuple[tuple[bool, ...], ...]
 
     @property
     def last(self) -> Node:
         return self.nodes[-1]
 
+    def replaces(self, result: Tensor, operand: Tensor) -> bool:
+        """Whether a result may be written over an operand: each element is read for the last time
+        where the result's is made."""
+        ways = [
+            o.axes for o, t in zip(self.region.operands, self.operands, strict=True) if t is operand
+        ]
+        (wanted,) = (w for w, t in zip(self.ways, self.results, strict=True) if t is result)
+        return len(ways) == 1 and all(
+            a == b or n == 1 for a, b, n in zip(ways[0], wanted, self.sizes, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A node that a kernel can be generated for.
+
+    Attributes:
+        shape: of the whole that it goes over.
+        axes: that it reduces; None: it is elementwise.
+        views: the shape in which it sees each input.
+        result: its shape.
+    """
+
+    attrs: Attributes
+    shape: Sizes
+    axes: Sizes | None
+    views: tuple[Sizes, ...]
+    result: Sizes
+
 
 class _Group:
     """A region while it grows. It is closed when something else has read a value of it."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: Sizes, axes: Sizes | None) -> None:
         self.shape = shape
+        self.axes = axes
         self.nodes: list[Node] = []
-        self.operands: dict[Tensor, None] = {}
+        self.operands: dict[View, None] = {}
+        self.rows: set[Node] = set()  # members with one value a row
         self.closed = False
 
-    def fits(self, nodes: int, operands: Iterable[Tensor], shapes: _Shapes) -> bool:
-        """Whether so many nodes that read these operands may come in."""
-        new = [t for t in operands if t not in self.operands]
+    @property
+    def row(self) -> Sizes | None:
+        """The shape of a value a row, with the reduced axes; None where none is reduced."""
+        if self.axes is None:
+            return None
+        return tuple(1 if a in self.axes else n for a, n in enumerate(self.shape))
+
+    def views(self, item: _Item) -> tuple[bool, tuple[Sizes, ...]] | None:
+        """Whether an item has a value for each element here (or for each row), and how it sees its
+        inputs; None where it does not belong here."""
+        if item.axes is not None:
+            if item.shape != self.shape or self.axes not in (None, item.axes):
+                return None
+            return True, tuple(_padded(v, len(self.shape)) for v in item.views)
+        if item.shape == self.shape:
+            return True, tuple(_padded(v, len(self.shape)) for v in item.views)
+        if self.axes is None:
+            return None
+        if item.shape == self.row:
+            return False, tuple(_padded(v, len(self.shape)) for v in item.views)
+        left = [a for a in range(len(self.shape)) if a not in self.axes]
+        if item.shape != tuple(self.shape[a] for a in left):
+            return None
+        return False, tuple(_spread(v, left, len(self.shape)) for v in item.views)
+
+    def holds(self, tensor: Tensor, root: Tensor, view: Sizes) -> bool:
+        """Whether a tensor that is a member's value, or an alias of it, is that value here."""
+        if root.node in self.rows:
+            return view == self.row
+        return tensor is root and view == self.shape
+
+    def fits(self, nodes: int, operands: Iterable[View], axes: Sizes | None) -> bool:
+        """Whether so many nodes that read these operands, and reduce these axes, may come in."""
+        new = [view for view in operands if view not in self.operands]
         if len(self.nodes) + nodes > _MOST_NODES or len(self.operands) + len(new) > _MOST_OPERANDS:
             return False
-        if all(shapes(t) == self.shape or prod(shapes(t)) == 1 for t in new):
+        plain = (self.shape, self.row)
+        if axes == self.axes and all(v in plain or prod(v) == 1 for _, v in new):
             return True  # no operand of these parts the axes any further
-        form = collapsed(self.shape, [shapes(t) for t in (*self.operands, *new)])
-        return len(form.sizes) <= _MOST_AXES
+        form = _form(self.shape, axes, (*self.operands, *new))
+        return form is not None
+
+
+def _form(shape: Sizes, axes: Sizes | None, operands: Iterable[View]) -> Form | None:
+    form = collapsed(shape, [view for _, view in operands], axes)
+    return None if form is None or len(form.sizes) > MOST_AXES else form
+
+
+def _padded(shape: Sizes, rank: int) -> Sizes:
+    return (1,) * (rank - len(shape)) + shape
+
+
+def _spread(shape: Sizes, left: Sequence[int], rank: int) -> Sizes:
+    """A shape without the reduced axes, with them."""
+    view = [1] * rank
+    for axis, size in zip(left, _padded(shape, len(left)), strict=True):
+        view[axis] = size
+    return tuple(view)
 
 
 class _Regions:
     """The groups of a partition, while its nodes are looked at in order."""
 
-    def __init__(self, shapes: _Shapes, roots: Mapping[Tensor, Tensor]) -> None:
-        self.shapes = shapes
+    def __init__(self, roots: Mapping[Tensor, Tensor]) -> None:
         self.roots = roots
         self.of: dict[Node, _Group] = {}
         self.position: dict[Node, int] = {}
 
-    def add(self, node: Node, generated: bool) -> None:
+    def add(self, node: Node, item: _Item | None) -> None:
         """The next node: into the groups that it reads, if it may; it closes the others."""
-        shape = self.shapes(node.outputs[0]) if generated else None
         joined: list[_Group] = []
-        for tensor in node.inputs:
-            group = self.of.get(self.roots[tensor].node)
-            if group is None:
-                continue
-            if group.shape == shape and self.of.get(tensor.node) is group:
+        for group in self._read(node):
+            if item is not None and self._may_join(group, node, item):
                 joined.append(group)
             elif _reads(node):
-                group.closed = True  # another shape, or by way of an alias
-        if shape is None:
+                group.closed = True
+        if item is None:
             return
-        home = _Group(shape)
-        for group in dict.fromkeys(joined):
+        home = _Group(item.shape, item.axes)
+        for group in joined:
             if not group.closed:
-                home = self._joined(home, group, node)
-        home.nodes.append(node)
-        self.of[node] = home
-        self.position[node] = len(self.position)
-        for tensor in node.inputs:
-            if self.of.get(tensor.node) is not home:
-                home.operands[tensor] = None
+                home = self._joined(home, group, node, item)
+        self._enter(home, node, item)
 
-    def _joined(self, home: _Group, group: _Group, node: Node) -> _Group:
+    def _read(self, node: Node) -> list[_Group]:
+        found = (self.of.get(self.roots[tensor].node) for tensor in node.inputs)
+        return list(dict.fromkeys(group for group in found if group is not None))
+
+    def _may_join(self, group: _Group, node: Node, item: _Item) -> bool:
+        """Whether a node belongs in a group, with all that it reads of it."""
+        place = group.views(item)
+        if place is None:
+            return False
+        for tensor, view in zip(node.inputs, place[1], strict=True):
+            root = self.roots[tensor]
+            if self.of.get(root.node) is group and (
+                not group.holds(tensor, root, view) or _is_looked_at(node, tensor)
+            ):
+                return False
+        return True
+
+    def _outside(self, group: _Group, node: Node, item: _Item) -> dict[View, None]:
+        """What a node reads that is no value of a group."""
+        place = group.views(item)
+        assert place is not None
+        return {
+            (tensor, view): None
+            for tensor, view in zip(node.inputs, place[1], strict=True)
+            if self.of.get(self.roots[tensor].node) is not group
+        }
+
+    def _joined(self, home: _Group, group: _Group, node: Node, item: _Item) -> _Group:
         """Two groups as one, to which a node comes; the first alone if that is too much."""
         if not home.nodes:
-            if group.fits(1, node.inputs, self.shapes):
+            axes = group.axes if item.axes is None else item.axes
+            if group.fits(1, self._outside(group, node, item), axes):
+                group.axes = axes
                 return group
-        elif home.fits(len(group.nodes) + 1, {**group.operands, **dict.fromkeys(node.inputs)},
-                       self.shapes):  # fmt: skip
-            home.operands.update(group.operands)
-            home.nodes = sorted((*home.nodes, *group.nodes), key=self.position.__getitem__)
-            for each in group.nodes:
-                self.of[each] = home
+        elif self._united(home, group, node, item):
             return home
         group.closed = True
         return home
+
+    def _united(self, home: _Group, group: _Group, node: Node, item: _Item) -> bool:
+        """Take a group into the one that a node is about to enter, if they go together."""
+        axes = home.axes if group.axes is None else group.axes
+        axes = axes if item.axes is None else item.axes
+        if home.shape != group.shape or not {home.axes, group.axes} <= {None, axes}:
+            return False
+        operands = {**group.operands, **self._outside(home, node, item)}
+        operands = {v: None for v in operands if self.of.get(self.roots[v[0]].node) is not group}
+        if not home.fits(len(group.nodes) + 1, operands, axes):
+            return False
+        home.axes = axes
+        home.operands.update(group.operands)
+        home.rows |= group.rows
+        home.nodes = sorted((*home.nodes, *group.nodes), key=self.position.__getitem__)
+        for each in group.nodes:
+            self.of[each] = home
+        return True
+
+    def _enter(self, home: _Group, node: Node, item: _Item) -> None:
+        place = home.views(item)
+        assert place is not None
+        is_whole, views = place
+        if item.axes is not None:  # a reduction's own value may be one a row
+            is_whole = item.result == item.shape
+        home.nodes.append(node)
+        if not is_whole:
+            home.rows.add(node)
+        for tensor, view in zip(node.inputs, views, strict=True):
+            if self.of.get(self.roots[tensor].node) is not home:
+                home.operands[tensor, view] = None
+        self.of[node] = home
+        self.position[node] = len(self.position)
+
+
+def _is_looked_at(node: Node, tensor: Tensor) -> bool:
+    """Whether a node's op looks at the values of an input where the node stands."""
+    return node.op.refuse is not None and tensor.dtype.kind != "f"
 
 
 def plan_regions(
@@ -133,42 +273,46 @@ def plan_regions(
     """
     if not enabled() or DeviceName.parse(partition.device).kind != "cpu":
         return {}
-    regions = _Regions(lambda t: _sizes(specs[t].shape), roots)
-    items: dict[Node, Attributes] = {}
+    regions = _Regions(roots)
+    items: dict[Node, _Item] = {}
     for node in partition.graph.nodes:
         found = _generated(node, specs, bindings)
         if found is not None:
             items[node] = found
-        regions.add(node, found is not None)
+        regions.add(node, found)
     distinct = {id(group): group for group in regions.of.values()}
-    wanted = {*partition.graph.outputs, *partition.fetches.values()}
     return {
         node: fused
         for group in distinct.values()
-        for fused in [_fused(group, partition, specs, items, wanted)]
+        for fused in [_fused(group, partition, items, roots)]
         for node in group.nodes
     }
 
 
 def _generated(
     node: Node, specs: Mapping[Tensor, TensorSpec], bindings: Mapping[str, int]
-) -> Attributes | None:
-    """The attributes of a node that a kernel can be generated for."""
-    if not node.op.elementwise or node.op.expr is None or bodies(node):
+) -> _Item | None:
+    """What a kernel for a node would compute; None where none can be generated."""
+    op = node.op
+    if op.expr is None or not (op.elementwise or op.rows is not None) or bodies(node):
         return None
     attrs = bind_attrs(node.attrs, bindings)
-    found = traced(node.op, [t.dtype for t in node.inputs], attrs)
+    found = traced(op, [t.dtype for t in node.inputs], attrs)
     if found is None or found.dtype != node.outputs[0].dtype:
         return None
-    if len(specs[node.outputs[0]].shape) > _MOST_AXES and not _is_even(node, specs):
+    shapes = [_sizes(specs[t].shape) for t in node.inputs]
+    items = attributes(attrs)
+    assert items is not None
+    whole = _sizes(specs[node.outputs[0]].shape)
+    if op.rows is None:
+        if len(whole) > MOST_AXES and form_of(op, shapes, attrs) is None:
+            return None
+        return _Item(items, whole, None, tuple(shapes), whole)
+    if form_of(op, shapes, attrs) is None:
         return None
-    return attributes(attrs)
-
-
-def _is_even(node: Node, specs: Mapping[Tensor, TensorSpec]) -> bool:
-    shape = specs[node.outputs[0]].shape
-    form = collapsed(_sizes(shape), [_sizes(specs[t].shape) for t in node.inputs])
-    return len(form.sizes) <= _MOST_AXES
+    rows = op.rows(*shapes, **attrs)
+    views: Any = rows.shapes
+    return _Item(items, np.broadcast_shapes(*views), tuple(rows.axes), tuple(views), whole)
 
 
 def _reads(node: Node) -> bool:
@@ -180,41 +324,49 @@ def _reads(node: Node) -> bool:
 def _fused(
     group: _Group,
     partition: Partition,
-    specs: Mapping[Tensor, TensorSpec],
-    items: Mapping[Node, Attributes],
-    wanted: Set[Tensor],
+    items: Mapping[Node, _Item],
+    roots: Mapping[Tensor, Tensor],
 ) -> Fused:
     graph = partition.graph
-    number = {t: i for i, t in enumerate(group.operands)}
+    number = {view: i for i, view in enumerate(group.operands)}
     place = {node: i for i, node in enumerate(group.nodes)}
+    wanted = {*graph.outputs, *partition.fetches.values()}
     results = [
         i
         for i, node in enumerate(group.nodes)
         if node.outputs[0] in wanted or any(c not in place for c in graph.consumers[node])
     ]
-    form = collapsed(group.shape, [_sizes(specs[t].shape) for t in group.operands])
+    form = _form(group.shape, group.axes, group.operands)
+    assert form is not None
+    applied = []
+    for node in group.nodes:
+        seen = group.views(items[node])
+        assert seen is not None
+        refs = tuple(
+            (True, place[roots[t].node]) if roots[t].node in place else (False, number[t, view])
+            for t, view in zip(node.inputs, seen[1], strict=True)
+        )
+        applied.append(Applied(node.op, items[node].attrs, refs, node not in group.rows))
     region = Region(
         len(form.sizes),
         tuple(
-            Operand(t.dtype.name, axes) for t, axes in zip(group.operands, form.axes, strict=True)
+            Operand(t.dtype.name, axes)
+            for (t, _), axes in zip(group.operands, form.axes, strict=True)
         ),
-        tuple(
-            Applied(
-                node.op,
-                items[node],
-                tuple(
-                    (True, place[t.node]) if t.node in place else (False, number[t])
-                    for t in node.inputs
-                ),
-            )
-            for node in group.nodes
-        ),
+        tuple(applied),
         tuple(results),
+        form.over,
     )
     outputs = tuple(group.nodes[i].outputs[0] for i in results)
-    return Fused(tuple(group.nodes), region, form.sizes, tuple(group.operands), outputs)
+    operands = tuple(t for t, _ in group.operands)
+    reduced = {"rows": 1, "columns": 2}.get(form.over, 0)
+    row = tuple(len(form.sizes) - i != reduced for i in range(len(form.sizes)))
+    ways = tuple(
+        row if group.nodes[i] in group.rows else (True,) * len(form.sizes) for i in results
+    )
+    return Fused(tuple(group.nodes), region, form.sizes, operands, outputs, ways)
 
 
-def _sizes(shape: Shape) -> tuple[int, ...]:
+def _sizes(shape: Shape) -> Sizes:
     """A concrete shape."""
     return shape  # type: ignore[return-value]

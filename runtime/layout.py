@@ -3,6 +3,7 @@ commit."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from graphflow.op import Node, Tensor
 from graphflow.ops.control import cond, scan, while_loop
 from graphflow.ops.kernels.emit import attributes
 from graphflow.ops.kernels.native import Task
-from graphflow.ops.kernels.regions import enabled
+from graphflow.ops.kernels.regions import enabled, kernel_of
 from graphflow.runtime.fusion import Fused, plan_regions
 from graphflow.runtime.memory import Arena, Block, aligned, plan_arena
 from graphflow.runtime.partition import Partition
@@ -113,9 +114,13 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     scratch: dict[Node, int] = {}
     needs = {node: need.nbytes for node, need in inner.items()}
     needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})
+    for fused in {id(f): f for f in regions.values() if f.region.over}.values():
+        if need := kernel_of(fused.region).task(fused.sizes).scratch:
+            needs[fused.last] = need
     for node, need in needs.items():
         scratch[node] = len(lives)
-        lives.append(Block(position[node], position[node], need))
+        end = len(graph.nodes) if node in deferred else position[node]
+        lives.append(Block(position[node], end, need))
     return Layout(
         specs, roots, blocks, plan_arena(lives), regions, deferred, staged, commits, inner, tasks,
         scratch,
@@ -246,10 +251,16 @@ def _reads_only_its_own(
     )
     if not all(t.node in candidates for t in results):
         return False
-    own = {candidates[t.node]: t.spec for t in results}
-    return len(own) == len(results) and all(
-        roots[t] not in assigned or own.get(roots[t]) == t.spec for t in operands
-    )
+    own = {candidates[t.node]: t for t in results}
+    read = Counter(roots[t] for t in operands)
+
+    def is_own(operand: Tensor) -> bool:
+        result = own.get(roots[operand])
+        if result is None or result.spec != operand.spec:
+            return False
+        return fused is None or (read[roots[operand]] == 1 and fused.replaces(result, operand))
+
+    return len(own) == len(results) and all(roots[t] not in assigned or is_own(t) for t in operands)
 
 
 def _is_safe(node: Node) -> bool:
@@ -307,26 +318,30 @@ def _lives(
             deaths[tensor] = end if tensor in held else last.get(tensor, at)
         if fused is not None or (node.op.elementwise and node.op.into is not None):
             operands = node.inputs if fused is None else fused.operands
-            _take_over(results, operands, specs, roots, deaths, shared, at)
+            _take_over(results, operands, fused, specs, roots, deaths, shared, at)
     return shared, deaths
 
 
 def _take_over(
     results: Sequence[Tensor],
     operands: Sequence[Tensor],
+    fused: Fused | None,
     specs: Mapping[Tensor, TensorSpec],
     roots: Mapping[Tensor, Tensor],
     deaths: Mapping[Tensor, int],
     shared: dict[Tensor, Tensor],
     at: int,
 ) -> None:
-    """Let each result take over the block of an operand of its spec that dies here."""
+    """Let each result take over the block of an operand of its spec that dies here, and that is
+    read in one way only."""
     taken: set[Tensor] = set()
-    broadcast = {roots[t] for t in operands if specs[t].shape != specs[results[0]].shape}
+    read = Counter(roots[t] for t in (operands if fused else dict.fromkeys(operands)))
     for result in results:
         for source in operands:
             before = roots[source]
-            if deaths.get(before) != at or before in broadcast or specs[source] != specs[result]:
+            if deaths.get(before) != at or read[before] > 1 or specs[source] != specs[result]:
+                continue
+            if fused is not None and not fused.replaces(result, source):
                 continue
             leader = shared.get(before, before)
             if leader not in taken:

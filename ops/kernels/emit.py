@@ -20,7 +20,7 @@ import numpy as np
 from graphflow.op import Op
 from graphflow.ops.kernels.lanes import ELEMENTS, SHORT, Lanes, Module
 from graphflow.ops.kernels.steps import write_step
-from graphflow.ops.kernels.trace import Step, Symbol, Trace, record
+from graphflow.ops.kernels.trace import ROWS, XP, Step, Symbol, Trace, record
 
 Attributes = tuple[tuple[str, Any, str], ...]
 """Names, values, and these as text: 0.0 is not -0.0, though they are equal."""
@@ -38,11 +38,13 @@ class Operand:
 
 @dataclass(frozen=True)
 class Applied:
-    """An op of a region, its attributes, and what it is applied to."""
+    """An op of a region, its attributes, what it is applied to, and whether it has a value for each
+    element of the region (or for each row)."""
 
     op: Op
     attrs: Attributes
     inputs: tuple[Ref, ...]
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,16 @@ class Region:
 
     Attributes:
         rank: how many collapsed axes there are, at least one.
-        results: the ops whose values are stored, which have all axes.
+        results: the ops whose values are stored.
+        over: the axis that is reduced: "rows", the last one, or "columns", the last but one, each
+            with at least one before; "" where none is.
     """
 
     rank: int
     operands: tuple[Operand, ...]
     ops: tuple[Applied, ...]
     results: tuple[int, ...]
+    over: str = ""
 
 
 @dataclass
@@ -69,12 +74,18 @@ class Source:
         needs: declarations, and functions that it calls.
         flops: steps an element, for the cost.
         dtypes: of the results.
+        axes: along which collapsed axes each result has elements.
+        kept: values that wait for a later pass over their row, in memory of its own.
+        passes: over a row.
     """
 
     body: str
     needs: str
     flops: int
     dtypes: tuple[np.dtype[Any], ...]
+    axes: tuple[tuple[bool, ...], ...]
+    kept: int = 0
+    passes: int = 1
 
 
 def trace_of(region: Region) -> tuple[Trace, list[Step], list[Step]]:
@@ -89,7 +100,9 @@ def trace_of(region: Region) -> tuple[Trace, list[Step], list[Step]]:
     for applied in region.ops:
         assert applied.op.expr is not None
         given = [values[i] if inner else inputs[i] for inner, i in applied.inputs]
-        values.append(record(trace, applied.op.expr, given, {k: v for k, v, _ in applied.attrs}))
+        xp = XP if applied.op.rows is None else ROWS
+        attrs = {k: v for k, v, _ in applied.attrs}
+        values.append(record(trace, applied.op.expr, given, attrs, xp))
     return trace, [s.step for s in inputs], [values[i].step for i in region.results]
 
 
@@ -101,24 +114,26 @@ def write(region: Region, width: int) -> Source:
     """
     trace, _, results = trace_of(region)
     writer = _Writer(region, width)
-    used = _reachable(trace, results)
+    used = reachable(trace, results)
     for step in used:
         writer.step(step)
     for i, step in enumerate(results):
         writer.result(i, step)
     body = writer.text()
     needs = "\n".join(writer.module.declared.values())
-    flops = sum(_FLOPS.get(s.kind, 1) for s in used if writer.levels[s] == 2)
-    return Source(body, needs, flops, tuple(s.dtype for s in results))
+    flops = sum(FLOPS.get(s.kind, 1) for s in used if writer.levels[s] == 2)
+    full = ((True,) * region.rank,) * len(results)
+    return Source(body, needs, flops, tuple(s.dtype for s in results), full)
 
 
-_FLOPS = {
+FLOPS = {
     "input": 0, "constant": 0, "exp": 20, "expm1": 22, "log": 24, "log1p": 32, "tanh": 32,
     "erf": 40, "sigmoid": 28, "sin": 40, "cos": 40, "power": 80, "divide": 6, "sqrt": 8,
 }  # fmt: skip
 
 
-def _reachable(trace: Trace, results: Sequence[Step]) -> list[Step]:
+def reachable(trace: Trace, results: Sequence[Step]) -> list[Step]:
+    """The steps that results need, in order."""
     wanted = set(results)
     for step in reversed(trace.steps):
         if step in wanted:
@@ -170,7 +185,7 @@ class _Writer:
     def _input(self, step: Step) -> None:
         number = step.value
         axes = self.region.operands[number].axes
-        stored = _stored(step.dtype)
+        stored = in_memory(step.dtype)
         stream = _Stream(number, stored, self._strides(number), f"in{number}")
         kind = f"<{self.width} x {stored}>"
         if axes[-1]:
@@ -196,7 +211,7 @@ class _Writer:
 
     def result(self, i: int, step: Step) -> None:
         number = len(self.region.operands) + i
-        stream = _Stream(number, _stored(step.dtype), self._strides(number), f"out{i}")
+        stream = _Stream(number, in_memory(step.dtype), self._strides(number), f"out{i}")
         kind = f"<{self.width} x {stream.stored}>"
         value = self.values[step]
         if step.dtype.kind == "b":
@@ -366,13 +381,20 @@ class _Writer:
         ]
 
 
-def _stored(dtype: np.dtype[Any]) -> str:
+def in_memory(dtype: np.dtype[Any]) -> str:
+    """The type of an element in memory."""
     return "i8" if dtype.kind == "b" else ELEMENTS[dtype.name]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def attributes(attrs: Mapping[str, Any]) -> Attributes | None:
     """An op's attributes as part of a region; None where they are no plain values."""
     items = sorted(attrs.items())
-    if not all(v is None or isinstance(v, bool | int | float | str) for _, v in items):
+    if not all(_is_plain(v) for _, v in items):
         return None
     return tuple((k, v, repr(v)) for k, v in items)

@@ -1,4 +1,4 @@
-"""Kernels of elementwise regions: from shapes and ops to a native function, and how it is run.
+"""Kernels of regions: from shapes and ops to a native function, and how it is run.
 
 A region that was met before, up to names and sizes, has its kernel at hand. A kernel's work is cut
 into parts for the threads of the current pool where it is worth that; the cut changes no bits.
@@ -18,10 +18,13 @@ import numpy as np
 
 from graphflow.errors import ShapeError, Untraceable
 from graphflow.op import Op
-from graphflow.ops.kernels.emit import Applied, Operand, Region, Source, attributes, write
+from graphflow.ops.kernels import emit, reductions
+from graphflow.ops.kernels.emit import Applied, Operand, Region, Source, attributes
 from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
+from graphflow.ops.kernels.rowwise import form_of
 from graphflow.ops.kernels.threads import current_pool
-from graphflow.ops.kernels.trace import APPROXIMATE, DTYPES, Trace, record
+from graphflow.ops.kernels.trace import APPROXIMATE, DTYPES, ROWS, XP, Trace, record
+from graphflow.spec import TensorSpec
 
 SHARED = 60_000
 """Nanoseconds of work from which a kernel's rows are shared by threads (a hand-over takes 10 to 20
@@ -56,7 +59,7 @@ _traced: dict[Any, Traced | None] = {}
 
 def traced(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> Traced | None:
     """What a generated kernel of the op gives; None where there is none."""
-    if not op.elementwise or op.expr is None or not dtypes:
+    if op.expr is None or not dtypes or not (op.elementwise or op.rows is not None):
         return None
     items = attributes(attrs)
     if items is None:
@@ -74,47 +77,11 @@ def _trace(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) ->
     inputs = [trace.input(i, dtype) for i, dtype in enumerate(dtypes)]
     assert op.expr is not None
     try:
-        result = record(trace, op.expr, inputs, attrs)
+        result = record(trace, op.expr, inputs, attrs, XP if op.rows is None else ROWS)
     except Untraceable:
         return None
-    return Traced(result.dtype, any(s.kind in APPROXIMATE for s in trace.steps))
-
-
-# Shapes ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Collapsed:
-    """A shape with as few axes as the broadcasting of some operands allows.
-
-    Attributes:
-        sizes: of the axes; at least one.
-        axes: for each operand, along which of them it has elements.
-    """
-
-    sizes: tuple[int, ...]
-    axes: tuple[tuple[bool, ...], ...]
-
-
-def collapsed(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> Collapsed:
-    """Join neighbouring axes that all operands have, or lack; axes of size 1 vanish."""
-    sizes: list[int] = []
-    masks: list[tuple[bool, ...]] = []
-    rank = len(shape)
-    for axis, size in enumerate(shape):
-        if size == 1:
-            continue
-        mask = tuple(
-            axis >= rank - len(given) and given[axis - rank + len(given)] != 1 for given in operands
-        )
-        if masks and masks[-1] == mask:
-            sizes[-1] *= size
-        else:
-            sizes.append(size)
-            masks.append(mask)
-    if not sizes:
-        sizes, masks = [1], [(False,) * len(operands)]
-    return Collapsed(tuple(sizes), tuple(zip(*masks, strict=True)))
+    kinds = {s.kind for s in trace.steps}
+    return Traced(result.dtype, op.rows is not None or not kinds.isdisjoint(APPROXIMATE))
 
 
 # Kernels --------------------------------------------------------------------------------------
@@ -125,7 +92,9 @@ class Kernel:
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        self.source: Source = write(region, vector_width())
+        self.source: Source = (
+            reductions.write(region) if region.over else emit.write(region, vector_width())
+        )
         self.name, self.text = named(self.source.body, self.source.needs)
         self._tasks: dict[tuple[int, ...], Task] = {}
 
@@ -141,22 +110,38 @@ class Kernel:
         return found
 
     def _task(self, sizes: tuple[int, ...]) -> Task:
-        region = self.region
-        full = (True,) * region.rank
-        meta = [sizes[-1], *sizes[1:-1]]
+        region, source = self.region, self.source
+        meta, rows, scratch = self._frame(sizes)
         for operand in region.operands:
             meta += _row_strides(sizes, operand.axes, np.dtype(operand.dtype).itemsize)
-        for dtype in self.source.dtypes:
-            meta += _row_strides(sizes, full, dtype.itemsize)
+        for dtype, axes in zip(source.dtypes, source.axes, strict=True):
+            meta += _row_strides(sizes, axes, dtype.itemsize)
+        work = self.nanoseconds(max(prod(sizes), rows))
+        return Task(self.name, self.text, tuple(meta), rows, work, scratch)
+
+    def _frame(self, sizes: tuple[int, ...]) -> tuple[list[int], int, int]:
+        """The sizes that the function is given, how many units it does, and bytes of scratch."""
+        lanes, kept = reductions.LANES, self.source.kept
+        if self.region.over == "rows":
+            meta = [sizes[-1], *sizes[1:-1]]
+            return meta, prod(sizes[:-1]), kept * (sizes[-1] // lanes + 1) * lanes * 8
+        if self.region.over == "columns":
+            *outer, length, width = sizes
+            units = prod(outer) * -(-width // lanes)
+            return [length, width, *outer[1:]], units, kept * length * lanes * 8
         size = prod(sizes)
-        rows = size if region.rank == 1 or not size else size // sizes[-1]
-        return Task(self.name, self.text, tuple(meta), rows, self.nanoseconds(size))
+        rows = size if self.region.rank == 1 or not size else size // sizes[-1]
+        return [sizes[-1], *sizes[1:-1]], rows, 0
 
     def nanoseconds(self, size: int) -> float:
         """A rough guess of how long one thread takes for so many elements."""
-        streams = [np.dtype(o.dtype).itemsize for o in self.region.operands if o.axes[-1]]
-        moved = sum(streams) + sum(d.itemsize for d in self.source.dtypes)
-        return size * (0.03 * moved + 0.02 * self.source.flops)
+        source = self.source
+        inner = -2 if self.region.over == "columns" else -1
+        streams = [np.dtype(o.dtype).itemsize for o in self.region.operands if o.axes[inner]]
+        results = zip(source.dtypes, source.axes, strict=True)
+        moved = sum(streams) + sum(d.itemsize for d, axes in results if axes[inner])
+        again = 0.01 * moved * (source.passes - 1) + 0.05 * source.kept  # in the cache
+        return size * (0.03 * moved + again + 0.02 * source.flops)
 
 
 _kernels: dict[Region, Kernel] = {}
@@ -183,6 +168,10 @@ def _row_strides(sizes: Sequence[int], axes: Sequence[bool], itemsize: int) -> l
     return strides[:-1]
 
 
+_MOST_PARTS = 64
+"""Threads that share one launch, each with scratch memory of its own."""
+
+
 class Launch:
     """A kernel with sizes and operands; calling it runs it, on the threads of the current pool.
 
@@ -195,7 +184,13 @@ class Launch:
         self, kernel: Kernel, sizes: tuple[int, ...], addresses: Sequence[int | None]
     ) -> None:
         region = kernel.region
-        self._table = np.array([a or 0 for a in addresses], np.uint64)
+        task = kernel.task(sizes)
+        work = task.nanoseconds
+        # Parts begin where a cache line does, so that no two threads write to one.
+        self._unit = 64 if region.rank == 1 else 1
+        self._parts = min(int(work / SHARED * 2), task.rows // self._unit) if work > SHARED else 1
+        given = [a or 0 for a in addresses]
+        self._tables, self._scratch = _tables(given, task.scratch, self._parts)
         self._moving = [
             (
                 i,
@@ -205,18 +200,13 @@ class Launch:
             for i, (a, operand) in enumerate(zip(addresses, region.operands, strict=False))
             if a is None
         ]
-        task = kernel.task(sizes)
         self._meta = np.array(task.sizes, np.int64)
-        work = task.nanoseconds
-        # Parts begin where a cache line does, so that no two threads write to one.
-        self._unit = 64 if region.rank == 1 else 1
-        self._parts = min(int(work / SHARED * 2), task.rows // self._unit) if work > SHARED else 1
         self._rows = task.rows
-        self._given = (_pointer(self._table), _pointer(self._meta))
+        self._given = [(_pointer(table), _pointer(self._meta)) for table in self._tables]
         function = kernel.function
         self._function = function.freed if work > FREED else function.held
         self._alone = partial(
-            self._function, *self._given, ctypes.c_int64(0), ctypes.c_int64(self._rows)
+            self._function, *self._given[0], ctypes.c_int64(0), ctypes.c_int64(self._rows)
         )
 
     def __call__(self, *arrays: Any) -> None:
@@ -224,11 +214,13 @@ class Launch:
             if array.size != size or array.dtype != dtype:  # a native function trusts its pointers
                 raise ShapeError(f"{size} elements of {dtype} are wanted, not {array.size} of "
                                  f"{array.dtype}")  # fmt: skip
-            self._table[i] = address(array)
+            place = address(array)
+            for table in self._tables:
+                table[i] = place
         if self._parts > 1:
             pool = current_pool()
             if pool is not None and pool.threads > 1:
-                self._split(pool.run, min(self._parts, pool.threads))
+                self._split(pool.run, min(self._parts, pool.threads, _MOST_PARTS))
                 return
         if self._rows:
             self._alone()
@@ -246,9 +238,23 @@ class Launch:
 
         def part(i: int) -> None:
             if bounds[i] < bounds[i + 1]:
-                self._function(*self._given, bounds[i], bounds[i + 1])
+                self._function(*self._given[i % len(self._given)], bounds[i], bounds[i + 1])
 
         run(part, parts)
+
+
+def _tables(
+    given: Sequence[int], scratch: int, parts: int
+) -> tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any] | None]:
+    """The pointers that the function is given; where it needs scratch memory, for each part that
+    may run at a time, and the memory."""
+    if not scratch:
+        return [np.array(given, np.uint64)], None
+    size = -(-scratch // 64) * 64
+    count = max(1, min(parts, _MOST_PARTS))
+    memory = np.empty(count * size + 64, np.uint8)
+    start = -(-address(memory) // 64) * 64
+    return [np.array([*given, start + i * size], np.uint64) for i in range(count)], memory
 
 
 def _pointer(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
@@ -265,26 +271,37 @@ def address(array: Any) -> int:
 
 
 @cache
-def _alone(
-    op: Op, dtypes: tuple[np.dtype[Any], ...], items: Any, axes: tuple[tuple[bool, ...], ...]
-) -> Kernel:
+def _alone(op: Op, dtypes: tuple[np.dtype[Any], ...], items: Any, axes: Any, over: str) -> Kernel:
     operands = tuple(Operand(d.name, a) for d, a in zip(dtypes, axes, strict=True))
     inputs = tuple((False, i) for i in range(len(dtypes)))
-    return kernel_of(Region(len(axes[0]), operands, (Applied(op, items, inputs),), (0,)))
+    applied = Applied(op, items, inputs, not over)
+    return kernel_of(Region(len(axes[0]), operands, (applied,), (0,), over))
 
 
 def computed(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """An elementwise op of arrays by its generated kernel; None where numpy gives the same bits,
-    or there is no such kernel."""
-    if xp is not np or not op.elementwise or not enabled():
+    """An op of arrays by its generated kernel; None where numpy gives the same bits, or there is no
+    such kernel."""
+    if xp is not np or not enabled() or not (op.elementwise or op.rows is not None):
         return None
     arrays = [np.ascontiguousarray(a) if np.ndim(a) else np.asarray(a) for a in arrays]
     found = traced(op, [a.dtype for a in arrays], attrs)
     if found is None or not found.approximate:
         return None
-    shape = np.broadcast_shapes(*(a.shape for a in arrays))
-    form = collapsed(shape, [a.shape for a in arrays])
-    kernel = _alone(op, tuple(a.dtype for a in arrays), attributes(attrs), form.axes)
-    out = np.empty(shape, found.dtype)
+    form = form_of(op, [a.shape for a in arrays], attrs)
+    if form is None:
+        return None
+    if op.refuse is not None:
+        op.refuse(xp, *arrays, **attrs)
+    dtypes = tuple(a.dtype for a in arrays)
+    kernel = _alone(op, dtypes, attributes(attrs), form.axes, form.over)
+    out = np.empty(_result_shape(op, arrays, attrs), found.dtype)
     Launch(kernel, form.sizes, [*map(address, arrays), address(out)])()
     return out
+
+
+def _result_shape(op: Op, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    if op.elementwise:
+        return np.broadcast_shapes(*(a.shape for a in arrays))
+    spec = op.infer(*(TensorSpec(a.shape, a.dtype) for a in arrays), **attrs)
+    assert isinstance(spec, TensorSpec)
+    return spec.shape  # type: ignore[return-value]

@@ -257,11 +257,34 @@ class _Symbolic:
         return x
 
 
+class _AlongRows(_Symbolic):
+    """`xp` of an op that goes along rows: see `rowwise.Along`."""
+
+    sum, prod = _numeric("row_sum"), _numeric("row_prod")
+    max, min = _numeric("row_max"), _numeric("row_min")
+    any, all = _test("row_any", "b"), _test("row_all", "b")
+
+    def mean(self, x: Symbol) -> Symbol:
+        return self.sum(x) / self.count(x)
+
+    def count(self, like: Symbol) -> Symbol:
+        _require(like.dtype, "f", "count")
+        return Symbol(like.trace, like.trace.step("count", (), like.dtype))
+
+    def place(self, like: Symbol) -> Symbol:
+        return Symbol(like.trace, like.trace.step("place", (), np.dtype("int32")))
+
+
 XP = _Symbolic()
+ROWS = _AlongRows()
 
 
 def record(
-    trace: Trace, expr: Callable[..., Any], inputs: Sequence[Symbol], attrs: Mapping[str, Any]
+    trace: Trace,
+    expr: Callable[..., Any],
+    inputs: Sequence[Symbol],
+    attrs: Mapping[str, Any],
+    xp: _Symbolic = XP,
 ) -> Symbol:
     """What an op's expression makes of symbols.
 
@@ -269,7 +292,7 @@ def record(
         Untraceable: it does something else than primitive steps.
     """
     try:
-        result = expr(XP, *inputs, **attrs)
+        result = expr(xp, *inputs, **attrs)
     except Untraceable:
         raise
     except Exception as error:  # a user's expression may do anything

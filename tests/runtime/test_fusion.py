@@ -85,9 +85,70 @@ def test_rows_columns_and_scalars_broadcast_into_a_region() -> None:
 def test_what_something_else_reads_ends_a_region() -> None:
     x = x_of()
     h = gf.exp(x * 2.0)
-    y = h / gf.sum(h, axis=1, keepdims=True)
+    y = h / gf.matmul(h, gf.constant(np.ones((40, 40), "f")))
     assert drawn(layout_of(y)) == ["multiply exp*", "divide*"]
     same_as_reference(x, y)
+
+
+@pytest.mark.parametrize(
+    ("build", "regions"),
+    [
+        (lambda x: gf.nn.softmax(x * 0.5 + 1.0) * 2.0, ["multiply add softmax multiply*"]),
+        (lambda x: x - gf.mean(x, axis=1, keepdims=True), ["mean subtract*"]),
+        (lambda x: x - gf.expand_dims(gf.mean(x, axis=1), 1), ["mean* subtract*"]),
+        (lambda x: gf.sum(gf.exp(x), axis=0), ["exp sum*"]),
+        (lambda x: gf.exp(x) / gf.sum(gf.exp(x), axis=0), ["exp exp sum divide*"]),
+        (lambda x: gf.sqrt(gf.sum(x * x, axis=1)) + 1.0, ["multiply sum sqrt add*"]),
+        (lambda x: gf.tanh(gf.sum(x * x)), ["multiply sum tanh*"]),
+        (
+            lambda x: gf.sum(gf.sum(x, axis=1, keepdims=True) * x, axis=0),
+            ["sum multiply*", "sum*"],
+        ),
+        (lambda x: gf.sum(x, axis=0) + gf.constant(X[:, 0][:1]), ["sum add*"]),
+        (
+            lambda x: gf.nn.layer_norm(gf.nn.gelu(x), X[0], X[1]) + x,
+            ["gelu affine_norm add*"],
+        ),
+    ],
+)
+def test_what_goes_along_rows_is_part_of_a_region(
+    build: Callable[[Tensor], Tensor], regions: list[str]
+) -> None:
+    x = x_of()
+    y = build(x)
+    assert drawn(layout_of(y)) == regions
+    same_as_reference(x, y)
+
+
+def test_a_value_a_row_that_is_seen_along_rows_is_read_from_memory() -> None:
+    x = gf.placeholder("float32", (40, 40), name="x")
+    total = gf.sum(x * 2.0, axis=1)
+    y = x + total  # along rows, though it has one value for each of them
+    value = np.resize(X, (40, 40))
+    assert drawn(layout_of(y)) == ["multiply sum*", "add*"]
+    assert ran(y, x=value)[0].tobytes() == evaluate([y], {x: value})[0].tobytes()
+
+
+def test_a_row_result_is_not_written_over_an_operand_that_all_rows_read() -> None:
+    bias = gf.exp(gf.placeholder("float32", (40,), name="x"))  # dies where the sum is computed
+    y = gf.sum(gf.constant(np.resize(X, (40, 40))) * bias, axis=1) + 1.0
+    have = ran(y, x=X[0])[0]
+    node = bias.node.inputs[0]
+    assert have.tobytes() == evaluate([y], {node: X[0]})[0].tobytes()
+
+
+def test_labels_that_are_no_class_are_refused_in_a_region() -> None:
+    x = x_of()
+    labels = gf.placeholder("int64", (6,), name="labels")
+    y = gf.nn.cross_entropy(x * 2.0 + 1.0, labels) * 3.0
+    assert drawn(layout_of(y)) == ["multiply add cross_entropy multiply*"]
+    part = alone(y)
+    program = Program(part, {}, {}, CpuBackend(1), Alone())
+    good = np.arange(6)
+    have = program.compute({"x": X, "labels": good}, 1, 0)["0"]
+    assert have.tobytes() == evaluate([y], {x: X, labels: good})[0].tobytes()
+    with pytest.raises(gf.errors.OpError, match=r"cross_entropy.*test_fusion.*\[0, 40\).*to 40"):
+        program.compute({"x": X, "labels": good + 35}, 1, 0)
 
 
 def test_a_value_read_inside_and_outside_is_kept() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from graphflow.op import REGISTRY, Op
 from graphflow.ops.kernels.emit import Applied, Operand, Region, attributes
 from graphflow.ops.kernels.native import compiler
-from graphflow.ops.kernels.regions import Launch, address, collapsed, kernel_of, traced
+from graphflow.ops.kernels.regions import Launch, address, kernel_of, traced
+from graphflow.ops.kernels.rowwise import collapsed
 from graphflow.ops.kernels.threads import Pool, using
 
 Array = np.ndarray[Any, Any]
