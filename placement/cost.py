@@ -6,8 +6,8 @@ about node numbers become errors about the user's lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +17,13 @@ from graphflow.errors import MemoryLimitError
 from graphflow.graph import Graph, bind_attrs, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.control import is_control
+from graphflow.passes.duplicates import key_of
 from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.hardware import Links, classes, link_classes, link_matrices, rates
 from graphflow.placement.learned import Bucket, Learned, half_octaves
 from graphflow.placement.limits import Limits, teams
-from graphflow.placement.problem import Problem
-from graphflow.placement.rates import Rates, op_class, work
+from graphflow.placement.problem import Ints, Problem
+from graphflow.placement.rates import STATELESS, Rates, op_class, work
 from graphflow.placement.shortage import shortages
 from graphflow.placement.topology import shared_links
 from graphflow.spec import TensorSpec, is_inexact, nbytes
@@ -90,35 +91,28 @@ def build_problem(
     """
     builder = _Builder(graph, cluster, bindings)
     limits = Limits(graph, cluster, homes or {})
-    compute = builder.compute(limits, rates(cluster, profiles, contention))
-    latency, bandwidth = link_matrices(cluster, profiles, links)
-    if learned:
-        builder.correct(compute, contention, learned)
-        _correct_links(cluster, latency, bandwidth, learned)
-    shared, routes = shared_links(cluster)
-    edges, sizes, tensors = builder.edges()
-    memory, output_memory = builder.memory()
-    problem = Problem(
-        compute=compute,
-        edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
-        bytes=np.array(sizes, dtype=np.float64),
-        tensor=np.array(tensors, dtype=np.int64),
-        latency=latency,
-        bandwidth=bandwidth,
-        memory=np.array(memory),
-        output_memory=np.array(output_memory),
-        capacity=np.array([*(cluster.device(name).memory for name in cluster.devices), np.inf]),
-        groups=np.array(builder.groups(), dtype=np.int64),
-        contention=True,
-        prefer=np.array(builder.preferences(), dtype=np.int64),
-        client=len(cluster.devices),
-        shared=shared,
-        routes=routes,
-    )
-    return GraphProblem(
-        problem, graph, builder.nodes, builder.sinks, tuple(builder.tensors),
-        (*cluster.devices, CLIENT), builder.specs,
-    )  # fmt: skip
+    compute = builder.seconds(limits, profiles, contention, learned)
+    return builder.problem(compute, *builder.links(profiles, links, learned))
+
+
+def build_problems(
+    graph: Graph,
+    cluster: Cluster,
+    bindings: Mapping[str, int],
+    homes: Mapping[Node, str] | None = None,
+    profiles: Mapping[int, Mapping[str, Any]] | None = None,
+    links: Links | None = None,
+    learned: Learned | None = None,
+) -> tuple[GraphProblem, GraphProblem]:
+    """`build_problem` without contention and with it; of a single device, one problem twice."""
+    builder = _Builder(graph, cluster, bindings)
+    limits = Limits(graph, cluster, homes or {})
+    compute = builder.seconds(limits, profiles, False, learned)
+    alone = builder.problem(compute, *builder.links(profiles, links, learned))
+    if len(cluster.devices) == 1:
+        return alone, alone
+    busy = builder.seconds(limits, profiles, True, learned)
+    return alone, replace(alone, problem=alone.problem.with_compute(busy))
 
 
 class _Builder:
@@ -136,6 +130,91 @@ class _Builder:
         self.outputs = frozenset(graph.outputs)
         self.tensors: dict[Tensor, int] = {}
         self._teams = teams(graph)
+        self._bytes: dict[TensorSpec, int] = {}
+        self._alike, self._examples = self._classified()
+
+    def _classified(self) -> tuple[Ints, list[Node]]:
+        """(n,) the number of the class of nodes that take the same time, and one of each class:
+        large graphs have few."""
+        numbers: dict[Hashable, int] = {}
+        alike = np.empty(len(self.nodes), dtype=np.int64)
+        examples: list[Node] = []
+        for i, node in enumerate(self.nodes):
+            key: Hashable = node
+            if node.op.name not in STATELESS:
+                specs = tuple([self.specs[t] for t in node.inputs])
+                attrs = key_of(dict(node.attrs)) if node.attrs else ()
+                key = (node.op, specs, node.specs, attrs, self._in_place(node))
+            alike[i] = number = numbers.setdefault(key, len(examples))
+            if number == len(examples):
+                examples.append(node)
+        return alike, examples
+
+    def nbytes(self, tensor: Tensor) -> int:
+        """Bytes of a tensor."""
+        spec = self.specs[tensor]
+        known = self._bytes.get(spec)
+        if known is None:
+            known = self._bytes[spec] = nbytes(spec)
+        return known
+
+    def seconds(
+        self,
+        limits: Limits,
+        profiles: Mapping[int, Mapping[str, Any]] | None,
+        contention: bool,
+        learned: Learned | None,
+    ) -> np.ndarray[Any, Any]:
+        """`compute`, corrected by what was learned."""
+        compute = self.compute(limits, rates(self.cluster, profiles, contention))
+        if learned:
+            self.correct(compute, contention, learned)
+        return compute
+
+    def links(
+        self,
+        profiles: Mapping[int, Mapping[str, Any]] | None,
+        links: Links | None,
+        learned: Learned | None,
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Latencies and bandwidths, corrected by what was learned."""
+        latency, bandwidth = link_matrices(self.cluster, profiles, links)
+        if learned:
+            _correct_links(self.cluster, latency, bandwidth, learned)
+        return latency, bandwidth
+
+    def problem(
+        self,
+        compute: np.ndarray[Any, Any],
+        latency: np.ndarray[Any, Any],
+        bandwidth: np.ndarray[Any, Any],
+    ) -> GraphProblem:
+        """The problem in which nodes and links take so long."""
+        devices = self.cluster.devices
+        shared, routes = shared_links(self.cluster)
+        edges, sizes, tensors = self.edges()
+        memory, output_memory = self.memory()
+        problem = Problem(
+            compute=compute,
+            edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
+            bytes=np.array(sizes, dtype=np.float64),
+            tensor=np.array(tensors, dtype=np.int64),
+            latency=latency,
+            bandwidth=bandwidth,
+            memory=np.array(memory),
+            output_memory=np.array(output_memory),
+            capacity=np.array([*(self.cluster.device(name).memory for name in devices), np.inf]),
+            groups=np.array(self.groups(), dtype=np.int64),
+            contention=True,
+            prefer=np.array(self.preferences(), dtype=np.int64),
+            client=len(devices),
+            shared=shared,
+            routes=routes,
+        )
+        return GraphProblem(
+            problem, self.graph, self.nodes, self.sinks, tuple(self.tensors),
+            (*devices, CLIENT), self.specs,
+        )  # fmt: skip
 
     @property
     def count(self) -> int:
@@ -146,24 +225,39 @@ class _Builder:
         devices = self.cluster.devices
         compute = np.full((self.count, len(devices) + 1), np.inf)
         compute[len(self.nodes) :, -1] = 0.0
-        alike: dict[int, list[int]] = {}
-        for at, name in enumerate(devices):
-            alike.setdefault(id(speeds[name]), []).append(at)
+        rows: dict[frozenset[str], int] = {}
+        places = [rows.setdefault(limits.allowed(n), len(rows)) for n in self._placed(compute)]
+        allowed = np.array([[name in row for name in devices] for row in rows], dtype=bool)
+        takes = np.empty((len(self._examples), len(devices)))
+        for number, node in enumerate(self._examples):
+            takes[number] = self._takes(node, [speeds[name] for name in devices])
+        if places:
+            placed = np.array([node.op.name != "placeholder" for node in self.nodes])
+            compute[: len(self.nodes), :-1][placed] = np.where(
+                allowed[places], takes[self._alike[placed]], np.inf
+            )
+        return compute
+
+    def _placed(self, compute: np.ndarray[Any, Any]) -> Iterator[Node]:
+        """Nodes other than placeholders, whose place is noted: the client."""
         for i, node in enumerate(self.nodes):
             if node.op.name == "placeholder":
                 compute[i, -1] = 0.0
-                continue
-            attrs = bind_attrs(node.attrs, self.bindings)
-            inputs = [self.specs[t] for t in node.inputs]
-            outputs = [self.specs[t] for t in node.outputs]
-            allowed, in_place = limits.allowed(node), self._in_place(node)
-            for members in alike.values():
-                rate = speeds[devices[members[0]]]
-                seconds = 0.0 if in_place else rate.seconds(node.op, inputs, outputs, attrs)
-                for at in members:
-                    if devices[at] in allowed:
-                        compute[i, at] = seconds
-        return compute
+            else:
+                yield node
+
+    def _takes(self, node: Node, speeds: Sequence[Rates]) -> list[float]:
+        """Seconds of a node on each device."""
+        if self._in_place(node):
+            return [0.0] * len(speeds)
+        attrs = bind_attrs(node.attrs, self.bindings)
+        inputs = [self.specs[t] for t in node.inputs]
+        outputs = [self.specs[t] for t in node.outputs]
+        known: dict[int, float] = {}
+        for rate in speeds:
+            if id(rate) not in known:
+                known[id(rate)] = rate.seconds(node.op, inputs, outputs, attrs)
+        return [known[id(rate)] for rate in speeds]
 
     def correct(self, compute: np.ndarray[Any, Any], contention: bool, learned: Learned) -> None:
         """Multiply predictions by what was learned, in place."""
@@ -172,13 +266,22 @@ class _Builder:
         for at, name in enumerate(self.cluster.devices):
             columns.setdefault(named[name], []).append(at)
         busy = contention and len(self.cluster.devices) > 1
-        for i, node in enumerate(self.nodes):
-            for device, members in columns.items():
-                row = compute[i, members]
-                known = np.isfinite(row) & (row > 0)
-                if known.any():
-                    bucket = self.bucket(node, device, busy, float(row[known][0]))
-                    compute[i, members] = row * learned.factor(bucket)
+        nodes = compute[: len(self.nodes)]
+        for device, members in columns.items():
+            rows = nodes[:, members]
+            known = np.isfinite(rows) & (rows > 0)
+            some = np.flatnonzero(known.any(axis=1))
+            predicted = rows[some, known[some].argmax(axis=1)].tolist()
+            factors: dict[tuple[int, float], float] = {}
+            for i, alike, seconds in zip(
+                some.tolist(), self._alike[some].tolist(), predicted, strict=True
+            ):
+                factor = factors.get((alike, seconds))
+                if factor is None:
+                    bucket = self.bucket(self.nodes[i], device, busy, seconds)
+                    factor = factors[alike, seconds] = learned.factor(bucket)
+                rows[i] *= factor
+            nodes[:, members] = rows
 
     def bucket(self, node: Node, device: str, busy: bool, predicted: float) -> Bucket:
         """What a lesson about a node is about, on a class of devices."""
@@ -219,7 +322,7 @@ class _Builder:
         edges: list[tuple[int, int]] = []
         carried: list[Tensor] = []
         for i, node in enumerate(self.nodes):
-            for tensor in dict.fromkeys(node.inputs):
+            for tensor in node.inputs if len(node.inputs) < 2 else dict.fromkeys(node.inputs):
                 if tensor.node.op.name not in UNPLACED:
                     edges.append((self.index[tensor.node], i))
                     carried.append(tensor)
@@ -229,7 +332,7 @@ class _Builder:
         for tensor in carried:
             self.tensors.setdefault(tensor, len(self.tensors))
         return (
-            edges, [nbytes(self.specs[t]) for t in carried], [self.tensors[t] for t in carried],
+            edges, [self.nbytes(t) for t in carried], [self.tensors[t] for t in carried],
         )  # fmt: skip
 
     def memory(self) -> tuple[list[float], list[float]]:
@@ -237,8 +340,9 @@ class _Builder:
         stays, outputs = [0.0] * self.count, [0.0] * self.count
         last = _last_readers(self.graph)
         for i, node in enumerate(self.nodes):
-            size = float(sum(nbytes(self.specs[t]) for t in node.outputs))
-            size += self._inside(node)
+            size = float(sum([self.nbytes(t) for t in node.outputs]))
+            if node.attrs and bodies(node):
+                size += self._inside(node)
             if node.op.name == "variable":
                 stays[i] = size
             elif node.op.alias:
@@ -252,7 +356,7 @@ class _Builder:
         for node in self.graph.of_op("constant"):
             reader = next((r for r in self.graph.consumers[node] if r in self.index), None)
             if reader is not None:
-                stays[self.index[reader]] += nbytes(self.specs[node.outputs[0]])
+                stays[self.index[reader]] += self.nbytes(node.outputs[0])
         return stays, outputs
 
     def _inside(self, node: Node) -> float:

@@ -57,20 +57,40 @@ class Model:
 
     def finishes(self, node: int) -> dict[int, float]:
         """When a node would finish on each device that may run it, all else being as it is."""
-        timeline, problem = self.timeline, self.problem
-        here = int(timeline.device[node])
+        problem = self.problem
+        here = self._home[node]
         found = {}
-        for at in range(problem.devices):
-            if not problem.allowed[node, at]:
+        coming: list[int] | None = None
+        for at, may in enumerate(problem.allowed_rows[node]):
+            if not may:
                 continue
             if at == here:
-                found[at] = float(timeline.finish[node])
+                found[at] = self._finish[node]
                 continue
             begin = self._free(node, at)
-            for edge in problem.predecessors.of(node).tolist():
+            if coming is None:
+                coming = problem.predecessors.of(node).tolist()
+            for edge in coming:
                 begin = max(begin, self._arrival(edge, at))
-            found[at] = begin + float(problem.compute[node, at])
+            found[at] = begin + problem.compute_rows[node][at]
         return found
+
+    @cached_property
+    def _home(self) -> list[int]:
+        """The device of each node, for loops in plain Python."""
+        return list(self.timeline.device.tolist())
+
+    @cached_property
+    def _finish(self) -> list[float]:
+        """When each node finishes."""
+        return list(self.timeline.finish.tolist())
+
+    @cached_property
+    def _edges(self) -> list[tuple[int, int, float]]:
+        """Source, tensor and bytes of each edge."""
+        problem = self.problem
+        rows = (problem.edges[:, 0].tolist(), problem.tensor.tolist(), problem.bytes.tolist())
+        return list(zip(*rows, strict=True))
 
     @cached_property
     def _arrived(self) -> dict[tuple[int, int], float]:
@@ -96,19 +116,18 @@ class Model:
 
     def _free(self, node: int, at: int) -> float:
         last = self.before(node, at)
-        return 0.0 if last is None else float(self.timeline.finish[last])
+        return 0.0 if last is None else self._finish[last]
 
     def _arrival(self, edge: int, at: int) -> float:
         problem = self.problem
-        source = int(problem.edges[edge, 0])
-        home = int(self.timeline.device[source])
-        made = float(self.timeline.finish[source])
+        source, tensor, size = self._edges[edge]
+        home, made = self._home[source], self._finish[source]
         if home == at:
             return made
-        known = self._arrived.get((int(problem.tensor[edge]), at))
+        known = self._arrived.get((tensor, at))
         if known is not None:
             return known
-        moving = float(problem.bytes[edge]) / float(problem.bandwidth[home, at])
+        moving = size / float(problem.bandwidth[home, at])
         return made + float(problem.latency[home, at]) + moving
 
 
@@ -128,7 +147,7 @@ def reason(model: Model, node: int, op: str, variable: str | None) -> str:
         return model.limits[name]
     if variable is not None:
         return f"beside its variable {variable!r}"
-    if int(model.problem.allowed[node].sum()) == 1:
+    if sum(model.problem.allowed_rows[node]) == 1:
         return "with what it must live with, which has no other device"
     if op == "variable":
         return _variable_reason(model, node, at)

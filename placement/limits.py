@@ -33,6 +33,7 @@ class Limits:
         self._pins: dict[DeviceName, frozenset[str]] = {}
         self._homes = homes
         self._allowed: dict[Node, frozenset[str]] = {}
+        self._common: dict[tuple[DeviceName, tuple[str, ...]], frozenset[str]] = {}
         for node, home in homes.items():
             if home not in self._kinds:
                 raise DeviceError(
@@ -50,7 +51,14 @@ class Limits:
         """
         known = self._allowed.get(node)
         if known is None:
-            known = self._allowed[node] = self._find(node)
+            if node in self._homes:
+                known = self._find(node)
+            else:  # thousands have the same pin and kernels
+                key = (node.device, node.op.device_kinds)
+                known = self._common.get(key)
+                if known is None:
+                    known = self._common[key] = self._find(node)
+            self._allowed[node] = known
         return known
 
     def why(self, node: Node) -> str | None:

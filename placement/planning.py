@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from graphflow.device import DeviceName
 from graphflow.errors import MemoryLimitError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
+from graphflow.pauses import without_collection
 from graphflow.placement.calibrate import StepCost, seconds_beyond
 from graphflow.placement.cluster import CLIENT, Cluster
-from graphflow.placement.cost import GraphProblem, build_problem, memory_limit
+from graphflow.placement.cost import GraphProblem, build_problems, memory_limit
 from graphflow.placement.explain import Model, reason
 from graphflow.placement.fingerprint import fingerprint
 from graphflow.placement.held import held
@@ -43,6 +45,7 @@ copying a tensor keeps the cores at both ends busy, which the problem's links do
 towers of the digits example were torn apart for 1 % of predicted gain and ran a third slower."""
 
 
+@without_collection
 def make_plan(
     graph: Graph,
     cluster: Cluster,
@@ -58,11 +61,7 @@ def make_plan(
     """See `plan.plan_graph`."""
 
     def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
-        build = partial(
-            build_problem, graph, cluster, bindings, homes, profiles, links, learned=learned
-        )
-        alone = build(contention=False)
-        return alone, build(contention=True) if len(cluster.devices) > 1 else alone
+        return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
 
     def fixed(assignment: Assignment) -> float:
         """Seconds of a step beyond what its nodes and transfers take."""
@@ -191,35 +190,40 @@ def _nodes(made: GraphProblem, model: Model) -> tuple[PlannedNode, ...]:
     timeline, names = model.timeline, made.graph.names
     beside = {node: leader for node, leader in teams(made.graph).items() if node is not leader}
     planned = []
+    rows, home = made.problem.compute_rows, timeline.device.tolist()
+    start, finish = timeline.start.tolist(), timeline.finish.tolist()
+    told = cache(lambda specs: (", ".join(map(str, specs)), sum(map(nbytes, specs))))
+    file = cache(os.path.basename)
     for i in timeline.order.tolist():
         if i >= len(made.nodes):
             continue
         node = made.nodes[i]
-        specs = [made.specs[t] for t in node.outputs]
+        output, size = told(tuple([made.specs[t] for t in node.outputs]))
         leader = beside.get(node)
-        row = made.problem.compute[i, :-1]
         planned.append(
             PlannedNode(
                 name=names[node],
                 op=node.op.name,
-                device=made.devices[timeline.device[i]],
-                start=float(timeline.start[i]),
-                finish=float(timeline.finish[i]),
-                output=", ".join(map(str, specs)),
-                bytes=sum(map(nbytes, specs)),
+                device=made.devices[home[i]],
+                start=start[i],
+                finish=finish[i],
+                output=output,
+                bytes=size,
                 inputs=tuple(
-                    names[source]
-                    for source in dict.fromkeys(t.node for t in node.inputs)
-                    if source in made.index
+                    [
+                        names[source]
+                        for source in dict.fromkeys([t.node for t in node.inputs])
+                        if source in made.index
+                    ]
                 ),
-                location=f"{os.path.basename(node.location.file)}:{node.location.line}",
+                location=f"{file(node.location.file)}:{node.location.line}",
                 why=reason(model, i, node.op.name, None if leader is None else names[leader]),
                 candidates={
-                    name: float(seconds)
-                    for name, seconds in zip(made.devices, row, strict=False)
-                    if np.isfinite(seconds)
+                    name: seconds
+                    for name, seconds in zip(made.devices[:-1], rows[i], strict=False)
+                    if seconds < inf
                 },
-                holds=held(node),
+                holds=held(node) if node.attrs else (),
             )
         )
     return tuple(planned)

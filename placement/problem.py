@@ -175,6 +175,26 @@ class Problem:
 
         return problem_of(graph)
 
+    def with_compute(self, compute: ArrayLike) -> Problem:
+        """The same problem with other seconds, finite and infinite at the same places.
+
+        What follows from the edges alone is not worked out again.
+
+        Raises:
+            ProblemError: another shape, a value that is NaN or negative, or a node that may be
+                elsewhere.
+        """
+        array = _array("compute", compute, np.float64, 2)
+        if not np.array_equal(np.isfinite(array), np.isfinite(self.compute)):
+            raise ProblemError("the other compute lets nodes be on other devices; build a problem")
+        made = object.__new__(type(self))
+        for what in ("outputs", "input_counts", "successors", "predecessors"):
+            getattr(self, what)  # worked out once for both
+        kept = {k: v for k, v in vars(self).items() if k not in ("compute", "compute_rows")}
+        vars(made).update(kept, compute=array)
+        made._check_values()
+        return made
+
     # Sizes and adjacency ----------------------------------------------------------------------
 
     @property
@@ -226,16 +246,26 @@ class Problem:
     @cached_property
     def outputs(self) -> tuple[tuple[Output, ...], ...]:
         """The tensors of each node that some node reads, in order of their first edge."""
-        made: list[dict[int, tuple[float, dict[int, None]]]] = [{} for _ in range(self.nodes)]
+        made: list[dict[int, tuple[float, list[int]]]] = [{} for _ in range(self.nodes)]
         rows = zip(self.edges.tolist(), self.tensor.tolist(), self.bytes.tolist(), strict=True)
         for (source, target), tensor, size in rows:
-            made[source].setdefault(tensor, (size, {}))[1][target] = None
+            known = made[source].get(tensor)
+            if known is None:
+                made[source][tensor] = (size, [target])
+            else:
+                known[1].append(target)
         return tuple(
-            tuple(
-                (tensor, size, tuple(sorted(readers)))
-                for tensor, (size, readers) in of_node.items()
-            )
-            for of_node in made
+            [
+                tuple(
+                    [
+                        (tensor, size, tuple(readers if len(readers) == 1 else sorted({*readers})))
+                        for tensor, (size, readers) in of_node.items()
+                    ]
+                )
+                if of_node
+                else ()
+                for of_node in made
+            ]
         )
 
     @cached_property
@@ -252,6 +282,11 @@ class Problem:
     def compute_rows(self) -> list[list[float]]:
         """`compute` as lists, for loops in plain Python."""
         return list(self.compute.tolist())
+
+    @cached_property
+    def allowed_rows(self) -> list[list[bool]]:
+        """`allowed` as lists."""
+        return list(self.allowed.tolist())
 
     @cached_property
     def latency_rows(self) -> list[list[float]]:

@@ -129,3 +129,20 @@ def test_an_assignment_that_breaks_a_rule_is_refused(
 def test_an_order_names_every_node_once() -> None:
     with pytest.raises(ProblemError, match="exactly once"):
         Assignment(np.array([0, 0]), np.array([0, 0]))
+
+
+def test_other_seconds_leave_what_follows_from_the_edges() -> None:
+    problem = Problem(compute=np.ones((3, 2)), edges=[(0, 1), (1, 2)], bytes=[1.0, 2.0])
+    slower = problem.with_compute(2 * problem.compute)
+    assert slower.compute.tolist() == [[2.0, 2.0]] * 3
+    assert slower.compute_rows == [[2.0, 2.0]] * 3
+    assert slower.outputs is problem.outputs
+    assert slower.topological is problem.topological
+
+
+def test_other_seconds_may_not_free_a_node_or_be_wrong() -> None:
+    problem = Problem(compute=[[1.0, np.inf]], edges=[], bytes=[])
+    with pytest.raises(ProblemError, match="other devices"):
+        problem.with_compute([[1.0, 1.0]])
+    with pytest.raises(ProblemError, match="negative"):
+        problem.with_compute([[-1.0, np.inf]])
