@@ -3,19 +3,21 @@ alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import FeedError, MemoryLimitError
+from graphflow.feeding import convert, convert_all
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import Measured, Plan
+from graphflow.runtime.hosts import Hosts, Ready
 from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.trace import Trace
@@ -24,6 +26,60 @@ from graphflow.structure import bind, concerns
 
 Array = np.ndarray[Any, Any]
 _Shapes = tuple[tuple[Node, tuple[int, ...]], ...]
+
+
+class Route:
+    """The shorter way of steps whose feeds are as those of the last step were: what has to be
+    looked at each time, and nothing else.
+
+    Args:
+        feeds: for each placeholder that is fed: it, its name on the worker (None: fed for its size
+            alone), and the array's shape.
+        values: for each fetch its number among those of the worker, or a function of the feeds.
+    """
+
+    def __init__(
+        self,
+        ready: Ready,
+        feeds: Sequence[tuple[Tensor, str | None, tuple[int, ...]]],
+        values: Sequence[int | Callable[[Mapping[Node, Array]], Any]],
+        bindings: dict[str, int],
+    ) -> None:
+        self.ready = ready
+        self.bindings = bindings
+        self._feeds = tuple((t, name, shape, t.dtype) for t, name, shape in feeds)
+        self._values = tuple(values)
+        self._plain = all(isinstance(v, int) for v in values)
+
+    def named(self, given: Any) -> dict[str, Array] | None:
+        """Feeds by name, as the worker takes them; None where they are of another kind, or wrong.
+
+        Raises:
+            FeedError: a value does not convert.
+        """
+        if given is None:
+            return {} if not self._feeds else None
+        if type(given) is not dict or len(given) != len(self._feeds):
+            return None
+        result = {}
+        for tensor, name, shape, dtype in self._feeds:
+            value = given.get(tensor)
+            if type(value) is not np.ndarray or value.dtype != dtype:
+                if value is None:
+                    return None
+                value = convert(tensor.node, value)
+            if value.shape != shape:
+                return None
+            if name is not None:
+                result[name] = value
+        return result
+
+    def values(self, fetched: Sequence[Array], given: Any) -> list[Any]:
+        """The value of each fetch."""
+        if self._plain:
+            return [fetched[i] for i in self._values]  # type: ignore[index]
+        arrays = convert_all(given)
+        return [fetched[v] if isinstance(v, int) else v(arrays) for v in self._values]
 
 
 @dataclass
@@ -41,6 +97,7 @@ class Compiled:
         runs: steps that ran.
         traced: the sizes of symbols in each of these steps.
         measured: what the last such block measured.
+        route: of feeds as those of the last step, if there is one.
     """
 
     fetches: tuple[Tensor, ...]
@@ -55,6 +112,8 @@ class Compiled:
     trace: Trace = field(default_factory=Trace)
     traced: list[dict[str, int]] = field(default_factory=list)
     measured: Measured | None = None
+    route: Route | None = None
+    _routes: dict[int, Route] = field(default_factory=dict)  # by which sizes they are for
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _measured: set[Node] = field(default_factory=set)  # fed for their sizes only
     _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
@@ -129,6 +188,40 @@ class Compiled:
             worker: {name: named[name] for part in parts for name in part.feeds}
             for worker, parts in self.by_worker.items()
         }
+
+    def find_route(self, hosts: Hosts, arrays: Mapping[Node, Array], names: dict[str, int]) -> None:
+        """Look for the shorter way of the next steps with such feeds.
+
+        Args:
+            names: sizes of the symbols, as `bindings` gives them.
+        """
+        self.route = self._routes.get(id(names))
+        if self.route is not None or len(self.partitions) != 1:
+            return
+        ready = hosts.ready(self.program, names)
+        if ready is None:
+            return
+        (part,) = self.partitions.values()
+        numbers = {name: i for i, name in enumerate(part.fetches)}
+        named = {
+            node: self.graph.names[node]
+            for node in self.graph.placeholders
+            if self.graph.names[node] in part.feeds
+        }
+        self.route = self._routes[id(names)] = Route(
+            ready,
+            [(node.outputs[0], named.get(node), array.shape) for node, array in arrays.items()],
+            [
+                numbers[str(i)] if str(i) in numbers else partial(_own_value, output)
+                for i, output in enumerate(self.graph.outputs)
+            ],
+            names,
+        )
+
+    def lose_routes(self) -> None:
+        """The workers have let go of a program."""
+        self.route = None
+        self._routes.clear()
 
     def keep_measured(self) -> None:
         """Sum up the traced steps, if any, at the end of a trace block."""

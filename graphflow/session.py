@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.compiled import Compiled, worker_of
+from graphflow.compiled import Compiled, Route, worker_of
 from graphflow.connect import cluster_of, hosts_of, survey_of
 from graphflow.errors import (
     CheckpointError,
@@ -153,18 +153,55 @@ class Session:
         """
         with self._lock:
             self._check_open()
-            tensors, rebuild = flatten(fetches)
-            compiled = self._compiled.get(_key(tensors)) or _prepared(tensors)
-            arrays = compiled.arrays(convert_all(feeds))
-            bindings = compiled.bindings(arrays)
-            if compiled.program:
-                compiled.check_memory(self.cluster, bindings)
+            kind = type(fetches)
+            if kind is Tensor:
+                compiled = self._compiled.get((id(fetches),))
+            elif kind is list or kind is tuple:
+                compiled = self._compiled.get(tuple(map(id, fetches)))
             else:
-                self._place(compiled, {node: a.shape for node, a in arrays.items()}, bindings)
-            values = self._step(compiled, arrays, bindings)
-            if self._automatic:
-                self._watch(compiled)
-            return rebuild(values)
+                compiled = None
+            if compiled is not None and compiled.route is not None and not self._automatic:
+                values = self._routed(compiled, compiled.route, feeds)
+                if values is not None:
+                    return values[0] if kind is Tensor else kind(values)
+            return self._run(fetches, feeds)
+
+    def _routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
+        """A step by the shorter way; None if it is not for it. As `_step` otherwise."""
+        if self._trace is not None:
+            return None
+        named = route.named(feeds)
+        if named is None:
+            return None
+        self._attempts += 1
+        try:
+            fetched = route.ready(self._attempts, self._steps, named, self._deadline)
+        except KeyboardInterrupt:
+            self._steps += 1
+            raise
+        if fetched is None:
+            compiled.lose_routes()
+            return None
+        self._steps += 1
+        self._last = compiled
+        compiled.runs += 1
+        return route.values(fetched, feeds)
+
+    def _run(self, fetches: Any, feeds: Mapping[Tensor, Any] | None) -> Any:
+        tensors, rebuild = flatten(fetches)
+        compiled = self._compiled.get(_key(tensors)) or _prepared(tensors)
+        arrays = compiled.arrays(convert_all(feeds))
+        bindings = compiled.bindings(arrays)
+        if compiled.program:
+            compiled.check_memory(self.cluster, bindings)
+        else:
+            self._place(compiled, {node: a.shape for node, a in arrays.items()}, bindings)
+        values = self._step(compiled, arrays, bindings)
+        if self._automatic:
+            self._watch(compiled)
+        elif compiled.route is None or compiled.route.bindings is not bindings:
+            compiled.find_route(self._hosts, arrays, bindings)
+        return rebuild(values)
 
     def run_async(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Future[Any]:
         """As `run`, in the order of the calls, without waiting: a future of the result.

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import DeviceError, MemoryLimitError
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.threads import Pool, using
 from graphflow.runtime.memory import ALIGNMENT
 from graphflow.spec import BFLOAT16
@@ -56,13 +57,13 @@ class CpuBackend:
                 f"{nbytes / 1e9:.3g} GB cannot be had on this host; feed smaller batches, or use "
                 "more workers"
             ) from None
-        start = -_address(memory) % ALIGNMENT
+        start = -address(memory) % ALIGNMENT
         return memory[start : start + nbytes]
 
     def to_device(self, array: Any) -> np.ndarray[Any, Any]:
         """The array itself if it is contiguous and aligned, else a copy that is."""
         given: np.ndarray[Any, Any] = np.asarray(array)
-        if given.flags.c_contiguous and _address(given) % ALIGNMENT == 0:
+        if given.flags.c_contiguous and address(given) % ALIGNMENT == 0:
             return given
         copy: np.ndarray[Any, Any] = self.empty(given.nbytes).view(given.dtype)
         copy = copy.reshape(given.shape)
@@ -161,11 +162,6 @@ def require_dtype(xp: Any, dtype: np.dtype[Any]) -> None:
             f"CuPy {xp.__version__} has no bfloat16; update it to 14, use float16, or place such "
             "tensors on a cpu"
         )
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    address: int = array.__array_interface__["data"][0]  # `array.ctypes` takes three times as long
-    return address
 
 
 def _cupy() -> Any:

@@ -302,8 +302,6 @@ class Code:
     def _member(self, node: Node, number: int) -> None:
         """A node of a region: the last one stands for all."""
         fused = self.layout.regions[node]
-        if node.op.refuse is not None:
-            self._refusal(node, number)
         if node is not fused.last:
             return
         task = kernel_of(fused.region).task(fused.sizes)
@@ -325,20 +323,6 @@ class Code:
         if part is self.commit:
             moving = [self._kept(node, name) for name in moving]
         part.line(node, f"k{number}({', '.join(moving)})")
-
-    def _refusal(self, node: Node, number: int) -> None:
-        """A line that looks for values that the op does not take: labels that are no class."""
-        assert node.op.refuse is not None
-        attrs = bind_attrs(node.attrs, self.bindings)
-        arrays = []
-        for i, tensor in enumerate(node.inputs):
-            if tensor.dtype.kind == "f":  # what counts is its shape
-                self.scope[f"c{number}_{i}"] = self.layout.specs[tensor]
-                arrays.append(f"c{number}_{i}")
-            else:
-                arrays.append(self._name(tensor))
-        self.scope[f"c{number}"] = partial(node.op.refuse, self.backend.xp, **attrs)
-        self._line(node, f"c{number}({', '.join(arrays)})")
 
     def _is_shared(self, task: Task) -> bool:
         """Whether threads share the work of a task."""
@@ -398,16 +382,18 @@ class Code:
         return self._base + self.layout.offset(root)
 
     def _name(self, tensor: Tensor) -> str:
-        """The name of an array, for a line of Python."""
+        """The name of an array, for a line of Python that reads it."""
         deferred = self.layout.deferred.get(tensor.node)
         if deferred is not None:
             return self.names[deferred]
+        root = tensor if tensor in self.layout.blocks else self.layout.roots[tensor]
+        if root in self._fed:
+            self._fed[root].read = True
         known = self.names.get(tensor)
         if known is not None:
             return known
         if tensor.node.op.name == "assign" and tensor not in self.layout.blocks:
             return self._name(tensor.node.inputs[1])
-        root = tensor if tensor in self.layout.blocks else self.layout.roots[tensor]
         shape = self.layout.specs[tensor].shape
         kind = root.node.op.name
         if kind in ("constant", "variable"):
@@ -476,6 +462,12 @@ class Code:
         """The expression of the fetched values; it may take lines for aliases."""
         names = [self._name(t) for t in self.partition.fetches.values()]
         return "(" + "".join(f"{name}, " for name in names) + ")"
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is generated kernels throughout."""
+        lines = (*self._lines[len(self._feeds) :], *self.commit.lines)
+        return self.backend.xp is np and all(isinstance(line, Segment) for line in lines)
 
     @cached_property
     def _lines(self) -> list[_Line]:

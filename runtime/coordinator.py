@@ -401,6 +401,9 @@ class RemoteHosts:
         order = Order(Write(request, variable), [("value", variable, np.asarray(value))])
         self._ask(request, {worker: order}, _REQUEST_SECONDS)
 
+    def ready(self, program: str, bindings: Mapping[str, int]) -> None:
+        """A step over processes has no shorter way."""
+
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
         """Lets go of programs, and of variables by worker: they live elsewhere from now on."""
         there: dict[int, list[str]] = {worker: [] for worker in variables}

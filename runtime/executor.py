@@ -52,6 +52,10 @@ class Program:
     Args:
         bindings: sizes of the symbols of the graph's shapes.
         variables: the device's state by variable name; buffers are shared with it.
+
+    Attributes:
+        commits: whether there is anything to assign.
+        is_free: whether its memory is gone.
     """
 
     @without_collection
@@ -79,6 +83,10 @@ class Program:
         self._code = code
         self._compute = code.computing()
         self._commit = code.committing()
+        self._to_host = backend.to_host
+        self._is_native = code.is_native
+        self.commits = bool(code.commit.lines)
+        self.is_free = False
 
     @cached_property
     def _traced(self) -> tuple[Callable[..., Any], list[Node]]:
@@ -97,33 +105,42 @@ class Program:
             OpError: a kernel failed; names the node and the user's line.
             GraphflowError: a wait was given up.
         """
-        with self._backend.active(), np.errstate(all="ignore"):
-            try:
-                if spans is None:
-                    values = self._compute(feeds, step, draws)
-                else:
-                    values = self._run_traced(feeds, step, draws, spans)
-            except Exception as error:
-                raise self._code.explained(error) from error
-            return {
-                name: self._backend.to_host(value)
-                for name, value in zip(self._fetched, values, strict=True)
-            }
+        return dict(zip(self._fetched, self.run(feeds, step, draws, spans), strict=True))
 
-    @property
-    def commits(self) -> bool:
-        """Whether there is anything to assign."""
-        return bool(self._code.commit.lines)
+    def run(
+        self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
+    ) -> list[np.ndarray[Any, Any]]:
+        """As `compute`; the fetches without their names."""
+        if self._is_native and spans is None:  # nothing in it that numpy or BLAS would do
+            return self._values(feeds, step, draws, None)
+        with self._backend.active(), np.errstate(all="ignore"):
+            return self._values(feeds, step, draws, spans)
+
+    def _values(
+        self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None
+    ) -> list[np.ndarray[Any, Any]]:
+        try:
+            if spans is None:
+                values = self._compute(feeds, step, draws)
+            else:
+                values = self._run_traced(feeds, step, draws, spans)
+        except Exception as error:
+            raise self._code.explained(error) from error
+        return [self._to_host(value) for value in values]
 
     def commit(self) -> None:
         """Run the assignments, in place."""
         if not self.commits:
+            return
+        if self._is_native:
+            self._commit()
             return
         with self._backend.active(), np.errstate(all="ignore"):
             self._commit()
 
     def free(self) -> None:
         """Let go of the buffers at once; the program does not run again."""
+        self.is_free = True
         self._code.scope.clear()  # its functions and itself refer to each other
         self.__dict__.pop("_traced", None)
 

@@ -112,6 +112,15 @@ class Host:
         """
         return self._of(session).compute(program, step, dict(bindings), feeds, trace, deadline)
 
+    def ready(self, session: str, program: str, bindings: Mapping[str, int]) -> Program | None:
+        """The one that computes a program's steps of these sizes, compiled; None where a step takes
+        more than it: other devices, or edges between them."""
+        return self._of(session).ready(program, dict(bindings))
+
+    def set_deadline(self, session: str, seconds: float) -> None:
+        """How long from now a step that is run by way of `ready` may take."""
+        self._of(session).mail.deadline = monotonic() + seconds
+
     def commit(self, session: str, step: int) -> None:
         """Apply the assignments of the computed step."""
         self._of(session).commit(step)
@@ -338,9 +347,7 @@ class _Session:
         trace: bool,
         deadline: float,
     ) -> Computed:
-        if program not in self._programs:
-            raise SessionError(f"program {program!r} is not loaded on worker {self._worker}")
-        loaded = self._programs[program]
+        loaded = self._loaded(program)
         programs = [self._specialised(loaded, device, bindings) for device in loaded.partitions]
         self.mail.deadline = monotonic() + deadline
         self._departures, self.mail.arrivals = ([], []) if trace else (None, None)
@@ -352,6 +359,20 @@ class _Session:
             spans += [("arrival", str(edge), at, at) for edge, at in self.mail.arrivals or ()]
         self._computed = (step, programs)
         return Computed(fetches, spans, {p.partition.device: p.memory.peak for p in programs})
+
+    def ready(self, program: str, bindings: dict[str, int]) -> Program | None:
+        loaded = self._loaded(program)
+        if len(loaded.partitions) != 1:
+            return None
+        ((device, partition),) = loaded.partitions.items()
+        if any(node.op.name in ("send", "recv") for node in partition.graph.walk()):
+            return None
+        return self._specialised(loaded, device, bindings)
+
+    def _loaded(self, program: str) -> _Loaded:
+        if program not in self._programs:
+            raise SessionError(f"program {program!r} is not loaded on worker {self._worker}")
+        return self._programs[program]
 
     def _specialised(self, loaded: _Loaded, device: str, bindings: dict[str, int]) -> Program:
         """The device's program for these sizes, compiled at their first use."""

@@ -18,8 +18,9 @@ import numpy as np
 from graphflow.graph import Body
 from graphflow.op import Node
 from graphflow.ops.control import indices, scan
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.driver import copy_task, driver, frame
-from graphflow.ops.kernels.regions import FREED, address
+from graphflow.ops.kernels.regions import FREED
 from graphflow.runtime.loops import Carried, Proceed, told
 from graphflow.runtime.segments import LONGEST, Call, Place, Segment, Slot
 

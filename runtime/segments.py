@@ -17,9 +17,11 @@ import numpy as np
 
 from graphflow.errors import ShapeError
 from graphflow.op import Node, Tensor
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.driver import driver
 from graphflow.ops.kernels.native import Task, compiler
-from graphflow.ops.kernels.regions import FREED, address
+from graphflow.ops.kernels.regions import FREED
+from graphflow.runtime.memory import ALIGNMENT
 from graphflow.spec import TensorSpec
 
 LONGEST = 5e6
@@ -115,9 +117,14 @@ class Fed:
 
     Args:
         spec: what it must be; a native function trusts its pointers.
+
+    Attributes:
+        read: whether a line of Python reads it, so that it must be aligned; generated kernels give
+            the same bits wherever it is.
     """
 
     def __init__(self, spec: TensorSpec, to_device: Callable[[Any], Any]) -> None:
+        self.read = False
         self._shape = spec.shape
         self._dtype = spec.dtype
         self._to_device = to_device
@@ -129,13 +136,19 @@ class Fed:
         self._slots.append((segment.pointers, which))
 
     def __call__(self, given: Any) -> Any:
-        array = self._to_device(given)
-        if self._slots:
-            if array.shape != self._shape or array.dtype != self._dtype:
-                raise ShapeError(
-                    f"{self._dtype}{self._shape} is wanted, not {array.dtype}{array.shape}"
-                )
+        if not self._slots:
+            return self._to_device(given)
+        array = given
+        if type(array) is not np.ndarray or not array.flags.c_contiguous:
+            array = self._to_device(given)
+        place = address(array)
+        if self.read and place % ALIGNMENT:
+            array = self._to_device(given)
             place = address(array)
-            for pointers, which in self._slots:
-                pointers[which] = place
+        if array.shape != self._shape or array.dtype != self._dtype:
+            raise ShapeError(
+                f"{self._dtype}{self._shape} is wanted, not {array.dtype}{array.shape}"
+            )
+        for pointers, which in self._slots:
+            pointers[which] = place
         return array

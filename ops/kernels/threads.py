@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -111,15 +110,22 @@ class Pool:
 _local = threading.local()
 
 
-@contextmanager
-def using(pool: Pool | None) -> Iterator[None]:
-    """Kernels that this thread runs in the block share `pool`."""
-    before = current_pool()
-    _local.pool = pool
-    try:
-        yield
-    finally:
-        _local.pool = before
+class using:
+    """Kernels that this thread runs in the block share `pool`. Not a generator: it is entered in
+    every step."""
+
+    __slots__ = ("_before", "_pool")
+
+    def __init__(self, pool: Pool | None) -> None:
+        self._pool = pool
+        self._before: Pool | None = None
+
+    def __enter__(self) -> None:
+        self._before = current_pool()
+        _local.pool = self._pool
+
+    def __exit__(self, *raised: object) -> None:
+        _local.pool = self._before
 
 
 def current_pool() -> Pool | None:

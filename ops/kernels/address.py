@@ -1,0 +1,44 @@
+"""Where arrays are in memory.
+
+What numpy offers (`array.__array_interface__`, `array.ctypes`) builds a description for every call
+and takes a microsecond. An array object says it in a word at a fixed offset, which every numpy has
+kept for the sake of code compiled against it; that is read directly if it is seen to hold here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+_OFFSET = object.__basicsize__
+"""Bytes of what all Python objects begin with; then comes the pointer to the elements."""
+_word = ctypes.c_size_t.from_address
+
+
+def address(array: Any) -> int:
+    """Where a numpy array's elements begin."""
+    return _reader()(array)
+
+
+@cache
+def _reader() -> Callable[[Any], int]:
+    block = np.arange(24, dtype=np.float32).reshape(4, 6)
+    probes = (block, block[1:, 2:], np.zeros(()), block.view(np.uint8), np.zeros((0, 3)))
+    if all(_read(array) == _told(array) for array in probes):
+        return _read
+    return _told
+
+
+def _read(array: Any) -> int:
+    if not isinstance(array, np.ndarray):
+        return _told(array)
+    return _word(id(array) + _OFFSET).value
+
+
+def _told(array: Any) -> int:
+    place: int = array.__array_interface__["data"][0]
+    return place
