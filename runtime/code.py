@@ -302,6 +302,8 @@ class Code:
     def _member(self, node: Node, number: int) -> None:
         """A node of a region: the last one stands for all."""
         fused = self.layout.regions[node]
+        if node.op.refuse is not None:
+            self._refusal(node, number)
         if node is not fused.last:
             return
         task = kernel_of(fused.region).task(fused.sizes)
@@ -323,6 +325,20 @@ class Code:
         if part is self.commit:
             moving = [self._kept(node, name) for name in moving]
         part.line(node, f"k{number}({', '.join(moving)})")
+
+    def _refusal(self, node: Node, number: int) -> None:
+        """A line that looks for values that the op does not take: labels that are no class."""
+        assert node.op.refuse is not None
+        attrs = bind_attrs(node.attrs, self.bindings)
+        arrays = []
+        for i, tensor in enumerate(node.inputs):
+            if tensor.dtype.kind == "f":  # what counts is its shape
+                self.scope[f"c{number}_{i}"] = self.layout.specs[tensor]
+                arrays.append(f"c{number}_{i}")
+            else:
+                arrays.append(self._name(tensor))
+        self.scope[f"c{number}"] = partial(node.op.refuse, self.backend.xp, **attrs)
+        self._line(node, f"c{number}({', '.join(arrays)})")
 
     def _is_shared(self, task: Task) -> bool:
         """Whether threads share the work of a task."""
