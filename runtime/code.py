@@ -348,6 +348,8 @@ class Code:
         if not task.rows:
             return
         places = [self._place(t) for t in tensors]
+        if task.order:
+            places[: len(task.order)] = [places[i] for i in task.order]
         if task.scratch:
             places.append(self._base + self.layout.arena.offsets[self.layout.scratch[node]])
         part.add([Call(node, task, tuple(places))])

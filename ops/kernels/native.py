@@ -52,6 +52,7 @@ class Task:
         rows: it runs from 0 to this.
         nanoseconds: a rough guess of its time on one thread.
         scratch: bytes of aligned memory that it writes to meanwhile, the last of its pointers.
+        order: the operands as it takes them, by number; as they come where there are none.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Task:
     rows: int
     nanoseconds: float
     scratch: int = 0
+    order: tuple[int, ...] = ()
 
 
 class _Compiler:
