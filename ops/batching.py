@@ -310,9 +310,12 @@ def channels(
 ) -> Any:
     """Ops with parameters for each channel: each example has channels of its own."""
     n = batch_size(inputs, batched)
-    x, *parameters = all_batched(inputs, batched)
-    given = [FUNCTIONS["reshape"](p, (-1,)) for p in parameters]
-    found = op(_led_by(x, channel), *given, channel=channel, **attrs)
+    wide = all_batched(inputs, batched)
+    given = [
+        _led_by(t, channel) if t.ndim == wide[0].ndim else FUNCTIONS["reshape"](t, (-1,))
+        for t in wide
+    ]
+    found = op(*given, channel=channel, **attrs)
     if not isinstance(found, tuple):
         return _parted(found, n, channel)
     return (_parted(found[0], n, channel), *(_parted(y, n, 0) for y in found[1:]))

@@ -19,10 +19,11 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.graph import Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Tensor, as_tensor, checked, located, name_scope, user_location
+from graphflow.ops.batch_norm import batch_norm
 from graphflow.ops.dropout import dropout
 from graphflow.ops.index import take
 from graphflow.ops.linalg import biased, matmul
-from graphflow.ops.norm import batch_norm, group_norm, layer_norm, rms_norm
+from graphflow.ops.norm import group_norm, layer_norm, rms_norm
 from graphflow.ops.training import current_updates
 from graphflow.spec import show_shape
 

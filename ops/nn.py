@@ -28,6 +28,7 @@ from graphflow.ops.adaptive import (
     max_unpool,
 )
 from graphflow.ops.attention import attention
+from graphflow.ops.batch_norm import batch_norm
 from graphflow.ops.conv import (
     conv,
     conv1d,
@@ -81,7 +82,7 @@ from graphflow.ops.losses import (
     smooth_l1_loss,
     triplet_margin_loss,
 )
-from graphflow.ops.norm import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
+from graphflow.ops.norm import group_norm, instance_norm, layer_norm, rms_norm
 from graphflow.ops.piecewise import (
     hard_shrink,
     hard_sigmoid,

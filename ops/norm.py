@@ -6,17 +6,14 @@ taken over, and in those that scale and bias belong to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Rows, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
-from graphflow.ops.convert import astype, size_of, stop_gradient
-from graphflow.ops.debug import check
 from graphflow.ops.kernels.rowwise import by_rows, over_axes
-from graphflow.ops.reduce import CUBE, F, count, divided, mean, sum, var
-from graphflow.ops.rules import is_zeros, like_first, normalize_axes, require_kind
+from graphflow.ops.reduce import CUBE, F, mean, sum, var
+from graphflow.ops.rules import normalize_axes, require_kind
 from graphflow.ops.transcendental import rsqrt
 from graphflow.spec import Shape, TensorSpec, broadcast_shapes, equate, show_shape, spec
 
@@ -126,11 +123,11 @@ standardize = register(
 # Standardised, scaled, shifted ------------------------------------------------------------------
 
 
-def _over(shape: Shape, axes: Axes) -> Shape:
+def broadcast_along(shape: Shape, axes: Axes) -> Shape:
     return tuple(size if i in axes else 1 for i, size in enumerate(shape))
 
 
-def _require_parameters(x: TensorSpec, along: Axes, **parameters: TensorSpec) -> None:
+def require_parameters(x: TensorSpec, along: Axes, **parameters: TensorSpec) -> None:
     """Scale, bias and statistics have the dtype of x, and its shape along some axes."""
     require_kind(x, "float")
     wanted = tuple(x.shape[a] for a in along)
@@ -149,7 +146,7 @@ def _require_parameters(x: TensorSpec, along: Axes, **parameters: TensorSpec) ->
 def _infer_affine_norm(
     x: TensorSpec, *parameters: TensorSpec, axis: Axes, along: Axes, **attrs: Any
 ) -> TensorSpec:
-    _require_parameters(x, along, **dict(zip(("scale", "bias"), parameters, strict=False)))
+    require_parameters(x, along, **dict(zip(("scale", "bias"), parameters, strict=False)))
     return x
 
 
@@ -162,7 +159,7 @@ def _affine_norm_of(
 
 
 def _affine_rows(x: Shape, *parameters: Shape, axis: Axes, along: Axes, **attrs: Any) -> Rows:
-    return Rows(axis, (x, *(_over(x, along) for _ in parameters)))
+    return Rows(axis, (x, *(broadcast_along(x, along) for _ in parameters)))
 
 
 def _affine_norm_vjp(
@@ -171,7 +168,7 @@ def _affine_norm_vjp(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     attrs: dict[str, Any] = {"axis": axis, "epsilon": epsilon, "centred": centred}
     rest = tuple(i for i in range(x.ndim) if i not in along)
-    scaled = g * FUNCTIONS["reshape"](scale, _over(x.shape, along))
+    scaled = g * FUNCTIONS["reshape"](scale, broadcast_along(x.shape, along))
     dx = standardize_grad(scaled, x, **attrs)
     dscale = sum(g * standardize(x, **attrs), rest)
     return (dx, dscale, sum(g, rest)) if bias else (dx, dscale)
@@ -202,7 +199,7 @@ _affine_norm = register(
 )
 
 
-def _epsilon(value: Any) -> float:
+def checked_epsilon(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ArgumentError(f"epsilon is a number that is not negative, not {value!r}")
     return float(value)
@@ -213,7 +210,7 @@ def _affine(
     centred: bool = True,
 ) -> Tensor:  # fmt: skip
     """The standardised x with what there is of scale and bias."""
-    attrs: dict[str, Any] = {"axis": axis, "epsilon": _epsilon(epsilon), "centred": centred}
+    attrs: dict[str, Any] = {"axis": axis, "epsilon": checked_epsilon(epsilon), "centred": centred}
     if scale is None and bias is None:
         plain: Tensor = standardize(x, **attrs, name=name)
         return plain
@@ -268,7 +265,7 @@ def rms_norm(
 # Over channels ----------------------------------------------------------------------------------
 
 
-def _channel(x: Tensor, channels_last: Any) -> int:
+def channel_axis(x: Tensor, channels_last: Any) -> int:
     if not isinstance(channels_last, bool):
         raise ArgumentError(f"channels_last is True or False, not {channels_last!r}")
     if x.ndim < 2:
@@ -296,7 +293,7 @@ def instance_norm(
     Source: Ulyanov, Vedaldi & Lempitsky, arXiv:1607.08022.
     """
     x = as_tensor(x)
-    channel = _channel(x, channels_last)
+    channel = channel_axis(x, channels_last)
     if x.ndim < 3:
         raise ShapeError(f"x has places beside batch and channels, not shape {show_shape(x.shape)}")
     places = tuple(i for i in range(1, x.ndim) if i != channel)
@@ -323,7 +320,7 @@ def group_norm(
     Source: Wu & He, ECCV 2018.
     """
     x = as_tensor(x)
-    channel = _channel(x, channels_last)
+    channel = channel_axis(x, channels_last)
     channels = x.shape[channel]
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
         raise ArgumentError(f"groups are an int above 0, not {groups!r}")
@@ -338,222 +335,4 @@ def group_norm(
     axes = tuple(i for i in range(1, apart.ndim) if i != channel)
     y = _affine(apart, scale, bias, axes, (channel, channel + 1), epsilon, name)
     result: Tensor = FUNCTIONS["reshape"](y, x.shape)
-    return result
-
-
-# Batch norm -------------------------------------------------------------------------------------
-
-
-def _others(rank: int, channel: int) -> Axes:
-    return tuple(i for i in range(rank) if i != channel)
-
-
-def _infer_batch_norm(
-    x: TensorSpec, scale: TensorSpec, bias: TensorSpec, channel: int, epsilon: float
-) -> tuple[TensorSpec, ...]:
-    _require_parameters(x, (channel,), scale=scale, bias=bias)
-    return x, scale, scale
-
-
-def _batch_norm_into(
-    xp: Any, out: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float
-) -> None:
-    y, average, variance = out
-    axes, over = _others(x.ndim, channel), _over(x.shape, (channel,))
-    number, wide = count(x.shape, axes), _wide(x)
-    centre = xp.sum(wide, axis=axes) / number
-    about = wide - centre.reshape(over)
-    spread = xp.sum(about * about, axis=axes) / number
-    factor = scale * xp.reciprocal(xp.sqrt(spread + epsilon))
-    xp.multiply(about, factor.reshape(over), out=about)
-    xp.add(about, bias.reshape(over), out=y, casting="same_kind")
-    xp.copyto(average, centre, casting="same_kind")
-    xp.copyto(variance, spread, casting="same_kind")
-
-
-def _batch_norm_kernel(
-    xp: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float
-) -> tuple[Any, ...]:
-    out = (xp.empty(x.shape, x.dtype), *(xp.empty(scale.shape, x.dtype) for _ in range(2)))
-    _batch_norm_into(xp, out, x, scale, bias, channel, epsilon)
-    return out
-
-
-def _batch_norm_vjp(
-    gs: Sequence[Tensor], ys: Sequence[Tensor], x: Tensor, scale: Tensor, bias: Tensor,
-    channel: int, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    g, g_mean, g_variance = gs
-    axes, over = _others(x.ndim, channel), _over(x.shape, (channel,))
-    number = count(x.shape, axes)
-    attrs: dict[str, Any] = {"axis": axes, "epsilon": epsilon}
-    dx = standardize_grad(g * FUNCTIONS["reshape"](scale, over), x, **attrs)
-    if not is_zeros(g_mean):
-        dx = dx + FUNCTIONS["reshape"](divided(g_mean, number), over)
-    if not is_zeros(g_variance):
-        about = x - FUNCTIONS["reshape"](ys[1], over)
-        dx = dx + about * FUNCTIONS["reshape"](divided(g_variance * 2, number), over)
-    return dx, sum(g * standardize(x, **attrs), axes), sum(g, axes)
-
-
-_IMAGE = spec("float32", (2, 3, 2, 2))
-# The batch-normalised x, and the mean and (biased) variance of each channel.
-_batch_norm = register(
-    Op(
-        "batch_norm",
-        infer=_infer_batch_norm,
-        kernel=_batch_norm_kernel,
-        into=_batch_norm_into,
-        vjp=_batch_norm_vjp,
-        batch=batching.channels,
-        cost=_per_element(9),
-        autocast="high",
-        samples=(
-            sample(F, _V4, _V4, channel=1, epsilon=0.1),
-            sample(_IMAGE, _V3, _V3, channel=1, epsilon=0.1),
-        ),
-    )
-)
-
-
-def _infer_channel_affine(
-    x: TensorSpec, scale: TensorSpec, bias: TensorSpec, mean: TensorSpec, variance: TensorSpec,
-    channel: int, epsilon: float,
-) -> TensorSpec:  # fmt: skip
-    _require_parameters(
-        x, (channel,), scale=scale, bias=bias, mean=mean, variance=variance
-    )  # fmt: skip
-    return x
-
-
-def _channel_affine_into(
-    xp: Any, out: Any, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, channel: int,
-    epsilon: float,
-) -> None:  # fmt: skip
-    over = _over(x.shape, (channel,))
-    factor = scale * xp.reciprocal(xp.sqrt(_wide(variance) + epsilon))
-    shift = bias - mean * factor
-    product = xp.multiply(x, factor.reshape(over), out=out if out.dtype == factor.dtype else None)
-    xp.add(product, shift.reshape(over), out=out, casting="same_kind")
-
-
-def _channel_affine_vjp(
-    g: Tensor, y: Tensor, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor,
-    channel: int, epsilon: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    axes, over = _others(x.ndim, channel), _over(x.shape, (channel,))
-    per_deviation = rsqrt(variance + epsilon)
-    factor = scale * per_deviation
-    total = sum(g, axes)
-    along = sum(g * (x - FUNCTIONS["reshape"](mean, over)), axes)
-    d_variance = along * (factor * per_deviation * per_deviation * -0.5)
-    dx = g * FUNCTIONS["reshape"](factor, over)
-    return dx, along * per_deviation, total, -(total * factor), d_variance
-
-
-# (x - mean)·scale / √(variance + epsilon) + bias, each by channel.
-_channel_affine = register(
-    Op(
-        "channel_affine",
-        infer=_infer_channel_affine,
-        kernel=like_first(_channel_affine_into),
-        into=_channel_affine_into,
-        vjp=_channel_affine_vjp,
-        batch=batching.channels,
-        cost=_per_element(2),
-        samples=(
-            sample(F, _V4, _V4, _V4, _V4, channel=1, epsilon=0.1, low=0.2),
-            sample(_IMAGE, _V3, _V3, _V3, _V3, channel=1, epsilon=0.1, low=0.2),
-        ),
-    )
-)
-
-
-@function
-def batch_norm(
-    x: Any, scale: Any = None, bias: Any = None, mean: Any = None, variance: Any = None, *,
-    training: bool = False, momentum: float = 0.1, epsilon: float = 1e-5, unbiased: bool = True,
-    channels_last: bool = False, name: str | None = None,
-) -> Any:  # fmt: skip
-    """Each channel standardised over the batch and its places, scaled and shifted.
-
-    With `training` by the moments of the batch: gives (y, new running mean, new running variance),
-    where new = (1 - momentum)·running + momentum·(of the batch), through which no gradient flows;
-    else by the given mean and variance: gives y.
-
-    Args:
-        x: (N, C, …), or (N, …, C) with `channels_last`.
-        scale, bias: (C,), or None.
-        mean, variance: (C,): of all data, or so far.
-        unbiased: the variance that goes into the running one is divided by (count - 1), as torch
-            has it; ONNX divides by the count (and calls 1 - momentum momentum).
-
-    Raises:
-        DTypeError: a tensor is not float.
-        ShapeError, ArgumentError: parameters of another shape, no mean or variance, one value for
-            each channel only in training, numbers out of range.
-
-    Source: Ioffe & Szegedy, ICML 2015.
-    """
-    x = as_tensor(x)
-    channel, epsilon = _channel(x, channels_last), _epsilon(epsilon)
-    if mean is None or variance is None:
-        raise ArgumentError("give the running mean and variance, (C,) each")
-    number = isinstance(momentum, int | float) and not isinstance(momentum, bool)
-    if not number or not 0 <= momentum <= 1:
-        raise ArgumentError(f"momentum is a number from 0 to 1, not {momentum!r}")
-    for what, flag in (("training", training), ("unbiased", unbiased)):
-        if not isinstance(flag, bool):
-            raise ArgumentError(f"{what} is True or False, not {flag!r}")
-    require_kind(x.spec, "float")
-    scale = FUNCTIONS["ones"]((x.shape[channel],), x.dtype) if scale is None else as_tensor(scale)
-    bias = FUNCTIONS["zeros"]((x.shape[channel],), x.dtype) if bias is None else as_tensor(bias)
-    running = as_tensor(mean), as_tensor(variance)
-    for tensor in (scale, bias, *running):
-        require_kind(tensor.spec, "float")
-    wide, scale, bias = _common(x, scale, bias, *running)
-    attrs: dict[str, Any] = {"channel": channel, "epsilon": epsilon}
-    if not training:
-        there = (astype(s, wide.dtype) for s in running)
-        return astype(_channel_affine(wide, scale, bias, *there, **attrs, name=name), x.dtype)
-    items = count(x.shape, _others(x.ndim, channel))
-    y, centre, spread = _batch_norm(wide, scale, bias, **attrs, name=name)
-    spread = _of_enough(spread, items, 2 if unbiased else 1, x)
-    if unbiased:
-        spread = spread * _bessel(items, spread)
-    moved = _moved(running[0], centre, momentum), _moved(running[1], spread, momentum)
-    return astype(y, x.dtype), *moved
-
-
-def _common(x: Tensor, scale: Tensor, bias: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """x, scale and bias in the widest dtype among them: float16 data has float32 statistics."""
-    widest = max((x, scale, bias, *others), key=lambda t: t.dtype.itemsize).dtype
-    return tuple(astype(t, widest) for t in (x, scale, bias))
-
-
-def _of_enough(spread: Tensor, items: Any, least: int, x: Tensor) -> Tensor:
-    """The variance, where there are enough values for one: a NaN would stay in what is running."""
-    if isinstance(items, int) and items >= least:
-        return spread
-    have, remedy = ("no value", "") if least == 1 else ("one value", ", or say unbiased=False")
-    told = (
-        f"x {show_shape(x.shape)} has {have} for each channel: its variance is unknown; "
-        f"train on more{remedy}"
-    )
-    if isinstance(items, int):
-        raise ShapeError(told)
-    return check(spread, size_of(size=items, dtype="int64") >= least, f"in batch_norm, {told}")
-
-
-def _bessel(items: Any, like: Tensor) -> Any:
-    """count / (count - 1), for counts known or not."""
-    if isinstance(items, int):
-        return items / (items - 1)
-    number = size_of(size=items, dtype=like.dtype.name)
-    return number / (number - 1)
-
-
-def _moved(running: Tensor, now: Tensor, momentum: float) -> Tensor:
-    fresh = astype(stop_gradient(now), running.dtype)
-    result: Tensor = running * (1 - momentum) + fresh * momentum
     return result

@@ -206,6 +206,21 @@ class Nest:
         self.loop(0, whole, lambda i: body(i, None), step=self.width)
         self.loop(whole, count, lambda i: body(i, self.first(rest)), step=self.width)
 
+    def summed_strips(
+        self, count: Value, body: Callable[..., Sequence[str]], begun: Sequence[str]
+    ) -> list[str]:
+        """As `in_strips`, of vectors that are carried along: body(first, mask, *values)."""
+        rest = self.put(f"srem i64 {count}, {self.width}")
+        whole = self.sub(count, rest)
+        values: Sequence[str] = begun
+        for start, stop, partly in ((0, whole, False), (whole, count, True)):
+
+            def strip(i: str, *so_far: str, partly: bool = partly) -> Sequence[str]:
+                return body(i, self.first(rest) if partly else None, *so_far)
+
+            values = self.loop(start, stop, strip, [(self.kind, v) for v in values], self.width)
+        return list(values)
+
 
 def call(
     function: Function, pointers: Sequence[int], sizes: Sequence[int], start: int, stop: int

@@ -8,7 +8,7 @@ from graphflow.onnx.call import Call
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.onnx.registry import Outputs, operator
 from graphflow.op import Tensor
-from graphflow.ops import elementwise, norm, reduce, select, transcendental, window
+from graphflow.ops import batch_norm, elementwise, norm, reduce, select, transcendental, window
 from graphflow.ops.convert import astype, ones_like
 from graphflow.ops.dropout import masked
 from graphflow.ops.random import keep_mask
@@ -25,9 +25,9 @@ def _batch_norm(call: Call) -> Outputs:
     if call.version < 7 and not call.attr("is_test", 0) and call.wants(1):
         raise call.unsupported("training as opsets before 7 have it; export for opset 15")
     if not call.attr("training_mode", 0):
-        return norm.batch_norm(x, scale, bias, mean, variance, epsilon=epsilon)
+        return batch_norm.batch_norm(x, scale, bias, mean, variance, epsilon=epsilon)
     return list(
-        norm.batch_norm(
+        batch_norm.batch_norm(
             x,
             scale,
             bias,
