@@ -15,12 +15,13 @@ from graphflow.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ops.creation import arange, zeros
 from graphflow.ops.elementwise import less
 from graphflow.ops.linalg import matmul
+from graphflow.ops.lstm import lstm_op
 from graphflow.ops.rules import require_kind
 from graphflow.ops.select import clip, where
 from graphflow.ops.shape import expand_dims, moveaxis, reshape, squeeze
 from graphflow.ops.window import concat, stack
 from graphflow.ops.window import window as rows_of
-from graphflow.spec import equate, kind, show_shape
+from graphflow.spec import equate, is_half, kind, show_shape
 
 Activation = Callable[[Tensor], Tensor]
 State = tuple[Tensor, ...]
@@ -179,6 +180,9 @@ def run(
 ) -> tuple[Tensor, State]:
     """Outputs (T, B, H) and the last state of inputs (T, B, inputs); beyond its length a sequence
     keeps its state, and its outputs are 0."""
+    fused = _in_one_op(cell, x, weights, state, reverse) if lengths is None else None
+    if fused is not None:
+        return fused
     z = projected(cell, x, weights)
     inside = None
     if lengths is not None:
@@ -196,6 +200,23 @@ def run(
     items = (z,) if inside is None else (z, inside)
     last, y = FUNCTIONS["scan"](body, state, items, reverse=reverse)
     return y, last
+
+
+def _in_one_op(
+    cell: Cell, x: Tensor, weights: Weights, state: State, reverse: bool
+) -> tuple[Tensor, State] | None:
+    """As `run`, of a plain LSTM by the op of whole sequences; None for other cells."""
+    usual = (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"], FUNCTIONS["tanh"])
+    plain = isinstance(cell, Lstm) and not cell.coupled and cell.limit is None
+    if not plain or cell.activations != usual or weights.peepholes is not None or is_half(x.dtype):
+        return None
+    parts = [b for b in (weights.bias, weights.recurrent_bias) if b is not None]
+    bias = parts[0] + parts[1] if len(parts) > 1 else parts[0] if parts else None
+    if bias is None:
+        bias = zeros((weights.r.shape[0],), x.dtype)
+    z = matmul(x, weights.w, transpose_b=True)
+    y, h, c, *_ = lstm_op(z, weights.r, bias, *state, gates=cell.gates, reverse=reverse)
+    return y, (h, c)
 
 
 def initial_state(cell: Cell, x: Tensor, size: int) -> State:
