@@ -238,6 +238,7 @@ class Code:
         ]  # fmt: skip
         for code in codes:
             self.constant_bytes += code.constant_bytes
+        self.scope[f"h{number}"] = codes  # native calls have the addresses of their constants
         natives = [code.native(body) for body, code in zip(bodies(node), codes, strict=True)]
         if node.op is call and natives[0] is not None:
             self._inlined(node, natives[0])
