@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--instances", type=Path)
     parser.add_argument("--budget", type=int, default=20_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, help="a clock, beside the budget")
     parser.add_argument("--splits", type=Path, help="folder for the placements")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/stages.json")
     options = parser.parse_args()
@@ -80,8 +81,9 @@ def main() -> None:
         k, begin = graph["maxFPGAs"], perf_counter()
         hosts = range(k, problem.devices)
         split = split_stages(
-            problem, k, hosts=hosts, backward=backward, budget=options.budget, seed=options.seed
-        )
+            problem, k, hosts=hosts, backward=backward, budget=options.budget, seed=options.seed,
+            seconds=options.seconds,
+        )  # fmt: skip
         seconds = perf_counter() - begin
         best = known.get(file.name, {}).get("best_known_any") or float("nan")
         cuts = known.get(file.name, {}).get("dp_contiguous_optimum") or float("nan")

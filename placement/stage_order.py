@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from graphflow.placement.problem import Floats, Ints, Problem
+from graphflow.placement import stage_loops
+from graphflow.placement.native import native
+from graphflow.placement.problem import Ints, Problem
 from graphflow.placement.stage_units import StageUnits
 
 MOST_ITEMS = 1_000
@@ -161,24 +162,30 @@ def stock_of(units: StageUnits) -> Stock:
 
 def best_cuts(units: StageUnits, items: Items, order: list[int]) -> Ints | None:
     """(u,) devices of the best split of an order into pieces; None if none fits."""
-    kernels = import_module("graphflow.placement.stage_kernels")
-    blocks = min(len(order), MOST_ITEMS)
+    blocks, tensors = min(len(order), MOST_ITEMS), len(units.maker)
     place = np.empty(items.count, dtype=np.int64)
     place[order] = np.arange(len(order)) * blocks // max(len(order), 1)
     stock = stock_of(units)
     position = place[items.item]
-    loads = kernels.segment_loads(position, blocks, stock.column, *units.hypergraph)
-    table = kernels.chain_split(loads, stock.follow)
+    start = np.searchsorted(np.sort(position), np.arange(blocks + 1))
+    loads = np.full((len(stock.members), blocks, blocks + 1), np.inf).ravel()
+    native(stage_loops, "segment_loads")(
+        np.argsort(position, kind="stable"), start, blocks, stock.column, units.devices,
+        np.zeros(tensors, np.int64), np.zeros(tensors, np.int64), loads, *units.hypergraph,
+    )  # fmt: skip
+    table = _Table(blocks + 1, len(stock.follow))
+    native(stage_loops, "chain_split")(
+        len(stock.members), blocks, table.states, loads, stock.follow.ravel(), *table.flat
+    )
 
     def piece(i: int, j: int) -> Ints:
         return np.flatnonzero((position >= i) & (position < j))
 
-    return _trace(units, stock, table, blocks, piece)
+    return _trace(units, stock, table, piece)
 
 
 def best_ideals(units: StageUnits, items: Items, ideals: list[int]) -> Ints | None:
     """(u,) devices of the best contiguous split of all: every stage between two ideals."""
-    kernels = import_module("graphflow.placement.stage_kernels")
     stock = stock_of(units)
     weight = np.zeros((items.count, len(stock.members)))
     np.add.at(weight, items.item, units.compute[:, stock.column])
@@ -186,75 +193,53 @@ def best_ideals(units: StageUnits, items: Items, ideals: list[int]) -> Ints | No
     np.add.at(memory, items.item, units.memory)
     masks = [0] * len(units.maker)
     for t in range(len(masks)):
-        for r in units.readers[units.reader_start[t] : units.reader_start[t + 1]].tolist():
+        for r in units.readers_of(t).tolist():
             masks[t] |= 1 << int(items.item[r])
-    table = kernels.ideal_split(
-        _words(ideals, items.count), stock.follow, stock.column, weight, memory, units.capacity,
-        units.enter, units.leave, items.item[units.maker], _words(masks, items.count),
+    table, words = _Table(len(ideals), len(stock.follow)), items.count // 64 + 1
+    native(stage_loops, "ideal_split")(
+        len(ideals), words, table.states, units.devices, _words(ideals, words),
+        stock.follow.ravel(), stock.column, weight.ravel(), memory, units.capacity,
+        units.enter.ravel(), units.leave.ravel(), items.item[units.maker], _words(masks, words),
+        np.zeros(words, np.int64), *table.flat,
     )  # fmt: skip
 
     def piece(i: int, j: int) -> Ints:
         chosen = ideals[j] & ~ideals[i]
         return np.flatnonzero([chosen >> int(x) & 1 for x in items.item])
 
-    return _trace(units, stock, table, len(ideals) - 1, piece)
+    return _trace(units, stock, table, piece)
 
 
-def _words(sets: list[int], items: int) -> NDArray[np.uint64]:
-    count = items // 64 + 1
+def _words(sets: list[int], count: int) -> Ints:
+    """Bit sets as rows of 64-bit words, flat."""
     low = (1 << 64) - 1
     rows = [[s >> 64 * w & low for w in range(count)] for s in sets]
-    return np.array(rows, dtype=np.uint64).reshape(len(sets), count)
+    return np.array(rows, dtype=np.uint64).ravel().view(np.int64)
 
 
-def _trace(units: StageUnits, stock: Stock, table: Any, end: int, piece: Any) -> Ints | None:
-    best, since, state, kind = table
-    at, s = end, int(np.argmin(best[end]))
-    if not np.isfinite(best[at, s]):
+class _Table:
+    """What a dynamic program fills in: (positions, states) least max load, and where it is from."""
+
+    def __init__(self, positions: int, states: int) -> None:
+        self.states = states
+        self.best = np.full((positions, states), np.inf)
+        self.since, self.state, self.kind = np.full((3, positions, states), -1, dtype=np.int64)
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """For the loops."""
+        return tuple(a.ravel() for a in (self.best, self.since, self.state, self.kind))
+
+
+def _trace(units: StageUnits, stock: Stock, table: _Table, piece: Any) -> Ints | None:
+    at = len(table.best) - 1
+    s = int(np.argmin(table.best[at]))
+    if not np.isfinite(table.best[at, s]):
         return None
     free = [list(m) for m in stock.members]
-    device: Ints = np.zeros(len(units.compute), dtype=np.int64)
+    device: Ints = np.zeros(units.count, dtype=np.int64)
     while at > 0:
-        before = int(since[at, s])
-        device[piece(before, at)] = free[int(kind[at, s])].pop()
-        at, s = before, int(state[at, s])
+        before = int(table.since[at, s])
+        device[piece(before, at)] = free[int(table.kind[at, s])].pop()
+        at, s = before, int(table.state[at, s])
     return device
-
-
-def fluid_bound(units: StageUnits) -> float:
-    """A max load that no split can beat: units in fractions, transfers free.
-
-    Between two classes of devices the units that gain most by the first move there first; with
-    more classes, every unit at its least cost. Never below the largest unit's least cost.
-    """
-    compute, classes = units.compute, stock_of(units)
-    least = compute.min(axis=1)
-    bound = float(max(least.max(initial=0.0), least.sum() / compute.shape[1]))
-    if len(classes.members) != 2 or not np.isfinite(compute).any():
-        return bound
-    one, two = compute[:, classes.column[0]], compute[:, classes.column[1]]
-    many, more = (len(m) for m in classes.members)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(np.isinf(two), 0.0, np.where(two > 0, one / two, np.inf))
-    order = np.lexsort((np.arange(len(one)), ratio))
-    high = float(np.where(np.isfinite(one), one, two).sum() + np.where(
-        np.isfinite(two), two, one).sum())  # fmt: skip
-    low = bound
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _flows(one[order], two[order], many * middle, more * middle):
-            high = middle
-        else:
-            low = middle
-    return low
-
-
-def _flows(one: Floats, two: Floats, room: float, other: float) -> bool:
-    """Whether units in this order fill the first class up and the rest fits the second."""
-    for a, b in zip(one.tolist(), two.tolist(), strict=True):
-        share = 0.0 if np.isinf(a) else 1.0 if a <= 0 else min(1.0, room / a)
-        if share < 1.0 and np.isinf(b):
-            return False
-        room -= share * a if share else 0.0
-        other -= (1.0 - share) * b if share < 1.0 else 0.0
-    return other >= 0.0

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from graphflow.errors import PlacementError, ProblemError
+from graphflow.placement import stage_loops
+from graphflow.placement.native import native
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,20 @@ def pipedream_plan(
             raise PlacementError(f"{level} needs at least one worker and a positive bandwidth")
     if not levels:
         raise PlacementError("levels is empty; one device is [Level(1, bandwidth)]")
-    kernels = import_module("graphflow.placement.stage_kernels")
     total = np.concatenate([[0.0], np.cumsum(layers[0])])
     below: NDArray[np.float64] = total[None, 1:] - total[:-1, None]
     tables = []
     for level in levels:
         passed = np.concatenate([[0.0], np.cumsum(layers[2] / level.bandwidth)])
         sent = 2.0 * layers[1] / level.bandwidth
-        table = kernels.pipedream_level(layers[0], passed, sent, below, level.workers)
-        below = np.ascontiguousarray(table[0][:, :, level.workers])
-        tables.append((table, level.workers))
+        alone, time = np.full((2, n, n, level.workers + 1), np.inf)
+        cut, share = np.full((2, n, n, level.workers + 1), -1, dtype=np.int64)
+        native(stage_loops, "pipedream_level")(
+            n, level.workers, passed, sent, below.ravel(), alone.ravel(), time.ravel(),
+            cut.ravel(), share.ravel(),
+        )  # fmt: skip
+        below = np.ascontiguousarray(time[:, :, level.workers])
+        tables.append(((time, cut, share), level.workers))
     return PipePlan(_stages(tables, 0, n - 1), float(below[0, n - 1]))
 
 

@@ -7,6 +7,7 @@ every transfer is priced once per device that it enters or leaves.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,50 @@ class StageUnits:
     input_start: Ints
 
     @property
+    def count(self) -> int:
+        """Units."""
+        return len(self.compute)
+
+    @property
+    def devices(self) -> int:
+        """Devices."""
+        return len(self.capacity)
+
+    @cached_property
     def hypergraph(self) -> tuple[Any, ...]:
-        """What every kernel takes, in its order."""
+        """What the loops take, in their order: flat."""
         return (
-            self.compute, self.memory, self.capacity, self.enter, self.leave, self.maker,
-            self.made, self.readers, self.reader_start, self.inputs, self.input_start,
+            self.compute.ravel(), self.memory, self.capacity, self.enter.ravel(),
+            self.leave.ravel(), self.maker, self.made, self.readers, self.reader_start,
+            self.inputs, self.input_start,
         )  # fmt: skip
+
+    def readers_of(self, tensor: int) -> Ints:
+        """Units that read a tensor."""
+        return self.readers[self.reader_start[tensor] : self.reader_start[tensor + 1]]
+
+    def loads(self, where: Ints) -> Floats:
+        """(d,) seconds per sample that each device is busy, if unit u is on `where[u]`."""
+        loads: Floats = np.zeros(self.devices)
+        np.add.at(loads, where, self.compute[np.arange(len(where)), where])
+        for t, u in enumerate(self.maker.tolist()):
+            home = int(where[u])
+            others = set(where[self.readers_of(t)].tolist()) - {home}
+            for p in others:
+                loads[p] += self.enter[t, p]
+            if others:
+                loads[home] += self.leave[t, home]
+        return loads
+
+    def max_load(self, where: Ints) -> float:
+        """Seconds per sample of the busiest device."""
+        return float(self.loads(where).max(initial=0.0))
+
+    def fits(self, where: Ints) -> bool:
+        """Whether every device can run and hold what lies on it."""
+        used = np.bincount(where, weights=self.memory, minlength=self.devices)
+        possible = np.isfinite(self.compute[np.arange(len(where)), where]).all()
+        return bool(possible and np.all(used <= self.capacity))
 
 
 def stage_units(problem: Problem, devices: Ints, hosts: Ints) -> StageUnits:

@@ -10,38 +10,40 @@ Forward and backward nodes add up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from time import monotonic, perf_counter
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from graphflow.errors import MemoryLimitError, PlacementError, ProblemError
 from graphflow.placement.problem import Floats, Ints, Problem
-from graphflow.placement.stage_order import (
-    best_cuts,
-    best_ideals,
-    fluid_bound,
-    ideals_of,
-    items_of,
-    orders,
-)
+from graphflow.placement.stage_bound import closure_bound, cover_bound, fluid_bound
+from graphflow.placement.stage_order import best_cuts, best_ideals, ideals_of, items_of, orders
+from graphflow.placement.stage_search import Anneal, annealed, neighbourhoods
 from graphflow.placement.stage_units import StageUnits, stage_units
 
 ANNEALS = (
-    (0.4, 2, 24, "contiguous"), (0.4, 2, 60, "contiguous"), (0.02, 4, 60, "contiguous"),
-    (0.4, 2, 24, "contiguous"), (0.1, 4, 24, "contiguous"), (0.02, 2, 24, "best"),
-    (0.005, 4, 24, "best"), (0.002, 6, 24, "best"), (0.02, 2, 24, "second"),
-    (0.005, 4, 24, "last"),
+    (Anneal(0.4, 2, 24), "contiguous"), (Anneal(0.4, 2, 60), "contiguous"),
+    (Anneal(0.02, 4, 60), "contiguous"), (Anneal(0.4, 2, 24), "contiguous"),
+    (Anneal(0.1, 4, 24), "contiguous"), (Anneal(0.02, 2, 24), "best"),
+    (Anneal(0.005, 4, 24), "best"), (Anneal(0.002, 6, 24), "best"),
+    (Anneal(0.02, 2, 24), "second"), (Anneal(0.005, 4, 24), "last"),
 )  # fmt: skip
-"""Anneals that a budget is shared among: heat at the start, squarings of the norm, largest group,
-and where each starts: from the best contiguous split, the best so far, the second best of the hot
-ones, or the one before. Hot ones with a soft norm cross between balanced splits; cold ones with a
-hard norm settle, and do so twice, because the best may lie in a dead end."""
+"""Anneals that a budget is shared among, and where each starts: from the best contiguous split, the
+best so far, the second best of the hot ones, or the one before. Hot ones with a soft norm cross
+between balanced splits; cold ones with a hard norm settle, and do so twice, because the best may
+lie in a dead end."""
 
 PAIR_STEPS = 2e9
 """Steps that the dynamic program over all ideals may take: a few seconds."""
+AGREED = 3
+"""Anneals that come to the same best max load are enough."""
+PROBE = 20_000
+"""Moves by which the pace is judged where a clock limits the search."""
+OPTIMAL = 1e-6
+"""Share above the bound that counts as reached."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +53,10 @@ class Split:
     Args:
         device: (n,) device of each node.
         loads: (d,) seconds per sample that each device of the problem is busy.
-        bound: seconds that no split's max load can be below (transfers and memory not counted).
+        bound: seconds that no split's max load can be below; see `stage_bound`.
         contiguous: whether no path of forward nodes leaves an accelerator and comes back to it.
         tried: what was tried, and the max load it reached.
+        reproducible: whether the same arguments give it again; not if a clock was given.
     """
 
     device: Ints
@@ -61,11 +64,17 @@ class Split:
     bound: float
     contiguous: bool
     tried: tuple[tuple[str, float], ...]
+    reproducible: bool = True
 
     @property
     def max_load(self) -> float:
         """Seconds per sample of the busiest device."""
         return float(self.loads.max(initial=0.0))
+
+    @property
+    def optimal(self) -> bool:
+        """Whether nothing better exists."""
+        return self.gap <= OPTIMAL
 
     @property
     def gap(self) -> float:
@@ -81,14 +90,17 @@ def split_stages(
     hosts: Sequence[int] = (),
     backward: ArrayLike | None = None,
     budget: int = 20_000_000,
+    pivots: int = 16_000,
     ideals: int = 1_500,
     seed: int = 0,
+    seconds: float | None = None,
 ) -> Split:
     """Split a problem into pipeline stages with the least max load that was found.
 
     The best contiguous split (over all ideals where there are few, else over some topological
-    orders), then annealing over any sets. Groups stay together and capacities hold. The same
-    arguments give the same answer.
+    orders), then annealing over any sets, then neighbourhoods of the busiest device searched whole
+    by HiGHS, until the bound is reached. Groups stay together and capacities hold. The same
+    arguments give the same answer, unless `seconds` are given.
 
     Args:
         problem: `bytes` over `bandwidth` (plus `latency`) to and from the first host price a
@@ -98,9 +110,13 @@ def split_stages(
         hosts: devices that hold nodes too but pay for no transfer.
         backward: (n,) whether a node belongs to the backward pass; default none. Only decides what
             contiguous means.
-        budget: moves to evaluate while annealing, about 1.5 µs each; 0: contiguous splits only.
+        budget: moves to evaluate while annealing, about 0.5 µs each; 0: contiguous splits only.
+        pivots: steps of HiGHS's simplex method, a quarter of a millisecond each, half of them for
+            neighbourhoods and half for the dearest bound.
         ideals: up to how many of them the dynamic program runs over all; fewer on large graphs.
         seed: of the annealing.
+        seconds: after which nothing more is tried; contiguous splits and quick bounds are made in
+            any case. The answer depends on how busy the machine is.
 
     Raises:
         PlacementError: a setting without sense.
@@ -114,8 +130,13 @@ def split_stages(
             f"objective is {objective!r}; 'max_load' is the one there is "
             "(replication: pipedream_plan)"
         )
-    if budget < 0 or ideals < 0:
-        raise PlacementError(f"budget {budget} and ideals {ideals} must not be negative")
+    whole = {"budget": budget, "pivots": pivots, "ideals": ideals, "seed": seed}
+    for name, value in whole.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise PlacementError(f"{name} must be an integer and must not be negative: {value!r}")
+    if seconds is not None and not 0 <= seconds < np.inf:
+        raise PlacementError(f"seconds must be a finite number >= 0, not {seconds!r}")
+    deadline = None if seconds is None else monotonic() + seconds
     host, chosen = _devices(problem, stages, hosts)
     flags = np.zeros(problem.nodes, bool) if backward is None else np.asarray(backward, bool)
     if flags.shape != (problem.nodes,):
@@ -133,16 +154,23 @@ def split_stages(
     tried = _contiguous_splits(problem, units, flags, ideals)
     if not tried:
         tried["by memory"] = _fitting(units)
-    _refine(units, tried, budget, seed)
-    values = {name: float(_unit_loads(units, where).max()) for name, where in tried.items()}
+    bound = closure_bound(units, fluid_bound(units))
+    search = _Search(units, tried, bound, deadline)
+    if budget:
+        search.anneal(budget, seed)
+        search.neighbourhoods(pivots // 2, seed)
+    values = {name: units.max_load(where) for name, where in tried.items()}
     best = min(values, key=lambda name: values[name])
+    if search.wanted:
+        bound = cover_bound(units, bound, values[best], tried.values(), pivots // 2, search.left)
     device: Ints = chosen[tried[best][units.unit]]
     return Split(
         device,
         stage_loads(problem, device, hosts=hosts, stages=stages),
-        fluid_bound(units),
+        min(bound, values[best]),
         is_contiguous(problem, device, flags, hosts),
         tuple(values.items()),
+        seconds is None,
     )
 
 
@@ -170,7 +198,7 @@ def stage_loads(
         latency=problem.latency, bandwidth=problem.bandwidth,
     )  # fmt: skip
     loads = np.zeros(problem.devices)
-    loads[chosen] = _unit_loads(stage_units(alone, chosen, host), where)
+    loads[chosen] = stage_units(alone, chosen, host).loads(where)
     return loads
 
 
@@ -254,45 +282,77 @@ def _fitting(units: StageUnits) -> Ints:
     return where
 
 
-def _refine(units: StageUnits, tried: dict[str, Ints], budget: int, seed: int) -> None:
-    """Anneal from the best contiguous split, then from what came out, and add all of it."""
-    if budget == 0 or units.compute.shape[1] == 1 or len(units.compute) == 1:
-        return
+class _Search:
+    """What makes a split better, adding all that it finds to `tried`."""
 
-    def load(where: Ints) -> float:
-        return float(_unit_loads(units, where).max())
+    def __init__(
+        self, units: StageUnits, tried: dict[str, Ints], bound: float, deadline: float | None
+    ) -> None:
+        self.units, self.tried = units, tried
+        self.deadline = deadline
+        self.bound = bound * (1 + OPTIMAL)
+        self._pace = 0.0
 
-    kernels = import_module("graphflow.placement.stage_kernels")
-    start = min(tried.values(), key=load)
-    if load(start) <= 0.0:
-        return
-    hot: list[Ints] = []
-    last = start
-    for turn, (heat, squarings, largest, source) in enumerate(ANNEALS):
-        if source == "contiguous":
-            here = start
-        elif source == "best":
-            here = min(tried.values(), key=load)
-        else:
-            here = last if source == "last" else sorted(hot, key=load)[1]
-        last, _ = kernels.anneal(
-            here, max(1, budget // len(ANNEALS)), heat, 1e-5, squarings, largest,
-            seed + turn, *units.hypergraph,
-        )  # fmt: skip
-        if source == "contiguous":
-            hot.append(last)
-        tried[f"annealed {turn + 1}"] = last
+    @property
+    def left(self) -> float:
+        """Seconds before the deadline."""
+        return np.inf if self.deadline is None else self.deadline - monotonic()
 
+    @property
+    def best(self) -> Ints:
+        """The best split so far."""
+        return min(self.tried.values(), key=self.units.max_load)
 
-def _unit_loads(units: StageUnits, where: Ints) -> Floats:
-    loads: Floats = np.zeros(len(units.capacity))
-    np.add.at(loads, where, units.compute[np.arange(len(where)), where])
-    for t, u in enumerate(units.maker.tolist()):
-        home = int(where[u])
-        row = units.readers[units.reader_start[t] : units.reader_start[t + 1]]
-        others = set(where[row].tolist()) - {home}
-        for p in others:
-            loads[p] += units.enter[t, p]
-        if others:
-            loads[home] += units.leave[t, home]
-    return loads
+    @property
+    def wanted(self) -> bool:
+        """Whether a better one may exist, and there is time to look for it."""
+        alone = self.units.devices == 1 or self.units.count == 1
+        return not alone and self.left > 0.0 and self.units.max_load(self.best) > self.bound
+
+    def anneal(self, budget: int, seed: int) -> None:
+        """Anneal from the best contiguous split, then from what came out."""
+        start = last = self.best
+        hot: list[Ints] = []
+        for turn, (how, source) in enumerate(ANNEALS):
+            steps = self._affordable(max(1, budget // len(ANNEALS)))
+            if not self.wanted or steps == 0:
+                return
+            if source == "contiguous":
+                here = start
+            elif source == "best":
+                here = self.best
+            else:
+                here = last if source == "last" else sorted(hot, key=self.units.max_load)[1]
+            last = annealed(self.units, here, steps, how, seed + turn, self.bound)
+            if source == "contiguous":
+                hot.append(last)
+            self.tried[f"annealed {turn + 1}"] = last
+            reached = self.units.max_load(self.best) * (1 + OPTIMAL)
+            found = [w for name, w in self.tried.items() if name.startswith("annealed")]
+            if sum(self.units.max_load(where) <= reached for where in found) == AGREED:
+                return
+
+    def neighbourhoods(self, pivots: int, seed: int) -> None:
+        """Search around the busiest device of the best split."""
+        if not self.wanted:
+            return
+        found = neighbourhoods(self.units, self.best, pivots, seed, self.bound, self._times)
+        for where in found:
+            self.tried["neighbourhoods"] = where
+
+    @property
+    def _times(self) -> Iterator[float]:
+        """Seconds that each further step may take."""
+        while self.left > 0.0:
+            yield self.left
+
+    def _affordable(self, steps: int) -> int:
+        """How many moves may be made before the deadline, at the pace of a first few."""
+        if self.deadline is None or not self.wanted:
+            return steps
+        if not self._pace:
+            annealed(self.units, self.best, 1, ANNEALS[0][0], 0, self.bound)  # compiled
+            begin = perf_counter()
+            annealed(self.units, self.best, PROBE, ANNEALS[0][0], 0, self.bound)
+            self._pace = max(perf_counter() - begin, 1e-6) / PROBE
+        return max(0, min(steps, int(self.left / self._pace)))
