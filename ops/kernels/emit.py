@@ -12,7 +12,7 @@ are cut changes a bit. What does not change along a row, or at all, is computed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -106,14 +106,15 @@ def trace_of(region: Region) -> tuple[Trace, list[Step], list[Step]]:
     return trace, [s.step for s in inputs], [values[i].step for i in region.results]
 
 
-def write(region: Region, width: int) -> Source:
+def write(region: Region, width: int, wide: bool = False) -> Source:
     """The kernel of a region.
 
     Args:
         width: elements in a vector, a power of two.
+        wide: as of `Module`.
     """
     trace, _, results = trace_of(region)
-    writer = _Writer(region, width)
+    writer = _Writer(region, width, Module(wide))
     used = reachable(trace, results)
     for step in used:
         writer.step(step)
@@ -127,8 +128,9 @@ def write(region: Region, width: int) -> Source:
 
 
 FLOPS = {
-    "input": 0, "constant": 0, "exp": 20, "expm1": 22, "log": 24, "log1p": 32, "tanh": 32,
-    "erf": 40, "sigmoid": 28, "sin": 40, "cos": 40, "power": 80, "divide": 6, "sqrt": 8,
+    "input": 0, "constant": 0, "exp": 20, "expm1": 22, "log": 24, "log1p": 32, "tanh": 26,
+    "log2": 26, "log10": 28, "erf": 34, "sigmoid": 28, "sin": 34, "cos": 34, "power": 70,
+    "divide": 6, "sqrt": 8,
 }  # fmt: skip
 
 
@@ -155,7 +157,7 @@ class _Stream:
 class _Writer:
     region: Region
     width: int
-    module: Module = field(default_factory=Module)
+    module: Module
 
     def __post_init__(self) -> None:
         self.blocks: tuple[list[str], list[str], list[str]] = ([], [], [])

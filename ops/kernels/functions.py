@@ -1,4 +1,5 @@
-"""Vectorised exp, log, tanh, erf, sigmoid, sin, cos and pow of our own, in float32 and float64.
+"""Vectorised exp, logarithms, tanh, erf, sigmoid, sin, cos and pow of our own, in float32 and
+float64.
 
 Each is one expression, with explicit fused multiply-adds, that gives the same bits in any lane of
 any vector; within 2 ulp (float32) and 4 ulp (float64) over the whole range, and numpy's results for
@@ -10,19 +11,28 @@ infinity) an element goes to the C library by itself.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 from graphflow.ops.kernels.coefficients import (
     DOUBLE,
-    ERF32_LARGE,
+    ERF32,
+    ERF64,
+    EXP2_32,
     FAR,
+    LOG2_32,
     LOG2E,
+    LOG10_2,
+    LOG10_2_32,
+    LOG10E,
     LOG32,
     LOG64,
     LONG_LOG,
     PER_PI_HALF,
     PI_HALF,
+    PI_HALF_32,
     SINGLE,
+    TANH32,
     TWO_THIRDS_REST,
     Format,
 )
@@ -41,32 +51,70 @@ def _power_of_two(f: Floats, exponent: str) -> str:
     return f.of_bits(f.int_step("shl", biased, f.int_const(form.mantissa)))
 
 
-def _reduced(f: Floats, x: str) -> tuple[str, str]:
-    """n, an integer, and e = exp(r) - 1 with x = n·log 2 + r and |r| <= log(2)/2."""
+def _scaled(f: Floats, x: str, n: str) -> str:
+    """x·2ⁿ of a float n, by two factors where there is no instruction: a denormal result is rounded
+    once."""
+    found = f.lanes.scaled(f.element, x, n)
+    if found is not None:
+        return found
+    form = _format(f)
+    shifted = f.bits(f.add(n, f.const(form.magic)))
+    whole = f.int_step("sub", shifted, f.int_const(form.magic_bits))
+    half = f.int_step("ashr", whole, f.int_const(1))
+    y = f.mul(x, _power_of_two(f, half))
+    return f.mul(y, _power_of_two(f, f.int_step("sub", whole, half)))
+
+
+def _limited(f: Floats, x: str, low: float | None, high: float | None) -> str:
+    """x within limits; NaN as it is."""
+    if high is not None:
+        x = f.select(f.compare("ogt", x, f.const(high)), f.const(high), x)
+    if low is not None:
+        x = f.select(f.compare("olt", x, f.const(low)), f.const(low), x)
+    return x
+
+
+def _reduced(f: Floats, x: str) -> tuple[str, str, str]:
+    """n, as a float and, with a bias, as an integer, and r, with x = n·log 2 + r and
+    |r| <= log(2)/2."""
     form = _format(f)
     shifted = f.fma(x, f.const(LOG2E), f.const(form.magic))
+    return _remainder(f, x, shifted)
+
+
+def _remainder(f: Floats, x: str, shifted: str) -> tuple[str, str, str]:
+    form = _format(f)
     n = f.sub(shifted, f.const(form.magic))
     r = f.fma(n, f.const(-form.ln2[0]), x)
-    r = f.fma(n, f.const(-form.ln2[1]), r)
-    e = f.fma(f.mul(r, r), f.horner(form.exp, r), r)
-    return f.int_step("sub", f.bits(shifted), f.int_const(form.magic_bits)), e
+    return n, f.bits(shifted), f.fma(n, f.const(-form.ln2[1]), r)
+
+
+def _less_one(f: Floats, r: str) -> str:
+    """exp(r) - 1 of a small r."""
+    return f.fma(f.mul(r, r), f.horner(_format(f).exp, r), r)
 
 
 def exp(f: Floats, x: str) -> str:
-    """2ⁿ·exp(r), by two factors: a denormal result is rounded once."""
+    """2ⁿ·exp(r)."""
     form = _format(f)
-    n, e = _reduced(f, x)
-    half = f.int_step("ashr", n, f.int_const(1))
-    y = f.mul(f.add(e, f.const(1.0)), _power_of_two(f, half))
-    y = f.mul(y, _power_of_two(f, f.int_step("sub", n, half)))
-    y = f.select(f.compare("ogt", x, f.const(form.largest)), f.const(float("inf")), y)
-    return f.select(f.compare("olt", x, f.const(form.smallest)), f.const(0.0), y)
+    n, _, r = _reduced(f, _limited(f, x, form.smallest, form.largest + 1))
+    return _scaled(f, f.add(_less_one(f, r), f.const(1.0)), n)
+
+
+def _times_power(f: Floats, e: str, biased: str) -> str:
+    """2ⁿ·e + (2ⁿ - 1), where 2ⁿ is far from overflow and underflow."""
+    form = _format(f)
+    exponent = f.int_step("shl", biased, f.int_const(form.mantissa))  # the bias goes away
+    scale = f.of_bits(f.int_step("add", exponent, f.int_const(form.bias << form.mantissa)))
+    return f.fma(scale, e, f.sub(scale, f.const(1.0)))
 
 
 def expm1(f: Floats, x: str) -> str:
     """2ⁿ·e + (2ⁿ - 1), all halved so that 2ⁿ stays finite."""
     form = _format(f)
-    n, e = _reduced(f, x)
+    _, biased, r = _reduced(f, x)
+    e = _less_one(f, r)
+    n = f.int_step("sub", biased, f.int_const(form.magic_bits))
     scale = _power_of_two(f, f.int_step("sub", n, f.int_const(1)))
     y = f.fma(scale, e, f.sub(scale, f.const(0.5)))
     y = f.add(y, y)
@@ -93,7 +141,10 @@ def _split(f: Floats, x: str) -> tuple[str, str]:
 
 def log(f: Floats, x: str) -> str:
     """k·log 2 + log(1 + r)."""
-    y = _log_of(f, *_split(f, x))
+    return _edges_of_log(f, x, _log_of(f, *_split(f, x)))
+
+
+def _edges_of_log(f: Floats, x: str, y: str) -> str:
     y = f.select(f.compare("oeq", x, f.const(float("inf"))), x, y)
     y = f.select(f.compare("oeq", x, f.const(0.0)), f.const(float("-inf")), y)
     return f.select(f.compare("ult", x, f.const(0.0)), f.const(float("nan")), y)
@@ -129,16 +180,41 @@ def log1p(f: Floats, x: str) -> str:
     return f.select(f.compare("olt", f.abs(x), f.const(2.0**-54)), x, y)
 
 
+def log2(f: Floats, x: str) -> str:
+    """k + log(1 + r)/log 2: whole for a power of two."""
+    r, k = _split(f, x)
+    return _edges_of_log(f, x, f.fma(_log_of(f, r, f.const(0.0)), f.const(LOG2E), k))
+
+
+def log10(f: Floats, x: str) -> str:
+    """k·log₁₀ 2 + log(1 + r)/log 10."""
+    r, k = _split(f, x)
+    high, low = (f.const(part) for part in (LOG10_2_32 if f.is_single else LOG10_2))
+    y = f.fma(_log_of(f, r, f.const(0.0)), f.const(LOG10E), f.mul(k, low))
+    return _edges_of_log(f, x, f.fma(k, high, y))
+
+
 def tanh(f: Floats, x: str) -> str:
-    """x + x³·P(x²) up to 0.625, then 1 - 2 / (exp(2x) + 1)."""
-    size = f.abs(x)
-    z = f.mul(size, size)
-    small = f.fma(f.mul(size, z), f.horner(_format(f).tanh, z), size)
-    flat = f.const(20.0)  # here it is 1
-    limited = f.select(f.compare("ogt", size, flat), flat, size)
-    power = exp(f, f.add(limited, limited))
-    large = f.sub(f.const(1.0), f.div(f.const(2.0), f.add(power, f.const(1.0))))
-    y = f.select(f.compare("olt", size, f.const(0.625)), small, large)
+    """y = e / (2 + e), with e = exp(2|x|) - 1. For float32, r is from -0.1 to 0.59, so that e is
+    accurate where x is small; and what the rounding of 2 + e left out is put back, by way of
+    1 / (2 + e) = (1 - y) / 2."""
+    form, two = _format(f), f.const(2.0)
+    size = _limited(f, f.abs(x), None, 20.0)  # here it is 1
+    double = f.add(size, size)
+    if not f.is_single:
+        _, biased, r = _reduced(f, double)
+        e = _times_power(f, _less_one(f, r), biased)
+        return f.copysign(f.div(e, f.add(e, two)), x)
+    turns = f.fma(double, f.const(LOG2E), f.const(-0.35))
+    _, biased, r = _remainder(f, double, f.add(turns, f.const(form.magic)))
+    e = _times_power(f, f.fma(f.mul(r, r), f.horner(TANH32, r), r), biased)
+    total = f.add(e, two)
+    is_large = f.compare("ogt", e, two)
+    large, small = f.select(is_large, e, two), f.select(is_large, two, e)
+    lost = f.sub(small, f.sub(total, large))
+    y = f.div(e, total)
+    half = f.const(0.5)
+    y = f.fma(f.mul(y, lost), f.fma(y, half, f.neg(half)), y)
     return f.copysign(y, x)
 
 
@@ -156,16 +232,32 @@ def sigmoid(f: Floats, x: str) -> str:
 
 
 def erf(f: Floats, x: str) -> str:
+    return _erf_single(f, x) if f.is_single else _erf_double(f, x)
+
+
+def _erf_single(f: Floats, x: str) -> str:
+    """1 - exp(-w), with w = |x|·Q(|x|) as a sum of two numbers: good near 0, too."""
+    t = _limited(f, f.abs(x), None, 4.0)  # here it is 1
+    *high, first = (-c for c in ERF32)
+    near = struct.unpack("f", struct.pack("f", first))[0]
+    main = f.mul(t, f.const(near))
+    lost = f.fma(t, f.const(near), f.neg(main))
+    more = f.fma(t, f.fma(t, f.horner(high, t), f.const(first - near)), lost)
+    w = f.add(main, more)
+    rest = f.add(f.sub(main, w), more)
+    _, biased, r = _reduced(f, w)
+    square = f.mul(r, r)
+    e = f.add(r, f.fma(square, f.horner(_format(f).exp, r), rest))
+    return f.copysign(_times_power(f, e, biased), x)
+
+
+def _erf_double(f: Floats, x: str) -> str:
     """x + x·P(x²) up to 1, then 1 - erfc(x)."""
     size = f.abs(x)
-    small = f.fma(size, f.horner(_format(f).erf, f.mul(size, size)), size)
-    flat = f.const(4.0 if f.is_single else 6.0)  # here it is 1
-    t = f.select(f.compare("ogt", size, flat), flat, size)
-    if f.is_single:
-        rest = exp(f, f.neg(f.mul(t, f.horner(ERF32_LARGE, t))))
-    else:
-        numerator, denominator = (f.horner(part, t) for part in ERFC_PARTS)
-        rest = f.div(f.mul(exp(f, f.neg(f.mul(t, t))), numerator), denominator)
+    small = f.fma(size, f.horner(ERF64, f.mul(size, size)), size)
+    t = _limited(f, size, None, 6.0)  # here it is 1
+    numerator, denominator = (f.horner(part, t) for part in ERFC_PARTS)
+    rest = f.div(f.mul(exp(f, f.neg(f.mul(t, t))), numerator), denominator)
     large = f.sub(f.const(1.0), rest)
     return f.copysign(f.select(f.compare("olt", size, f.const(1.0)), small, large), x)
 
@@ -187,6 +279,9 @@ def power(f: Floats, x: str, y: str) -> str:
 
 def _call(f: Floats, name: str, *args: str) -> str:
     """A call of a function of the module, which is written where it is first called."""
+    own = f.lanes.guarded(name, f.element, args, lambda: _FAST[name](f, *args))
+    if own is not None:
+        return own
     full = f"@{name}_{f.element}"
     kind = f.lanes.vector(f.element)
     if full not in f.lanes.module.declared:
@@ -239,31 +334,29 @@ done:
 
 
 def _quarter_turns(f: Floats, x: str) -> tuple[str, str]:
-    """n, an integer of 64 bits, and x - n·π/2, in the dtype of x; float32 by way of float64."""
-    wide = Floats(f.lanes, "double")
-    given = f.lanes.convert("fpext", x, "float", "double") if f.is_single else x
-    shifted = wide.fma(given, wide.const(PER_PI_HALF), wide.const(DOUBLE.magic))
-    n = wide.sub(shifted, wide.const(DOUBLE.magic))
-    r = given
-    for part in PI_HALF:
-        r = wide.fma(n, wide.const(-part), r)
-    turns = wide.bits(shifted)
-    return turns, f.lanes.convert("fptrunc", r, "double", "float") if f.is_single else r
+    """n, an integer with a bias that is a multiple of 4, and x - n·π/2."""
+    form = _format(f)
+    shifted = f.fma(x, f.const(PER_PI_HALF), f.const(form.magic))
+    n = f.sub(shifted, f.const(form.magic))
+    r = x
+    for part in PI_HALF_32 if f.is_single else PI_HALF:
+        r = f.fma(n, f.const(-part), r)
+    return f.bits(shifted), r
 
 
 def _wave(f: Floats, x: str, ahead: int) -> tuple[str, str]:
     """sin(x + ahead·π/2), and where x is too far out."""
     form = _format(f)
     turns, r = _quarter_turns(f, x)
-    wide = Floats(f.lanes, "double")
-    quadrant = wide.int_step("add", turns, wide.int_const(ahead)) if ahead else turns
+    quadrant = f.int_step("add", turns, f.int_const(ahead)) if ahead else turns
     z = f.mul(r, r)
     sine = f.fma(f.mul(r, z), f.horner(form.sin, z), r)
     rest = f.fma(f.mul(z, z), f.horner(form.cos, z), f.mul(z, f.const(-0.5)))
     cosine = f.add(rest, f.const(1.0))
-    odd = _has_bit(wide, quadrant, 1)
-    y = f.select(odd, cosine, sine)
-    y = f.select(_has_bit(wide, quadrant, 2), f.neg(y), y)
+    y = f.select(_has_bit(f, quadrant, 1), cosine, sine)
+    sign = f.int_step("and", quadrant, f.int_const(2))
+    sign = f.int_step("shl", sign, f.int_const(form.mantissa + 7 if f.is_single else 62))
+    y = f.of_bits(f.int_step("xor", f.bits(y), sign))
     if not ahead:  # the sign of a zero
         y = f.select(f.compare("oeq", x, f.const(0.0)), x, y)
     return y, f.compare("uge", f.abs(x), f.const(FAR))
@@ -293,11 +386,18 @@ def _pow(f: Floats, x: str, y: str) -> tuple[str, str]:
 
 
 def _pow_single(f: Floats, x: str, y: str) -> str:
-    """Of float32 in float64."""
+    """2 to y·log₂|x|, which is a float64; what follows of it is a float32 again."""
     wide = Floats(f.lanes, "double")
-    base, exponent = (f.lanes.convert("fpext", a, "float", "double") for a in (f.abs(x), y))
-    power = exp(wide, wide.mul(exponent, log(wide, base)))
-    return f.lanes.convert("fptrunc", power, "double", "float")
+    r, k, exponent = (
+        f.lanes.convert("fpext", a, "float", "double") for a in (*_split(f, f.abs(x)), y)
+    )
+    power = wide.mul(exponent, wide.fma(r, wide.horner(LOG2_32, r), k))
+    power = _limited(wide, power, -200.0, 200.0)  # here it is 0, and infinite
+    n = wide.sub(wide.add(power, wide.const(DOUBLE.magic)), wide.const(DOUBLE.magic))
+    rest, whole = (
+        f.lanes.convert("fptrunc", a, "double", "float") for a in (wide.sub(power, n), n)
+    )
+    return _scaled(f, f.fma(rest, f.horner(EXP2_32, rest), f.const(1.0)), whole)
 
 
 def _pow_double(f: Floats, x: str, y: str) -> str:
@@ -356,6 +456,7 @@ _FAST: dict[str, Callable[..., tuple[str, str]]] = {
     "pow": _pow,
 }
 FUNCTIONS: dict[str, Callable[..., str]] = {
-    "exp": exp, "expm1": expm1, "log": log, "log1p": log1p, "tanh": tanh, "erf": erf,
+    "exp": exp, "expm1": expm1, "log": log, "log1p": log1p, "log2": log2, "log10": log10,
+    "tanh": tanh, "erf": erf,
     "sigmoid": sigmoid, "sin": sin, "cos": cos, "power": power,
 }  # fmt: skip

@@ -8,7 +8,7 @@ contracted with another, wherever it stands; `fma` is explicit.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 ELEMENTS = {
     "bool": "i1", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "i8",
@@ -19,9 +19,14 @@ SHORT = {"float": "f32", "double": "f64"}
 
 
 class Module:
-    """Names, and what several kernels of one module need once: declarations and functions."""
+    """Names, and what several kernels of one module need once: declarations and functions.
 
-    def __init__(self) -> None:
+    Args:
+        wide: the processor has AVX-512, some of whose instructions do what takes several steps.
+    """
+
+    def __init__(self, wide: bool = False) -> None:
+        self.wide = wide
         self.declared: dict[str, str] = {}
         self._count = 0
 
@@ -50,6 +55,17 @@ class Lanes:
         """A step of two vectors."""
         return self.write(f"{instruction} {self.vector(element)} {a}, {b}")
 
+    def negative(self, element: str, a: str) -> str:
+        """A float vector with its signs changed."""
+        return self.write(f"fneg {self.vector(element)} {a}")
+
+    def guarded(
+        self, name: str, element: str, args: tuple[str, ...], fast: Callable[[], tuple[str, str]]
+    ) -> str | None:
+        """A function of floats of which `fast` gives the value, and where the C library has to
+        give it; None: it is called as a function of the module."""
+        return None
+
     def convert(self, instruction: str, x: str, source: str, target: str) -> str:
         return self.write(f"{instruction} {self.vector(source)} {x} to {self.vector(target)}")
 
@@ -69,6 +85,41 @@ class Lanes:
             kinds = ", ".join([kind] * len(args))
             self.module.declared[full] = f"declare {kind} {full}({kinds})"
         return self.write(f"call {kind} {full}({given})")
+
+    def scaled(self, element: str, x: str, power: str) -> str | None:
+        """x·2ⁿ, rounded once, for whole numbers n given as floats; None where there is no
+        instruction for it."""
+        lanes = 16 if element == "float" else 8
+        if not self.module.wide or self.width % lanes:
+            return None
+        kind, mask = f"<{lanes} x {element}>", f"i{lanes}"
+        name = f"@llvm.x86.avx512.mask.scalef.{'ps' if element == 'float' else 'pd'}.512"
+        self.module.declared[name] = f"declare {kind} {name}({kind}, {kind}, {kind}, {mask}, i32)"
+        parts = []
+        for first in range(0, self.width, lanes):
+            a, n = (self.part(element, v, first, lanes) for v in (x, power))
+            call = f"call {kind} {name}({kind} {a}, {kind} {n}, {kind} {a}, {mask} -1, i32 4)"
+            parts.append(self.write(call))
+        while len(parts) > 1:
+            lanes *= 2
+            parts = [
+                self._side_by_side(element, a, b, lanes)
+                for a, b in zip(parts[::2], parts[1::2], strict=True)
+            ]
+        return parts[0]
+
+    def part(self, element: str, x: str, first: int, count: int) -> str:
+        """Some neighbouring lanes."""
+        if count == self.width:
+            return x
+        kind = self.vector(element)
+        index = ", ".join(f"i32 {first + i}" for i in range(count))
+        return self.write(f"shufflevector {kind} {x}, {kind} poison, <{count} x i32> <{index}>")
+
+    def _side_by_side(self, element: str, a: str, b: str, count: int) -> str:
+        kind = f"<{count // 2} x {element}>"
+        index = ", ".join(f"i32 {i}" for i in range(count))
+        return self.write(f"shufflevector {kind} {a}, {kind} {b}, <{count} x i32> <{index}>")
 
     def constant(self, value: float | int | bool, element: str) -> str:
         """The same number in all lanes."""
@@ -100,7 +151,7 @@ class Floats:
         return self.lanes.two("fdiv", self.element, a, b)
 
     def neg(self, a: str) -> str:
-        return self.lanes.write(f"fneg {self.lanes.vector(self.element)} {a}")
+        return self.lanes.negative(self.element, a)
 
     def fma(self, a: str, b: str, c: str) -> str:
         """a·b + c, rounded once."""

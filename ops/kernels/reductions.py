@@ -28,16 +28,20 @@ CHUNK = 32
 BLOCK = 32
 _DEAR = 4
 """Steps beyond which a value is kept for a later pass rather than computed anew."""
-_COMBINED = {"row_sum": "add", "row_prod": "multiply", "row_max": "maximum", "row_min": "minimum",
+COMBINED = {"row_sum": "add", "row_prod": "multiply", "row_max": "maximum", "row_min": "minimum",
              "row_any": "or", "row_all": "and"}  # fmt: skip
 
 
-def write(region: Region) -> Source:
-    """The kernel of a region with reductions."""
-    return _Nest(region).source()
+def write(region: Region, wide: bool = False) -> Source:
+    """The kernel of a region with reductions.
+
+    Args:
+        wide: as of `Module`.
+    """
+    return _Nest(region, wide).source()
 
 
-def _neutral(step: Step) -> float | int | bool:
+def neutral(step: Step) -> float | int | bool:
     """What changes nothing; for a sum of floats -0, since 0 would change a -0."""
     is_float = step.dtype.kind == "f"
     if step.kind in ("row_max", "row_min"):
@@ -75,12 +79,12 @@ class _Pass:
 
 
 class _Nest:
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, wide: bool) -> None:
         self.region = region
         self.down = region.over == "columns"
         self.outer = region.rank - (2 if self.down else 1)
         self.moves = region.rank - 1  # strides of a stream among the sizes
-        self.module = Module()
+        self.module = Module(wide)
         self.trace, _, self.results = trace_of(region)
         self.used = reachable(self.trace, self.results)
         self.levels: dict[Step, int] = {}
@@ -108,7 +112,7 @@ class _Nest:
             axes = self.region.operands[step.value].axes
             reduced = axes[self.outer]
             level = 2 if reduced else 1 if any(axes) else 0
-        elif step.kind in _COMBINED:
+        elif step.kind in COMBINED:
             level, ready = 1, ready + 1
         elif step.kind == "place":
             level = 2
@@ -118,7 +122,7 @@ class _Nest:
 
     def _plan(self) -> None:
         """The passes, and which values wait for a later one."""
-        reductions = [s for s in self.used if s.kind in _COMBINED]
+        reductions = [s for s in self.used if s.kind in COMBINED]
         wanted = [s for s, whole in zip(self.results, self.whole, strict=True) if whole]
         count = max([self.ready[s] for s in reductions] + [self.ready[s] + 1 for s in wanted])
         self.passes = [_Pass() for _ in range(count)]
@@ -155,7 +159,7 @@ class _Nest:
         lanes = [Lanes(self.module, LANES, lines) for lines in (self.entry, *self.between)]
         for step in self.used:
             level = self.levels[step]
-            if level == 2 or step.kind in _COMBINED:
+            if level == 2 or step.kind in COMBINED:
                 continue
             self.values[step, -1] = self._single(
                 step, lanes[0 if level == 0 else 1 + self.ready[step]]
@@ -175,7 +179,7 @@ class _Nest:
 
     def _of_row(self, step: Step) -> str:
         """The name of a value of a row; that of a reduction follows from its number."""
-        return self._reduced(step) if step.kind in _COMBINED else self.values[step, -1]
+        return self._reduced(step) if step.kind in COMBINED else self.values[step, -1]
 
     def _reduced(self, step: Step) -> str:
         return f"%red{self.used.index(step)}"
@@ -373,7 +377,7 @@ class _Nest:
         return f"<{LANES} x {ELEMENTS[step.dtype.name]}>"
 
     def _start(self, step: Step) -> str:
-        return Lanes(self.module, LANES, []).constant(_neutral(step), ELEMENTS[step.dtype.name])
+        return Lanes(self.module, LANES, []).constant(neutral(step), ELEMENTS[step.dtype.name])
 
     def _levels(self, k: int, stop: str) -> list[str]:
         """The loop over vectors, in chunks and blocks where there is something to sum; leaves the
@@ -459,7 +463,7 @@ class _Nest:
         """Two halves of a reduction as one, under a given name."""
         lines: list[str] = []
         lanes = Lanes(self.module, width, lines)
-        result = write_step(lanes, Step(_COMBINED[step.kind], (step, step), step.dtype), [a, b])
+        result = write_step(lanes, Step(COMBINED[step.kind], (step, step), step.dtype), [a, b])
         lines[-1] = lines[-1].replace(f"  {result} =", f"  {name} =", 1)
         return lines
 

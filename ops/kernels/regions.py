@@ -92,8 +92,10 @@ class Kernel:
 
     def __init__(self, region: Region) -> None:
         self.region = region
+        width = vector_width()
+        wide = width == 16
         self.source: Source = (
-            reductions.write(region) if region.over else emit.write(region, vector_width())
+            reductions.write(region, wide) if region.over else emit.write(region, width, wide)
         )
         self.name, self.text = named(self.source.body, self.source.needs)
         self._tasks: dict[tuple[int, ...], Task] = {}

@@ -19,7 +19,20 @@ BOOL = np.dtype(np.bool_)
 DTYPES = frozenset(map(np.dtype, ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16",
                                   "uint32", "uint64", "float32", "float64")))  # fmt: skip
 APPROXIMATE = frozenset(
-    ("exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid", "sin", "cos", "power")
+    (
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "log10",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "sin",
+        "cos",
+        "power",
+    )
 )
 """Steps whose last bits are a matter of how they are computed."""
 
@@ -212,6 +225,7 @@ class _Symbolic:
     copysign, sign = _numeric("copysign", "f"), _numeric("sign", "f")
     exp, expm1 = _numeric("exp", "f"), _numeric("expm1", "f")
     log, log1p = _numeric("log", "f"), _numeric("log1p", "f")
+    log2, log10 = _numeric("log2", "f"), _numeric("log10", "f")
     tanh, erf = _numeric("tanh", "f"), _numeric("erf", "f")
     sigmoid = _numeric("sigmoid", "f")
     sin, cos = _numeric("sin", "f"), _numeric("cos", "f")

@@ -14,7 +14,7 @@ from graphflow.ops.kernels.regions import computed
 Array = np.ndarray[Any, Any]
 LIMIT = {"float32": 2.0, "float64": 4.0}
 WIDER = {"float32": np.float64, "float64": np.longdouble}
-UNARY = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "sigmoid")
+UNARY = ("exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "sin", "cos", "sigmoid")
 
 pytestmark = pytest.mark.skipif(
     np.finfo(np.longdouble).nmant < 60, reason="the references need 80-bit floats"
@@ -67,7 +67,7 @@ def inputs(name: str, dtype: str) -> Array:
     turns = np.arange(-2000, 2000) * (math.pi / 4)
     near = np.concatenate([turns + d for d in (0, 1e-9, -1e-7)])
     found = np.concatenate([any_bits, *[s.astype(dtype) for s in (*spans, near)]])
-    if name == "log":
+    if name in ("log", "log2", "log10"):
         found = np.abs(found)
     if name == "log1p":
         with np.errstate(all="ignore"):
