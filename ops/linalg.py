@@ -1,14 +1,14 @@
 """Products: matmul and its kin, diagonals and triangles.
 
-`matmul` is the op that most time goes into. Large products are split into blocks; how depends on
-the shapes alone, so that the bits are the same for any number of threads. BLAS itself runs on one
-thread.
+`matmul` is the op that most time goes into. Small and medium products are generated kernels
+(`kernels/gemm.py`), large ones BLAS's, split into blocks; which, and how, depends on the shapes
+alone, so that the bits are the same for any number of threads. BLAS itself runs on one thread.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,7 +26,12 @@ from graphflow.op import (
     sample,
 )
 from graphflow.ops import batching
+from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.gemm import Product, preferred
+from graphflow.ops.kernels.native import Task
+from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.threads import run_parts
+from graphflow.ops.kernels.tiny import tiny_task
 from graphflow.ops.rules import conj, normalize_axis, require_kind, unbroadcast, whole
 from graphflow.ops.shape import (
     expand_dims,
@@ -104,9 +109,36 @@ def split_rule(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int
     return axis, max(1, min(wanted, size // _SMALLEST_BLOCK))
 
 
+def _native_matmul(
+    a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
+) -> Task | None:
+    """The generated kernel of a product; None where BLAS does it."""
+    product = _generated(a, b, transpose_a, transpose_b)
+    if product is None:
+        return None
+    tiny = None
+    if a.rank == 2 == b.rank:
+        m, k, _, n = (cast(int, size) for size in _sizes(a, b, transpose_a, transpose_b))
+        tiny = tiny_task(m, k, n, a.dtype.name, transpose_a, transpose_b)
+    return tiny or product.task
+
+
+def _generated(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Product | None:
+    """What multiplies arrays, or specs of arrays, that are contiguous; None: BLAS."""
+    if a.dtype != b.dtype or not enabled():
+        return None
+    return preferred(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
+
+
 def _matmul_into(
     xp: Any, out: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
 ) -> None:
+    if xp is np:
+        generated = _generated(a, b, transpose_a, transpose_b)
+        if generated is not None and out.dtype == a.dtype:
+            a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+            generated.run(address(out), address(a), address(b))
+            return
     if xp is np and transpose_a != transpose_b and a.shape == b.shape and np.may_share_memory(a, b):
         # numpy takes x @ x.T for symmetric, by another routine of other bits, if it sees one memory
         b = b.copy()
@@ -178,6 +210,7 @@ matmul_op = register(
         infer=_infer_matmul,
         kernel=_matmul_kernel,
         into=_matmul_into,
+        native=_native_matmul,
         vjp=_matmul_vjp,
         batch=batching.product,
         cost=_cost_matmul,

@@ -143,6 +143,11 @@ class Function:
             f"call void {full}({kind} {value}, ptr {pointer}, i32 {self.bytes}, {self.mask} {mask})"
         )
 
+    def prefetch(self, pointer: str, write: bool = False, near: int = 3) -> None:
+        """Have the line of a place brought closer; it may be any address."""
+        self.declared["declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"] = None
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {near}, i32 1)")
+
     # Ways -------------------------------------------------------------------------------------
 
     def label(self, name: str) -> None:

@@ -7,8 +7,7 @@
 Arrays are float32 or float64 of nearly any strides (see `planned`), with axes of a batch before the
 last two, which broadcast: all matrices of a batch are one native call. An element's bits depend on
 its row, its column and their length alone, never on the other sizes, strides, flags, threads, or
-how a product is cut: it is the sum, in order, of equal chunks of at most `gemm_text.CHUNK` terms,
-each of which is one chain of fused multiply-adds.
+how a product is cut: it is one chain of fused multiply-adds, in order.
 
 Other generated code calls the native function itself: `planned(...)` gives a `Product`, which has
 the function's address, the table of sizes that it takes, and how much scratch memory it wants.
@@ -27,9 +26,9 @@ import numpy as np
 
 from graphflow.errors import ShapeError
 from graphflow.ops.kernels import gemm_text
-from graphflow.ops.kernels.gemm_text import CHUNK, COPIED, EXCHANGED, IN_PLACE, Form, Size
+from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.gemm_text import COPIED, EXCHANGED, IN_PLACE, Form, Size
 from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
-from graphflow.ops.kernels.regions import address
 from graphflow.ops.kernels.threads import current_pool
 from graphflow.spec import broadcast_shapes
 
@@ -40,10 +39,17 @@ _FREED = 20_000
 _ELEMENTS = {"float32": "float", "float64": "double"}
 _REUSED = 4
 """Tiles that use a panel, or panels that use a tile, from which it pays to pack it."""
+_LONG = 256
+"""Terms from which columns of a transposed operand are packed, whose rows are far from each
+other."""
+_NEAR = 64 << 10
+"""Bytes of y up to which its panels are used where they are."""
 _BLOCK = 16
 """Tiles of a block, at most."""
 _PACKED = 512 << 10
 """Bytes of packed tiles, at most, where there are many."""
+_PANEL = 48 << 10
+"""Bytes of a panel at a time, at most, where several tiles use it."""
 _LINE = 64
 
 Strides = tuple[int, ...]
@@ -72,6 +78,7 @@ class _Cut:
     tiles: int
     tall: int
     block: int
+    chunk: int
     x: int
     y: int
     cycles: float
@@ -100,26 +107,33 @@ def _cut_of(
     height = max(1, -(-m // tiles))
     form = Form(_ELEMENTS[dtype], width, height, vectors)
     panels = -(-n // form.columns)
-    # Two multiply-adds and two loads a cycle; a chain waits four cycles for each term.
-    term = max(height * vectors / 2, (height + vectors + 1) / 2, 4)
-    cycles = tiles * panels * (k * term + 20 + 2 * height * vectors)
-    block = _BLOCK
-    if x != IN_PLACE and panels >= _REUSED:
+    block, square = _BLOCK, 5 / width  # cycles for an element of an exchange
+    cycles = 0.0
+    if x == COPIED and k > _LONG and panels >= _REUSED:
         block = max(1, min(_BLOCK, _PACKED // (height * max(k, 1) * item)))
-        cycles += tiles * k * (2 if x == COPIED else height * 5 / width)
+        cycles += tiles * k * 2
+    elif x == COPIED and height > 8:
+        cycles += tiles * panels * k  # many elements of few lines
+        x = IN_PLACE
     else:
         x = IN_PLACE
     blocks = -(-tiles // block)
     if y == EXCHANGED:
-        cycles += blocks * k * panels * form.columns * 5 / width
-    elif min(tiles, block) >= _REUSED:
-        cycles += blocks * k * panels * (vectors + 2)
+        cycles += blocks * k * panels * form.columns * square
+    elif min(tiles, block) >= _REUSED and k * n * item > _NEAR:
+        cycles += blocks * k * panels * (vectors + 2) + 0.05 * m * k * panels * (vectors == 4)
     else:
         cycles += 0 if n % form.columns == 0 else k * (vectors + 2)
+        cycles += m * k * panels * (0.5, 0.08, 0.0, 0.0)[vectors - 1]
         y = IN_PLACE
     if buffered:
-        cycles += m * n * 5 / width
-    return _Cut(form, tiles, m - tiles * (height - 1), block, x, y, cycles)
+        cycles += m * n * square
+    # Two multiply-adds and two loads a cycle; a chain waits four cycles for each term.
+    term = max(m * vectors / 2, tiles * max((height + vectors + 1) / 2, 4))
+    cycles += panels * (k * term + tiles * (20 + 2 * height * vectors))
+    chunks = -(-k // max(1, _PANEL // (form.columns * item))) if tiles > 1 else 1
+    chunk = max(1, -(-k // max(1, chunks)))
+    return _Cut(form, tiles, m - tiles * (height - 1), block, chunk, x, y, cycles)
 
 
 @cache
@@ -156,7 +170,8 @@ class Product:
     def task(self) -> Task:
         """The same as an entry of a table of native calls."""
         name, text = _kernel(self.form)
-        return Task(name, text, self.sizes, self.units, self.nanoseconds, self.scratch)
+        order = (1, 0) if self.swapped else ()
+        return Task(name, text, self.sizes, self.units, self.nanoseconds, self.scratch, order)
 
     @cached_property
     def function(self) -> Function:
@@ -244,14 +259,14 @@ def planned(
     cut, swapped, by_columns, x, y, to = min(choices, key=lambda choice: choice[0].cycles)
     form = cut.form
     packed = (min(cut.block, cut.tiles) * form.height * k + form.width) * item if cut.x else 0
-    buffer = _aligned(packed) + _aligned(min(k, CHUNK) + form.width) * form.columns * item
+    buffer = _aligned(packed) + _aligned(min(k, cut.chunk) + form.width) * form.columns * item
     end = buffer + min(cut.block, cut.tiles) * form.height * form.columns * item
     (inner, count), strides = axes
     if swapped:
         strides = (strides[1], strides[0], strides[2])
     sizes = {
         Size.COLUMNS: m if swapped else n, Size.K: k, Size.TILES: cut.tiles, Size.TALL: cut.tall,
-        Size.BLOCK: cut.block, Size.CHUNK: max(1, -(-k // max(1, -(-k // CHUNK)))),
+        Size.BLOCK: cut.block, Size.CHUNK: cut.chunk,
         Size.X_ROW: x[0], Size.X_K: x[1], Size.X_LAYOUT: cut.x,
         Size.Y_K: y[0], Size.Y_COLUMN: y[1], Size.Y_LAYOUT: cut.y,
         Size.OUT_ROW: to[0], Size.OUT_COLUMN: to[1],
@@ -294,6 +309,41 @@ def _joined(
     none = (0,) * len(operands)
     first, last = [none, none, *steps][-2:]
     return (max(1, sizes[-1]) if sizes else 1, count), tuple(zip(first, last, strict=True))
+
+
+# Contiguous operands --------------------------------------------------------------------------
+
+_LARGE = 3e8
+"""Flops of one matrix from which BLAS, which packs both operands, is as fast or faster."""
+_LARGE_APART = 3e7
+"""The same where rows of a transposed first operand are read from far and wide."""
+
+
+@lru_cache(maxsize=4096)
+def preferred(
+    a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool
+) -> Product | None:
+    """The product of contiguous arrays of these shapes, where that is faster than BLAS; None where
+    it is not. A function of shapes, flags and dtype alone, since bits follow from it."""
+    if not available(dtype):
+        return None
+    m, k = a[:-3:-1] if transpose_a else a[-2:]
+    n = b[-2] if transpose_b else b[-1]
+    flops = 2.0 * m * k * n
+    # Most of a register would be empty, which does not matter for a few elements.
+    narrow = (n <= 4 or (m <= 4 and transpose_b)) and m * k * n > 4096
+    if narrow or flops > (_LARGE_APART if transpose_a and k > _LONG else _LARGE):
+        return None
+    batch: tuple[int, ...] = broadcast_shapes(a[:-2], b[:-2])  # type: ignore[assignment]
+    rank, item = len(batch) + 2, np.dtype(dtype).itemsize
+    strides = []
+    for shape, turn in ((a, transpose_a), (b, transpose_b), ((*batch, m, n), False)):
+        steps = [item]
+        for size in shape[:0:-1]:
+            steps.insert(0, steps[0] * size)
+        own = _steps(shape, tuple(steps), item)
+        strides.append((0,) * (rank - len(shape)) + (_turned(own) if turn else own))
+    return planned(batch, m, k, n, dtype, strides[2], strides[0], strides[1])
 
 
 # Arrays ---------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@
 
 A product is cut into tiles of rows of x, and these into panels of columns of y; a tile of a panel
 stays in registers while k runs. The rows of all matrices of a batch are tiles one after the other;
-the kernel does those from `start` to `stop`. Where k is long it is cut into chunks, by k alone:
-each element is the sum of its chunks in order, and a chunk is one chain of fused multiply-adds in
-order, so that an element has the same bits however the product is cut.
+the kernel does those from `start` to `stop`. A chunk of k at a time, so that what is read again
+stays close; sums go on from what is stored. So each element is one chain of fused multiply-adds in
+order, which has the same bits however the product is cut.
 
 A panel of y is used where it is, or packed so that its rows follow each other: copied, or with rows
 and columns exchanged. Elements of x are read one at a time, so its strides may be any; where many
@@ -17,13 +17,14 @@ things and the buffer are in the scratch memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum, auto
 
 from graphflow.ops.kernels.blocks import Function
 
-CHUNK = 384
-"""Terms of a sum that are one chain, at most."""
+_LINE = 64
+"""Bytes that come closer at once."""
 
 
 class Size(IntEnum):
@@ -34,7 +35,7 @@ class Size(IntEnum):
     TILES = auto()  # of one matrix
     TALL = auto()  # tiles of the full height; the others, which come last, have a row less
     BLOCK = auto()
-    CHUNK = auto()
+    CHUNK = auto()  # terms at a time
     X_ROW = auto()
     X_K = auto()
     X_LAYOUT = auto()
@@ -110,29 +111,31 @@ def write(form: Form) -> tuple[str, str]:
 
 
 def _tile(form: Form, height: int) -> Function:
-    """Rows of x times a panel of y, in registers; stored, or added to what is there."""
+    """Rows of x times a panel of y, in registers, going on from what is in `out` or from zero. For
+    each term, a line of what is needed next is brought closer."""
     f = Function(
         form.named(f"tile{height}"),
         ["ptr %x", "i64 %row", "i64 %step", "ptr %y", "i64 %next", "ptr %out", "i64 %width",
-         "i64 %k", "i1 %add"],
+         "i64 %k", "i1 %more", "ptr %ahead", "i64 %far"],
         form.element, form.width,
     )  # fmt: skip
-    count = height * form.vectors
+    begun = _begun(f, form, height)
     # Rows are addressed in threes from one pointer, since an address is a sum of two registers.
     three = f.mul("%row", 3)
     # LLVM would make one chain of additions of them, if it saw how they are related.
     starts = ["%x"]
     for _ in range(1, -(-height // 3)):
         starts.append(f.write(f'call ptr asm "", "=r,0"(ptr {f.at(starts[-1], three)})'))
-    some = f.compare("sgt", "%k", 0)
-    f.do(f"br i1 {some}, label %chain, label %done")
+    f.do(f"br i1 {f.compare('sgt', '%k', 0)}, label %chain, label %done")
     f.label("chain")
     pointers = [f"%x{i}" for i in range(len(starts))]
-    f.do("%left = phi i64 [%k, %entry], [%left.next, %chain]")
-    f.do("%y0 = phi ptr [%y, %entry], [%y0.next, %chain]")
+    f.do("%left = phi i64 [%k, %ready], [%left.next, %chain]")
+    f.do("%y0 = phi ptr [%y, %ready], [%y0.next, %chain]")
+    f.do("%ahead0 = phi ptr [%ahead, %ready], [%ahead0.next, %chain]")
     for pointer, start in zip(pointers, starts, strict=True):
-        f.do(f"{pointer} = phi ptr [{start}, %entry], [{pointer}.next, %chain]")
-    sums = [f.later() for _ in range(count)]
+        f.do(f"{pointer} = phi ptr [{start}, %ready], [{pointer}.next, %chain]")
+    sums = [f.later() for _ in begun]
+    f.prefetch("%ahead0", near=2)
     right = [f.load(f.at("%y0", v * f.width * f.bytes)) for v in range(form.vectors)]
     totals: list[str] = []
     for r in range(height):
@@ -141,37 +144,45 @@ def _tile(form: Form, height: int) -> Function:
             place = f.at(place, "%row" if r % 3 == 1 else f.write("shl i64 %row, 1"))
         left = f.spread(place)
         totals += [f.fma(left, y, f"%s{len(totals) + v}") for v, y in enumerate(right)]
-    for i, (give, total) in enumerate(zip(sums, totals, strict=True)):
-        give(f"%s{i} = phi {f.vector} [zeroinitializer, %entry], [{total}, %chain]")
+    for i, (give, first, total) in enumerate(zip(sums, begun, totals, strict=True)):
+        give(f"%s{i} = phi {f.vector} [{first}, %ready], [{total}, %chain]")
+    f.do("%ahead0.next = getelementptr i8, ptr %ahead0, i64 %far")
     f.do("%y0.next = getelementptr i8, ptr %y0, i64 %next")
     for pointer in pointers:
         f.do(f"{pointer}.next = getelementptr i8, ptr {pointer}, i64 %step")
     f.do("%left.next = sub i64 %left, 1")
-    f.do("%more = icmp ne i64 %left.next, 0")
-    f.do("br i1 %more, label %chain, label %done")
+    f.do(f"br i1 {f.compare('ne', '%left.next', 0)}, label %chain, label %done")
     f.label("done")
-    for i, total in enumerate(totals):
-        f.do(f"%t{i} = phi {f.vector} [zeroinitializer, %entry], [{total}, %chain]")
-    _store_tile(f, form, height)
+    done = [
+        f.write(f"phi {f.vector} [{first}, %ready], [{total}, %chain]")
+        for first, total in zip(begun, totals, strict=True)
+    ]
+    for value, place in zip(done, _places(f, form, height), strict=True):
+        f.store(value, place)
     return f
 
 
-def _store_tile(f: Function, form: Form, height: int) -> None:
-    f.do("br i1 %add, label %sum, label %store")
-    for block in ("sum", "store"):
-        f.label(block)
-        place = "%out"
-        for r in range(height):
-            for v in range(form.vectors):
-                value, target = f"%t{r * form.vectors + v}", f.at(place, v * f.width * f.bytes)
-                if block == "sum":
-                    value = f.write(f"fadd {f.vector} {f.load(target)}, {value}")
-                f.store(value, target)
-            place = f.at(place, "%width")
-        if block == "sum":
-            f.do("br label %end")
-    f.do("br label %end")
-    f.label("end")
+def _places(f: Function, form: Form, height: int) -> Iterator[str]:
+    """Where the registers of a tile go in `out`."""
+    row = "%out"
+    for r in range(height):
+        row = f.at(row, "%width") if r else row
+        yield from (f.at(row, v * f.width * f.bytes) for v in range(form.vectors))
+
+
+def _begun(f: Function, form: Form, height: int) -> list[str]:
+    """The sums to go on from, in a block named `ready`."""
+    f.do("br i1 %more, label %resumed, label %fresh")
+    f.label("resumed")
+    held = [f.load(place) for place in _places(f, form, height)]
+    f.do("br label %ready")
+    f.label("fresh")
+    for i, place in enumerate(_places(f, form, height)):
+        if i * f.width * f.bytes % _LINE == 0:
+            f.prefetch(place, write=True)
+    f.do("br label %ready")
+    f.label("ready")
+    return [f.write(f"phi {f.vector} [{x}, %resumed], [zeroinitializer, %fresh]") for x in held]
 
 
 # Panels ---------------------------------------------------------------------------------------
@@ -392,11 +403,21 @@ class _Block:
                 )  # fmt: skip
             source = f.select(moved, "ptr", self.panel, here)
             step = f.select(moved, "i64", str(self.wide), size[Size.Y_K])
-            self._tiles(x, k, source, step, target, width, terms)
+            # What comes next is brought closer meanwhile, a line for each term and tile.
+            panel = f.at(y, f.mul(size[Size.Y_COLUMN], self.form.columns))
+            after = f.add(k, terms)
+            below = f.at(y, f.mul(after, size[Size.Y_K]))
+            last = f.compare("sge", after, end)
+            ahead = f.select(last, "ptr", panel, below)
+            ahead = f.select(exchanged, "ptr", f.at(panel, f.mul(k, _LINE)), ahead)
+            far = f.select(exchanged, "i64", str(_LINE), size[Size.Y_K])
+            more = f.select(exchanged, "i64", f.mul(size[Size.K], _LINE), str(_LINE))
+            self._tiles(x, k, source, step, target, width, terms, (ahead, far, more))
 
     def _tiles(
-        self, x: str, k: str, y: str, step: str, target: str, width: str, terms: str
-    ) -> None:
+        self, x: str, k: str, y: str, step: str, target: str, width: str, terms: str,
+        ahead: tuple[str, str, str],
+    ) -> None:  # fmt: skip
         f, size, height = self.f, self.size, self.form.height
         step_x = f.select(self.is_packed, "i64", str(height * f.bytes), size[Size.X_K])
         row_x = f.select(self.is_packed, "i64", str(f.bytes), size[Size.X_ROW])
@@ -406,10 +427,14 @@ class _Block:
             row = f.sub(self._row(tile), self.start)
             packed = f.mul(f.sub(tile, self.first), self.tile_bytes)
             place = f.select(self.is_packed, "i64", packed, f.mul(row, row_x))
+            number = f.sub(tile, self.first)
+            wanted = f.compare("slt", number, -(-self.wide // _LINE))
+            line = f.at(ahead[0], f.mul(number, ahead[2]))
             given: list[tuple[str, str | int]] = [
                 ("ptr", f.at(base, place)), ("i64", row_x), ("i64", step_x), ("ptr", y),
                 ("i64", step), ("ptr", f.at(target, f.mul(row, width))), ("i64", width),
-                ("i64", terms), ("i1", later),
+                ("i64", terms), ("i1", later), ("ptr", f.select(wanted, "ptr", line, y)),
+                ("i64", f.select(wanted, "i64", ahead[1], "0")),
             ]  # fmt: skip
             tall = f.compare("slt", tile, size[Size.TALL])
             with f.when(tall):
