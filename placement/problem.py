@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from graphflow.errors import ProblemError
+from graphflow.placement.arrays import Floats, Ints, array_of, frozen, put
+from graphflow.placement.assignment import Assignment
+from graphflow.placement.problem_checks import check, check_values
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Output = tuple[int, float, tuple[int, ...]]
 """A tensor that a node makes: its id, its bytes, the nodes that read it (each once)."""
+
+__all__ = ["Adjacency", "Assignment", "Floats", "Ints", "Output", "Problem"]
 
 _NO_ROUTES = np.zeros((0, 3), dtype=np.int64)
 
@@ -93,11 +96,12 @@ class Problem:
     routes: Ints = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        compute = _array("compute", self.compute, np.float64, 2)
+        own_tensors = self.tensor is not None
+        compute = array_of("compute", self.compute, np.float64, 2)
         n, d = compute.shape
         if d == 0:
             raise ProblemError("compute has shape (n, 0): a problem needs at least one device")
-        edges = _array(
+        edges = array_of(
             "edges",
             np.reshape(self.edges, (-1, 2)) if np.size(self.edges) == 0 else self.edges,
             np.int64,
@@ -132,26 +136,22 @@ class Problem:
         }
         if self.output_memory is not None:
             defaults["output_memory"] = (self.output_memory, np.float64, (n,))
-        _set(self, "compute", compute)
-        _set(self, "edges", edges)
+        put(self, "compute", compute)
+        put(self, "edges", edges)
         shared = () if self.shared is None else self.shared
-        _set(self, "shared", _array("shared", shared, np.float64, 1))
+        put(self, "shared", array_of("shared", shared, np.float64, 1))
         routes = np.reshape([] if self.routes is None else self.routes, (-1, 3))
-        _set(self, "routes", _array("routes", routes if routes.size else _NO_ROUTES, np.int64, 2))
+        put(self, "routes", array_of("routes", routes if routes.size else _NO_ROUTES, np.int64, 2))
         for name, (value, dtype, shape) in defaults.items():
-            array = _array(name, value, dtype, len(shape))
+            array = array_of(name, value, dtype, len(shape))
             if array.shape != shape:
                 raise ProblemError(
                     f"{name} has shape {array.shape}; {n} nodes, {e} edges and {d} devices "
                     f"need {shape}"
                 )
-            _set(self, name, array)
+            put(self, name, array)
         object.__setattr__(self, "contention", bool(self.contention))
-        self._check_values()
-        self._check_indices()
-        self._check_tensors()
-        self._check_routes()
-        self._check_devices()
+        check(self, own_tensors)
         _ = self.topological
 
     @classmethod
@@ -184,7 +184,7 @@ class Problem:
             ProblemError: another shape, a value that is NaN or negative, or a node that may be
                 elsewhere.
         """
-        array = _array("compute", compute, np.float64, 2)
+        array = array_of("compute", compute, np.float64, 2)
         if not np.array_equal(np.isfinite(array), np.isfinite(self.compute)):
             raise ProblemError("the other compute lets nodes be on other devices; build a problem")
         made = object.__new__(type(self))
@@ -192,7 +192,7 @@ class Problem:
             getattr(self, what)  # worked out once for both
         kept = {k: v for k, v in vars(self).items() if k not in ("compute", "compute_rows")}
         vars(made).update(kept, compute=array)
-        made._check_values()
+        check_values(made)
         return made
 
     # Sizes and adjacency ----------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Problem:
     def topological(self) -> Ints:
         """The nodes, producers first, lowest index first among equals."""
         if np.all(self.edges[:, 0] < self.edges[:, 1]):
-            return _frozen(np.arange(self.nodes, dtype=np.int64))
+            return frozen(np.arange(self.nodes, dtype=np.int64))
         readers: list[list[int]] = [[] for _ in range(self.nodes)]
         missing = [0] * self.nodes
         for source, target in self.edges.tolist():
@@ -241,7 +241,7 @@ class Problem:
             raise ProblemError(
                 f"edges form a cycle: {' -> '.join(map(str, cycle))}; a problem must be acyclic"
             )
-        return _frozen(np.array(order, dtype=np.int64))
+        return frozen(np.array(order, dtype=np.int64))
 
     @cached_property
     def outputs(self) -> tuple[tuple[Output, ...], ...]:
@@ -319,231 +319,11 @@ class Problem:
         allowed.setflags(write=False)
         return allowed
 
-    # Checks -----------------------------------------------------------------------------------
-
-    def _check_values(self) -> None:
-        for name in (
-            "compute",
-            "bytes",
-            "latency",
-            "memory",
-            "capacity",
-            "output_memory",
-            "bandwidth",
-        ):
-            array = getattr(self, name)
-            if array is None:
-                continue
-            off = ~np.eye(self.devices, dtype=bool) if name in ("latency", "bandwidth") else True
-            _reject(name, array, np.isnan(array) & off, "is NaN")
-            _reject(name, array, (array < 0) & off, "is negative")
-            if name == "bandwidth":
-                _reject(name, array, (array == 0) & off, "is zero: these devices are not connected")
-            elif name not in ("compute", "capacity"):
-                _reject(name, array, np.isinf(array) & off, "is infinite")
-
-    def _check_indices(self) -> None:
-        n = self.nodes
-        _reject(
-            "edges",
-            self.edges,
-            (self.edges < 0) | (self.edges >= n),
-            f"is not a node (there are {n})",
-        )
-        loops = np.flatnonzero(self.edges[:, 0] == self.edges[:, 1])
-        if len(loops):
-            raise ProblemError(
-                f"edge {loops[0]} leads from node {self.edges[loops[0], 0]} to itself"
-            )
-        _reject(
-            "prefer",
-            self.prefer,
-            (self.prefer < -1) | (self.prefer >= n),
-            f"is neither a node (of {n}) nor -1",
-        )
-        _reject("groups", self.groups, self.groups < -1, "is below -1")
-        if self.client is not None and not 0 <= self.client < self.devices:
-            raise ProblemError(f"client is {self.client}; there are {self.devices} devices")
-
-    def _check_tensors(self) -> None:
-        first: dict[int, tuple[int, int, float]] = {}
-        rows = zip(
-            self.edges[:, 0].tolist(), self.tensor.tolist(), self.bytes.tolist(), strict=True
-        )
-        for edge, (source, tensor, size) in enumerate(rows):
-            other, producer, bytes_ = first.setdefault(tensor, (edge, source, size))
-            if producer != source:
-                raise ProblemError(
-                    f"edges {other} and {edge} carry tensor {tensor} "
-                    f"but come from nodes {producer} and {source}"
-                )
-            if bytes_ != size:
-                raise ProblemError(
-                    f"edges {other} and {edge} carry tensor {tensor} "
-                    f"with {bytes_:g} and {size:g} bytes"
-                )
-
-    def _check_routes(self) -> None:
-        _reject("shared", self.shared, ~(self.shared > 0), "is not above 0 bytes/s")
-        for column, count, what in (
-            (0, self.devices, "device"),
-            (1, self.devices, "device"),
-            (2, len(self.shared), "shared link"),
-        ):
-            values = self.routes[:, column]
-            bad = np.zeros(self.routes.shape, dtype=bool)
-            bad[:, column] = (values < 0) | (values >= count)
-            _reject("routes", self.routes, bad, f"is not a {what} (there are {count})")
-
-    def _check_devices(self) -> None:
-        homeless = np.flatnonzero(~np.isfinite(self.compute).any(axis=1))
-        if len(homeless):
-            raise _at(
-                f"node {homeless[0]} has no device: compute[{homeless[0]}] is inf everywhere",
-                homeless,
-            )
-        homeless = np.flatnonzero(~self.allowed.any(axis=1))
-        if len(homeless):
-            group = int(self.groups[homeless[0]])
-            members = np.flatnonzero(self.groups == group)
-            chain = self._narrowing(members)
-            allow = "; ".join(
-                f"node {v}: {np.flatnonzero(np.isfinite(self.compute[v])).tolist()}" for v in chain
-            )
-            raise _at(
-                f"group {group} has no device that all its {len(members)} nodes can use ({allow}); "
-                "loosen a pin or split the group",
-                chain,
-            )
-
-    def _narrowing(self, members: Ints) -> list[int]:
-        """Nodes of a group that, taken alone, leave no device: each rules out what others allow."""
-        left, chain = np.ones(self.devices, dtype=bool), []
-        for v in members.tolist():
-            if (left & ~np.isfinite(self.compute[v])).any():
-                chain.append(v)
-                left &= np.isfinite(self.compute[v])
-        for v in list(chain):  # those without which it is still impossible
-            rest = [u for u in chain if u != v]
-            if rest and not np.isfinite(self.compute[rest]).all(axis=0).any():
-                chain = rest
-        return chain
-
-
-@dataclass(frozen=True, eq=False)
-class Assignment:
-    """Where and in which order nodes run.
-
-    Args:
-        device: (n,) device index of each node.
-        order: (n,) all nodes, producers first; each device runs its nodes in this order.
-        reproducible: whether the same placer gives it again; not if it was made against a clock.
-    """
-
-    device: Ints
-    order: Ints
-    reproducible: bool = True
-
-    def __post_init__(self) -> None:
-        _set(self, "device", _array("device", self.device, np.int64, 1))
-        _set(self, "order", _array("order", self.order, np.int64, 1))
-        if not np.array_equal(np.sort(self.order), np.arange(len(self.device))):
-            raise ProblemError(
-                f"order (length {len(self.order)}) must name each of the {len(self.device)} nodes "
-                "exactly once"
-            )
-
-    def validate(self, problem: Problem) -> None:
-        """Check the assignment against a problem (memory is the simulator's to judge).
-
-        Raises:
-            ProblemError: a device is unknown or impossible for its node, the order is not
-            topological, or a
-                colocation group is torn.
-        """
-        n, d = problem.nodes, problem.devices
-        if len(self.device) != n:
-            raise ProblemError(
-                f"the assignment places {len(self.device)} nodes; the problem has {n}"
-            )
-        _reject(
-            "device",
-            self.device,
-            (self.device < 0) | (self.device >= d),
-            f"is not a device (there are {d})",
-        )
-        wrong = np.flatnonzero(~np.isfinite(problem.compute[np.arange(n), self.device]))
-        if len(wrong):
-            raise _at(
-                f"node {wrong[0]} cannot run on device {self.device[wrong[0]]}: "
-                "its compute is inf there",
-                wrong,
-            )
-        position = np.empty(n, dtype=np.int64)
-        position[self.order] = np.arange(n)
-        late = np.flatnonzero(position[problem.edges[:, 0]] >= position[problem.edges[:, 1]])
-        if len(late):
-            source, target = problem.edges[late[0]].tolist()
-            raise ProblemError(
-                f"order is not topological: node {target} comes before its input, node {source}"
-            )
-        members = np.flatnonzero(problem.groups >= 0)
-        home: dict[int, int] = {}
-        for node, group, device in zip(
-            members.tolist(),
-            problem.groups[members].tolist(),
-            self.device[members].tolist(),
-            strict=True,
-        ):
-            if home.setdefault(group, device) != device:
-                raise _at(
-                    f"group {group} is torn: devices {home[group]} and {device} (node {node})",
-                    [node],
-                )
-
-
-def _array(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any]:
-    try:
-        raw = np.asarray(value)
-        if dtype is np.int64 and raw.size and raw.dtype.kind not in "iu":
-            raise ProblemError(f"{name} must hold integers, not {raw.dtype}")
-        array: NDArray[Any] = np.array(raw, dtype=dtype)
-    except (TypeError, ValueError) as error:
-        raise ProblemError(f"{name} is not an array of {dtype.__name__}: {error}") from None
-    if array.ndim != ndim:
-        raise ProblemError(
-            f"{name} has {array.ndim} dimensions (shape {array.shape}); expected {ndim}"
-        )
-    return _frozen(array)
-
-
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    array.setflags(write=False)
-    return array
-
-
-def _set(holder: object, name: str, array: NDArray[Any]) -> None:
-    object.__setattr__(holder, name, array)
-
-
-def _reject(name: str, array: NDArray[Any], bad: NDArray[np.bool_], what: str) -> None:
-    where = np.argwhere(bad)
-    if len(where):
-        index = ", ".join(map(str, where[0].tolist()))
-        more = f" (and {len(where) - 1} more)" if len(where) > 1 else ""
-        raise ProblemError(f"{name}[{index}] = {array[tuple(where[0])]:g} {what}{more}")
-
-
-def _at(message: str, nodes: ArrayLike) -> ProblemError:
-    error = ProblemError(message)
-    error.nodes = tuple(int(node) for node in np.asarray(nodes))
-    return error
-
 
 def _adjacency(ends: Ints, nodes: int) -> Adjacency:
     start = np.zeros(nodes + 1, dtype=np.int64)
     np.cumsum(np.bincount(ends, minlength=nodes), out=start[1:])
-    return Adjacency(_frozen(start), _frozen(np.argsort(ends, kind="stable")))
+    return Adjacency(frozen(start), frozen(np.argsort(ends, kind="stable")))
 
 
 def _cycle(readers: list[list[int]], missing: list[int]) -> list[int]:

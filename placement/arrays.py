@@ -1,0 +1,52 @@
+"""Arrays as problems and assignments keep them: converted, read-only, refused with the place of
+what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from graphflow.errors import ProblemError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def array_of(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any]:
+    try:
+        raw = np.asarray(value)
+        if dtype is np.int64 and raw.size and raw.dtype.kind not in "iu":
+            raise ProblemError(f"{name} must hold integers, not {raw.dtype}")
+        array: NDArray[Any] = np.array(raw, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise ProblemError(f"{name} is not an array of {dtype.__name__}: {error}") from None
+    if array.ndim != ndim:
+        raise ProblemError(
+            f"{name} has {array.ndim} dimensions (shape {array.shape}); expected {ndim}"
+        )
+    return frozen(array)
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+def put(holder: object, name: str, array: NDArray[Any]) -> None:
+    object.__setattr__(holder, name, array)
+
+
+def reject(name: str, array: NDArray[Any], bad: NDArray[np.bool_], what: str) -> None:
+    where = np.argwhere(bad)
+    if len(where):
+        index = ", ".join(map(str, where[0].tolist()))
+        more = f" (and {len(where) - 1} more)" if len(where) > 1 else ""
+        raise ProblemError(f"{name}[{index}] = {array[tuple(where[0])]:g} {what}{more}")
+
+
+def error_at(message: str, nodes: ArrayLike) -> ProblemError:
+    error = ProblemError(message)
+    error.nodes = tuple(int(node) for node in np.asarray(nodes))
+    return error
