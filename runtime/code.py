@@ -133,7 +133,8 @@ class Code:
             compile_ahead(layout)
         self.memory = backend.empty(layout.arena.nbytes) if memory is None else memory
         self._base = address(self.memory) if backend.xp is np else 0
-        for node in self.graph.nodes:
+        # An update may write straight to a variable that is made after it: variables come first.
+        for node in sorted(self.graph.nodes, key=lambda n: n.op.name != "variable"):
             self._add(node, variables)
         self.compute.flush()
         for assign in layout.commits:
