@@ -17,7 +17,7 @@ from graphflow.op import (
     sample,
 )
 from graphflow.ops import batching
-from graphflow.ops.kernels import winograd
+from graphflow.ops.kernels import planar, winograd
 from graphflow.ops.kernels.columns import correlate, correlate_weights, spread
 from graphflow.ops.kernels.depthwise import depthwise, depthwise_weights, spread_depthwise
 from graphflow.ops.rules import require_kind
@@ -144,6 +144,8 @@ def _conv_into(
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[1], windows, groups):
         winograd.convolve(out, x, w, windows)
+    elif planar.fits(xp, x, out.shape[1], windows, groups):
+        planar.convolve(out, x, w, windows, groups)
     elif w.shape[1] == 1 and groups > 1:
         depthwise(xp, out, x, w, windows)
     else:
@@ -163,11 +165,15 @@ def _transpose_into(
     exact: bool = False,
 ) -> None:
     windows = _windows(w.shape[2:], stride, padding, dilation, g.shape[2:])
+    turned = _turned(out, windows)
     single = w.shape[1] == 1 and groups > 1
     if not out.size or not g.size or not w.size:
         out[...] = 0
-    elif not exact and winograd.fits(xp, g, out.shape[1], turned := _turned(out, windows), groups):
+    elif not exact and winograd.fits(xp, g, out.shape[1], turned, groups):
         winograd.convolve(out, g, w, turned, turned=True)
+    elif (groups > 1 or set(stride) == {1}) and planar.fits(xp, g, out.shape[1], turned, groups):
+        apart = turned._replace(stride=(1,) * len(stride))
+        planar.convolve(out, g, _flipped(xp, w, groups), apart, groups, stride)
     elif set(stride) == {1} and (w.shape[0] == groups if single else not _weighty(g, w)):
         _correlate_flipped(xp, out, g, w, windows, groups)
     elif single:
@@ -190,17 +196,22 @@ def _weighty(g: Any, w: Any) -> bool:
     return bool(g.size < 2 * w.shape[0] * g.shape[1])
 
 
-def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
-    """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
+def _flipped(xp: Any, w: Any, groups: int) -> Any:
+    """The weight of the convolution that gives the gradient in the input: its windows turned round,
+    inputs for outputs."""
     outputs, inputs, *kernel = w.shape
     flipped = w[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
     flipped = flipped.reshape(groups, outputs // groups, inputs, *kernel).swapaxes(1, 2)
-    flipped = flipped.reshape(groups * inputs, outputs // groups, *kernel)
-    turned = _turned(out, windows)
+    return xp.ascontiguousarray(flipped.reshape(groups * inputs, outputs // groups, *kernel))
+
+
+def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
+    """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
+    flipped, turned = _flipped(xp, w, groups), _turned(out, windows)
     if flipped.shape[1] == 1 and groups > 1:
-        depthwise(xp, out, g, xp.ascontiguousarray(flipped), turned)
+        depthwise(xp, out, g, flipped, turned)
     else:
-        correlate(xp, out, g, xp.ascontiguousarray(flipped), turned, groups)
+        correlate(xp, out, g, flipped, turned, groups)
 
 
 def _weight_into(
@@ -220,6 +231,8 @@ def _weight_into(
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[0], windows, groups):
         winograd.convolve_weights(out, x, g, windows)
+    elif planar.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
+        planar.convolve_weights(out, x, g, windows, groups)
     elif out.shape[1] == 1 and groups > 1:
         depthwise_weights(xp, out, x, g, windows)
     else:

@@ -123,6 +123,46 @@ class Nest:
             f"{ones} {mask})"
         )
 
+    def gather(self, pointer: str, apart: Value, mask: str | None) -> str:
+        """A vector of elements that are so many bytes apart."""
+        places, ones = self._places(pointer, apart), self.lanes.vector("i1")
+        kinds = f"<{self.width} x ptr>"
+        call = f"@llvm.masked.gather.v{self.width}{SHORT[self.element]}.v{self.width}p0"
+        self.module.declared[call] = (
+            f"declare {self.kind} {call}({kinds}, i32, {ones}, {self.kind})"
+        )
+        given = mask or "splat (i1 true)"
+        return self.put(
+            f"call {self.kind} {call}({kinds} {places}, i32 {self.itemsize}, {ones} {given}, "
+            f"{self.kind} zeroinitializer)"
+        )
+
+    def scatter(self, value: str, pointer: str, apart: Value, mask: str | None) -> None:
+        """Store a vector to elements that are so many bytes apart."""
+        places, ones = self._places(pointer, apart), self.lanes.vector("i1")
+        kinds = f"<{self.width} x ptr>"
+        call = f"@llvm.masked.scatter.v{self.width}{SHORT[self.element]}.v{self.width}p0"
+        self.module.declared[call] = f"declare void {call}({self.kind}, {kinds}, i32, {ones})"
+        given = mask or "splat (i1 true)"
+        self.lines.append(
+            f"  call void {call}({self.kind} {value}, {kinds} {places}, i32 {self.itemsize}, "
+            f"{ones} {given})"
+        )
+
+    def _places(self, pointer: str, apart: Value) -> str:
+        lanes = ", ".join(f"i64 {i}" for i in range(self.width))
+        kind = f"<{self.width} x i64>"
+        steps = self.splat(str(apart), "i64") if isinstance(apart, str) else f"splat (i64 {apart})"
+        moved = self.put(f"mul {kind} <{lanes}>, {steps}")
+        return self.put(f"getelementptr i8, ptr {pointer}, {kind} {moved}")
+
+    def total(self, vector: str) -> str:
+        """The sum of a vector's elements, from the first."""
+        scalar = self.element
+        name = f"@llvm.vector.reduce.fadd.v{self.width}{SHORT[scalar]}"
+        self.module.declared[name] = f"declare {scalar} {name}({scalar}, {self.kind})"
+        return self.put(f"call {scalar} {name}({scalar} 0.0, {self.kind} {vector})")
+
     def broadcast(self, pointer: str) -> str:
         """One element of memory in all lanes."""
         return self.splat(self.put(f"load {self.element}, ptr {pointer}, align {self.itemsize}"))
