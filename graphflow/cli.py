@@ -1,4 +1,4 @@
-"""The command line: `graphflow worker|run|plan|devices|calibrate|cache`.
+"""The command line: `graphflow worker|run|plan|devices|calibrate|cache|keys`.
 
 A wrong argument gets one line that says what to do, never a traceback of ours; a failing user
 script keeps its own.
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from graphflow._version import __version__
+from graphflow.cli_keys import app as keys
 from graphflow.connect import default_cluster
 from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
 from graphflow.graph import Graph
@@ -40,6 +41,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(keys)
 
 
 def _version(wanted: bool) -> None:
@@ -84,10 +86,16 @@ def worker(
         list[str] | None,
         typer.Option(help="A module of ops that sessions may have imported here; repeatable."),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="This worker's own key, see `graphflow keys`; default: the only one."),
+    ] = None,
 ) -> None:
     """Serve this machine's devices to sessions until Ctrl-C.
 
     Example: graphflow worker --listen tcp://127.0.0.1:7001
+
+    Beyond loopback, with the key of this machine: graphflow worker --listen tcp://10.0.0.2:7001
     """
     from graphflow.runtime.worker import serve  # loads ZeroMQ
 
@@ -98,7 +106,7 @@ def worker(
     names = _names(devices)
     Cluster.here(devices=names)  # refuses names of devices that are not here
     allowed = module_names(allow_ops or [], "--allow-ops")
-    serve(listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed)
+    serve(listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -129,12 +129,20 @@ class InsecureAddress(TransportError):
     """An address beyond loopback was given without keys and without `--insecure`."""
 
 
+class KeyFileError(TransportError):
+    """A key is missing, damaged, of the wrong role, or not as private as a secret must be."""
+
+
 class ProtocolError(GraphflowError):
     """A peer sent something that is not a valid message."""
 
 
 class VersionMismatch(ProtocolError):
     """Two processes run different versions of graphflow."""
+
+
+class NotAuthorised(ProtocolError):
+    """A peer's key does not allow what it asked for."""
 
 
 class MessageTooLarge(ProtocolError):

@@ -118,11 +118,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Worker:
-    """One process and its devices; `address` is where a remote one listens."""
+    """One process and its devices; `address` is where a remote one listens, `key` its public key
+    (or the name under which that is trusted here)."""
 
     index: int
     address: str | None
     devices: tuple[Device, ...]
+    key: str | None = None
 
     def __post_init__(self) -> None:
         where = f"worker {self.index}"
@@ -144,6 +146,8 @@ class Worker:
                 raise ClusterError(
                     f"{where}: address {self.address!r} is not of the form 'tcp://host:port'"
                 )
+        if self.key is not None and not (isinstance(self.key, str) and self.key):
+            raise ClusterError(f"{where}: key is the name of a key or its digits, not {self.key!r}")
 
     @property
     def loopback(self) -> bool:
@@ -169,6 +173,7 @@ class Cluster:
         insecure: the user accepts addresses beyond loopback without keys; the runtime checks it.
         deadline: seconds for all workers to come up.
         source: the file it was read from.
+        key: the name of the key that a session shows the workers; default: the only one.
 
     Raises:
         ClusterError: no workers, a duplicate address or device, a number that is NaN, infinite,
@@ -183,6 +188,7 @@ class Cluster:
     deadline: float = 60.0
     source: str | None = None
     ports: tuple[Port, ...] = ()
+    key: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
@@ -395,6 +401,7 @@ class Cluster:
             "insecure": self.insecure,
             "deadline": self.deadline,
             "source": self.source,
+            "key": self.key,
             "workers": [asdict(worker) for worker in self.workers],
             "links": [asdict(link) for link in self.links],
             "ports": [asdict(port) for port in self.ports],
@@ -417,9 +424,12 @@ class Cluster:
                 )
         try:
             workers = tuple(
-                Worker(w["index"], w["address"], tuple(Device(**device) for device in w["devices"]))
+                Worker(
+                    w["index"], w["address"], tuple(Device(**device) for device in w["devices"]),
+                    w.get("key"),
+                )
                 for w in data["workers"]
-            )
+            )  # fmt: skip
             links = tuple(Link(**link) for link in data.get("links", ()))
             ports = tuple(Port(**port) for port in data.get("ports", ()))
             lists = ("workers", "links", "ports")

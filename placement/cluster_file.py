@@ -1,5 +1,6 @@
 """Cluster files: TOML -> the plain data of a `Cluster`, with errors that name file, line and key.
 
+key = "alice"                         # this machine's key; default: the only one (security.md)
 insecure = false                      # true: addresses beyond loopback without keys
 deadline = 60.0                       # seconds for the workers to come up
 
@@ -17,6 +18,7 @@ bandwidth = 1.0e9                     # bytes/s
 
 [[workers]]
 address = "tcp://127.0.0.1:7001"      # no addresses at all: a hypothetical cluster, for planning
+key = "box1"                          # the worker's: a trusted key's name, or its digits
 devices = ["cpu:0", { name = "gpu:0", memory = "16GiB", flops = 1.0e13 }]
 host = "a"                            # a [[hosts]] table; default: a host of its own
 
@@ -100,9 +102,10 @@ class Reader:
         self.path, self.lines = path, text.splitlines()
 
     def cluster(self, data: dict[str, Any]) -> dict[str, Any]:
-        known = ("insecure", "deadline", "defaults", "workers", "hosts", "network", "links")
+        known = ("key", "insecure", "deadline", "defaults", "workers", "hosts", "network", "links")
         self.keys(data, known, None, 0)
         insecure = self.typed(data, "insecure", bool, False, None, 0)
+        own_key = self.typed(data, "key", str, None, None, 0)
         deadline = self.typed(data, "deadline", (int, float), 60.0, None, 0)
         defaults = self.typed(data, "defaults", dict, {}, None, 0)
         self.keys(defaults, ("devices", "link", *DEVICE_KEYS), "defaults", 0)
@@ -137,6 +140,7 @@ class Reader:
             "insecure": insecure,
             "deadline": deadline,
             "source": str(self.path),
+            "key": own_key,
             "workers": [asdict(worker) for worker in workers],
             "links": [asdict(link) for link in links],
             "ports": [asdict(port) for port in ports],
@@ -163,8 +167,9 @@ class Reader:
         """A worker, whose host `sharing` workers share; `place` is its section and table there."""
         section, index = place
         if section == "workers":
-            self.keys(table, ("address", "devices", "host"), "workers", index)
+            self.keys(table, ("address", "key", "devices", "host"), "workers", index)
         address = self.typed(table, "address", str, None, section, index)
+        key = self.typed(table, "key", str, None, section, index)
         entries = table.get("devices", defaults.get("devices", ["cpu:0"]))
         if isinstance(entries, str):
             entries = [entries]
@@ -175,10 +180,10 @@ class Reader:
             self.device(number, entry, defaults, sharing * len(entries), place) for entry in entries
         ]
         try:
-            return Worker(number, address, tuple(devices))
+            return Worker(number, address, tuple(devices), key)
         except ClusterError as error:
-            key = "address" if "address" in str(error) else "devices"
-            self.fail(str(error), section, index, key)
+            named = next((k for k in ("address", "key") if f": {k}" in str(error)), "devices")
+            self.fail(str(error), section, index, named)
 
     def expanded(self, entries: list[Any], place: tuple[str, int]) -> list[dict[str, Any]]:
         """Entries of devices as tables with one local name each; products become GPUs in turn."""

@@ -45,6 +45,7 @@ from graphflow.runtime.messages import (
     Measured,
     Message,
     Open,
+    Prepare,
     Probe,
     Probed,
     Read,
@@ -69,8 +70,10 @@ from graphflow.runtime.protocol.coordinator import (
     Tick,
 )
 from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.security.guard import Guard
+from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.tcp import Bell
+from graphflow.runtime.transport.bell import Bell
 from graphflow.runtime.wire import decode_frames, encode
 
 if TYPE_CHECKING:
@@ -97,14 +100,17 @@ class _Loop:
         *,
         insecure: bool,
         local: LocalWorkers | None,
+        pair: KeyPair | None,
+        keys: Sequence[str],
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._local = local
         self._channels: list[Any] = []
         try:
-            for address in addresses:
+            guard = None if pair is None else Guard(self._context, pair, Keyring())
+            for address, key in zip(addresses, keys, strict=True):
                 channel = transport_of(address).Channel(
-                    self._context, address, insecure=insecure, watch=True
+                    self._context, address, insecure=insecure, watch=True, guard=guard, key=key
                 )
                 self._channels.append(channel)
         except BaseException:
@@ -140,6 +146,10 @@ class _Loop:
     def lost(self) -> dict[int, str]:
         """The workers that are lost, and why."""
         return self._machine.lost()
+
+    def refused(self) -> list[int]:
+        """The workers with which the last handshake failed: keys that are not trusted."""
+        return [worker for worker, channel in enumerate(self._channels) if channel.refused]
 
     def stop(self) -> None:
         """Ends the thread and frees the sockets. Idempotent."""
@@ -302,9 +312,11 @@ class RemoteHosts:
                 if self._local
                 else [worker.address or "" for worker in cluster.workers]
             )
+            self._keys, pair = _keys(cluster, len(self._addresses))
             self._loop = _Loop(
-                self.session, self._addresses, insecure=cluster.insecure, local=self._local
-            )
+                self.session, self._addresses, insecure=cluster.insecure, local=self._local,
+                pair=pair, keys=self._keys,
+            )  # fmt: skip
             self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
             self._meet(cluster, until)
         except BaseException:
@@ -401,6 +413,16 @@ class RemoteHosts:
         order = Order(Write(request, variable), [("value", variable, np.asarray(value))])
         self._ask(request, {worker: order}, _REQUEST_SECONDS)
 
+    def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
+        """Lets the workers compile a program for the sizes of coming steps.
+
+        Raises:
+            WorkerLost: a worker was lost before or meanwhile.
+        """
+        request = next(self._requests)
+        order = Order(Prepare(request, program, dict(bindings)))
+        self._ask(request, dict.fromkeys(self._programs[program], order), _REQUEST_SECONDS)
+
     def ready(self, program: str, bindings: Mapping[str, int]) -> None:
         """A step over processes has no shorter way."""
 
@@ -486,13 +508,19 @@ class RemoteHosts:
         request = next(self._requests)
         hello: Message = Hello(request, own.version, own.wire, own.python)
         workers = range(len(self._addresses))
-        replies = self._ask(request, {w: Order(hello) for w in workers}, _left(until))
+        try:
+            replies = self._ask(request, {w: Order(hello) for w in workers}, _left(until))
+        except RendezvousTimeout as error:
+            raise self._refused() or error from None
         for worker in workers:
             welcome = replies.messages[worker]
             assert isinstance(welcome, Welcome)
             self._check_devices(cluster, worker, welcome)
         request = next(self._requests)
-        orders = {w: Order(Open(request, w, self._addresses, LEASE, self._ops)) for w in workers}
+        shown = self._keys if any(self._keys) else []
+        orders = {
+            w: Order(Open(request, w, self._addresses, LEASE, self._ops, shown)) for w in workers
+        }
         self._ask(request, orders, _left(until))
         for source, target in itertools.permutations(workers, 2):
             try:
@@ -501,6 +529,19 @@ class RemoteHosts:
                 if isinstance(error, WorkerLost):
                     raise
                 raise RendezvousTimeout(f"the workers do not reach each other: {error}") from error
+
+    def _refused(self) -> RendezvousTimeout | None:
+        """What to say if workers did not answer because of keys."""
+        assert self._loop is not None
+        refused = self._loop.refused()
+        if not refused:
+            return None
+        where = ", ".join(f"worker {w} at {self._addresses[w]}" for w in refused)
+        return RendezvousTimeout(
+            f"{where} and this process do not trust each other's keys; there, run `graphflow keys "
+            "add` with the .public file of this machine's key; here, check that the cluster file "
+            "has the worker's key (`graphflow keys list` shows both)"
+        )
 
     def _check_devices(self, cluster: Cluster, worker: int, welcome: Welcome) -> None:
         wanted = [device.name.rpartition("/")[2] for device in cluster.workers[worker].devices]
@@ -551,6 +592,20 @@ def _launch(
     return LocalWorkers(
         len(cluster.workers), devices=names, threads=threads, deadline=deadline, host=host, ops=ops
     )
+
+
+def _keys(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
+    """The workers' public keys ("" where there is none), and our own pair if there are any.
+
+    Raises:
+        KeyFileError: a key is unknown here, or our own cannot be used.
+    """
+    if cluster.kind == "local":
+        return [""] * count, None
+    ring = Keyring()
+    found = [ring.key_of(each.key, WORKER) if each.key else "" for each in cluster.workers]
+    needed = any(found) or cluster.key is not None
+    return found, ring.own(cluster.key, COORDINATOR) if needed else None
 
 
 def _left(until: float) -> float:

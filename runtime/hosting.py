@@ -32,12 +32,14 @@ from graphflow.runtime.messages import (
     Measure,
     Open,
     Parcel,
+    Prepare,
     Probe,
     Read,
     Write,
 )
 from graphflow.runtime.protocol.stream import Stream
 from graphflow.runtime.protocol.worker import Finished, Outcome, Run
+from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.wire import BUDGET, chunks, encode
 
@@ -54,6 +56,7 @@ class HostLike(Protocol):
     def open(self, session: str) -> None: ...
     def close(self, session: str) -> None: ...
     def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None: ...
+    def prepare(self, session: str, program: str, bindings: dict[str, int]) -> None: ...
     def compute(
         self,
         session: str,
@@ -132,6 +135,7 @@ class HostedSession:
         devices: Sequence[str],
         threads: int | None,
         insecure: bool,
+        guard: Guard | None,
         factory: HostFactory,
         allow_ops: Collection[str],
         report: Callable[[Finished], None],
@@ -146,6 +150,8 @@ class HostedSession:
         self._devices = [f"/worker:{message.worker}/{name}" for name in devices]
         self._threads = threads
         self._insecure = insecure
+        self._guard = guard
+        self._keys = message.keys
         self._factory = factory
         self._ops = message.ops
         self._allowed = allow_ops
@@ -223,6 +229,8 @@ class HostedSession:
             case Load():
                 parts = [run.arrays[index] for index in range(job.parts)]
                 host.load(session, job.program, parts[0].tobytes(), parts[1:])
+            case Prepare():
+                host.prepare(session, job.program, job.bindings)
             case Compute():
                 return self._compute(host, run, job)
             case Commit():
@@ -246,8 +254,9 @@ class HostedSession:
         for worker, address in enumerate(self._addresses):
             if worker != self._index:
                 channel = transport_of(address).Channel(
-                    self._context, address, insecure=self._insecure
-                )
+                    self._context, address, insecure=self._insecure, guard=self._guard,
+                    key=self._keys[worker] if self._keys else "",
+                )  # fmt: skip
                 self._links[worker] = Link(channel, Stream(self._session, self._epoch, self._index))
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)

@@ -108,14 +108,15 @@ class Welcome(Message):
 @dataclass(frozen=True)
 class Open(Message):
     """Starts a session on a worker: its index, the addresses of all workers in order, after how
-    many silent seconds the worker may forget the session, and the names of the modules whose ops
-    it uses."""
+    many silent seconds the worker may forget the session, the names of the modules whose ops it
+    uses, and the public keys of all workers in order ("" where there is none), or nothing."""
 
     request: Count
     worker: Count
     peers: list[str]
     lease: float
     ops: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,15 @@ class Compute(Message):
     feeds: list[str]
     trace: bool
     deadline: float
+
+
+@dataclass(frozen=True)
+class Prepare(Message):
+    """Compiles a program for the sizes of coming steps."""
+
+    request: Count
+    program: str
+    bindings: dict[str, int]
 
 
 @dataclass(frozen=True)

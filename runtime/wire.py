@@ -20,7 +20,7 @@ import numpy as np
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Message
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 4 << 20  # bytes of an array in one frame
 DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying

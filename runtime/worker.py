@@ -17,12 +17,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TextIO
 
 import zmq
 
 from graphflow import _version
-from graphflow.errors import GraphflowError, MessageTooLarge, ProtocolError, TransportError
+from graphflow.errors import (
+    GraphflowError,
+    MessageTooLarge,
+    NotAuthorised,
+    ProtocolError,
+    TransportError,
+)
 from graphflow.runtime.hosting import HostedSession, HostFactory, default_factory
 from graphflow.runtime.messages import Close, Open
 from graphflow.runtime.protocol.faults import failed
@@ -39,8 +46,10 @@ from graphflow.runtime.protocol.worker import (
     WorkerEvent,
     WorkerMachine,
 )
+from graphflow.runtime.security.guard import Guard
+from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.tcp import Bell
+from graphflow.runtime.transport.bell import Bell
 from graphflow.runtime.wire import decode_frames, encode
 
 _TICK = 0.5  # seconds
@@ -67,11 +76,20 @@ class WorkerProcess:
         insecure: bool,
         factory: HostFactory,
         allow_ops: Sequence[str] = (),
+        key: KeyPair | None = None,
+        ring: Keyring | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
+        self._guard: Guard | None = None
         try:
-            self._listener = transport_of(listen).Listener(self._context, listen, insecure=insecure)
+            if key is not None:
+                self._guard = Guard(self._context, key, ring or Keyring())
+            self._listener = transport_of(listen).Listener(
+                self._context, listen, insecure=insecure, guard=self._guard
+            )
         except TransportError:
+            if self._guard is not None:
+                self._guard.close()
             self._context.term()
             raise
         self.address: str = self._listener.address
@@ -125,6 +143,8 @@ class WorkerProcess:
             session.join(max(0.0, until - time.monotonic())) for session in self._ending.values()
         ]
         self._listener.close()
+        if self._guard is not None:
+            self._guard.close()
         self._bell.close()
         if all(ended):  # else an op that does not return may still want to send
             self._context.destroy(linger=0)
@@ -145,9 +165,16 @@ class WorkerProcess:
         for route in list(self._unsent):
             self._flush(route)
 
-    def _take(self, route: bytes, frames: list[Any]) -> None:
+    def _take(self, route: bytes, frames: list[Any], key: str) -> None:
         try:
             envelope, message, data = decode_frames(frames)
+            if self._guard is not None:
+                self._guard.check(key, envelope, message)
+        except NotAuthorised as error:
+            _log.warning("refused key %s…: %s", key[:16], error)
+            answer = failed(getattr(message, "request", 0), error)
+            self._send(Send(route, replace(envelope, sequence=0), answer))
+            return
         except ProtocolError as error:
             self._refused += 1
             if self._refused & (self._refused - 1) == 0:  # 1, 2, 4, 8, …: never a flood
@@ -176,12 +203,15 @@ class WorkerProcess:
 
     def _run(self, action: Run) -> None:
         if isinstance(action.job, Open):
+            if self._guard is not None:
+                self._guard.vouch(action.session, action.job.keys)
             self._sessions[action.session] = HostedSession(
                 action,
                 context=self._context,
                 devices=self._devices,
                 threads=self._threads,
                 insecure=self._insecure,
+                guard=self._guard,
                 factory=self._factory,
                 allow_ops=self._allow_ops,
                 report=self._report,
@@ -189,6 +219,8 @@ class WorkerProcess:
             return
         self._sessions[action.session].submit(action)
         if action.session not in self._machine.sessions:  # that was its Close
+            if self._guard is not None:
+                self._guard.forget(action.session)
             self._ending[action.session] = self._sessions.pop(action.session)
 
     def _report(self, finished: Finished) -> None:
@@ -228,6 +260,8 @@ def serve(
     output: TextIO | None = None,
     host_factory: HostFactory | None = None,
     allow_ops: Sequence[str] = (),
+    key: str | None = None,
+    keys: str | os.PathLike[str] | None = None,
 ) -> None:
     """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread.
 
@@ -240,14 +274,19 @@ def serve(
             interrupts of the terminal are left to it.
         output: where the line goes that tells the address; None: stdout.
         allow_ops: names of modules of ops that sessions may have this process import.
+        key: the name of this worker's own key, "" for the only one that there is; beyond loopback
+            that one is the default. With a key, only those connect whose keys are trusted here.
+        keys: the folder of keys; default: see `security.keys`.
 
     Raises:
         AddressInUse, InsecureAddress, TransportError: the address cannot be used.
+        KeyFileError: the key cannot.
     """
     factory = host_factory or default_factory
+    ring = Keyring(keys)
     worker = WorkerProcess(
         listen, devices=devices, threads=threads, insecure=insecure, factory=factory,
-        allow_ops=allow_ops,
+        allow_ops=allow_ops, key=_own_key(ring, key, listen, insecure=insecure), ring=ring,
     )  # fmt: skip
     interrupt = signal.SIG_IGN if parent_pid is not None else _stopper(worker)
     before = {
@@ -263,6 +302,14 @@ def serve(
         worker.close()
         for number, action in before.items():
             signal.signal(number, action)
+
+
+def _own_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) -> KeyPair | None:
+    if key is None:
+        beyond = not transport_of(listen).check(listen, insecure=True, listening=True).loopback
+        if insecure or not beyond or not any(own.role == WORKER for own in ring.pairs()):
+            return None
+    return ring.own(key or None, WORKER)
 
 
 def _stopper(worker: WorkerProcess) -> Callable[[int, object], None]:
@@ -293,6 +340,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", help=argparse.SUPPRESS)
     parser.add_argument("--allow-ops", action="append", default=[])
     parser.add_argument("--ops-path", action="append", default=[], help="where modules are found")
+    parser.add_argument("--key", help="name of this worker's own key")
+    parser.add_argument("--keys", help="the folder of keys")
     given = parser.parse_args(arguments)
     sys.path += given.ops_path  # at the end: nothing there shadows what this process imports
     try:
@@ -304,6 +353,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parent_pid=given.parent,
             host_factory=_factory_of(given.host) if given.host else None,
             allow_ops=given.allow_ops,
+            key=given.key,
+            keys=given.keys,
         )
     except GraphflowError as error:
         print(f"graphflow worker: {error}", file=sys.stderr)

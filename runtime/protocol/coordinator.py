@@ -41,6 +41,7 @@ from graphflow.runtime.messages import (
     Open,
     Ping,
     Pong,
+    Prepare,
     Probe,
     Probed,
     Read,
@@ -62,6 +63,7 @@ _REPLIES: dict[type[Message], type[Message]] = {
     Hello: Welcome,
     Open: Ready,
     Load: Ready,
+    Prepare: Ready,
     Compute: Done,
     Read: Done,
     Write: Ready,
@@ -188,6 +190,10 @@ class _Operation:
     @property
     def is_step(self) -> bool:
         return any(isinstance(order.message, Compute) for order in self.begin.orders.values())
+
+    @property
+    def is_hello(self) -> bool:
+        return any(isinstance(order.message, Hello) for order in self.begin.orders.values())
 
     @property
     def what(self) -> str:
@@ -336,7 +342,9 @@ class CoordinatorMachine:
         for operation in list(self._operations.values()):
             if now >= operation.deadline:
                 actions += self._end(operation, self._late(operation))
-        if now >= self._beat + BEAT:
+        # Who has welcomed us knows the session only once all have, and it was opened.
+        meeting = any(operation.is_hello for operation in self._operations.values())
+        if now >= self._beat + BEAT and not meeting:
             self._beat = now
             for worker, peer in enumerate(self._peers):
                 if peer.welcomed and not peer.lost:

@@ -36,6 +36,7 @@ from graphflow.runtime.messages import (
     Open,
     Ping,
     Pong,
+    Prepare,
     Probe,
     Probed,
     Read,
@@ -54,7 +55,19 @@ MAX_SESSIONS = 64
 _REMEMBERED = 256  # closed sessions whose late messages are still known as such
 
 Job = (
-    Open | Load | Compute | Commit | Abort | Read | Write | Forget | Measure | Probe | Close | Chunk
+    Open
+    | Load
+    | Prepare
+    | Compute
+    | Commit
+    | Abort
+    | Read
+    | Write
+    | Forget
+    | Measure
+    | Probe
+    | Close
+    | Chunk
 )
 Outcome = None | Computed | Array | dict[str, object] | float | BaseException
 
@@ -226,7 +239,7 @@ class WorkerMachine:
         if isinstance(message, Close):
             answer = Ready(message.request)
             return [Send(event.route, _back(envelope, envelope.acknowledged + 1), answer)]
-        if isinstance(message, Ping | Compute | Load | Read | Write | Forget):
+        if isinstance(message, Ping | Compute | Load | Prepare | Read | Write | Forget):
             reason = "it does not know the session: it was restarted, or the session's lease ended"
             return [Send(event.route, _back(envelope, envelope.acknowledged + 1), Broken(reason))]
         return []
@@ -240,6 +253,8 @@ class WorkerMachine:
             error = SessionError(f"the worker serves {MAX_SESSIONS} sessions already; close one")
         elif message.worker >= len(message.peers):
             error = ProtocolError(f"no worker {message.worker} among {len(message.peers)}")
+        elif message.keys and len(message.keys) != len(message.peers):
+            error = ProtocolError(f"{len(message.keys)} keys for {len(message.peers)} workers")
         if error is not None:
             answer = failed(message.request, error)
             return [Send(route, _back(envelope, envelope.acknowledged + 1), answer)]
@@ -304,7 +319,7 @@ class WorkerMachine:
             case Write():
                 arrays = self._take(session, "value", message.request, [message.variable])
                 return [Run(name, message, 0, epoch, arrays)]
-            case Read() | Forget() | Measure() | Probe():
+            case Prepare() | Read() | Forget() | Measure() | Probe():
                 return [Run(name, message, 0, epoch)]
             case Close():
                 closing = self._drop([name], "the session was closed")

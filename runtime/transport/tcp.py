@@ -17,17 +17,20 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from graphflow.errors import AddressInUse, InsecureAddress, TransportError
+from graphflow.errors import AddressInUse, InsecureAddress, KeyFileError, TransportError
+from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.wire import CHUNK_BYTES, DIRECT_BYTES
 
 Frames = Sequence[bytes | memoryview]
 
 _FRAME_CAP = CHUNK_BYTES  # of one frame; control frames have a lower cap of their own
+_SEALED = 64  # more than a frame grows by when it is encrypted: ZeroMQ counts it as it travels
 _FRAMES_KEPT = 4  # one more than any valid message has, so that it is seen to be invalid
 _HIGH_WATER = 1000  # messages in a socket's queue
 _BEAT_MS = 1000
 _SILENCE_MS = 2500  # after a beat: a stopped worker is noticed within 3.5 s
 _PATIENCE_MS = 30_000  # of a worker towards those who connect to it
+
 
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._*-]+):(\d{1,5}|\*)")
 
@@ -57,6 +60,9 @@ class Address:
 def check(address: str, *, insecure: bool, listening: bool) -> Address:
     """The parts of an address that may be used.
 
+    Args:
+        insecure: there are keys for it, or the user does without.
+
     Raises:
         TransportError: it is malformed.
         InsecureAddress: it is beyond loopback, and `insecure` is not set.
@@ -69,18 +75,18 @@ def check(address: str, *, insecure: bool, listening: bool) -> Address:
     parts = Address(match[1].strip("[]"), port)
     if not parts.loopback and not insecure:
         raise InsecureAddress(
-            f"{address} can be reached from other machines, and nothing there is authenticated or "
-            "encrypted; use 127.0.0.1, or --insecure (insecure = true in a cluster file) on a "
-            "network that you trust"
+            f"{address} can be reached from other machines; give it a key (graphflow keys new; see "
+            "docs/security.md), or use 127.0.0.1, or, on a network that you trust, --insecure "
+            "(insecure = true in a cluster file): then nothing is authenticated or encrypted"
         )
     return parts
 
 
-def _options(sock: zmq.Socket[bytes], silence_ms: int) -> None:
+def _options(sock: zmq.Socket[bytes], silence_ms: int, *, sealed: bool) -> None:
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.SNDHWM, _HIGH_WATER)
     sock.setsockopt(zmq.RCVHWM, _HIGH_WATER)
-    sock.setsockopt(zmq.MAXMSGSIZE, _FRAME_CAP)
+    sock.setsockopt(zmq.MAXMSGSIZE, _FRAME_CAP + (_SEALED if sealed else 0))
     sock.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
     sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
     sock.setsockopt(zmq.IPV6, 1)
@@ -95,9 +101,14 @@ def _send(sock: zmq.Socket[bytes], frames: Frames) -> None:
 def _receive(sock: zmq.Socket[bytes], lent_from: int) -> list[Any] | None:
     """The next message's frames, or None; those from index `lent_from` on without a copy."""
     try:
-        frames: list[Any] = [sock.recv(zmq.NOBLOCK)]
+        first: Any = sock.recv(zmq.NOBLOCK)
     except zmq.Again:
         return None
+    return _rest(sock, [first], lent_from)
+
+
+def _rest(sock: zmq.Socket[bytes], frames: list[Any], lent_from: int) -> list[Any]:
+    """All frames of a message whose first one was read."""
     while sock.getsockopt(zmq.RCVMORE):
         frame: Any = sock.recv(copy=False).buffer if len(frames) >= lent_from else sock.recv()
         if len(frames) < _FRAMES_KEPT:
@@ -108,16 +119,26 @@ def _receive(sock: zmq.Socket[bytes], lent_from: int) -> list[Any] | None:
 class Listener:
     """Where a worker is reached. For one thread only."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, *, insecure: bool) -> None:
-        """Binds the address.
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        *,
+        insecure: bool,
+        guard: Guard | None = None,
+    ) -> None:
+        """Binds the address. With a guard, only those connect whom it lets in.
 
         Raises:
             AddressInUse: another socket listens there.
             TransportError: the address is malformed, not of this machine, or insecure.
         """
-        parts = check(address, insecure=insecure, listening=True)
+        parts = check(address, insecure=insecure or guard is not None, listening=True)
+        self._guarded = guard is not None
         self.socket = context.socket(zmq.ROUTER)
-        _options(self.socket, _PATIENCE_MS)
+        _options(self.socket, _PATIENCE_MS, sealed=self._guarded)
+        if guard is not None:
+            guard.listens(self.socket)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
             self.socket.bind(str(_numeric(parts)))
@@ -134,11 +155,18 @@ class Listener:
         bound = endpoint.rstrip(b"\0").decode()
         self.address = str(Address(parts.host, int(bound.rpartition(":")[2])))
 
-    def receive(self) -> tuple[bytes, list[Any]] | None:
-        """The next message: the connection that it came by, and its frames; None if there is
-        none now."""
-        frames = _receive(self.socket, 2)
-        return (frames[0], frames[1:]) if frames else None
+    def receive(self) -> tuple[bytes, list[Any], str] | None:
+        """The next message: the connection that it came by, its frames, and, with a guard, the key
+        of who sent it; None if there is none now."""
+        if not self._guarded:
+            frames = _receive(self.socket, 2)
+            return (frames[0], frames[1:], "") if frames else None
+        try:
+            route = self.socket.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        frames = _rest(self.socket, [route.bytes], 2)
+        return frames[0], frames[1:], str(route.get("User-Id"))
 
     def send(self, route: bytes, frames: Frames) -> bool:
         """Sends to a connection; False when its queue is full. For a peer that is gone there is
@@ -172,23 +200,44 @@ class Channel:
     """A connection to a listener. Sending is safe from any thread; all else is for one thread."""
 
     def __init__(
-        self, context: zmq.Context[Any], address: str, *, insecure: bool, watch: bool = False
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        *,
+        insecure: bool,
+        watch: bool = False,
+        guard: Guard | None = None,
+        key: str = "",
     ) -> None:
         """Starts to connect, and goes on trying. With `watch`, `changes` tells of the link.
 
+        Args:
+            guard: who has a key of ours to show.
+            key: the public key that the listener must hold; without one, nothing is encrypted.
+
         Raises:
             TransportError: the address is malformed or insecure.
+            KeyFileError: the listener has a key, and we have none to show.
         """
-        parts = check(address, insecure=insecure, listening=False)
+        parts = check(address, insecure=insecure or bool(key), listening=False)
+        if key and guard is None:
+            raise KeyFileError(
+                f"{address} asks for a key, and this process has none to show; "
+                "start it with one (--key NAME)"
+            )
         self.address = address
+        self.refused = False
+        """Whether somebody listens there who has not shaken hands: keys that are not trusted."""
         self._lock = threading.Lock()
         self.socket = context.socket(zmq.DEALER)
-        _options(self.socket, _SILENCE_MS)
+        _options(self.socket, _SILENCE_MS, sealed=bool(key))
+        if guard is not None and key:
+            guard.connects(self.socket, key)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self.monitor: zmq.Socket[bytes] | None = None
         if watch:
-            events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
             self.monitor = self.socket.get_monitor_socket(events)
         self.socket.connect(str(parts))
 
@@ -223,7 +272,12 @@ class Channel:
         found = []
         while self.monitor is not None and self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
-            found.append(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            if event == zmq.EVENT_CONNECTED:
+                self.refused = True  # until the handshake is done
+                continue
+            up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self.refused = self.refused and not up
+            found.append(up)
         return found
 
     def close(self) -> None:
@@ -232,36 +286,3 @@ class Channel:
             if self.monitor is not None:
                 self.socket.disable_monitor()
             self.socket.close(linger=0)
-
-
-class Bell:
-    """Wakes a thread that polls sockets from another thread, or from a signal handler."""
-
-    def __init__(self) -> None:
-        self._read, self._write = socket.socketpair()
-        self._read.setblocking(False)
-        self._write.setblocking(False)
-
-    def fileno(self) -> int:
-        """What to poll."""
-        return self._read.fileno()
-
-    def ring(self) -> None:
-        """Wakes the thread; rings that it has not heard yet become one."""
-        try:
-            self._write.send(b"!")
-        except (BlockingIOError, OSError):
-            return  # it has rung already, or nobody listens any more
-
-    def hear(self) -> None:
-        """Takes the rings in, before looking for what they were about."""
-        try:
-            while self._read.recv(4096):
-                pass
-        except BlockingIOError:
-            return
-
-    def close(self) -> None:
-        """Frees its sockets."""
-        self._read.close()
-        self._write.close()

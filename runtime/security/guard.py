@@ -1,0 +1,202 @@
+"""The guard of a process's sockets: its own key, who may connect, and as what.
+
+CURVE encrypts and proves who holds a key, but by itself lets everybody in who knows the server's
+public key; ZAP asks us (RFC 27) at each handshake. A worker trusts the keys of its keyring, and
+for as long as a session is open the keys of the other workers that its coordinator named.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import zmq
+
+from graphflow.errors import KeyFileError, NotAuthorised
+from graphflow.runtime.messages import COORDINATOR as ORIGIN
+from graphflow.runtime.messages import Chunk, Envelope, Hello, Message
+from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, KeyPair, Keyring
+from graphflow.runtime.transport.bell import Bell
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+_DOMAIN = b"graphflow"
+_GRACE = 5.0  # seconds that an unknown key is kept waiting: a peer's session may be about to open
+_WAITING = 100  # connections that wait at a time; beyond, the one that came first is refused
+_LOOK_MS = 50
+_REMEMBERED = 1000  # refused keys, each told once
+
+_log = logging.getLogger("graphflow.security")
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What ZAP asks: whether who shows a key (in hexadecimal digits; "" for none) may connect."""
+
+    route: Sequence[bytes]
+    head: Sequence[bytes]  # version and number of the request
+    address: str
+    key: str
+    came: float
+
+    @staticmethod
+    def read(frames: Sequence[bytes], now: float) -> _Request:
+        at = list(frames).index(b"") + 1
+        body = frames[at:]
+        curve = len(body) == 7 and body[5] == b"CURVE"
+        address = body[3].decode(errors="replace") if len(body) > 3 else "?"
+        return _Request(frames[:at], body[:2], address, body[6].hex() if curve else "", now)
+
+    def answer(self, known: bool) -> list[bytes]:
+        """Status, text, the user (its key), and no metadata."""
+        said = (b"200", b"OK", self.key.encode(), b"")
+        refusal = (b"400", b"this key is not trusted", b"", b"")
+        return [*self.route, *self.head, *(said if known else refusal)]
+
+
+class Guard:
+    """Keys for the sockets of one ZeroMQ context. Thread-safe.
+
+    Args:
+        pair: this process's own key.
+        ring: where the keys are that it trusts.
+    """
+
+    def __init__(self, context: zmq.Context[Any], pair: KeyPair, ring: Keyring) -> None:
+        self.pair = pair
+        self._ring = ring
+        self._lock = threading.Lock()
+        self._version = -1
+        self._roles: dict[str, str] = {}
+        self._vouched: dict[str, frozenset[str]] = {}
+        self._told: set[str] = set()
+        self._roles_now()  # a folder that cannot be used is an error now
+        self._context = context
+        self._end: Bell | None = None
+        self._thread: threading.Thread | None = None
+
+    # Sockets --------------------------------------------------------------------------------------
+
+    def listens(self, sock: zmq.Socket[bytes]) -> None:
+        """Let only those connect to a socket who are trusted; before it is bound."""
+        if self._thread is None:
+            self._start()
+        sock.setsockopt(zmq.CURVE_SERVER, 1)
+        sock.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret)
+        sock.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+
+    def connects(self, sock: zmq.Socket[bytes], key: str) -> None:
+        """Have a socket talk only to who holds a key; before it is connected."""
+        sock.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(key))
+        sock.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(self.pair.public.key))
+        sock.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret)
+
+    # Who may what ---------------------------------------------------------------------------------
+
+    def vouch(self, session: str, keys: Sequence[str]) -> None:
+        """Let the workers of a session connect, until it is closed."""
+        with self._lock:
+            self._vouched[session] = frozenset(keys) - {""}
+
+    def forget(self, session: str) -> None:
+        """The session is closed."""
+        with self._lock:
+            self._vouched.pop(session, None)
+
+    def role(self, key: str) -> str | None:
+        """What a key may act as, by now: a revoked one as nothing."""
+        roles = self._roles_now()
+        if key in roles:
+            return roles[key]
+        with self._lock:
+            return WORKER if any(key in keys for keys in self._vouched.values()) else None
+
+    def check(self, key: str, envelope: Envelope, message: Message) -> None:
+        """Whether who holds a key may send a message.
+
+        Raises:
+            NotAuthorised: its role does not allow it, or it was revoked.
+        """
+        role = self.role(key)
+        between_workers = isinstance(message, Chunk) and envelope.origin != ORIGIN
+        allowed = {
+            COORDINATOR: not between_workers,
+            WORKER: between_workers,
+            CLIENT: isinstance(message, Hello),
+            None: False,
+        }[role]
+        if not allowed:
+            who = f"a {role}'s key" if role else "a key that is not trusted any more"
+            raise NotAuthorised(f"{who} does not allow {type(message).__name__}")
+
+    def _roles_now(self) -> dict[str, str]:
+        version = self._ring.version
+        if version != self._version:
+            self._roles = {key.key: key.role for key in self._ring.trusted()}
+            self._version = version
+        return self._roles
+
+    # The other side of ZAP ------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Answer for the context's sockets, on a thread."""
+        answers: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        answers.setsockopt(zmq.LINGER, 0)
+        answers.bind(_ENDPOINT)
+        self._end = end = Bell()
+        self._thread = threading.Thread(
+            target=self._serve, args=(answers, end), name="guard", daemon=True
+        )
+        self._thread.start()
+
+    def _serve(self, answers: zmq.Socket[bytes], end: Bell) -> None:
+        poller = zmq.Poller()
+        poller.register(answers, zmq.POLLIN)
+        poller.register(end.fileno(), zmq.POLLIN)
+        waiting: deque[_Request] = deque()
+        try:
+            while True:
+                ready = dict(poller.poll(_LOOK_MS if waiting else None))
+                if end.fileno() in ready:
+                    return
+                if answers in ready:
+                    waiting.append(_Request.read(answers.recv_multipart(), monotonic()))
+                for _ in range(len(waiting)):
+                    request = waiting.popleft()
+                    known = self._is_known(request.key)
+                    late = monotonic() > request.came + _GRACE or len(waiting) >= _WAITING
+                    if known or late or not request.key:
+                        answers.send_multipart(request.answer(known))
+                        if not known:
+                            self._tell(request)
+                    else:
+                        waiting.append(request)
+        finally:
+            answers.close(linger=0)
+
+    def _is_known(self, key: str) -> bool:
+        try:
+            return bool(key) and self.role(key) is not None
+        except KeyFileError as error:
+            _log.warning("nobody can connect: %s", error)
+            return False
+
+    def _tell(self, request: _Request) -> None:
+        """Log a refused key, once."""
+        key = request.key
+        if key not in self._told and len(self._told) < _REMEMBERED:
+            self._told.add(key)
+            known = f"key {key[:16]}…, which is not trusted" if key else "no key"
+            _log.warning("refused a connection from %s with %s", request.address, known)
+
+    def close(self) -> None:
+        """End the thread; nobody can connect from now on. Idempotent."""
+        end, self._end = self._end, None
+        if end is not None and self._thread is not None:
+            end.ring()
+            self._thread.join()
+            end.close()

@@ -1,0 +1,287 @@
+"""Keys: CURVE pairs of one's own, and the public keys of those that are trusted, as small files.
+
+    NAME.secret           one's own, readable by its owner only
+    NAME.public           what is handed to others
+    trusted/NAME.public   what others handed over; removing one takes the trust away
+
+A public key is one line, `graphflow-key-1 ROLE NAME KEY`, in hexadecimal digits, so that it can be
+sent in a mail and pasted into a shell. The folder is `$GRAPHFLOW_KEYS`, else `graphflow/keys` in
+`$XDG_CONFIG_HOME` or `~/.config`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphflow.errors import KeyFileError
+
+COORDINATOR, WORKER, CLIENT = ROLES = ("coordinator", "worker", "client")
+"""A coordinator opens sessions and gives orders; a worker runs them, and sends tensors to other
+workers; a client may ask a worker who it is, no more."""
+
+_PUBLIC, _SECRET = "graphflow-key-1", "graphflow-secret-1"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_KEY = re.compile(r"[0-9a-f]{64}")
+_LONGEST = 400  # bytes of a key file
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """Whom a key belongs to.
+
+    Attributes:
+        key: 32 bytes in hexadecimal digits.
+    """
+
+    name: str
+    role: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{_PUBLIC} {self.role} {self.name} {self.key}"
+
+    @staticmethod
+    def parse(text: str, where: str) -> PublicKey:
+        """The key of a line; `where` it is from, for errors.
+
+        Raises:
+            KeyFileError: it is no such line.
+        """
+        head, *rest = text.split() or [""]
+        if head == _SECRET:
+            raise KeyFileError(f"{where} holds a secret key, which stays where it is; give the "
+                               "file that ends in .public")  # fmt: skip
+        if head != _PUBLIC or len(rest) != 3 or not _KEY.fullmatch(rest[2]):
+            raise KeyFileError(f"{where} is no public key: '{_PUBLIC} ROLE NAME KEY' is expected")
+        role, name, key = rest
+        return PublicKey(checked_name(name, where), _checked_role(role, where), key)
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A key of one's own; `secret` is never shown."""
+
+    public: PublicKey
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"KeyPair({self.public.name!r}, {self.public.role!r})"
+
+
+def checked_name(name: str, where: str) -> str:
+    """A key's name, which is a file's name, too.
+
+    Raises:
+        KeyFileError: it has other characters than letters, digits, dot, dash and underscore.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise KeyFileError(
+            f"{where}: a key's name is up to 64 letters, digits, dots, dashes or underscores, not "
+            f"{name!r}"
+        )
+    return name
+
+
+def _checked_role(role: str, where: str) -> str:
+    if role not in ROLES:
+        raise KeyFileError(f"{where}: a key's role is one of {', '.join(ROLES)}, not {role!r}")
+    return role
+
+
+def keys_folder() -> Path:
+    """Where keys are, unless told otherwise."""
+    if own := os.environ.get("GRAPHFLOW_KEYS"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".config") / "graphflow" / "keys"
+
+
+class Keyring:
+    """The keys in a folder."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = keys_folder() if folder is None else Path(folder)
+        self._trusted = self.folder / "trusted"
+
+    # One's own ------------------------------------------------------------------------------------
+
+    def new(self, name: str, role: str) -> KeyPair:
+        """Make a pair, and write both of its files.
+
+        Raises:
+            KeyFileError: a bad name or role, a name that is taken, a folder that cannot be written.
+        """
+        import zmq
+        from zmq.utils import z85
+
+        checked_name(name, "graphflow keys new")
+        _checked_role(role, "graphflow keys new")
+        public, secret = (z85.decode(half) for half in zmq.curve_keypair())
+        pair = KeyPair(PublicKey(name, role, public.hex()), secret)
+        text = f"{_SECRET} {role} {name} {pair.public.key} {secret.hex()}"
+        self._write(self.folder / f"{name}.secret", text, 0o600)
+        self._write(self.folder / f"{name}.public", str(pair.public), 0o644)
+        return pair
+
+    def own(self, name: str | None, role: str) -> KeyPair:
+        """One's own key of a name; None: the only one of the role.
+
+        Raises:
+            KeyFileError: it is not there, of another role, damaged, or others could read it; there
+                is none, or more than one, of the role.
+        """
+        if name is None:
+            names = [key.name for key in self.pairs() if key.role == role]
+            if len(names) != 1:
+                remedy = f"make one with `graphflow keys new NAME --role {role}`"
+                if names:
+                    remedy = f"there are {', '.join(names)}: name one"
+                raise KeyFileError(f"which {role}'s key? In {self.folder}: {remedy}")
+            name = names[0]
+        path = self.folder / f"{checked_name(name, 'a key')}.secret"
+        _check_private(path)
+        found = _read(path).split()
+        if len(found) != 5 or found[0] != _SECRET or not all(map(_KEY.fullmatch, found[3:])):
+            raise KeyFileError(f"{path} is damaged; make a new key with `graphflow keys new`")
+        pair = KeyPair(PublicKey(found[2], found[1], found[3]), bytes.fromhex(found[4]))
+        if pair.public.role != role:
+            raise KeyFileError(f"{path} is a {pair.public.role}'s key; a {role}'s is wanted here")
+        return pair
+
+    def pairs(self) -> list[PublicKey]:
+        """The public halves of one's own keys, by name."""
+        return [
+            key for key in _keys_in(self.folder) if (self.folder / f"{key.name}.secret").exists()
+        ]
+
+    # Others ---------------------------------------------------------------------------------------
+
+    def add(self, text: str, where: str) -> PublicKey:
+        """Trust a public key: the line itself.
+
+        Raises:
+            KeyFileError: it is no public key, or the name is another key's already.
+        """
+        key = PublicKey.parse(text, where)
+        for known in self.trusted():
+            if known.name == key.name and known != key:
+                raise KeyFileError(
+                    f"another key is trusted as {key.name!r} already; revoke it first, or make a "
+                    "key of another name"
+                )
+        path = self._trusted / f"{key.name}.public"
+        if not path.exists():
+            self._write(path, str(key), 0o644)
+        return key
+
+    def trusted(self) -> list[PublicKey]:
+        """The keys that are trusted, by name; none where the folder is another user's to write.
+
+        Raises:
+            KeyFileError: others could add to the folder.
+        """
+        _check_ours(self._trusted)
+        return _keys_in(self._trusted)
+
+    def revoke(self, name: str) -> PublicKey:
+        """Trust a key no longer; workers that run notice it within a second.
+
+        Raises:
+            KeyFileError: no such key is trusted.
+        """
+        known = {key.name: key for key in self.trusted()}
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise KeyFileError(f"no key named {name!r} is trusted here; those that are: {names}")
+        with suppress(FileNotFoundError):
+            (self._trusted / f"{name}.public").unlink()
+        return known[name]
+
+    def key_of(self, name_or_key: str, role: str) -> str:
+        """The public key that a name, or the key itself, stands for.
+
+        Raises:
+            KeyFileError: no such key is trusted, or it is of another role.
+        """
+        if _KEY.fullmatch(name_or_key):
+            return name_or_key
+        for key in self.trusted():
+            if key.name == name_or_key:
+                if key.role != role:
+                    raise KeyFileError(f"{key.name!r} is a {key.role}'s key, not a {role}'s")
+                return key.key
+        raise KeyFileError(
+            f"no {role}'s key named {name_or_key!r} is trusted here; run `graphflow keys add "
+            f"{name_or_key}.public` with the file from that machine"
+        )
+
+    @property
+    def version(self) -> int:
+        """Changes when what is trusted does."""
+        try:
+            return self._trusted.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def _write(self, path: Path, text: str, mode: int) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(handle, "w") as file:
+                file.write(text + "\n")
+        except FileExistsError:
+            raise KeyFileError(f"{path} is there already; give another name") from None
+        except OSError as error:
+            raise KeyFileError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _keys_in(folder: Path) -> list[PublicKey]:
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".public")
+    except OSError:
+        return []
+    return [PublicKey.parse(_read(path), str(path)) for path in paths]
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LONGEST).decode("ascii")
+    except FileNotFoundError:
+        raise KeyFileError(f"there is no key {path}; `graphflow keys new` makes one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{path} cannot be read as a key: {error}") from error
+
+
+def _check_private(path: Path) -> None:
+    """Refuse a secret that somebody else could have read or put there."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        raise KeyFileError(f"there is no key {path}; `graphflow keys new` makes one") from None
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise KeyFileError(f"{path} is not a plain file")
+    if status.st_uid != os.getuid():
+        raise KeyFileError(f"{path} belongs to another user")
+    if status.st_mode & 0o077:
+        raise KeyFileError(
+            f"{path} can be read by others, so its secret may be known: make a new key, or, if you "
+            f"are sure that nobody has, `chmod 600 {path}`"
+        )
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a list of trusted keys that somebody else could add to."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return  # nobody is trusted
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+        raise KeyFileError(f"{folder} can be changed by others: `chmod go-w {folder}`")

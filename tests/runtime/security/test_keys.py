@@ -1,0 +1,201 @@
+"""Key files: what is written, what is refused, and that a secret stays one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from graphflow.cli import app, main
+from graphflow.errors import KeyFileError
+from graphflow.runtime.security.keys import CLIENT, COORDINATOR, ROLES, WORKER, Keyring, PublicKey
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Keyring:
+    return Keyring(tmp_path / "keys")
+
+
+def test_a_new_key_is_found_again_by_its_name_and_as_the_only_one_of_its_role(
+    ring: Keyring,
+) -> None:
+    pair = ring.new("box1", WORKER)
+    assert ring.own("box1", WORKER).secret == pair.secret
+    assert ring.own(None, WORKER).public == pair.public
+    assert [key.name for key in ring.pairs()] == ["box1"]
+    assert pair.secret.hex() not in repr(pair)
+
+
+def test_the_secret_is_readable_by_its_owner_only(ring: Keyring) -> None:
+    ring.new("box1", WORKER)
+    assert (ring.folder / "box1.secret").stat().st_mode & 0o777 == 0o600
+    assert ring.folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o660, 0o666])
+def test_a_secret_that_others_can_read_is_refused(ring: Keyring, mode: int) -> None:
+    ring.new("box1", WORKER)
+    (ring.folder / "box1.secret").chmod(mode)
+    with pytest.raises(KeyFileError, match="can be read by others"):
+        ring.own("box1", WORKER)
+
+
+def test_a_link_in_place_of_a_secret_is_refused(ring: Keyring, tmp_path: Path) -> None:
+    ring.new("box1", WORKER)
+    moved = tmp_path / "elsewhere"
+    (ring.folder / "box1.secret").rename(moved)
+    (ring.folder / "box1.secret").symlink_to(moved)
+    with pytest.raises(KeyFileError, match="not a plain file"):
+        ring.own("box1", WORKER)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "graphflow-secret-1 worker box1 00 00", "é"])
+def test_a_damaged_secret_is_refused(ring: Keyring, text: str) -> None:
+    ring.new("box1", WORKER)
+    (ring.folder / "box1.secret").write_text(text)
+    with pytest.raises(KeyFileError, match=r"damaged|cannot be read"):
+        ring.own("box1", WORKER)
+
+
+def test_a_key_of_another_role_is_refused(ring: Keyring) -> None:
+    ring.new("alice", COORDINATOR)
+    with pytest.raises(KeyFileError, match="coordinator's key; a worker's is wanted"):
+        ring.own("alice", WORKER)
+
+
+def test_no_key_and_several_keys_say_what_to_do(ring: Keyring) -> None:
+    with pytest.raises(KeyFileError, match="keys new NAME --role worker"):
+        ring.own(None, WORKER)
+    ring.new("a", WORKER)
+    ring.new("b", WORKER)
+    with pytest.raises(KeyFileError, match="a, b: name one"):
+        ring.own(None, WORKER)
+
+
+def test_a_name_is_taken_once(ring: Keyring) -> None:
+    first = ring.new("box1", WORKER)
+    with pytest.raises(KeyFileError, match="already"):
+        ring.new("box1", COORDINATOR)
+    assert ring.own("box1", WORKER).public == first.public
+
+
+@pytest.mark.parametrize("name", ["", "../evil", "a/b", ".hidden", "a b", "x" * 65])
+def test_names_that_are_no_file_names_are_refused(ring: Keyring, name: str) -> None:
+    with pytest.raises(KeyFileError, match="letters, digits"):
+        ring.new(name, WORKER)
+    key = "0" * 64
+    with pytest.raises(KeyFileError):
+        ring.add(f"graphflow-key-1 worker {name} {key}", "a test")
+    assert not list(ring.folder.rglob("*")) if ring.folder.exists() else True
+
+
+def test_trust_is_given_and_taken_away(ring: Keyring, tmp_path: Path) -> None:
+    other = Keyring(tmp_path / "other").new("box1", WORKER).public
+    before = ring.version
+    assert ring.add(str(other), "box1.public") == other
+    assert ring.trusted() == [other]
+    assert ring.version != before
+    assert ring.key_of("box1", WORKER) == other.key == ring.key_of(other.key, WORKER)
+    ring.revoke("box1")
+    assert ring.trusted() == []
+    with pytest.raises(KeyFileError, match="none"):
+        ring.revoke("box1")
+
+
+def test_another_key_of_a_trusted_name_is_refused(ring: Keyring, tmp_path: Path) -> None:
+    first, second = (Keyring(tmp_path / n).new("box1", WORKER).public for n in ("a", "b"))
+    ring.add(str(first), "a")
+    ring.add(str(first), "a")  # the same once more changes nothing
+    with pytest.raises(KeyFileError, match="revoke it first"):
+        ring.add(str(second), "b")
+
+
+def test_a_secret_is_not_taken_for_a_public_key(ring: Keyring, tmp_path: Path) -> None:
+    other = Keyring(tmp_path / "other")
+    other.new("box1", WORKER)
+    with pytest.raises(KeyFileError, match="secret"):
+        ring.add((other.folder / "box1.secret").read_text(), "box1.secret")
+
+
+def test_a_list_of_trusted_keys_that_others_may_change_is_refused(ring: Keyring) -> None:
+    ring.add(str(ring.new("box1", WORKER).public), "own")
+    (ring.folder / "trusted").chmod(0o777)
+    with pytest.raises(KeyFileError, match="changed by others"):
+        ring.trusted()
+
+
+def test_a_key_is_asked_for_in_its_own_role(ring: Keyring) -> None:
+    ring.add(str(ring.new("alice", COORDINATOR).public), "own")
+    with pytest.raises(KeyFileError, match="not a worker's"):
+        ring.key_of("alice", WORKER)
+    with pytest.raises(KeyFileError, match=r"keys add nobody\.public"):
+        ring.key_of("nobody", WORKER)
+
+
+@given(st.text(max_size=200))
+def test_no_text_makes_a_public_key_but_its_own_form(text: str) -> None:
+    try:
+        key = PublicKey.parse(text, "a test")
+    except KeyFileError:
+        return
+    assert key.role in ROLES and PublicKey.parse(str(key), "again") == key
+
+
+@given(
+    st.sampled_from(ROLES),
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
+    st.binary(min_size=32, max_size=32),
+)
+def test_a_public_key_is_read_as_it_was_written(role: str, name: str, digits: bytes) -> None:
+    key = PublicKey(name, role, digits.hex())
+    assert PublicKey.parse(str(key), "a test") == key
+
+
+# The command ------------------------------------------------------------------------------------
+
+
+def test_the_command_makes_trusts_lists_and_revokes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = CliRunner()
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(tmp_path / "alice"))
+    made = run.invoke(app, ["keys", "new", "alice"])
+    assert made.exit_code == 0 and "graphflow-key-1 coordinator alice" in made.output
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(tmp_path / "box"))
+    public = str(tmp_path / "alice" / "alice.public")
+    assert "trusting alice" in run.invoke(app, ["keys", "add", public]).output
+    listed = run.invoke(app, ["keys", "list"]).output
+    assert "alice" in listed and "trusted" in listed
+    assert "no longer" in run.invoke(app, ["keys", "revoke", "alice"]).output
+    assert "no keys" in run.invoke(app, ["keys", "list"]).output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["new", "a/b"], ["new", "x", "--role", "king"], ["add", "missing.public"], ["revoke", "x"]],
+)
+def test_a_wrong_argument_is_one_line_and_no_traceback(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(tmp_path))
+    assert main(["keys", *arguments]) != 0
+    told = capsys.readouterr().err
+    assert told.strip() and "Traceback" not in told
+
+
+def test_the_folder_is_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRAPHFLOW_KEYS", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert Keyring().folder == tmp_path / "graphflow" / "keys"
+    assert os.fspath(Keyring("here").folder) == "here"
+    assert Keyring(tmp_path / "none").pairs() == []
+    assert CLIENT in ROLES
