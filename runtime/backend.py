@@ -4,8 +4,7 @@ and out."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -31,6 +30,14 @@ class Backend(Protocol):
     def to_device(self, array: Any) -> Any: ...
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]: ...
+
+    def to_hosts(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]: ...
+
+    def write(self, memory: Any, value: Any) -> None:
+        """Fill an array of the device."""
+
+    def handed(self, array: Any, kind: str) -> Any:
+        """An array for another device of this process, of that kind."""
 
     def synchronize(self) -> None: ...
 
@@ -74,6 +81,18 @@ class CpuBackend:
         """A copy that the caller owns."""
         return np.array(array, order="C")
 
+    def to_hosts(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+        """Copies that the caller owns."""
+        return [np.array(array, order="C") for array in arrays]
+
+    def write(self, memory: Any, value: Any) -> None:
+        """Fill an array."""
+        memory[...] = value
+
+    def handed(self, array: Any, kind: str) -> Any:
+        """The array itself: its buffer keeps until the step ends, and by then it was read."""
+        return array if isinstance(array, np.ndarray) else np.array(array)
+
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
@@ -104,42 +123,6 @@ class _Active:
         _blas_limit().__exit__()
 
 
-class GpuBackend:
-    """CuPy on one device."""
-
-    threads = 1
-
-    def __init__(self, index: int) -> None:
-        self.xp = _cupy()
-        self._device = self.xp.cuda.Device(index)
-
-    def empty(self, nbytes: int) -> Any:
-        with self._device:
-            return self.xp.empty(nbytes, np.uint8)
-
-    def to_device(self, array: Any) -> Any:
-        with self._device:
-            there = self.xp.asarray(array)
-            return self.xp.ascontiguousarray(there).reshape(there.shape)  # it makes () into (1,)
-
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        with self._device:
-            host: np.ndarray[Any, Any] = self.xp.asnumpy(array)
-            return host
-
-    def synchronize(self) -> None:
-        self.xp.cuda.get_current_stream().synchronize()
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        with self._device:
-            yield
-            self.synchronize()
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
 def backend_for(device: DeviceName, threads: int) -> Backend:
     """The backend of a full device name.
 
@@ -147,6 +130,8 @@ def backend_for(device: DeviceName, threads: int) -> Backend:
         DeviceError: a GPU is asked for and CuPy or the GPU is missing.
     """
     if device.kind == "gpu":
+        from graphflow.runtime.gpu import GpuBackend
+
         return GpuBackend(device.index or 0)
     return CpuBackend(threads)
 
@@ -162,14 +147,6 @@ def require_dtype(xp: Any, dtype: np.dtype[Any]) -> None:
             f"CuPy {xp.__version__} has no bfloat16; update it to 14, use float16, or place such "
             "tensors on a cpu"
         )
-
-
-def _cupy() -> Any:
-    try:
-        import cupy  # heavy, and only here
-    except ImportError as error:
-        raise DeviceError("a gpu device needs CuPy: pip install 'graphflow[gpu]'") from error
-    return cupy
 
 
 class _BlasLimit:

@@ -24,7 +24,7 @@ from graphflow.ops.kernels.driver import copy_task, texts
 from graphflow.ops.kernels.native import Task, compiler
 from graphflow.ops.kernels.regions import SHARED, Launch, address, enabled, kernel_of
 from graphflow.runtime.backend import Backend, require_dtype
-from graphflow.runtime.layout import Layout
+from graphflow.runtime.layout import Inner, Layout
 from graphflow.runtime.loops import Carried, runner
 from graphflow.runtime.memory import aligned
 from graphflow.runtime.native_loops import NativeBody, native_runner
@@ -34,7 +34,7 @@ from graphflow.spec import TensorSpec, nbytes
 
 EDGE_BITS = 32
 """An edge's number takes these bits of its key; above it is how often it was used in the step."""
-_LOOPS = ("scan", "while_loop")
+LOOPS = ("scan", "while_loop")
 _COMING = ("placeholder", "recv")
 """Ops whose value is elsewhere in each step."""
 _OURS = ("<compute>", "<traced>", "<routine>")
@@ -203,7 +203,7 @@ class Code:
         self.recv_bytes += nbytes(spec)
         fed = self._fed[tensor] = Fed(spec, self.backend.to_device)
         self.scope[f"k{number}"] = fed
-        self.scope[f"a{number}"] = _Arrival(node, spec)
+        self.scope[f"a{number}"] = Arrival(node, spec)
         name = self.names[tensor] = f"b{number}_0"
         edge = int(node.attrs["edge"])
         self._line(node, f"{name} = k{number}(a{number}(recv(step, {edge})))")
@@ -244,24 +244,16 @@ class Code:
         if node.op is call and natives[0] is not None:
             self._inlined(node, natives[0])
             return
-        sets = []
-        for which in range(2):
-            at = [place + which * aligned(nbytes(spec)) for spec, place in inner.carried]
-            sets.append(
-                tuple(
-                    own[a : a + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
-                    for a, (spec, _) in zip(at, inner.carried, strict=True)
-                )
-            )
+        carried = carried_buffers(inner, own)
         attrs = bind_attrs(node.attrs, self.bindings)
         copyto = self.backend.xp.copyto
-        proceed = self.channel.proceed if node.op.name in _LOOPS else _going_on
+        proceed = self.channel.proceed if node.op.name in LOOPS else going_on
         known = [native for native in natives if native is not None]
-        if node.op.name in _LOOPS and len(known) == len(natives):
-            run = native_runner(node, attrs, known, Carried(*sets), copyto, proceed)
+        if node.op.name in LOOPS and len(known) == len(natives):
+            run = native_runner(node, attrs, known, carried, copyto, proceed)
         else:
             routines = [_Routine(code) for code in codes]
-            run = runner(node, attrs, routines, Carried(*sets), copyto, proceed)
+            run = runner(node, attrs, routines, carried, copyto, proceed)
         self.scope[f"k{number}"] = run
         outs = "".join(f"{self._name(t)}, " for t in node.outputs)
         given = "".join(f"{self._name(t)}, " for t in node.inputs)
@@ -374,7 +366,7 @@ class Code:
             self.scope[f"k{number}"] = getattr(self.backend.xp, node.op.ufunc)
             line = f"k{number}({', '.join(inputs)}, out={names[0]})"
         else:
-            self.scope[f"k{number}"] = _into(node.op, self.backend.xp, specs, attrs, self.plain)
+            self.scope[f"k{number}"] = writing(node.op, self.backend.xp, specs, attrs, self.plain)
             out = names[0] if len(names) == 1 else f"({', '.join(names)})"
             step = ", step=draws" if node.op.random else ""
             line = f"k{number}({', '.join([out, *inputs])}{step})"
@@ -544,29 +536,65 @@ class Code:
 
     def explained(self, error: Exception) -> Exception:
         """An error with the node of the failing line, unless it says already what went wrong."""
-        if isinstance(error, GraphflowError) and not isinstance(error, CheckError):
-            return error
-        if isinstance(error, OpError) and error.explained:
-            return error
-        kind = CheckError if isinstance(error, CheckError) else OpError
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f for f in frames if f.filename in _OURS]
-        if not lines or lines[0].lineno is None:
-            return kind(f"a step failed on {self.device}: {error!r}")
-        at = lines[0].lineno - 2
-        if lines[0].filename == "<traced>":
-            node = self.traced()[1][at]
-        else:
-            line = self._lines[at]
-            node = line.calls[0].node if isinstance(line, Segment) else line[0]
-        text = str(error) if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
-        shapes = ", ".join(str(self.layout.specs[t]) for t in node.inputs)
-        told = kind(
-            f"{node.op.name} {self.graph.names[node]!r} (made at {node.location}) failed on "
-            f"{self.device}: {text}; its inputs are [{shapes}]"
+        node = None
+        if lines and lines[0].lineno is not None:
+            at = lines[0].lineno - 2
+            if lines[0].filename == "<traced>":
+                node = self.traced()[1][at]
+            else:
+                line = self._lines[at]
+                node = line.calls[0].node if isinstance(line, Segment) else line[0]
+        return explained(error, node, self.layout, self.partition)
+
+    @property
+    def commits(self) -> bool:
+        """Whether there is anything to assign."""
+        return bool(self.commit.lines)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that ops took for themselves: on a cpu nobody counts them."""
+        return 0
+
+    def release(self) -> None:
+        """Let go of the buffers: the program does not run again."""
+        self.scope.clear()  # its functions and itself refer to each other
+
+
+def explained(
+    error: Exception, node: Node | None, layout: Layout, partition: Partition
+) -> Exception:
+    """An error with the node that failed, unless it says already what went wrong."""
+    if isinstance(error, GraphflowError) and not isinstance(error, CheckError):
+        return error
+    if isinstance(error, OpError) and error.explained:
+        return error
+    kind = CheckError if isinstance(error, CheckError) else OpError
+    if node is None:
+        return kind(f"a step failed on {partition.device}: {error!r}")
+    text = str(error) if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
+    shapes = ", ".join(str(layout.specs[t]) for t in node.inputs)
+    told = kind(
+        f"{node.op.name} {partition.graph.names[node]!r} (made at {node.location}) failed on "
+        f"{partition.device}: {text}; its inputs are [{shapes}]"
+    )
+    told.explained = True
+    return told
+
+
+def carried_buffers(inner: Inner, own: Any) -> Carried:
+    """The two sets of buffers of what a loop carries, in the memory of its node."""
+    here, there = (
+        tuple(
+            own[at : at + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
+            for spec, place in inner.carried
+            for at in [place + which * aligned(nbytes(spec))]
         )
-        told.explained = True
-        return told
+        for which in range(2)
+    )
+    return Carried(here, there)
 
 
 def compile_ahead(layout: Layout) -> None:
@@ -592,7 +620,7 @@ def _collect(layout: Layout, wanted: dict[str, str]) -> None:
             _collect(body, wanted)
 
 
-def _into(
+def writing(
     op: Op, xp: Any, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any], plain: bool
 ) -> Callable[..., None]:
     """The kernel as a function (out, *arrays); `plain`: by way of a result of its own."""
@@ -609,7 +637,7 @@ def _into(
     return run
 
 
-def _going_on(step: int, loop: str, done: int, of: str) -> None:
+def going_on(step: int, loop: str, done: int, of: str) -> None:
     """For what is no loop."""
 
 
@@ -653,7 +681,7 @@ class InLoops:
         return edge | number << EDGE_BITS
 
 
-class _Arrival:
+class Arrival:
     """A tensor that came over an edge, checked to be what the program was compiled for.
 
     Raises:

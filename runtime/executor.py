@@ -12,8 +12,8 @@ way to debug. The last bits of exp and its like may then differ.
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic_ns
 from typing import Any, cast
@@ -24,26 +24,14 @@ from graphflow.op import Node
 from graphflow.pauses import without_collection
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.code import Channel, Code
+from graphflow.runtime.footprint import MemoryUse, Taken, memory_use
+from graphflow.runtime.gpu import GpuBackend
+from graphflow.runtime.gpu_code import GpuCode
 from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.partition import Partition
 
 Span = tuple[str, str, int, int]
 """Track, name, start and end in nanoseconds of the monotonic clock."""
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes that a program needs on its device."""
-
-    arena: int
-    constants: int
-    variables: int
-    feeds: int
-    recvs: int
-
-    @property
-    def peak(self) -> int:
-        return self.arena + self.constants + self.variables + self.feeds + self.recvs
 
 
 class Program:
@@ -72,21 +60,27 @@ class Program:
         self._names = partition.graph.names
         self._layout = plan_layout(partition, bindings)
         self._fetched = tuple(partition.fetches)
-        code = Code(partition, bindings, self._layout, variables, backend, channel)
-        self.memory = MemoryUse(
-            arena=self._layout.arena.nbytes,
-            constants=code.constant_bytes,
-            variables=sum(int(v.nbytes) for v in code.variables.values()),
-            feeds=code.feed_bytes,
-            recvs=code.recv_bytes,
-        )
+        code: Code | GpuCode
+        if isinstance(backend, GpuBackend):
+            code = GpuCode(partition, bindings, self._layout, variables, backend, channel)
+        else:
+            code = Code(partition, bindings, self._layout, variables, backend, channel)
+        self.memory = memory_use(partition, self._layout, bindings, backend.threads)
+        self._taken = 0  # most that kernels were seen to take
         self._code = code
         self._compute = code.computing()
         self._commit = code.committing()
-        self._to_host = backend.to_host
+        self._to_hosts = backend.to_hosts
         self._is_native = code.is_native
-        self.commits = bool(code.commit.lines)
+        self.commits = code.commits
         self.is_free = False
+
+    @property
+    def peak(self) -> int:
+        """Bytes of its device's memory that it needs, and that ops took besides: as they were
+        counted, else as they are known to."""
+        taken = max(self._taken, self._code.workspace)
+        return self.memory.held + (taken or self.memory.workspace)
 
     @cached_property
     def _traced(self) -> tuple[Callable[..., Any], list[Node]]:
@@ -126,7 +120,7 @@ class Program:
                 values = self._run_traced(feeds, step, draws, spans)
         except Exception as error:
             raise self._code.explained(error) from error
-        return [self._to_host(value) for value in values]
+        return self._to_hosts(values)
 
     def commit(self) -> None:
         """Run the assignments, in place."""
@@ -141,18 +135,22 @@ class Program:
     def free(self) -> None:
         """Let go of the buffers at once; the program does not run again."""
         self.is_free = True
-        self._code.scope.clear()  # its functions and itself refer to each other
+        self._code.release()
         self.__dict__.pop("_traced", None)
 
     def _run_traced(
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span]
     ) -> Any:
         traced, nodes = self._traced
+        taken = Taken() if tracemalloc.is_tracing() else None
         start = monotonic_ns()
 
         def mark(line: int) -> None:
             nonlocal start
             self._backend.synchronize()
+            if taken is not None:
+                taken.line(nodes[line])
+                self._taken = max(self._taken, taken.most)
             end = monotonic_ns()
             for node, share in self._shares(nodes[line]):
                 here = min(start + round(share * (end - start)), end)

@@ -9,7 +9,7 @@ into regions, which follows from where its nodes are placed, changes no bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,8 +19,9 @@ import numpy as np
 from graphflow.device import DeviceName
 from graphflow.graph import bind_attrs, bodies
 from graphflow.op import Node, Tensor
+from graphflow.ops.kernels import cuda_trace
 from graphflow.ops.kernels.emit import Applied, Attributes, Operand, Region, attributes
-from graphflow.ops.kernels.regions import enabled, traced
+from graphflow.ops.kernels.regions import Traced, enabled, traced
 from graphflow.ops.kernels.rowwise import MOST_AXES, Form, collapsed, form_of
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Shape, TensorSpec
@@ -271,12 +272,13 @@ def plan_regions(
         specs: concrete spec of each tensor.
         roots: the tensor whose memory each tensor shares.
     """
-    if not enabled() or DeviceName.parse(partition.device).kind != "cpu":
+    if not enabled():
         return {}
+    known = traced if DeviceName.parse(partition.device).kind == "cpu" else cuda_trace.traced
     regions = _Regions(roots)
     items: dict[Node, _Item] = {}
     for node in partition.graph.nodes:
-        found = _generated(node, specs, bindings)
+        found = _generated(node, specs, bindings, known)
         if found is not None:
             items[node] = found
         regions.add(node, found)
@@ -290,14 +292,17 @@ def plan_regions(
 
 
 def _generated(
-    node: Node, specs: Mapping[Tensor, TensorSpec], bindings: Mapping[str, int]
+    node: Node,
+    specs: Mapping[Tensor, TensorSpec],
+    bindings: Mapping[str, int],
+    known: Callable[..., Traced | None],
 ) -> _Item | None:
     """What a kernel for a node would compute; None where none can be generated."""
     op = node.op
     if op.expr is None or not (op.elementwise or op.rows is not None) or bodies(node):
         return None
     attrs = bind_attrs(node.attrs, bindings)
-    found = traced(op, [t.dtype for t in node.inputs], attrs)
+    found = known(op, [t.dtype for t in node.inputs], attrs)
     if found is None or found.dtype != node.outputs[0].dtype:
         return None
     shapes = [_sizes(specs[t].shape) for t in node.inputs]

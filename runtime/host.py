@@ -335,7 +335,7 @@ class _Session:
 
     def _owned(self, backend: Backend, value: Array) -> Any:
         memory = backend.empty(value.nbytes).view(value.dtype).reshape(value.shape)
-        memory[...] = backend.to_device(value)
+        backend.write(memory, value)
         return memory
 
     def compute(
@@ -358,7 +358,7 @@ class _Session:
             spans += [("departure", str(edge), at, at) for edge, at in self._departures or ()]
             spans += [("arrival", str(edge), at, at) for edge, at in self.mail.arrivals or ()]
         self._computed = (step, programs)
-        return Computed(fetches, spans, {p.partition.device: p.memory.peak for p in programs})
+        return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
 
     def ready(self, program: str, bindings: dict[str, int]) -> Program | None:
         loaded = self._loaded(program)
@@ -430,8 +430,7 @@ class _Session:
         if self._departures is not None:
             self._departures.append((edge, monotonic_ns()))
         if target.worker == self._worker:
-            same = target.kind == "cpu" and isinstance(array, np.ndarray)
-            self.mail.put(step, edge, array if same else backend.to_host(array))
+            self.mail.put(step, edge, backend.handed(array, target.kind or "cpu"))
         else:
             # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
@@ -462,7 +461,7 @@ class _Session:
     def write(self, variable: str, value: Array) -> None:
         device, current = self._find(variable)
         _check(variable, current, value.shape, value.dtype)
-        current[...] = self._backends[device].to_device(value)
+        self._backends[device].write(current, value)
 
     def forget(self, programs: Sequence[str], variables: Sequence[str]) -> None:
         for name in programs:

@@ -1,4 +1,4 @@
-"""The way of the data over a "gpu" device, with numpy standing in for CuPy.
+"""The way of the data over a "gpu" device, with a stand-in for CuPy (`tests/gpu/fake_cupy.py`).
 
 It shows that what a GPU needs of the cluster, the cost model, partitions and programs is there:
 copies at the border, synchronisation, memory limits. What kernels do on a real GPU the tests marked
@@ -7,8 +7,6 @@ copies at the border, synchronisation, memory limits. What kernels do on a real 
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,61 +15,17 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import DeviceError
+from tests.gpu import cuda_on_cpu, fake_cupy
 
-
-class OnDevice(np.ndarray):
-    """An array that numpy functions of the host may not be handed by mistake."""
-
-
-class Device:
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing to switch back."""
-
-
-def _module(crossings: list[str]) -> types.ModuleType:
-    """A stand-in for CuPy: numpy on arrays of a class of their own; notes each crossing."""
-
-    class Cupy(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            return getattr(np, name)
-
-    def asarray(array: Any, dtype: Any = None) -> Any:
-        if not isinstance(array, OnDevice):
-            crossings.append("in")
-        return np.array(array, dtype).view(OnDevice)
-
-    def asnumpy(array: Any) -> Any:
-        crossings.append("out")
-        return np.array(array.view(np.ndarray))
-
-    module = Cupy("cupy")
-    module.asarray = asarray  # type: ignore[attr-defined]
-    module.asnumpy = asnumpy  # type: ignore[attr-defined]
-    module.empty = lambda *a: np.empty(*a).view(OnDevice)  # type: ignore[attr-defined]
-    stream = types.SimpleNamespace(synchronize=lambda: None)
-    runtime = types.SimpleNamespace(
-        getDeviceCount=lambda: 1,
-        memGetInfo=lambda: (1 << 30, 1 << 30),
-        getDeviceProperties=lambda i: {"l2CacheSize": 1 << 22},
-    )
-    module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        Device=Device, runtime=runtime, get_current_stream=lambda: stream
-    )
-    return module
+pytestmark = pytest.mark.skipif(
+    cuda_on_cpu.missing() is not None, reason=str(cuda_on_cpu.missing())
+)
 
 
 @pytest.fixture
 def crossings(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[list[str]]:
-    found: list[str] = []
-    monkeypatch.setitem(sys.modules, "cupy", _module(found))
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
-    yield found
+    yield fake_cupy.install(monkeypatch, version="13.6.0").crossings
 
 
 def test_a_graph_trains_across_a_cpu_and_a_gpu(crossings: list[str]) -> None:

@@ -1,0 +1,362 @@
+"""A GPU by way of CuPy: its streams, its memory, and the ways in and out.
+
+Kernels run on one stream that no other waits for; what comes in and what goes out have a stream
+each, and events say what waits for what. Feeds go through two pinned buffers by turns into a place
+that never changes, so that captured work finds them; fetches come through pinned memory. The arena
+and each variable are one plain allocation; ops that need memory of their own take it from a pool of
+the device's, and are counted (`allocations`).
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import CompileError, DeviceError, MemoryLimitError, ShapeError
+from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
+from graphflow.ops.kernels.emit import Region
+from graphflow.runtime.memory import ALIGNMENT
+from graphflow.spec import TensorSpec, nbytes
+
+_OPTIONS = ("--fmad=false",)
+"""Of NVRTC: no multiplication and addition is contracted, so a step's bits are its own."""
+_TOGETHER = 64
+"""Kernels in one translation unit."""
+_VECTOR = 16
+"""Bytes of a vector load, to whose multiples addresses must be aligned for it."""
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Bytes of a GPU's memory, and of the host's for it.
+
+    Attributes:
+        plain: arenas, variables, places of feeds: all plain allocations that are alive.
+        pool: what ops took for themselves, at its largest.
+        pinned: of the host, for feeds.
+    """
+
+    plain: int
+    pool: int
+    pinned: int
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A tensor on its way to another GPU of this process: a copy, and when it is there."""
+
+    array: Any
+    ready: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.array.shape
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.array.dtype
+        return dtype
+
+
+class GpuBackend:
+    """One GPU.
+
+    Raises:
+        DeviceError: CuPy or the GPU is missing.
+    """
+
+    threads = 1
+
+    def __init__(self, index: int) -> None:
+        self.xp = cupy = imported()
+        self.index = index
+        self.allocations = 0
+        self.pinned = 0
+        self._device = cupy.cuda.Device(index)
+        self._functions: dict[str, Any] = {}
+        try:
+            with self._device:
+                self.stream = cupy.cuda.Stream(non_blocking=True)
+                self._inward = cupy.cuda.Stream(non_blocking=True)
+                self._outward = cupy.cuda.Stream(non_blocking=True)
+                self._pool = cupy.cuda.MemoryPool()
+                properties = cupy.cuda.runtime.getDeviceProperties(index)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
+        self.processors = int(properties["multiProcessorCount"])
+        self._begun = self.arrived = self._recorded(self.stream)
+        # CuPy's own class takes no weak references, by which what is freed is told.
+        self._memory = type("Plain", (cupy.cuda.Memory,), {})
+        self._plain = 0
+
+    # Where work goes ----------------------------------------------------------------------------
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Work that is started here goes to the device's stream, memory comes from its pool."""
+        with self._device, self.stream, self.xp.cuda.using_allocator(self._allocated):
+            yield
+
+    def synchronize(self) -> None:
+        """Wait for the device's work."""
+        with self._device:
+            self.stream.synchronize()
+
+    def begin(self) -> None:
+        """A step begins: what its feeds replace, earlier steps have read when they got here."""
+        self._begun = self._recorded(self.stream)
+
+    def close(self) -> None:
+        """Wait for what runs, and let go of the pool's memory."""
+        with self._device, suppress(Exception):  # a device that failed has failed already
+            self.stream.synchronize()
+            self._pool.free_all_blocks()
+
+    def _recorded(self, stream: Any) -> Any:
+        with self._device:
+            event = self.xp.cuda.Event(disable_timing=True)
+            event.record(stream)
+            return event
+
+    # Memory -------------------------------------------------------------------------------------
+
+    def empty(self, nbytes: int) -> Any:
+        """Uninitialised bytes: a plain allocation, not one of a pool's."""
+        cuda = self.xp.cuda
+        size = max(nbytes, ALIGNMENT)
+        with self._device:
+            try:
+                memory = self._memory(size)
+            except (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
+                free, total = cuda.runtime.memGetInfo()
+                raise MemoryLimitError(
+                    f"gpu:{self.index} has {free / 1e9:.3g} of {total / 1e9:.3g} GB free, and "
+                    f"{size / 1e9:.3g} GB are needed ({error}); feed smaller batches, checkpoint "
+                    "layers (gf.checkpoint), or use more devices"
+                ) from None
+            self._plain += size
+            weakref.finalize(memory, self._freed, size)
+            return self.xp.ndarray((nbytes,), np.uint8, memptr=cuda.MemoryPointer(memory, 0))
+
+    def _freed(self, size: int) -> None:
+        self._plain -= size
+
+    def _allocated(self, nbytes: int) -> Any:
+        self.allocations += 1
+        return self._pool.malloc(nbytes)
+
+    def memory(self) -> GpuMemory:
+        return GpuMemory(self._plain, int(self._pool.total_bytes()), self.pinned)
+
+    # In and out ---------------------------------------------------------------------------------
+
+    def to_device(self, array: Any) -> Any:
+        """A contiguous array here: the given one, or a copy that is there when this returns."""
+        if isinstance(array, self.xp.ndarray) and array.flags.c_contiguous:
+            return array
+        host = np.asarray(array)
+        with self.active():
+            there = self.xp.empty(host.nbytes, np.uint8)
+            if host.nbytes:
+                there.set(_bytes(host))
+            self.stream.synchronize()
+            return there.view(host.dtype).reshape(host.shape)
+
+    def write(self, memory: Any, value: Any) -> None:
+        """Fill an array of this device, before anything that is started from now on."""
+        with self.active():
+            self.xp.copyto(memory, self.to_device(value))
+            self.stream.synchronize()
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """A copy that the caller owns."""
+        return self.to_hosts((array,))[0]
+
+    def to_hosts(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+        """Copies that the caller owns, through pinned memory, with one wait for all."""
+        if not arrays:
+            return []
+        landed = []
+        with self.active():
+            given = [self.xp.ascontiguousarray(a).reshape(a.shape) for a in arrays]
+            self._outward.wait_event(self._recorded(self.stream))
+            for array in given:
+                pinned = self.xp.cuda.alloc_pinned_memory(max(int(array.nbytes), 1))
+                if array.nbytes:
+                    array.data.copy_to_host_async(pinned.ptr, int(array.nbytes), self._outward)
+                landed.append((pinned, array))
+            self._outward.synchronize()
+        return [
+            np.array(_view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape))
+            for pinned, array in landed
+        ]
+
+    def handed(self, array: Any, kind: str) -> Any:
+        """What another device of this process, of that kind, is given."""
+        if kind == "cpu":
+            return self.to_host(array)
+        with self.active():
+            return Handed(self.xp.copy(array), self._recorded(self.stream))
+
+    def inlet(self, spec: TensorSpec) -> Inlet:
+        """The way in of what is fed or received in each step."""
+        return Inlet(self, spec)
+
+    def bring(self, buffer: Any, pinned: Any, size: int) -> None:
+        """Copy pinned memory to a place whose readers of earlier steps are before `begin`; work
+        that is started from now on finds it there. `arrived` is when."""
+        with self._device:
+            self._inward.wait_event(self._begun)
+            buffer.data.copy_from_host_async(pinned.ptr, size, self._inward)
+            self.arrived = self._recorded(self._inward)
+            self.stream.wait_event(self.arrived)
+
+    # Kernels ------------------------------------------------------------------------------------
+
+    def compile(self, kernels: Sequence[CudaKernel]) -> None:
+        """Compile those kernels that are missing, many in one translation unit.
+
+        Raises:
+            CompileError: CUDA's compiler refuses one.
+        """
+        missing = {k.name: k for k in kernels if k.name not in self._functions}
+        names = list(missing)
+        with self._device:
+            for first in range(0, len(names), _TOGETHER):
+                some = names[first : first + _TOGETHER]
+                text = module_text(missing[name] for name in some)
+                try:
+                    module = self.xp.RawModule(code=text, options=_OPTIONS)
+                    for name in some:
+                        self._functions[name] = module.get_function(name)
+                except Exception as error:  # of CuPy's compiler, or of the driver
+                    raise CompileError(f"CUDA kernels do not compile: {error}") from error
+
+    def launcher(self, region: Region, sizes: tuple[int, ...]) -> Callable[[Sequence[Any]], None]:
+        """The kernel of a region for some sizes, as a function of operands and results."""
+        kernel = cuda_kernel(region, is_wide(sizes))
+        self.compile([kernel])
+        function, processors = self._functions[kernel.name], self.processors
+        grids = {aligned: kernel.grid(sizes, aligned, processors) for aligned in (False, True)}
+        numbers = {
+            aligned: tuple(np.uint64(n) for n in grid.numbers) for aligned, grid in grids.items()
+        }
+        if grids[False].numbers[0] == 0 or (region.over == "columns" and sizes[-1] == 0):
+            return lambda arrays: None  # nothing to store
+
+        def launch(arrays: Sequence[Any]) -> None:
+            aligned = all(array.data.ptr % _VECTOR == 0 for array in arrays)
+            grid = grids[aligned]
+            function((grid.blocks,), (grid.threads,), (*arrays, *numbers[aligned]))
+
+        return launch
+
+    # Graphs -------------------------------------------------------------------------------------
+
+    def capture(self, run: Callable[[], None]) -> Any:
+        """A graph of the work that `run` starts on the stream.
+
+        Calls that no capture allows are errors in this thread only; other devices' threads go on.
+        """
+        runtime = self.xp.cuda.runtime
+        collecting = gc.isenabled()
+        gc.disable()  # a buffer that is freed meanwhile would end the capture
+        before = self.allocations
+        try:
+            self.stream.begin_capture(runtime.streamCaptureModeThreadLocal)
+            try:
+                run()
+            except BaseException:
+                with suppress(Exception):  # the capture is lost, and so it says
+                    self.stream.end_capture()
+                raise
+            graph = self.stream.end_capture()
+        finally:
+            if collecting:
+                gc.enable()
+        if self.allocations != before:
+            raise DeviceError("memory was taken while the work was captured")
+        return graph
+
+    def replay(self, graph: Any) -> None:
+        graph.launch(self.stream)
+
+
+class Inlet:
+    """A place on a GPU that each step fills from the host, or from another GPU.
+
+    Two pinned buffers take turns, so that one is filled while the other may still be on its way.
+
+    Attributes:
+        buffer: the array, always the same one.
+    """
+
+    def __init__(self, backend: GpuBackend, spec: TensorSpec) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._size = nbytes(spec)
+        self.buffer = backend.empty(self._size).view(spec.dtype).reshape(spec.shape)
+        self._pinned: list[Any] = []
+        self._sent: list[Any] = [None, None]
+        self._turn = 0
+        self._from: Any = None
+
+    def __call__(self, array: Any) -> None:
+        """Fill it, for all work that is started from now on."""
+        if tuple(array.shape) != self._spec.shape or array.dtype != self._spec.dtype:
+            raise ShapeError(f"{self._spec} is wanted, not {array.dtype}{tuple(array.shape)}")
+        if not self._size:
+            return
+        if isinstance(array, Handed):
+            self._from_device(array)
+        else:
+            self._from_host(np.asarray(array))
+
+    def _from_device(self, handed: Handed) -> None:
+        stream = self._backend.stream
+        self._from = handed  # it lives as long as it is read
+        stream.wait_event(handed.ready)
+        self.buffer.data.copy_from_device_async(handed.array.data, self._size, stream)
+
+    def _from_host(self, host: np.ndarray[Any, Any]) -> None:
+        backend = self._backend
+        if not self._pinned:
+            allocate = backend.xp.cuda.alloc_pinned_memory
+            self._pinned = [allocate(self._size), allocate(self._size)]
+            backend.pinned += 2 * self._size
+        turn = self._turn = 1 - self._turn
+        if self._sent[turn] is not None:
+            self._sent[turn].synchronize()
+        pinned = self._pinned[turn]
+        np.copyto(_view(pinned, self._size).view(host.dtype).reshape(host.shape), host)
+        backend.bring(self.buffer, pinned, self._size)
+        self._sent[turn] = backend.arrived
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _view(pinned: Any, size: int) -> np.ndarray[Any, Any]:
+    """Pinned memory as bytes."""
+    return np.frombuffer(pinned, np.uint8, size)
+
+
+def imported() -> Any:
+    """CuPy.
+
+    Raises:
+        DeviceError: it is not installed.
+    """
+    try:
+        import cupy  # heavy, and only here
+    except ImportError as error:
+        raise DeviceError("a gpu device needs CuPy: pip install 'graphflow[gpu]'") from error
+    return cupy

@@ -1,0 +1,181 @@
+"""Steps on a GPU: run one by one the first time, then as CUDA graphs.
+
+A program on a GPU is a list of steps, each of which starts work on the device's stream. The first
+run shows which of them take memory; those, and what meets the host (a feed, a tensor from another
+device, a predicate, random numbers, whose counter is the host's), stay by themselves. Every run of
+steps between them is captured when it runs for the second time, and replayed from then on. A
+capture that fails gives its step up, or all of them, and says so once: the bits are the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from graphflow.op import Node
+
+_log = logging.getLogger("graphflow.gpu")
+
+
+class Capturing(Protocol):
+    """What captures and replays: a GPU's stream.
+
+    Attributes:
+        allocations: how often memory was taken so far.
+    """
+
+    allocations: int
+
+    def capture(self, run: Callable[[], None]) -> Any:
+        """A graph of the work that `run` starts, none of which is done.
+
+        Raises:
+            Exception: of the GPU's library, or ours: it cannot be captured.
+        """
+
+    def replay(self, graph: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """Work on the stream that computes a node.
+
+    Attributes:
+        steady: whether it is the same in each run, as far as its op says.
+    """
+
+    node: Node
+    run: Callable[[], None]
+    steady: bool
+
+
+@dataclass
+class _Run:
+    """Steps from start to stop, which may be a graph."""
+
+    start: int
+    stop: int
+    steady: bool
+    graph: Any = None
+
+
+def graphs_enabled() -> bool:
+    """Whether steps are captured: unless GRAPHFLOW_CUDA_GRAPHS=off."""
+    return os.environ.get("GRAPHFLOW_CUDA_GRAPHS") != "off"
+
+
+class Steps:
+    """Runs steps in order.
+
+    Args:
+        what: whose they are, for the log.
+
+    Attributes:
+        failing: the node whose step raised.
+    """
+
+    def __init__(self, steps: Sequence[Step], device: Capturing, what: str) -> None:
+        self.steps = tuple(steps)
+        self.failing: Node | None = None
+        self._device = device
+        self._what = what
+        self._runs: list[_Run] | None = None
+        self._at = -1
+        self._told = False
+        self._captures = graphs_enabled()
+
+    @property
+    def graphs(self) -> int:
+        """How many runs of steps are graphs by now."""
+        return sum(run.graph is not None for run in self._runs or ())
+
+    def __call__(self) -> None:
+        """Start the work of all steps."""
+        self.failing = None
+        if not self._captures:
+            self._one_by_one(0, len(self.steps))
+        elif self._runs is None:
+            self._runs = self._cut(self._first())
+        else:
+            for run in tuple(self._runs):
+                if run.graph is not None:
+                    self._device.replay(run.graph)
+                elif run.steady:
+                    self._captured(run)
+                else:
+                    self._one_by_one(run.start, run.stop)
+
+    def one(self, i: int) -> None:
+        """Start the work of one step."""
+        self._at = i
+        try:
+            self.steps[i].run()
+        except BaseException:
+            self.failing = self.steps[i].node
+            raise
+
+    def release(self) -> None:
+        """Let go of graphs and steps."""
+        self.steps, self._runs = (), []
+
+    def _one_by_one(self, start: int, stop: int) -> None:
+        for i in range(start, stop):
+            self.one(i)
+
+    def _first(self) -> list[bool]:
+        """Run one by one; says which steps are steady and took no memory."""
+        steady = []
+        for i, step in enumerate(self.steps):
+            before = self._device.allocations
+            self.one(i)
+            steady.append(step.steady and self._device.allocations == before)
+        return steady
+
+    def _cut(self, steady: Sequence[bool]) -> list[_Run]:
+        runs: list[_Run] = []
+        for i, each in enumerate(steady):
+            if runs and runs[-1].steady == each:
+                runs[-1].stop = i + 1
+            else:
+                runs.append(_Run(i, i + 1, each))
+        for run in runs:
+            run.steady = run.steady and run.stop - run.start > 1  # one launch is one launch
+        return runs
+
+    def _captured(self, run: _Run) -> None:
+        self._at = -1
+        try:
+            graph = self._device.capture(lambda: self._one_by_one(run.start, run.stop))
+        except Exception as error:
+            self._give_up(run, error)
+            self.failing = None
+            self._one_by_one(run.start, run.stop)
+        else:
+            run.graph = graph
+            self._device.replay(graph)
+
+    def _give_up(self, run: _Run, error: Exception) -> None:
+        """Leave the step that failed out of graphs, or all of the run if none did."""
+        assert self._runs is not None
+        place = self._runs.index(run)
+        if self.failing is None:
+            run.steady = False
+            culprit = f"{run.stop - run.start} nodes"
+        else:
+            at = self._at
+            parts = [(run.start, at, True), (at, at + 1, False), (at + 1, run.stop, True)]
+            self._runs[place : place + 1] = [
+                _Run(start, stop, steady and stop - start > 1)
+                for start, stop, steady in parts
+                if stop > start
+            ]
+            culprit = f"{self.failing.op.name} (made at {self.failing.location})"
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "%s runs %s outside of CUDA graphs: %s: %s",
+                self._what, culprit, type(error).__name__, error,
+            )  # fmt: skip

@@ -1,0 +1,478 @@
+"""A stand-in for CuPy that runs late: streams are queues that run when the host waits for them.
+
+Arrays live in memory of numpy's, filled with noise until something is written there. What has a
+place to write to waits in its stream's queue; what makes a new array takes memory, and runs when
+the queue has run up to it. So a copy that no event orders, or a host that reads what it did not
+wait for, finds noise or what was there before. Generated kernels run as the host's compiler sees
+them (`cuda_on_cpu.py`). A capture collects instead of queueing, and what no capture may hold (a
+wait, an allocation, a copy that waits) raises and is noted in `violations`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gpu.cuda_on_cpu import OnCpu
+
+_NOISE = 0xA5
+
+
+class CUDARuntimeError(RuntimeError):
+    """As CuPy's."""
+
+
+class OutOfMemoryError(MemoryError):
+    """As CuPy's."""
+
+
+class World:
+    """What one test's devices did."""
+
+    def __init__(self, devices: int, memory: int) -> None:
+        self.devices = devices
+        self.memory = memory
+        self.taken = 0
+        self.crossings: list[str] = []
+        self.violations: list[str] = []
+        self.launches = 0
+        self.replays = 0
+        self.kept: list[Any] = []  # what tasks point to
+        self.lock = threading.RLock()
+        self.local = threading.local()
+        self.null = Stream.__new__(Stream)
+        self.null.start(self, "null")
+
+    def stream(self) -> Stream:
+        stack = getattr(self.local, "streams", [])
+        return stack[-1] if stack else self.null
+
+    def forbid(self, what: str) -> None:
+        """Raise where the current stream is capturing."""
+        if self.stream().collected is not None:
+            self.violations.append(what)
+            raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what}")
+
+    def enqueue(self, task: Callable[[], Any]) -> None:
+        self.stream().add(task)
+
+    def settled(self, what: str) -> None:
+        """Let the current stream run, for something that needs its values now."""
+        self.forbid(what)
+        self.stream().drain()
+
+    def allocate(self, size: int) -> MemoryPointer:
+        self.forbid("memory was taken")
+        allocator = getattr(self.local, "allocator", None)
+        found: MemoryPointer = (
+            MemoryPointer(Memory(size), 0) if allocator is None else allocator(size)
+        )
+        return found
+
+
+_world: World
+
+
+class Stream:
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        assert non_blocking, "a stream that waits for the default stream cannot be captured"
+        self.start(_world, "stream")
+
+    def start(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.queue: list[Callable[[], Any]] = []
+        self.collected: list[Callable[[], Any]] | None = None
+
+    def __enter__(self) -> Stream:
+        if not hasattr(self.world.local, "streams"):
+            self.world.local.streams = []
+        self.world.local.streams.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.world.local.streams.pop()
+
+    def add(self, task: Callable[[], Any]) -> None:
+        with self.world.lock:
+            (self.queue if self.collected is None else self.collected).append(task)
+
+    def drain(self, until: Event | None = None) -> None:
+        """Run what waits, up to an event's record."""
+        with self.world.lock:
+            while self.queue and (until is None or not until.done):
+                self.queue.pop(0)()
+
+    def synchronize(self) -> None:
+        if self.collected is not None:
+            self.world.violations.append("a wait")
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: a wait")
+        self.drain()
+
+    def record(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        self.add(event.reached)
+
+    def begin_capture(self, mode: int | None = None) -> None:
+        assert mode == Runtime.streamCaptureModeThreadLocal
+        assert self.collected is None
+        self.collected = []
+
+    def is_capturing(self) -> bool:
+        return self.collected is not None
+
+    def end_capture(self) -> Graph:
+        assert self.collected is not None
+        graph, self.collected = Graph(self.collected), None
+        return graph
+
+
+class Graph:
+    def __init__(self, tasks: list[Callable[[], Any]]) -> None:
+        self.tasks = tasks
+
+    def launch(self, stream: Stream | None = None) -> None:
+        _world.replays += 1
+        for task in self.tasks:
+            (stream or _world.stream()).add(task)
+
+
+class Event:
+    def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+        self.done = True
+        self.stream: Stream | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.done, self.stream = False, stream or _world.null
+        self.stream.add(self._pass)
+
+    def _pass(self) -> None:
+        self.done = True
+
+    def reached(self) -> None:
+        if self.stream is not None:
+            self.stream.drain(self)
+
+    def synchronize(self) -> None:
+        _world.forbid("a wait for an event")
+        self.reached()
+
+
+class Memory:
+    def __init__(self, size: int) -> None:
+        if _world.stream().collected is not None:
+            _world.forbid("cudaMalloc")
+        if _world.taken + size > _world.memory:
+            raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+        _world.taken += size
+        self.size = size
+        self.bytes = np.full(size + 256, _NOISE, np.uint8)
+        self.bytes = self.bytes[-self.bytes.ctypes.data % 256 :][:size]
+        self.ptr = self.bytes.ctypes.data
+
+    def __del__(self) -> None:
+        if hasattr(self, "bytes"):
+            _world.taken -= self.size
+
+
+class MemoryPointer:
+    def __init__(self, mem: Memory, offset: int) -> None:
+        self.mem = mem
+        self.ptr = mem.ptr + offset
+
+    def copy_from_host_async(self, mem: int, size: int, stream: Any = None) -> None:
+        self._copy("in", self.ptr, mem, size, stream)
+
+    def copy_to_host_async(self, mem: int, size: int, stream: Any = None) -> None:
+        self._copy("out", mem, self.ptr, size, stream)
+
+    def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
+        _world.kept.append(src)
+        self._copy("across", self.ptr, src.ptr, size, stream)
+
+    def _copy(self, way: str, to: int, source: int, size: int, stream: Any) -> None:
+        _world.crossings.append(way)
+        _world.kept.append(self.mem)
+        (stream or _world.stream()).add(lambda: ctypes.memmove(to, source, size))
+
+
+class MemoryPool:
+    def __init__(self) -> None:
+        self._total = 0
+
+    def malloc(self, size: int) -> MemoryPointer:
+        self._total += size
+        return MemoryPointer(Memory(size), 0)
+
+    def total_bytes(self) -> int:
+        return self._total
+
+    def free_all_blocks(self) -> None:
+        """Nothing is held."""
+
+
+class Pinned(np.ndarray):
+    """Page-locked memory."""
+
+    @property
+    def ptr(self) -> int:
+        return self.ctypes.data
+
+
+def alloc_pinned_memory(size: int) -> Pinned:
+    memory = np.full(size, 0xEE, np.uint8).view(Pinned)
+    _world.kept.append(memory)
+    return memory
+
+
+def raw(value: Any) -> Any:
+    """The same with arrays as numpy's own."""
+    if isinstance(value, ndarray):
+        return value.view(np.ndarray)
+    if isinstance(value, tuple | list):
+        return type(value)(map(raw, value))
+    if isinstance(value, dict):
+        return {k: raw(v) for k, v in value.items()}
+    return value
+
+
+def fresh(value: Any) -> Any:
+    """A result of numpy's in memory of the device's."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(fresh, value))
+    if isinstance(value, np.ndarray | np.generic):
+        made = ndarray(np.shape(value), value.dtype)
+        made.view(np.ndarray)[...] = value
+        return made
+    return value
+
+
+class ndarray(np.ndarray):
+    """An array of a device."""
+
+    memory: Any
+
+    def __new__(
+        cls, shape: Any, dtype: Any = float, memptr: MemoryPointer | None = None
+    ) -> ndarray:
+        shape = tuple(shape) if isinstance(shape, Sequence) else (int(shape),)
+        dtype = np.dtype(dtype)
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        pointer = _world.allocate(max(size, 1)) if memptr is None else memptr
+        start = pointer.ptr - pointer.mem.ptr
+        flat = pointer.mem.bytes[start : start + size].view(dtype).reshape(shape)
+        made: ndarray = flat.view(cls)
+        made.memory = pointer.mem
+        return made
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.memory = getattr(other, "memory", None)
+
+    @property
+    def data(self) -> MemoryPointer:  # type: ignore[override]
+        address = self.__array_interface__["data"][0]
+        if self.memory is None or not self.size:
+            return types.SimpleNamespace(ptr=address)  # type: ignore[return-value]
+        return MemoryPointer(self.memory, address - self.memory.ptr)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        return _called(getattr(ufunc, method), args, kwargs)
+
+    def __array_function__(self, func: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
+        return _called(func, args, kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        keys = key if isinstance(key, tuple) else (key,)
+        if all(k is None or k is Ellipsis or isinstance(k, int | slice | np.integer) for k in keys):
+            if not any(k is Ellipsis for k in keys):
+                keys = (*keys, Ellipsis)
+            return super().__getitem__(keys)
+        _world.settled("an index")
+        return fresh(self.view(np.ndarray)[raw(key)])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _host_array(value)
+        mine = self.view(np.ndarray)
+        _world.enqueue(lambda: mine.__setitem__(raw(key), raw(value)))
+
+    def set(self, host: np.ndarray, stream: Any = None) -> None:
+        assert type(host) is np.ndarray and host.dtype == self.dtype
+        _world.crossings.append("in")
+        mine, copy = self.view(np.ndarray), host.copy()
+        (stream or _world.stream()).add(lambda: np.copyto(mine, copy))
+
+    def get(self) -> np.ndarray:
+        _world.settled("a copy to the host")
+        _world.crossings.append("out")
+        return np.array(self.view(np.ndarray))
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def copy(self, order: Any = "C") -> Any:
+        return _called(np.array, (self,), {})
+
+    def astype(self, dtype: Any, copy: bool = True, **rest: Any) -> Any:  # type: ignore[override]
+        _world.settled("a conversion")
+        return fresh(self.view(np.ndarray).astype(dtype))
+
+    def item(self, *args: Any) -> Any:
+        return self.get().item(*args)
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __index__(self) -> int:
+        return int(self.get())
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def tolist(self) -> Any:
+        return self.get().tolist()
+
+
+def _host_array(value: Any) -> None:
+    if type(value) is np.ndarray and value.ndim:
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+
+
+def _called(function: Any, args: Any, kwargs: Any) -> Any:
+    """A function of numpy's over arrays of the device: later where it has a place for its result,
+    at once where it makes one."""
+    for value in args:
+        _host_array(value)
+    out = kwargs.get("out")
+    if out is None and function is not np.copyto:
+        _world.settled(f"{getattr(function, '__name__', function)} makes an array")
+        return fresh(function(*raw(args), **raw(kwargs)))
+    given, named = raw(args), raw(kwargs)
+    if function is np.copyto:
+        _world.enqueue(lambda: np.copyto(*given, **named))
+        return None
+
+    def run() -> None:
+        with np.errstate(all="ignore"):
+            function(*given, **named)
+
+    _world.enqueue(run)
+    return out[0] if isinstance(out, tuple) and len(out) == 1 else out
+
+
+class Device:
+    def __init__(self, index: int) -> None:
+        if index >= _world.devices:
+            raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+        self.id = index
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Devices share one memory here."""
+
+
+class Runtime:
+    CUDARuntimeError = CUDARuntimeError
+    streamCaptureModeThreadLocal = 1
+
+    @staticmethod
+    def getDeviceCount() -> int:
+        return _world.devices
+
+    @staticmethod
+    def memGetInfo() -> tuple[int, int]:
+        return _world.memory - _world.taken, _world.memory
+
+    @staticmethod
+    def getDeviceProperties(index: int) -> dict[str, Any]:
+        return {"l2CacheSize": 1 << 22, "multiProcessorCount": 2, "name": b"Imaginary 1000",
+                "totalGlobalMem": _world.memory, "major": 9, "minor": 0}  # fmt: skip
+
+
+class RawModule:
+    def __init__(self, code: str, options: tuple[str, ...] = (), backend: str = "nvrtc") -> None:
+        assert "--fmad=false" in options
+        self._module = OnCpu(code)
+
+    def get_function(self, name: str) -> Callable[..., None]:
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
+            assert all(isinstance(a, ndarray | np.uint64) for a in args)
+            assert all(a.flags.c_contiguous for a in args if isinstance(a, ndarray))
+            given = raw(args)
+            _world.launches += 1
+            _world.enqueue(lambda: self._module.launch(name, grid[0], block[0], given))
+
+        return launch
+
+
+@contextmanager
+def using_allocator(allocator: Any) -> Iterator[None]:
+    before = getattr(_world.local, "allocator", None)
+    _world.local.allocator = allocator
+    try:
+        yield
+    finally:
+        _world.local.allocator = before
+
+
+class _Cupy(types.ModuleType):
+    """The module: CuPy's own names, and numpy's functions over its arrays."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(np, name)
+        if isinstance(found, type) or not callable(found):
+            return found
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return _called(found, args, kwargs)
+
+        function.__name__ = name
+        return function
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    devices: int = 1,
+    memory: int = 1 << 30,
+    version: str = "14.2.0",
+) -> World:
+    """Make `import cupy` give this; returns what it notes."""
+    global _world  # noqa: PLW0603 - CuPy's state is a module's, too
+    _world = World(devices, memory)
+    module: Any = _Cupy("cupy")
+    module.__version__ = version
+    module.ndarray = ndarray
+    module.RawModule = RawModule
+    module.asarray = lambda a, dtype=None: (
+        a
+        if isinstance(a, ndarray) and dtype in (None, a.dtype)
+        else fresh(np.asarray(raw(a), dtype))
+    )
+    module.asnumpy = lambda a: a.get()
+    module.empty = lambda shape, dtype=float: ndarray(shape, dtype)
+    module.ascontiguousarray = lambda a: a if a.flags.c_contiguous else a.copy()
+    memory_module = types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
+    module.cuda = types.SimpleNamespace(
+        Device=Device, runtime=Runtime, Stream=Stream, Event=Event, Memory=Memory, Graph=Graph,
+        MemoryPointer=MemoryPointer, MemoryPool=MemoryPool, memory=memory_module,
+        alloc_pinned_memory=alloc_pinned_memory, using_allocator=using_allocator,
+        get_current_stream=_world.stream,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return _world
