@@ -129,13 +129,14 @@ class Cover:
     Args:
         units: what is to be held.
         pivots: to make in all; `effort` nodes of search for each set.
-        most: how many units must be held.
+        most: how many units must be held; default: fewer where there are many units, since every
+            set is dearer there.
     """
 
     units: StageUnits
     pivots: int
     effort: int = 100
-    most: int = 64
+    most: int = 0
     deadline: float = np.inf
     stock: Stock = field(init=False)
     pools: list[dict[bytes, float]] = field(init=False)
@@ -145,7 +146,8 @@ class Cover:
         self.stock = stock_of(self.units)
         self.pools = [{} for _ in self.stock.members]
         least = self.units.compute.min(axis=1)
-        dearest = np.argsort(-least, kind="stable")[: self.most]
+        most = self.most or (64 if self.units.count <= 100 else 16)
+        dearest = np.argsort(-least, kind="stable")[:most]
         self.held = np.sort(dearest[least[dearest] > 0.0])
         self._live: list[tuple[Live, int]] = []
         self._terms: list[dict[int, float]] = []

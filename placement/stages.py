@@ -90,7 +90,7 @@ def split_stages(
     hosts: Sequence[int] = (),
     backward: ArrayLike | None = None,
     budget: int = 20_000_000,
-    pivots: int = 16_000,
+    pivots: int = 40_000,
     ideals: int = 1_500,
     seed: int = 0,
     seconds: float | None = None,
@@ -111,8 +111,8 @@ def split_stages(
         backward: (n,) whether a node belongs to the backward pass; default none. Only decides what
             contiguous means.
         budget: moves to evaluate while annealing, about 0.5 µs each; 0: contiguous splits only.
-        pivots: steps of HiGHS's simplex method, a quarter of a millisecond each, half of them for
-            neighbourhoods and half for the dearest bound.
+        pivots: steps of HiGHS's simplex method, about 0.3 ms each, a quarter of them for
+            neighbourhoods and the rest for the dearest bound.
         ideals: up to how many of them the dynamic program runs over all; fewer on large graphs.
         seed: of the annealing.
         seconds: after which nothing more is tried; contiguous splits and quick bounds are made in
@@ -158,11 +158,11 @@ def split_stages(
     search = _Search(units, tried, bound, deadline)
     if budget:
         search.anneal(budget, seed)
-        search.neighbourhoods(pivots // 2, seed)
+        search.neighbourhoods(pivots // 4, seed)
     values = {name: units.max_load(where) for name, where in tried.items()}
     best = min(values, key=lambda name: values[name])
     if search.wanted:
-        bound = cover_bound(units, bound, values[best], tried.values(), pivots // 2, search.left)
+        bound = cover_bound(units, bound, values[best], tried.values(), 3 * pivots // 4, search.left)
     device: Ints = chosen[tried[best][units.unit]]
     return Split(
         device,

@@ -146,3 +146,19 @@ def test_other_seconds_may_not_free_a_node_or_be_wrong() -> None:
         problem.with_compute([[1.0, 1.0]])
     with pytest.raises(ProblemError, match="negative"):
         problem.with_compute([[-1.0, np.inf]])
+
+
+def test_large_shuffled_graphs_are_put_in_the_same_order_by_machine_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from graphflow.placement import problem as module
+
+    rng = np.random.default_rng(3)
+    ranks = np.sort(rng.integers(0, 300, (900, 2)), axis=1)
+    edges = rng.permutation(300)[ranks[ranks[:, 0] < ranks[:, 1]]]
+    compute, bytes_ = np.ones((300, 2)), np.zeros(len(edges))
+    plain = Problem(compute, edges, bytes_).topological
+    monkeypatch.setattr(module, "NATIVE_ABOVE", 0)
+    assert np.array_equal(Problem(compute, edges, bytes_).topological, plain)
+    with pytest.raises(ProblemError, match="cycle: 2 -> 1 -> 2"):
+        Problem(np.ones((3, 1)), [(0, 1), (1, 2), (2, 1)], np.zeros(3))
