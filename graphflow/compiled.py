@@ -25,7 +25,7 @@ from graphflow.spec import evaluate
 from graphflow.structure import bind, concerns
 
 Array = np.ndarray[Any, Any]
-_Shapes = tuple[tuple[Node, tuple[int, ...]], ...]
+_Shapes = frozenset[tuple[Node, tuple[int, ...]]]
 
 
 class Route:
@@ -150,15 +150,15 @@ class Compiled:
                 )
         return dict(given)
 
-    def bindings(self, arrays: Mapping[Node, Array]) -> dict[str, int]:
-        """Sizes of the symbols under some feeds; checked once for each combination of shapes.
+    def bindings(self, shapes: Mapping[Node, tuple[int, ...]]) -> dict[str, int]:
+        """Sizes of the symbols under feeds of some shapes; checked once for each combination.
 
         Raises:
             FeedError: sizes that must agree do not.
         """
-        key = tuple((node, array.shape) for node, array in arrays.items())
+        key = frozenset(shapes.items())
         if key not in self._bindings:
-            self._bindings[key] = bind(self.source, {n: a.shape for n, a in arrays.items()})
+            self._bindings[key] = bind(self.source, shapes)
         return self._bindings[key]
 
     def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> None:
@@ -189,8 +189,10 @@ class Compiled:
             for worker, parts in self.by_worker.items()
         }
 
-    def find_route(self, hosts: Hosts, arrays: Mapping[Node, Array], names: dict[str, int]) -> None:
-        """Look for the shorter way of the next steps with such feeds.
+    def find_route(
+        self, hosts: Hosts, shapes: Mapping[Node, tuple[int, ...]], names: dict[str, int]
+    ) -> None:
+        """Look for the shorter way of the next steps with feeds of such shapes.
 
         Args:
             names: sizes of the symbols, as `bindings` gives them.
@@ -210,7 +212,7 @@ class Compiled:
         }
         self.route = self._routes[id(names)] = Route(
             ready,
-            [(node.outputs[0], named.get(node), array.shape) for node, array in arrays.items()],
+            [(node.outputs[0], named.get(node), shape) for node, shape in shapes.items()],
             [
                 numbers[str(i)] if str(i) in numbers else partial(_own_value, output)
                 for i, output in enumerate(self.graph.outputs)

@@ -23,11 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ahead import signatures
 from graphflow.compiled import Compiled, Route, worker_of
 from graphflow.connect import cluster_of, hosts_of, survey_of
 from graphflow.errors import (
     CheckpointError,
     DeviceError,
+    FeedError,
     FetchError,
     SessionError,
     StateLost,
@@ -57,7 +59,7 @@ from graphflow.placement.plan import Plan, devices_of, order_of, plan_graph
 from graphflow.placement.planning import Given
 from graphflow.replanning import GAIN, WINDOW, Replanned, check_replan, drifted, window_at
 from graphflow.runtime.checkpoint import Checkpoint, load, save
-from graphflow.runtime.host import DRAWS
+from graphflow.runtime.host import DRAWS, KEPT
 from graphflow.runtime.partition import FREE, partition
 from graphflow.runtime.survey import Survey
 from graphflow.runtime.trace import Trace
@@ -191,16 +193,14 @@ class Session:
         tensors, rebuild = flatten(fetches)
         compiled = self._compiled.get(_key(tensors)) or _prepared(tensors)
         arrays = compiled.arrays(convert_all(feeds))
-        bindings = compiled.bindings(arrays)
-        if compiled.program:
-            compiled.check_memory(self.cluster, bindings)
-        else:
-            self._place(compiled, {node: a.shape for node, a in arrays.items()}, bindings)
+        shapes = {node: a.shape for node, a in arrays.items()}
+        bindings = compiled.bindings(shapes)
+        self._prepare(compiled, shapes, bindings)
         values = self._step(compiled, arrays, bindings)
         if self._automatic:
             self._watch(compiled)
         elif compiled.route is None or compiled.route.bindings is not bindings:
-            compiled.find_route(self._hosts, arrays, bindings)
+            compiled.find_route(self._hosts, shapes, bindings)
         return rebuild(values)
 
     def run_async(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Future[Any]:
@@ -245,6 +245,51 @@ class Session:
                     compiled = _prepared(tensors)
                     known = _shapes(compiled.source, sizes)
                     self._place(compiled, known, bind(compiled.source, known))
+
+    def warmup(self, fetches: Any, shapes: Mapping[Tensor, Any] | None = None) -> None:
+        """Prepare steps before they run: place the fetches, and compile them on the workers for
+        feeds of some shapes. The first `run` with such feeds then does neither; nothing is computed
+        now, and no state changes.
+
+            s.warmup([loss, train], {images: [(128, 784), (16, 784)], labels: [(128,), (16,)]})
+
+        Args:
+            fetches: as for `run`.
+            shapes: for each placeholder that the fetches depend on its shape, or an array of that
+                shape, or a list of these: then each place in the lists is a step to prepare (at
+                most 16, for more are not kept). Placeholders whose shapes are known may be left
+                out.
+
+        Raises:
+            FetchError, FeedError: not fetches; a placeholder, a shape or the length of a list that
+                is wrong or missing.
+            WorkerLost: a worker was lost meanwhile.
+        """
+        with self._lock:
+            self._check_open()
+            tensors, _ = flatten(fetches)
+            compiled = self._compiled.get(_key(tensors)) or _prepared(tensors)
+            steps = signatures(compiled.source, shapes)
+            if len(steps) > KEPT:
+                raise FeedError(
+                    f"warmup at {user_location()}: {len(steps)} combinations of shapes, but of "
+                    f"each set of fetches at most {KEPT} are kept; warm up those that come first"
+                )
+            sizes = [compiled.bindings(each) for each in steps]
+            for each, bindings in zip(steps, sizes, strict=True):
+                self._prepare(compiled, each, bindings)
+                if compiled.partitions:
+                    self._hosts.prepare(compiled.program, bindings)
+                compiled.find_route(self._hosts, each, bindings)
+
+    def _prepare(
+        self, compiled: Compiled, shapes: Mapping[Node, Any], bindings: dict[str, int]
+    ) -> None:
+        """Place, unless that was done for other sizes: then they must fit there."""
+        if compiled.program:
+            compiled.check_memory(self.cluster, bindings)
+        else:
+            self._place(compiled, shapes, bindings)
 
     def _choose_homes(self, tensors: Sequence[Tensor], sizes: Mapping[Node, Any]) -> None:
         """Place variables as one graph of everything would. Sets may assign a variable each, so
@@ -434,7 +479,7 @@ class Session:
     def _fed(self, compiled: Compiled, feeds: Mapping[Tensor, Any]) -> list[Any]:
         """A step of compiled fetches."""
         arrays = compiled.arrays(convert_all(feeds))
-        bindings = compiled.bindings(arrays)
+        bindings = compiled.bindings({node: a.shape for node, a in arrays.items()})
         compiled.check_memory(self.cluster, bindings)
         return self._step(compiled, arrays, bindings)
 

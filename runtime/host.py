@@ -117,6 +117,10 @@ class Host:
         more than it: other devices, or edges between them."""
         return self._of(session).ready(program, dict(bindings))
 
+    def prepare(self, session: str, program: str, bindings: Mapping[str, int]) -> None:
+        """Compile a program for the sizes of coming steps, on all devices of this host."""
+        self._of(session).prepare(program, dict(bindings))
+
     def set_deadline(self, session: str, seconds: float) -> None:
         """How long from now a step that is run by way of `ready` may take."""
         self._of(session).mail.deadline = monotonic() + seconds
@@ -368,6 +372,11 @@ class _Session:
         if any(node.op.name in ("send", "recv") for node in partition.graph.walk()):
             return None
         return self._specialised(loaded, device, bindings)
+
+    def prepare(self, program: str, bindings: dict[str, int]) -> None:
+        loaded = self._loaded(program)
+        for device in loaded.partitions:
+            self._specialised(loaded, device, bindings)
 
     def _loaded(self, program: str) -> _Loaded:
         if program not in self._programs:

@@ -45,6 +45,9 @@ class Hosts(Protocol):
     ) -> StepResult:
         """Run a step: all compute, then all commit, or nothing happens and the error is raised."""
 
+    def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
+        """Compile a program for the sizes of coming steps."""
+
     def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
         """A shorter way for steps of these sizes that are not traced, if there is one."""
 
@@ -99,6 +102,9 @@ class LocalHosts:
         with uninterrupted() if self._host.changes("") else nullcontext():
             self._host.commit("", step)
         return StepResult(dict(computed.fetches), computed.spans, dict(computed.peak))
+
+    def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
+        self._host.prepare("", program, bindings)
 
     def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
         found = self._host.ready("", program, bindings)

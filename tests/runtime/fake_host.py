@@ -33,6 +33,7 @@ class FakeHost:
         self.variables: dict[str, Any] = {"n": np.zeros((), np.int64)}
         self.arrived: dict[tuple[int, Any], Any] = {}
         self.cancelled: dict[int, GraphflowError] = {}
+        self.prepared: list[tuple[str, dict[str, int]]] = []
         self.pending: dict[int, int] = {}
         self.change = threading.Condition()
 
@@ -46,6 +47,9 @@ class FakeHost:
         if header == b"too large":
             raise GraphLimitError("the graph has 10000000 nodes, at most 16384 may travel")
         self.programs[program] = (header.decode().split(), buffers)
+
+    def prepare(self, session: str, program: str, bindings: dict[str, int]) -> None:
+        self.prepared.append((program, bindings))
 
     def compute(
         self,
