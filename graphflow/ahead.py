@@ -84,7 +84,7 @@ def _shape(node: Node, given: Any) -> Sizes:
 
 
 def _is_size(size: Any) -> bool:
-    return isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0
+    return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size >= 0)
 
 
 def _known(node: Node) -> Sizes:
