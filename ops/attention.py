@@ -22,6 +22,7 @@ from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
 from graphflow.ops.attention_pairs import pair_gradients
 from graphflow.ops.convert import astype
+from graphflow.ops.kernels import attend
 from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.reduce import sum
 from graphflow.ops.rules import is_zeros, require_kind
@@ -207,6 +208,10 @@ class _Heads:
         return float(2 * products * self.q.size * self.k.shape[1])
 
 
+def _native_pattern(softcap: float | None, **attrs: Any) -> attend.Pattern:
+    return attend.Pattern(**attrs)
+
+
 def split_heads(x: Any, shared: int) -> Any:
     """(…, heads, T, d) as (n, g, T, d)."""
     return x.reshape(math.prod(x.shape[:-3]) * shared, x.shape[-3] // shared, *x.shape[-2:])
@@ -250,6 +255,9 @@ def _attend_block(heads: _Heads, y: Any, logs: Any, task: tuple[slice, slice]) -
 
 
 def _attention_into(xp: Any, out: Any, q: Any, k: Any, v: Any, *mask: Any, **attrs: Any) -> None:
+    if attend.is_native(xp, q, k, v, attrs["softcap"]):
+        attend.forward(out[0], out[1], q, k, v, mask, _native_pattern(**attrs))
+        return
     heads = _Heads.of(xp, q, k, v, mask, Pattern(**attrs))
     y = split_heads(out[0], k.shape[-3])
     logs = out[1].reshape(y.shape[:-1])
@@ -332,6 +340,9 @@ def _attention_grad_into(
     xp: Any, out: Any, g: Any, delta: Any, q: Any, k: Any, v: Any, logs: Any, *mask: Any,
     **attrs: Any,
 ) -> None:  # fmt: skip
+    if attend.is_native(xp, q, k, v, attrs["softcap"]):
+        attend.backward(out, g, delta, q, k, v, logs, mask, _native_pattern(**attrs))
+        return
     heads = _Heads.of(xp, q, k, v, mask, Pattern(**attrs))
     shared = k.shape[-3]
     rows = heads.q.shape[:-1]

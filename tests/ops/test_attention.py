@@ -217,3 +217,47 @@ def test_a_window_of_other_than_two_sides_is_refused(window: Any) -> None:
     q = gf.constant(np.ones((1, 3, 4)))
     with pytest.raises(ArgumentError, match=r"test_attention\.py.*pair \(left, right\)"):
         nn.attention(q, q, q, window=window)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, "bool", "float", "keys", "heads"])
+@pytest.mark.parametrize("shape", [(3, 70, 70, 5), (4, 130, 600, 16), (2, 1, 33, 64)])
+def test_native_blocks_give_what_the_formula_does(
+    shape: tuple[int, ...], mask: str | None, causal: bool
+) -> None:
+    heads, t, s, d = shape
+    rng = np.random.default_rng(0)
+    shared = heads // 2 if heads % 2 == 0 else heads
+    q, g = (rng.normal(size=(2, heads, t, d)) for _ in range(2))
+    k, v = (rng.normal(size=(2, shared, s, d)) for _ in range(2))
+    masks = {
+        "bool": rng.random((2, 1, t, s)) < 0.7,
+        "float": rng.normal(size=(t, s)),
+        "keys": rng.random((2, 1, 1, s)) < 0.7,
+        "heads": rng.normal(size=(heads, t, 1)),
+    }
+    given = [] if mask is None else [masks[mask]]
+    attrs = {"scale": 0.3, "left": 40 if causal else None, "right": 0 if causal else None,
+             "offset": s - t, "softcap": None}  # fmt: skip
+    y, logs = REGISTRY["attention"].run(np, [q, k, v, *given], attrs)
+    delta = (g * y).sum(-1)
+    grads = REGISTRY["attention_grad"].run(np, [g, delta, q, k, v, logs, *given], attrs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.attend, "is_native", lambda *_: False)
+        wanted = REGISTRY["attention"].run(np, [q, k, v, *given], attrs)
+        wanted += REGISTRY["attention_grad"].run(np, [g, delta, q, k, v, logs, *given], attrs)
+    for native, plain in zip((y, logs, *grads), wanted, strict=True):
+        np.testing.assert_allclose(native, plain, rtol=1e-9, atol=1e-11)
+
+
+def test_attention_has_the_same_bits_for_any_number_of_threads() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, 3, 200, 32)).astype("f") for _ in range(3))
+    attrs = {"scale": 0.2, "left": None, "right": 0, "offset": 0, "softcap": None}
+    found = []
+    for threads in (1, 2, 4):
+        with using(Pool(threads)):
+            y, logs = REGISTRY["attention"].run(np, [q, k, v], attrs)
+            grads = REGISTRY["attention_grad"].run(np, [y, logs, q, k, v, logs], attrs)
+        found.append([x.tobytes() for x in (y, logs, *grads)])
+    assert found[0] == found[1] == found[2]

@@ -1,0 +1,271 @@
+"""What attention does to a block of scores between its products, as native loops.
+
+A row of scores has some keys, and lies in memory as whole vectors; which of the keys its query sees
+is a range, and what a mask says. Beyond them the results are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum, auto
+
+from graphflow.ops.kernels.flow import BYTES, Flow
+from graphflow.ops.kernels.functions import exp, log
+from graphflow.ops.kernels.lanes import Floats
+from graphflow.ops.kernels.lstm_loops import lanes_of
+
+
+class Size(IntEnum):
+    """Places among the sizes of a loop."""
+
+    KEYS = 0
+    ROW = auto()  # elements from a row of scores to the next
+    WIDTH = auto()  # of a row of the result
+    FIRST = auto()  # row r sees keys from r + this, …
+    END = auto()  # … to r + this, the last excluded
+    MASK_ROW = auto()  # bytes from a row of the mask to the next
+    SCALE = auto()  # the bits of a float64
+
+
+class _Scores:
+    """Rows of scores, vector by vector.
+
+    Args:
+        mask: "none", "bool" or "float"; with "1" behind where all keys share an element.
+    """
+
+    def __init__(self, flow: Flow, element: str, mask: str, base: str, mask_base: str) -> None:
+        self.flow, self.element, self.mask = flow, element, mask
+        self.width = lanes_of(element)
+        self.kind = f"<{self.width} x {element}>"
+        self.floats: Floats = flow.floats(self.width, element)
+        self.base, self.mask_base = base, mask_base
+        self.keys, self.row = flow.size(Size.KEYS), flow.size(Size.ROW)
+        self.first, self.end = flow.size(Size.FIRST), flow.size(Size.END)
+        self.mask_row = flow.size(Size.MASK_ROW)
+        bits = flow.size(Size.SCALE)
+        scale = flow.write(f"bitcast i64 {bits} to double")
+        if element == "float":
+            scale = flow.write(f"fptrunc double {scale} to float")
+        self.scale = flow.spread(self.width, element, scale)
+
+    def place(self, base: str, row: str, key: str) -> str:
+        return self.flow.at(base, self.element, self.flow.add(self.flow.mul(row, self.row), key))
+
+    def limits(self, row: str) -> tuple[str, str]:
+        """The keys that a row sees, as vectors of their numbers."""
+        flow = self.flow
+        first = flow.add(row, self.first)
+        last = flow.least(flow.add(row, self.end), self.keys)
+        return tuple(
+            flow.spread(self.width, "i32", flow.write(f"trunc i64 {self._near(x)} to i32"))
+            for x in (first, last)
+        )  # type: ignore[return-value]
+
+    def _near(self, x: str) -> str:
+        """A number that fits in 32 bits, and says the same of keys."""
+        flow = self.flow
+        low = flow.step("icmp slt", x, -1)
+        x = flow.write(f"select i1 {low}, i64 -1, i64 {x}")
+        return flow.least(x, 1 << 30)
+
+    def seen(self, key: str, limits: tuple[str, str]) -> str:
+        """Which lanes of the vector from a key on are seen."""
+        flow, lanes = self.flow, self.floats.lanes
+        index = ", ".join(f"i32 {i}" for i in range(self.width))
+        start = flow.spread(self.width, "i32", flow.write(f"trunc i64 {key} to i32"))
+        here = flow.write(f"add <{self.width} x i32> {start}, <{index}>")
+        after = lanes.two("icmp sge", "i32", here, limits[0])
+        return lanes.two("and", "i1", after, lanes.two("icmp slt", "i32", here, limits[1]))
+
+    def masked(self, z: str, row: str, key: str, seen: str) -> tuple[str, str]:
+        """Scaled scores with the mask, and which are seen."""
+        f, flow = self.floats, self.flow
+        z = f.mul(z, self.scale)
+        if self.mask == "none":
+            return z, seen
+        lanes, shared = f.lanes, self.mask.endswith("1")
+        element = "i8" if self.mask.startswith("bool") else self.element
+        line = flow.at(self.mask_base, "i8", flow.mul(row, self.mask_row))
+        if shared:
+            given = flow.spread(self.width, element, flow.load(element, line, BYTES[element]))
+        else:
+            given = flow.read(self.width, element, flow.at(line, element, key), seen)
+        if element == "i8":
+            return z, lanes.two(
+                "and", "i1", seen, lanes.two("icmp ne", "i8", given, "zeroinitializer")
+            )
+        return f.add(z, given), seen
+
+    def over(
+        self, carried: Sequence[tuple[str, str]], body: Callable[..., Sequence[str] | None]
+    ) -> list[str]:
+        """The body for each vector of a row, from its first key on."""
+        return self.flow.loop("0", self.keys, carried, body, self.width)
+
+
+def soften(element: str, mask: str, more: bool) -> tuple[str, str]:
+    """Scores become their exponentials over the largest one so far, which are summed; `more`: what
+    was summed before fades where there is a larger one now.
+
+    Pointers: scores, the largest of each row, the sum of each row, the result so far, the mask.
+    """
+    flow = Flow()
+    scores, tops, totals, result, of_mask = (flow.pointer(i) for i in range(5))
+    rows = _Scores(flow, element, mask, scores, of_mask)
+    f, kind = rows.floats, rows.kind
+    item = BYTES[element]
+    least = f.const(float("-inf"))
+    result_width = flow.size(Size.WIDTH)
+
+    def row(r: str) -> None:
+        limits = rows.limits(r)
+
+        def highest(key: str, top: str) -> list[str]:
+            place = rows.place(scores, r, key)
+            z, seen = rows.masked(flow.load(kind, place, item), r, key, rows.seen(key, limits))
+            z = f.select(seen, z, least)
+            flow.store(kind, z, place, item)
+            return [f.lanes.intrinsic("maxnum", element, top, z)]
+
+        top_place, total_place = flow.at(tops, element, r), flow.at(totals, element, r)
+        start = (
+            flow.spread(rows.width, element, flow.load(element, top_place, item)) if more else least
+        )
+        (top,) = rows.over([(kind, start)], highest)
+        one = flow.folded(
+            rows.width, element, top, lambda g, a, b: g.lanes.intrinsic("maxnum", element, a, b)
+        )
+        flow.store(element, one, top_place, item)
+        top = flow.spread(rows.width, element, one)
+        level = f.select(f.compare("oeq", top, least), f.const(0.0), top)
+
+        def exponentials(key: str, total: str) -> list[str]:
+            place = rows.place(scores, r, key)
+            p = exp(f, f.sub(flow.load(kind, place, item), level))
+            flow.store(kind, p, place, item)
+            return [f.add(total, p)]
+
+        (total,) = rows.over([(kind, "zeroinitializer")], exponentials)
+        sum_ = flow.folded(rows.width, element, total, lambda g, a, b: g.add(a, b))
+        if more:
+            fading = exp(f, f.sub(start, level))
+            fade = flow.write(f"extractelement {kind} {fading}, i64 0")
+            faded = flow.write(f"fmul {element} {flow.load(element, total_place, item)}, {fade}")
+            sum_ = flow.write(f"fadd {element} {faded}, {sum_}")
+
+            def fade_result(j: str) -> None:
+                place = flow.at(result, element, flow.add(flow.mul(r, result_width), j))
+                flow.store(kind, f.mul(flow.load(kind, place, item), fading), place, item)
+
+            flow.loop("0", result_width, (), fade_result, rows.width)
+        flow.store(element, sum_, total_place, item)
+
+    flow.loop("%start", "%stop", (), row)
+    return flow.function()
+
+
+def finish(element: str) -> tuple[str, str]:
+    """y = result / total, and the logarithms of the sums of exponentials; 0 and -inf where nothing
+    was seen.
+
+    Pointers: result, largest, totals, y, logarithms. Sizes: elements of a row of y, from a row of
+    the result to the next, from a row of y to the next.
+    """
+    flow = Flow()
+    result, tops, totals, y, logs = (flow.pointer(i) for i in range(5))
+    count, from_row, to_row = (flow.size(i) for i in range(3))
+    width = lanes_of(element)
+    f = flow.floats(width, element)
+    kind, item = f"<{width} x {element}>", BYTES[element]
+    whole = flow.step("and", count, -width)
+    left = flow.step("sub", count, whole)
+    some, mask = flow.step("icmp sgt", left, 0), flow.first_lanes(width, left)
+
+    def row(r: str) -> None:
+        given = flow.load(element, flow.at(totals, element, r), item)
+        total = flow.spread(width, element, given)
+        total = f.select(f.compare("oeq", total, f.const(0.0)), f.const(1.0), total)
+        top = flow.spread(width, element, flow.load(element, flow.at(tops, element, r), item))
+        level = f.add(top, log(f, total))
+        one = flow.write(f"extractelement {kind} {level}, i64 0")
+        flow.store(element, one, flow.at(logs, element, r), item)
+        share = f.div(f.const(1.0), total)
+        source = flow.at(result, element, flow.mul(r, from_row))
+        target = flow.at(y, element, flow.mul(r, to_row))
+
+        def vector(j: str, mask: str | None = None) -> None:
+            value = f.mul(flow.load(kind, flow.at(source, element, j), item), share)
+            flow.keep(width, element, value, flow.at(target, element, j), mask)
+
+        flow.loop("0", whole, (), vector, width)
+        flow.when(some, (), lambda: vector(whole, mask))
+
+    flow.loop("%start", "%stop", (), row)
+    return flow.function()
+
+
+def slopes(element: str, mask: str) -> tuple[str, str]:
+    """Scores become probabilities, p = exp(score - logarithm), and what reaches them from these
+    becomes what reaches the product of queries and keys: p·(d - delta)·scale.
+
+    Pointers: scores, d, logarithms and delta of each row, the mask.
+    """
+    flow = Flow()
+    scores, reach, logs, deltas, of_mask = (flow.pointer(i) for i in range(5))
+    rows = _Scores(flow, element, mask, scores, of_mask)
+    f, kind = rows.floats, rows.kind
+    item = BYTES[element]
+    least, zero = f.const(float("-inf")), f.const(0.0)
+
+    def row(r: str) -> None:
+        limits = rows.limits(r)
+        level = flow.spread(
+            rows.width, element, flow.load(element, flow.at(logs, element, r), item)
+        )
+        level = f.select(f.compare("oeq", level, least), zero, level)
+        delta = flow.spread(
+            rows.width, element, flow.load(element, flow.at(deltas, element, r), item)
+        )
+
+        def vector(key: str) -> None:
+            place, other = rows.place(scores, r, key), rows.place(reach, r, key)
+            z, seen = rows.masked(flow.load(kind, place, item), r, key, rows.seen(key, limits))
+            p = f.select(seen, exp(f, f.sub(z, level)), zero)
+            flow.store(kind, p, place, item)
+            d = f.mul(f.mul(p, f.sub(flow.load(kind, other, item), delta)), rows.scale)
+            flow.store(kind, f.select(seen, d, zero), other, item)
+
+        rows.over((), vector)
+
+    flow.loop("%start", "%stop", (), row)
+    return flow.function()
+
+
+def dots(element: str) -> tuple[str, str]:
+    """out[r] = Σ a[r, j]·b[r, j]. Pointers: a, b, out. Sizes: elements of a row, from a row of a to
+    the next, of b, of out."""
+    flow = Flow()
+    a, b, out = (flow.pointer(i) for i in range(3))
+    count, a_row, b_row, out_row = (flow.size(i) for i in range(4))
+    width = lanes_of(element)
+    f = flow.floats(width, element)
+    kind = f"<{width} x {element}>"
+    whole = flow.step("and", count, -width)
+    left = flow.step("sub", count, whole)
+    some, mask = flow.step("icmp sgt", left, 0), flow.first_lanes(width, left)
+
+    def row(r: str) -> None:
+        lines = [flow.at(x, element, flow.mul(r, step)) for x, step in ((a, a_row), (b, b_row))]
+
+        def vector(j: str, total: str, mask: str | None = None) -> list[str]:
+            x, y = (flow.read(width, element, flow.at(line, element, j), mask) for line in lines)
+            return [f.fma(x, y, total)]
+
+        (total,) = flow.loop("0", whole, [(kind, "zeroinitializer")], vector, width)
+        (total,) = flow.when(some, [(kind, total)], lambda: vector(whole, total, mask))
+        one = flow.folded(width, element, total, lambda g, a, b: g.add(a, b))
+        flow.store(element, one, flow.at(out, element, flow.mul(r, out_row)), BYTES[element])
+
+    flow.loop("%start", "%stop", (), row)
+    return flow.function()
