@@ -250,10 +250,14 @@ class Cost:
 
 class Rows(NamedTuple):
     """How an op goes along rows: the axes that it reduces over, and the shape, right-aligned to that
-    of the whole, in which it sees each input (the same elements in the same order)."""
+    of the whole, in which it sees each input (the same elements in the same order).
 
-    axes: tuple[int, ...]
+    An op that reduces none (axes None) says what the whole is, if not what its inputs broadcast to.
+    """
+
+    axes: tuple[int, ...] | None
     shapes: tuple[Shape, ...]
+    whole: Shape | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import REGISTRY, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.op import REGISTRY, Cost, Op, Rows, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
 from graphflow.ops.rules import listed, normalize_axes, normalize_axis, unbroadcast
 from graphflow.spec import (
@@ -278,6 +278,8 @@ broadcast_to_op = register(
         infer=_infer_broadcast_to,
         kernel=lambda xp, x, shape: xp.broadcast_to(x, shape).copy(order="C"),
         into=lambda xp, out, x, shape: xp.copyto(out, x),
+        expr=lambda xp, x, shape: x,
+        rows=lambda x, shape: Rows(None, (x,), shape),
         vjp=lambda g, y, x, shape: (unbroadcast(g, x.shape),),
         batch=batching.broadcast,
         cost=_copying,

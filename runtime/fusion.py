@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from graphflow.device import DeviceName
 from graphflow.graph import bind_attrs, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.kernels import cuda_trace
 from graphflow.ops.kernels.emit import Applied, Attributes, Operand, Region, attributes
 from graphflow.ops.kernels.regions import Traced, enabled, traced
-from graphflow.ops.kernels.rowwise import MOST_AXES, Form, collapsed, form_of
+from graphflow.ops.kernels.rowwise import MOST_AXES, Form, collapsed, form_of, orientation, whole_of
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Shape, TensorSpec
 
@@ -99,6 +97,11 @@ class _Group:
         self.closed = False
 
     @property
+    def goes_down(self) -> bool:
+        """Whether it reduces columns."""
+        return self.axes is not None and orientation(self.shape, self.axes) == "columns"
+
+    @property
     def row(self) -> Sizes | None:
         """The shape of a value a row, with the reduced axes; None where none is reduced."""
         if self.axes is None:
@@ -161,7 +164,9 @@ def _spread(shape: Sizes, left: Sequence[int], rank: int) -> Sizes:
 class _Regions:
     """The groups of a partition, while its nodes are looked at in order."""
 
-    def __init__(self, roots: Mapping[Tensor, Tensor]) -> None:
+    def __init__(self, partition: Partition, roots: Mapping[Tensor, Tensor]) -> None:
+        self.consumers = partition.graph.consumers
+        self.wanted = {*partition.graph.outputs, *partition.fetches.values()}
         self.roots = roots
         self.of: dict[Node, _Group] = {}
         self.position: dict[Node, int] = {}
@@ -189,7 +194,7 @@ class _Regions:
     def _may_join(self, group: _Group, node: Node, item: _Item) -> bool:
         """Whether a node belongs in a group, with all that it reads of it."""
         place = group.views(item)
-        if place is None:
+        if place is None or not self._may_go_down(group, node, item):
             return False
         for tensor, view in zip(node.inputs, place[1], strict=True):
             root = self.roots[tensor]
@@ -198,6 +203,20 @@ class _Regions:
             ):
                 return False
         return True
+
+    def _may_go_down(self, group: _Group, node: Node, item: _Item) -> bool:
+        """Columns are summed in strips, which is a slow way to write what has all elements: what
+        goes into a sum of columns goes nowhere else."""
+        if item.axes is None:
+            return not group.goes_down or item.shape != group.shape
+        if orientation(item.shape, item.axes) != "columns":
+            return True
+        members = {*group.nodes, node}
+        return all(
+            members.issuperset(self.consumers[n]) and n.outputs[0] not in self.wanted
+            for n in group.nodes
+            if n not in group.rows
+        )
 
     def _outside(self, group: _Group, node: Node, item: _Item) -> dict[View, None]:
         """What a node reads that is no value of a group."""
@@ -275,7 +294,7 @@ def plan_regions(
     if not enabled():
         return {}
     known = traced if DeviceName.parse(partition.device).kind == "cpu" else cuda_trace.traced
-    regions = _Regions(roots)
+    regions = _Regions(partition, roots)
     items: dict[Node, _Item] = {}
     for node in partition.graph.nodes:
         found = _generated(node, specs, bindings, known)
@@ -317,7 +336,8 @@ def _generated(
         return None
     rows = op.rows(*shapes, **attrs)
     views: Any = rows.shapes
-    return _Item(items, np.broadcast_shapes(*views), tuple(rows.axes), tuple(views), whole)
+    axes = None if rows.axes is None else tuple(rows.axes)
+    return _Item(items, whole_of(rows), axes, tuple(views), whole)
 
 
 def _reads(node: Node) -> bool:

@@ -81,7 +81,8 @@ def _trace(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) ->
     except Untraceable:
         return None
     kinds = {s.kind for s in trace.steps}
-    return Traced(result.dtype, op.rows is not None or not kinds.isdisjoint(APPROXIMATE))
+    reduces = any(kind.startswith("row_") for kind in kinds)
+    return Traced(result.dtype, reduces or not kinds.isdisjoint(APPROXIMATE))
 
 
 # Kernels --------------------------------------------------------------------------------------
@@ -119,7 +120,9 @@ class Kernel:
         for dtype, axes in zip(source.dtypes, source.axes, strict=True):
             meta += _row_strides(sizes, axes, dtype.itemsize)
         work = self.nanoseconds(max(prod(sizes), rows))
-        return Task(self.name, self.text, tuple(meta), rows, work, scratch)
+        row = sizes[-1] if region.rank > 1 or region.over else 1
+        row = 0 if region.over == "columns" else row
+        return Task(self.name, self.text, tuple(meta), rows, work, scratch, row=row)
 
     def _frame(self, sizes: tuple[int, ...]) -> tuple[list[int], int, int]:
         """The sizes that the function is given, how many units it does, and bytes of scratch."""

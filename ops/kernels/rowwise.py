@@ -74,9 +74,9 @@ def by_rows(
 
     def kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
         form = rows(*(a.shape for a in arrays), **attrs)
+        assert form.axes is not None
         seen = [a.reshape(s) for a, s in zip(arrays, form.shapes, strict=True)]
-        whole = np.broadcast_shapes(*form.shapes)
-        result = expr(Along(xp, form.axes, whole), *seen, **attrs)
+        result = expr(Along(xp, form.axes, whole_of(form)), *seen, **attrs)
         if squeezed or attrs.get("keepdims") is False:
             result = xp.squeeze(result, form.axes)
         return result
@@ -176,6 +176,13 @@ MOST_AXES = 4
 """Collapsed axes of a region."""
 
 
+def whole_of(rows: Rows) -> Sizes:
+    """The shape that an op goes over."""
+    shapes: Any = rows.shapes
+    whole: Any = rows.whole
+    return np.broadcast_shapes(*shapes) if whole is None else whole
+
+
 def form_of(op: Op, shapes: Sequence[Sizes], attrs: Mapping[str, Any]) -> Form | None:
     """How an op goes over operands of these shapes; None where no kernel is generated for that."""
     if op.rows is None:
@@ -183,5 +190,5 @@ def form_of(op: Op, shapes: Sequence[Sizes], attrs: Mapping[str, Any]) -> Form |
     else:
         rows = op.rows(*shapes, **attrs)
         seen: Any = rows.shapes
-        form = collapsed(np.broadcast_shapes(*seen), seen, rows.axes)
+        form = collapsed(whole_of(rows), seen, rows.axes)
     return None if form is None or len(form.sizes) > MOST_AXES else form

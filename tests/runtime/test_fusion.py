@@ -97,7 +97,9 @@ def test_what_something_else_reads_ends_a_region() -> None:
         (lambda x: x - gf.mean(x, axis=1, keepdims=True), ["mean subtract*"]),
         (lambda x: x - gf.expand_dims(gf.mean(x, axis=1), 1), ["mean* subtract*"]),
         (lambda x: gf.sum(gf.exp(x), axis=0), ["exp sum*"]),
-        (lambda x: gf.exp(x) / gf.sum(gf.exp(x), axis=0), ["exp exp sum divide*"]),
+        (lambda x: gf.exp(x) / gf.sum(gf.exp(x), axis=0), ["exp divide*", "exp sum*"]),
+        (lambda x: gf.sum(x * x, axis=0) + gf.mean(x, axis=0), ["multiply sum mean add*"]),
+        (lambda x: gf.broadcast_to(gf.constant(X[:1]), (6, 40)) * x, ["broadcast_to multiply*"]),
         (lambda x: gf.sqrt(gf.sum(x * x, axis=1)) + 1.0, ["multiply sum sqrt add*"]),
         (lambda x: gf.tanh(gf.sum(x * x)), ["multiply sum tanh*"]),
         (

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 import pytest
@@ -184,6 +185,7 @@ def spans(part: Partition, layout: Layout) -> list[tuple[int, int, int, int, Ten
     """Offset, end, birth and last reader of each tensor in the arena, found independently."""
     nodes = part.graph.nodes
     position = {node: i for i, node in enumerate(nodes)}
+    position.update({node: position[f.last] for node, f in layout.regions.items()})
     end = len(nodes)
     late = set(part.fetches.values())
     for node in nodes:
@@ -207,6 +209,13 @@ def spans(part: Partition, layout: Layout) -> list[tuple[int, int, int, int, Ten
 
 def may_take_over(node: Node, before: Tensor, layout: Layout) -> bool:
     """Whether the node's result may lie in the memory of one of its inputs."""
+    fused = layout.regions.get(node)
+    if fused is not None:
+        (ways,) = (w for w, t in zip(fused.ways, fused.results, strict=True) if t.node is node)
+        pairs = zip(fused.operands, fused.region.operands, strict=True)
+        seen = [(t, o.axes) for t, o in pairs if layout.roots[t] is before]
+        whole = prod(layout.specs[node.outputs[0]].shape) == 1  # all ways are one
+        return [t.spec for t, axes in seen if axes == ways or whole] == [node.outputs[0].spec]
     read = [t for t in node.inputs if layout.roots[t] is before]
     return (
         node.op.elementwise
