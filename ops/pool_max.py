@@ -13,6 +13,7 @@ import numpy as np
 
 from graphflow.op import Cost, Op, register, sample
 from graphflow.ops import batching
+from graphflow.ops.kernels import windows as native
 from graphflow.ops.pooling import (
     CASES,
     from_into,
@@ -34,8 +35,16 @@ def _least(dtype: Any) -> Any:
     return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
 
 
-@in_pieces
 def _max_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
+    windows = windows_of(out, **attrs)
+    if native.fits(xp, x, windows):
+        native.largest(out, x, windows)
+    else:
+        _plain_max(xp, out, x, **attrs)
+
+
+@in_pieces
+def _plain_max(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     rank = len(windows.kernel)
     # one axis after the other: kernel sizes add up instead of multiplying
@@ -75,8 +84,16 @@ def _infer_taps(x: TensorSpec, y: TensorSpec, **attrs: Any) -> TensorSpec:
     return require_pooled(x, y, attrs).with_dtype(_tap_dtype(attrs["kernel"]))
 
 
-@in_pieces
 def _taps_into(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
+    windows = windows_of(out, **attrs)
+    if native.fits(xp, x, windows):
+        native.chosen_taps(out, x, y, windows)
+    else:
+        _plain_taps(xp, out, x, y, **attrs)
+
+
+@in_pieces
+def _plain_taps(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     unordered = x.dtype.kind == "f" and bool(xp.isnan(y).any())
     out[...] = 0
@@ -99,8 +116,16 @@ def _take_into(xp: Any, out: Any, x: Any, chosen: Any, **attrs: Any) -> None:
         xp.copyto(out[where], x[elements], where=chosen[where] == number)
 
 
-@in_pieces
 def _put_into(xp: Any, out: Any, g: Any, chosen: Any, sizes: Ints, **attrs: Any) -> None:
+    windows = windows_of(g, **attrs)
+    if native.fits(xp, g, windows):
+        native.put(out, g, chosen, windows)
+    else:
+        _plain_put(xp, out, g, chosen, sizes=sizes, **attrs)
+
+
+@in_pieces
+def _plain_put(xp: Any, out: Any, g: Any, chosen: Any, sizes: Ints, **attrs: Any) -> None:
     out[...] = 0
     for number, where, elements in taps(sizes, windows_of(g, **attrs)):
         view = out[elements]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from graphflow.op import Op, register, sample
 from graphflow.ops import batching
+from graphflow.ops.kernels import windows as native
 from graphflow.ops.pooling import (
     CASES,
     IMAGE,
@@ -41,24 +43,45 @@ def _factors(n: int, windows: Windows, after: int, divisor: str) -> list[float]:
     ]
 
 
-def _scaled(xp: Any, y: Any, sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> None:
-    """Divide sums over windows, in place, by what they count."""
+def _all_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> Any:
+    """What the sum of each window is multiplied by, in float64."""
     if not isinstance(divisor, str):
-        if divisor != 1:
-            xp.multiply(y, y.dtype.type(1.0 / divisor), out=y)
-        return
+        return np.full(windows.out, 1.0 / divisor)
     total: Any = 1.0
     for axis, n in enumerate(sizes):
         one = Windows(*(w[axis : axis + 1] for w in windows))
         factors = np.asarray(_factors(n, one, padding[axis][1], divisor))
         total = np.multiply.outer(total, factors)
+    return total
+
+
+@lru_cache(maxsize=64)
+def _kept_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> Any:
+    """The same in float32, for kernels."""
+    return np.ascontiguousarray(_all_factors(sizes, windows, padding, divisor), np.float32)
+
+
+def _scaled(xp: Any, y: Any, sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> None:
+    """Divide sums over windows, in place, by what they count."""
+    if divisor == 1:
+        return
+    total = _all_factors(sizes, windows, padding, divisor)
     if total.size and (total == total.flat[0]).all():
         total = total.reshape(-1)[0]
     xp.multiply(y, xp.asarray(total, y.dtype), out=y)
 
 
-@in_pieces
 def _mean_into(xp: Any, out: Any, x: Any, divisor: Any, **attrs: Any) -> None:
+    windows = windows_of(out, **attrs)
+    if native.fits(xp, x, windows):
+        padding = tuple(map(tuple, attrs["padding"]))
+        native.means(out, x, _kept_factors(x.shape[2:], windows, padding, divisor), windows)
+    else:
+        _plain_mean(xp, out, x, divisor=divisor, **attrs)
+
+
+@in_pieces
+def _plain_mean(xp: Any, out: Any, x: Any, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     source = x
     for axis in reversed(range(len(windows.kernel))):
@@ -87,8 +110,17 @@ def _infer_spread(g: TensorSpec, sizes: Shape, divisor: Any, **attrs: Any) -> Te
     return infer_put(g, g, sizes, **attrs)
 
 
-@in_pieces
 def _spread_into(xp: Any, out: Any, g: Any, sizes: Ints, divisor: Any, **attrs: Any) -> None:
+    windows = windows_of(g, **attrs)
+    if native.fits(xp, g, windows):
+        padding = tuple(map(tuple, attrs["padding"]))
+        native.spread(out, g, _kept_factors(tuple(sizes), windows, padding, divisor), windows)
+    else:
+        _plain_spread(xp, out, g, sizes=sizes, divisor=divisor, **attrs)
+
+
+@in_pieces
+def _plain_spread(xp: Any, out: Any, g: Any, sizes: Ints, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(g, **attrs)
     source = g.copy()
     _scaled(xp, source, sizes, windows, attrs["padding"], divisor)
