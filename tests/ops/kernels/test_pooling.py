@@ -44,9 +44,7 @@ def cases(draw: Any) -> tuple[Array, Any, dict[str, Any]]:
     attrs = {
         "kernel": kernel,
         "stride": each(1, 4),
-        "padding": tuple(
-            (draw(st.integers(0, k - 1)), draw(st.integers(0, k - 1))) for k in kernel
-        ),
+        "padding": padding,
         "dilation": each(1, 2),
         "ceil_mode": draw(st.booleans()),
     }
