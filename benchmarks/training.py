@@ -69,6 +69,14 @@ class Ours:
     def __call__(self) -> float:
         return float(self._session.run(self._fetches, self._feeds)[0])
 
+    def memory(self) -> dict[str, int]:
+        """Bytes at most in use: as planned, and as a step recorded them."""
+        with self._session.trace(memory=True):
+            self()
+        (each,) = self._session.memory().values()
+        assert each.recorded is not None
+        return {"planned": each.predicted, "recorded": each.recorded}
+
     def profile(self, most: int = 10, steps: int = 5) -> dict[str, float]:
         """Milliseconds a step by kind of node, the longest first, and what is around it."""
         for _ in range(WARMING):

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from graphflow.ahead import signatures
 from graphflow.compiled import Compiled, Route, worker_of
 from graphflow.connect import cluster_of, hosts_of, survey_of
 from graphflow.errors import (
+    ArgumentError,
     CheckpointError,
     DeviceError,
     FeedError,
@@ -48,6 +50,7 @@ from graphflow.learning import (
     remembered,
     step_cost,
 )
+from graphflow.memory_report import MemoryReport, memory_report
 from graphflow.modules import admit, module_names
 from graphflow.op import Node, Tensor, user_location
 from graphflow.passes import optimize
@@ -503,6 +506,21 @@ class Session:
                 return compiled.plan.with_measured(compiled.measured)
             return compiled.plan
 
+    def memory(self, fetches: Any = None) -> MemoryReport:
+        """What fetches that have run take of each device's memory: predicted, part by part, and
+        what the last traced steps recorded; default: those of the last step. Print it.
+
+        Raises:
+            SessionError: the fetches have not run yet.
+        """
+        with self._lock:
+            compiled = self._last
+            if fetches is not None:
+                compiled = self._compiled.get(_key(flatten(fetches)[0]))
+            if compiled is None:
+                raise SessionError("these fetches have not run yet; run them first")
+            return memory_report(compiled, self.cluster)
+
     # Planning again ---------------------------------------------------------------------------
 
     def replan(self) -> Replanned:
@@ -688,20 +706,37 @@ class Session:
     # Tracing, closing -------------------------------------------------------------------------
 
     @contextmanager
-    def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[Trace]:
+    def trace(
+        self, path: str | os.PathLike[str] | None = None, memory: bool = False
+    ) -> Iterator[Trace]:
         """Record what each device and link does during the block's steps; Perfetto opens the file.
 
         The plan of the steps then shows what was measured beside what was predicted.
+
+        Args:
+            memory: count what kernels take besides their buffers, too, by Python's own tracing of
+                allocations, which makes steps slower; see `memory`. Workers of other processes
+                count if they were started with PYTHONTRACEMALLOC=1.
+
+        Raises:
+            ArgumentError: memory is no bool.
         """
+        if not isinstance(memory, bool):
+            raise ArgumentError(f"trace: memory is True or False, not {memory!r}")
+        counting = memory and not tracemalloc.is_tracing()
         trace = Trace()
         with self._lock:
             self._check_open()
             if is_known(self.cluster):
                 self._surveyed()  # else what is traced would teach nothing
             self._trace = trace
+        if counting:
+            tracemalloc.start()
         try:
             yield trace
         finally:
+            if counting:
+                tracemalloc.stop()
             with self._lock:
                 self._trace = None
                 self._learn()

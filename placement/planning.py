@@ -26,6 +26,7 @@ from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.cost import GraphProblem, build_problems, memory_limit
 from graphflow.placement.explain import Model, reason
 from graphflow.placement.fingerprint import fingerprint
+from graphflow.placement.footprints import Peaks
 from graphflow.placement.held import held
 from graphflow.placement.learned import Learned
 from graphflow.placement.limits import Limits, teams
@@ -98,16 +99,32 @@ def make_plan(
         transfers=_transfers(made, model),
         makespan=timeline.makespan + fixed(assignment),
         overhead=fixed(assignment),
-        peak_memory={
-            name: int(np.ceil(peak))
-            for name, peak in zip(cluster.devices, timeline.peak_memory, strict=False)
-        },
+        peak_memory=_peaks(made, model, cluster, bindings),
         baselines=baselines,
         shapes={graph.names.get(node, node.name): tuple(s) for node, s in shapes.items()},
         fingerprint=fingerprint(graph),
         reproducible=assignment.reproducible,
         model=model,
     )
+
+
+def _peaks(
+    made: GraphProblem, model: Model, cluster: Cluster, bindings: Mapping[str, int]
+) -> Peaks:
+    """The most memory of each device in use at once."""
+    timeline, home = model.timeline, model.assignment.device.tolist()
+    order = [made.nodes[i] for i in timeline.order.tolist() if i < len(made.nodes)]
+    devices = {
+        node: made.devices[home[i]]
+        for i, node in enumerate(made.nodes)
+        if made.devices[home[i]] != CLIENT
+    }
+    known = {
+        name: int(np.ceil(peak))
+        for name, peak in zip(cluster.devices, timeline.peak_memory, strict=False)
+    }
+    order = [*made.graph.of_op("constant"), *order, *made.graph.of_op("group")]
+    return Peaks(known, made.graph, devices, order, bindings, cluster.devices)
 
 
 def _ones(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:

@@ -24,7 +24,7 @@ from graphflow.op import Node
 from graphflow.pauses import without_collection
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.code import Channel, Code
-from graphflow.runtime.footprint import MemoryUse, Taken, memory_use
+from graphflow.runtime.footprint import Taken, memory_use
 from graphflow.runtime.gpu import GpuBackend
 from graphflow.runtime.gpu_code import GpuCode
 from graphflow.runtime.layout import plan_layout
@@ -65,7 +65,7 @@ class Program:
             code = GpuCode(partition, bindings, self._layout, variables, backend, channel)
         else:
             code = Code(partition, bindings, self._layout, variables, backend, channel)
-        self.memory = memory_use(partition, self._layout, bindings, backend.threads)
+        self.memory = memory_use(partition, self._layout)
         self._taken = 0  # most that kernels were seen to take
         self._code = code
         self._compute = code.computing()
