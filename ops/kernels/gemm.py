@@ -16,9 +16,10 @@ the function's address, the table of sizes that it takes, and how much scratch m
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
@@ -50,6 +51,8 @@ _PACKED = 512 << 10
 """Bytes of packed tiles, at most, where there are many."""
 _PANEL = 48 << 10
 """Bytes of a panel at a time, at most, where several tiles use it."""
+_CACHED = 512 << 10
+"""Bytes of a result that stay in a cache until they are read."""
 _LINE = 64
 
 Strides = tuple[int, ...]
@@ -130,6 +133,10 @@ def _cut_of(
         cycles += m * n * square
     # Two multiply-adds and two loads a cycle; a chain waits four cycles for each term.
     term = max(m * vectors / 2, tiles * max((height + vectors + 1) / 2, 4))
+    if (
+        vectors < 4 and m * k * item > _PACKED
+    ):  # rows of x from afar: the fewer at a time the better
+        term *= 1.05
     cycles += panels * (k * term + tiles * (20 + 2 * height * vectors))
     chunks = -(-k // max(1, _PANEL // (form.columns * item))) if tiles > 1 else 1
     chunk = max(1, -(-k // max(1, chunks)))
@@ -157,6 +164,8 @@ class Product:
         swapped: x is b, and y is a.
         nanoseconds: a rough guess of one thread's time.
         scratch: bytes, 64-byte aligned.
+        blocks: at which units how many of the result's first elements are done, where the result
+            is larger than what stays in a cache, and contiguous.
     """
 
     form: Form
@@ -165,13 +174,17 @@ class Product:
     swapped: bool
     nanoseconds: float
     scratch: int
+    blocks: tuple[tuple[int, int], ...] = ()
 
     @property
     def task(self) -> Task:
         """The same as an entry of a table of native calls."""
         name, text = _kernel(self.form)
         order = (1, 0) if self.swapped else ()
-        return Task(name, text, self.sizes, self.units, self.nanoseconds, self.scratch, order)
+        return Task(
+            name, text, self.sizes, self.units, self.nanoseconds, self.scratch, order,
+            blocks=self.blocks,
+        )  # fmt: skip
 
     @cached_property
     def function(self) -> Function:
@@ -313,7 +326,7 @@ def _joined(
 
 # Contiguous operands --------------------------------------------------------------------------
 
-_LARGE = 3e8
+_LARGE = 1.2e9
 """Flops of one matrix from which BLAS, which packs both operands, is as fast or faster."""
 _LARGE_APART = 3e7
 """The same where rows of a transposed first operand are read from far and wide."""
@@ -343,7 +356,28 @@ def preferred(
             steps.insert(0, steps[0] * size)
         own = _steps(shape, tuple(steps), item)
         strides.append((0,) * (rank - len(shape)) + (_turned(own) if turn else own))
-    return planned(batch, m, k, n, dtype, strides[2], strides[0], strides[1])
+    found = planned(batch, m, k, n, dtype, strides[2], strides[0], strides[1])
+    count = math.prod(batch)
+    if found is None or count * m * n * item <= 2 * _CACHED:
+        return found
+    return replace(found, blocks=_blocks(found, count, m, n, item))
+
+
+def _blocks(product: Product, count: int, m: int, n: int, item: int) -> tuple[tuple[int, int], ...]:
+    """Where blocks of a product end: some tiles of a matrix, or some matrices."""
+    tiles = product.units // count
+    step, height = product.sizes[Size.BLOCK], product.form.height - 1
+    if product.swapped or m * n * item <= _CACHED:
+        some = max(1, _CACHED // (m * n * item))
+        ends = [(tiles * i, m * n * i) for i in range(some, count, some)]
+    else:
+        tall = product.sizes[Size.TALL]
+        ends = [
+            (tiles * i + tile, m * n * i + n * (tile * height + min(tile, tall)))
+            for i in range(count)
+            for tile in (*range(step, tiles, step), tiles)
+        ][:-1]
+    return (*ends, (product.units, count * m * n))
 
 
 # Arrays ---------------------------------------------------------------------------------------

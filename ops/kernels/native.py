@@ -53,6 +53,10 @@ class Task:
         nanoseconds: a rough guess of its time on one thread.
         scratch: bytes of aligned memory that it writes to meanwhile, the last of its pointers.
         order: the operands as it takes them, by number; as they come where there are none.
+        row: elements of a row, where each of its rows reads and writes the same row of all that
+            has as many elements as the result; else 0.
+        blocks: at which rows how many of the result's first elements are done, up to all of them,
+            where it pays to go on with these at once.
     """
 
     name: str
@@ -62,6 +66,8 @@ class Task:
     nanoseconds: float
     scratch: int = 0
     order: tuple[int, ...] = ()
+    row: int = 0
+    blocks: tuple[tuple[int, int], ...] = ()
 
 
 class _Compiler:
