@@ -135,7 +135,7 @@ def _cut_of(
     term = max(m * vectors / 2, tiles * max((height + vectors + 1) / 2, 4))
     if (
         vectors < 4 and m * k * item > _PACKED
-    ):  # rows of x from afar: the fewer at a time the better
+    ):  # the fewer rows from afar at a time the better
         term *= 1.05
     cycles += panels * (k * term + tiles * (20 + 2 * height * vectors))
     chunks = -(-k // max(1, _PANEL // (form.columns * item))) if tiles > 1 else 1
