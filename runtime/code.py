@@ -30,6 +30,7 @@ from graphflow.runtime.memory import aligned
 from graphflow.runtime.native_loops import NativeBody, native_runner
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.segments import LONGEST, Call, Fed, Place, Segment
+from graphflow.runtime.wide import Strands, groups
 from graphflow.spec import TensorSpec, nbytes
 
 EDGE_BITS = 32
@@ -38,7 +39,7 @@ LOOPS = ("scan", "while_loop")
 _COMING = ("placeholder", "recv")
 """Ops whose value is elsewhere in each step."""
 _OURS = ("<compute>", "<traced>", "<routine>")
-_Line = tuple[Node, str] | Segment
+_Line = tuple[Node, str] | Segment | Strands
 
 
 class Channel(Protocol):
@@ -55,7 +56,8 @@ class Channel(Protocol):
 class _Part:
     """The compute or the commit part while it is written: lines, and the calls of the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
         self.lines: list[_Line] = []
         self.calls: list[Call] = []
         self.work = 0.0
@@ -72,12 +74,20 @@ class _Part:
 
     def flush(self) -> None:
         if self.calls:
-            self.lines.append(Segment(self.calls))
+            for strands in groups(self.calls, self._threads):
+                self.lines.append(Segment(strands[0]) if len(strands) == 1 else Strands(strands))
             self.calls, self.work = [], 0.0
 
     @property
     def segments(self) -> list[Segment]:
-        return [line for line in self.lines if isinstance(line, Segment)]
+        """All of them, also those that run beside each other."""
+        result: list[Segment] = []
+        for line in self.lines:
+            if isinstance(line, Strands):
+                result += line.segments
+            elif isinstance(line, Segment):
+                result.append(line)
+        return result
 
 
 class Code:
@@ -118,8 +128,9 @@ class Code:
         }  # fmt: skip
         self.names: dict[Tensor, str] = {}
         self.numbers = {node: i for i, node in enumerate(self.graph.nodes)}
-        self.compute = _Part()
-        self.commit = _Part()
+        threads = 1 if self.inside else backend.threads
+        self.compute = _Part(threads)
+        self.commit = _Part(threads)
         self.variables: dict[str, Any] = {}
         self.constant_bytes = 0
         self.feed_bytes = 0
@@ -304,7 +315,7 @@ class Code:
         part = self.commit if node in self.layout.deferred else self.compute
         tensors = (*fused.operands, *fused.results)
         if not self._is_shared(task):
-            self._call(part, node, task, tensors)
+            self._call(part, node, task, tensors, len(fused.results))
             return
         places = [self._place(t) for t in tensors]
         launch = Launch(
@@ -338,22 +349,28 @@ class Code:
         """Whether threads share the work of a task."""
         return task.nanoseconds > SHARED and self.backend.threads > 1
 
-    def _call(self, part: _Part, node: Node, task: Task, tensors: Sequence[Tensor]) -> None:
+    def _call(
+        self, part: _Part, node: Node, task: Task, tensors: Sequence[Tensor], results: int
+    ) -> None:
+        """A call of a task with operands and, last of them, so many results."""
         if not task.rows:
             return
+        order = [*task.order, *range(len(task.order), len(tensors))]
+        tensors = [tensors[i] for i in order]
         places = [self._place(t) for t in tensors]
-        if task.order:
-            places[: len(task.order)] = [places[i] for i in task.order]
+        sizes = [nbytes(self.layout.specs[t]) for t in tensors]
         if task.scratch:
             places.append(self._base + self.layout.arena.offsets[self.layout.scratch[node]])
-        part.add([Call(node, task, tuple(places))])
+            sizes.append(task.scratch)
+        part.add([Call(node, task, tuple(places), tuple(sizes), len(tensors) - results)])
 
     def _kernel(self, node: Node, number: int) -> None:
         """A line that runs the node's kernel into its buffers."""
         deferred = self.layout.deferred.get(node)
         task = self.layout.tasks.get(node)
         if task is not None and deferred is None and not self._is_shared(task):
-            self._call(self.compute, node, task, (*node.inputs, *node.outputs))
+            tensors = (*node.inputs, *node.outputs)
+            self._call(self.compute, node, task, tensors, len(node.outputs))
             return
         inputs = [self._name(t) for t in node.inputs]
         if deferred is not None:
@@ -510,7 +527,7 @@ class Code:
             nodes.extend((node, node))
 
         for line in self._lines:
-            if isinstance(line, Segment):
+            if isinstance(line, Segment | Strands):
                 name = self._text(line, "one")
                 for i, each in enumerate(line.calls):
                     add(each.node, f"{name}({i})")
@@ -519,7 +536,7 @@ class Code:
         return self._function("traced", "feeds, step, draws, mark", lines, self._result), nodes
 
     def _text(self, line: _Line, how: str = "run") -> str:
-        if not isinstance(line, Segment):
+        if not isinstance(line, Segment | Strands):
             return line[1]
         name = f"{how}_{id(line)}"
         self.scope[name] = getattr(line, how)
@@ -545,7 +562,7 @@ class Code:
                 node = self.traced()[1][at]
             else:
                 line = self._lines[at]
-                node = line.calls[0].node if isinstance(line, Segment) else line[0]
+                node = line[0] if isinstance(line, tuple) else line.calls[0].node
         return explained(error, node, self.layout, self.partition)
 
     @property
