@@ -398,10 +398,10 @@ def is_steady(node: Node, bindings: Mapping[str, int]) -> bool:
     """Whether a node's work is the same in each run: it does not meet the host, as far as its op
     says, and draws no random numbers."""
     op = node.op
-    if op.random or not op.pure or op.name in _MEETS_HOST:
+    if op.name in _MEETS_HOST:
         return False
     if not bodies(node):
-        return True
+        return op.pure and not op.random
     if op is scan:
         attrs = bind_attrs(node.attrs, bindings)
         size = int(attrs["length"]) * sum(1 for _ in attrs["body"].graph.walk())
