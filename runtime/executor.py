@@ -23,11 +23,12 @@ import numpy as np
 from graphflow.op import Node
 from graphflow.pauses import without_collection
 from graphflow.runtime.backend import Backend
-from graphflow.runtime.code import Channel, Code
+from graphflow.runtime.code import Code
 from graphflow.runtime.footprint import Taken, memory_use
 from graphflow.runtime.gpu import GpuBackend
 from graphflow.runtime.gpu_code import GpuCode
 from graphflow.runtime.layout import plan_layout
+from graphflow.runtime.lines import Channel
 from graphflow.runtime.partition import Partition
 
 Span = tuple[str, str, int, int]

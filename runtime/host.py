@@ -23,8 +23,8 @@ from graphflow.graph import Graph
 from graphflow.op import Node
 from graphflow.placement.host import cores
 from graphflow.runtime.backend import Backend, backend_for
-from graphflow.runtime.code import EDGE_BITS
 from graphflow.runtime.executor import Program, Span
+from graphflow.runtime.lines import EDGE_BITS
 from graphflow.runtime.messages import Computed, Key, Parcel
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Dim, symbols
