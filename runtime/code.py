@@ -94,6 +94,10 @@ class Code:
         memory: of the arena; where there is none, it is taken from the backend.
         loops: of the program of which this is a body.
         keys: of a body: what its parameters are fed by.
+
+    Attributes:
+        alone: nodes that their ops' own kernels compute.
+        codes: of the bodies that its nodes hold.
     """
 
     def __init__(
@@ -129,6 +133,8 @@ class Code:
         self.compute = _Part(threads)
         self.commit = _Part(threads)
         self.variables: dict[str, Any] = {}
+        self.alone: list[Node] = []
+        self.codes: list[Code] = []
         self.constant_bytes = 0
         self.feed_bytes = 0
         self.recv_bytes = 0
@@ -247,7 +253,7 @@ class Code:
         ]  # fmt: skip
         for code in codes:
             self.constant_bytes += code.constant_bytes
-        self.scope[f"h{number}"] = codes  # native calls have the addresses of their constants
+        self.codes += codes  # native calls have the addresses of their constants
         natives = [code.native(body) for body, code in zip(bodies(node), codes, strict=True)]
         if node.op is call and natives[0] is not None:
             self._inlined(node, natives[0])
@@ -381,6 +387,7 @@ class Code:
             line = f"k{number}({', '.join(inputs)}, out={names[0]})"
         else:
             self.scope[f"k{number}"] = writing(node.op, self.backend.xp, specs, attrs, self.plain)
+            self.alone.append(node)
             out = names[0] if len(names) == 1 else f"({', '.join(names)})"
             step = ", step=draws" if node.op.random else ""
             line = f"k{number}({', '.join([out, *inputs])}{step})"

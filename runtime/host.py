@@ -376,7 +376,7 @@ class _Session:
     def prepare(self, program: str, bindings: dict[str, int]) -> None:
         loaded = self._loaded(program)
         for device in loaded.partitions:
-            self._specialised(loaded, device, bindings)
+            self._specialised(loaded, device, bindings).rehearse()
 
     def _loaded(self, program: str) -> _Loaded:
         if program not in self._programs:
