@@ -9,7 +9,7 @@ into regions, which follows from where its nodes are placed, changes no bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -302,10 +302,11 @@ def plan_regions(
             items[node] = found
         regions.add(node, found)
     distinct = {id(group): group for group in regions.of.values()}
+    wanted = {*partition.graph.outputs, *partition.fetches.values()}
     return {
         node: fused
         for group in distinct.values()
-        for fused in [_fused(group, partition, items, roots)]
+        for fused in [_fused(group, partition, items, roots, wanted)]
         for node in group.nodes
     }
 
@@ -351,11 +352,11 @@ def _fused(
     partition: Partition,
     items: Mapping[Node, _Item],
     roots: Mapping[Tensor, Tensor],
+    wanted: Set[Tensor],
 ) -> Fused:
     graph = partition.graph
     number = {view: i for i, view in enumerate(group.operands)}
     place = {node: i for i, node in enumerate(group.nodes)}
-    wanted = {*graph.outputs, *partition.fetches.values()}
     results = [
         i
         for i, node in enumerate(group.nodes)
