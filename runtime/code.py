@@ -23,6 +23,7 @@ from graphflow.ops.control import call
 from graphflow.ops.kernels.driver import copy_task
 from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.regions import SHARED, Launch, address, enabled, kernel_of
+from graphflow.ops.kernels.sweeps import Sweep
 from graphflow.runtime.backend import Backend, require_dtype
 from graphflow.runtime.layout import Layout
 from graphflow.runtime.lines import (
@@ -132,6 +133,7 @@ class Code:
         threads = 1 if self.inside else backend.threads
         self.compute = _Part(threads)
         self.commit = _Part(threads)
+        self._swept: list[tuple[Node, Task, Sequence[Place]]] = []
         self.variables: dict[str, Any] = {}
         self.alone: list[Node] = []
         self.codes: list[Code] = []
@@ -153,6 +155,7 @@ class Code:
         self.compute.flush()
         for assign in layout.commits:
             self._commit_line(assign)
+        self._sweep()
         self.commit.flush()
         self._lead()
 
@@ -321,6 +324,9 @@ class Code:
             self._call(part, node, task, tensors, len(fused.results))
             return
         places = [self._place(t) for t in tensors]
+        if part is self.commit and not task.scratch and _stays(places):
+            self._swept.append((node, task, places))
+            return
         launch = Launch(
             kernel_of(fused.region),
             fused.sizes,
@@ -333,6 +339,18 @@ class Code:
         if part is self.commit:
             moving = [self._kept(node, name) for name in moving]
         part.line(node, f"k{number}({', '.join(moving)})")
+
+    def _sweep(self) -> None:
+        """The updates of variables that are worth sharing, as one call a thread, together with
+        the small ones."""
+        if not self._swept:
+            return
+        small = [c for c in self.commit.calls if not c.task.scratch and _stays(c.places)]
+        self.commit.calls = [c for c in self.commit.calls if c not in small]
+        calls: list[Any] = [(task, places) for _, task, places in self._swept]
+        calls += [(call.task, call.places) for call in small]
+        self.scope["sweep"] = Sweep(calls, self.backend.threads)
+        self.commit.line(self._swept[-1][0], "sweep()")
 
     def _refusal(self, node: Node, number: int) -> None:
         """A line that looks for values that the op does not take: labels that are no class."""
@@ -596,3 +614,8 @@ class _Routine:
             return self._run(arrays, step, draws)
         except Exception as error:
             raise self.code.explained(error) from error
+
+
+def _stays(places: Sequence[Place]) -> bool:
+    """Whether addresses are known before a program runs."""
+    return all(isinstance(place, int) for place in places)
