@@ -1,15 +1,294 @@
-"""NVIDIA's libraries on a GPU, where they are installed."""
+"""NVIDIA's libraries for single ops on a GPU, where they are installed.
+
+nvmath-python (cuBLASLt) multiplies matrices of 16-bit floats; cudnn-frontend convolves, gradients
+too, and attends in 16 bits. Both add in float32 and round once, as our ops say. Which kernel
+an op gets depends on its attributes, dtypes and sizes only, never on its neighbours, so placement
+changes no bits; that is why bias and activation stay with the fused kernels and are no epilogues of
+products. A library's kernel is used after it agreed with our own on random numbers of the same
+sizes; one that fails or disagrees is left, with one line in the log. GRAPHFLOW_GPU_LIBRARIES=off
+leaves them all.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from math import prod
 from typing import Any
 
+import numpy as np
+
+from graphflow.errors import CompileError
 from graphflow.op import Op
-from graphflow.spec import TensorSpec
+from graphflow.runtime.lines import writing
+from graphflow.spec import TensorSpec, is_half
+
+_log = logging.getLogger("graphflow.gpu")
+_SIXTEEN = ("float16", "bfloat16")
+_told: set[tuple[str, str]] = set()
+Kernel = Callable[..., None]
+"""(out or outs, *arrays)."""
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Which libraries there are: those that Python finds, unless they are switched off."""
+
+    nvmath: bool
+    cudnn: bool
+
+    def __str__(self) -> str:
+        have = {"nvmath-python": self.nvmath, "cudnn-frontend": self.cudnn}
+        return ", ".join(f"{name}{'' if found else ' not'} found" for name, found in have.items())
+
+
+def libraries() -> Libraries:
+    """What is installed here."""
+    wanted = os.environ.get("GRAPHFLOW_GPU_LIBRARIES") != "off"
+    return Libraries(wanted and _is_there("nvmath"), wanted and _is_there("cudnn"))
+
+
+@cache
+def _is_there(module: str) -> bool:
+    return find_spec(module) is not None
 
 
 def library_kernel(
     backend: Any, op: Op, specs: Sequence[TensorSpec], attrs: Mapping[str, Any]
-) -> Callable[..., None] | None:
-    return None
+) -> Kernel | None:
+    """A library's kernel of an op for these inputs; None where ours is as good, or the only one."""
+    make = _MAKERS.get(op.name)
+    if make is None or not all(prod(_sizes(s)) for s in specs):
+        return None
+    found = libraries()
+    if not (found.nvmath if op.name == "matmul" else found.cudnn):
+        return None
+    outs = op.infer(*specs, **attrs)
+    results = (outs,) if isinstance(outs, TensorSpec) else outs
+    try:
+        kernel = make(backend, specs, results, attrs)
+        if kernel is not None:
+            _agree(backend, op, specs, results, attrs, kernel)
+    except Exception as error:  # of any library, for any reason: there is our own kernel
+        key = (op.name, type(error).__name__)
+        _log.log(
+            logging.DEBUG if key in _told else logging.WARNING,
+            "gpu:%d computes %s of %s by its own kernel: %s: %s",
+            backend.index, op.name, ", ".join(map(str, specs)), type(error).__name__, error,
+        )  # fmt: skip
+        _told.add(key)
+        return None
+    return kernel
+
+
+def _agree(
+    backend: Any,
+    op: Op,
+    specs: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+    kernel: Kernel,
+) -> None:
+    """Compare a library's kernel with ours on random numbers.
+
+    Raises:
+        CompileError: they disagree.
+    """
+    rng = np.random.default_rng(0)
+    arrays = [
+        backend.to_device(rng.normal(size=_sizes(s)).astype("float32").astype(s.dtype))
+        for s in specs
+    ]
+    found = []
+    with backend.active():
+        for run in (writing(op, backend.xp, specs, attrs, False), kernel):
+            outs = [_buffer(backend, s) for s in results]
+            run(outs[0] if len(outs) == 1 else tuple(outs), *arrays)
+            found.append([x.astype("float32") for x in backend.to_hosts(outs)])
+    for wanted, have, spec in zip(*found, results, strict=True):
+        scale = float(np.abs(wanted).max(initial=1e-6))
+        off = float(np.abs(wanted - have).max(initial=0.0)) / scale
+        if not off <= (2e-2 if is_half(specs[0].dtype) else 1e-4):
+            raise CompileError(f"the library's {spec} is off by {off:.1e} of its largest value")
+
+
+def _buffer(backend: Any, spec: TensorSpec) -> Any:
+    size = prod(_sizes(spec)) * spec.dtype.itemsize
+    return backend.empty(size).view(spec.dtype).reshape(spec.shape)
+
+
+def _sizes(spec: TensorSpec) -> tuple[int, ...]:
+    return spec.shape  # type: ignore[return-value]
+
+
+def _row_major(shape: Sequence[int]) -> list[int]:
+    return [prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+# Products ---------------------------------------------------------------------------------------
+
+
+def _matmul(
+    backend: Any,
+    specs: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+) -> Kernel | None:
+    a, b = specs
+    if a.dtype != b.dtype or a.dtype.name not in _SIXTEEN or (a.rank, b.rank) != (2, 2):
+        return None
+    from nvmath.linalg import advanced
+
+    kept: list[Any] = []  # the planned product, once there are arrays
+
+    def kernel(out: Any, x: Any, y: Any) -> None:
+        operands = {
+            "a": x.T if attrs.get("transpose_a") else x,
+            "b": y.T if attrs.get("transpose_b") else y,
+            "c": out,
+        }
+        if not kept:
+            product = advanced.Matmul(
+                operands["a"], operands["b"], out, beta=0.0, options={"inplace": True},
+                stream=backend.stream,
+            )  # fmt: skip
+            product.plan(stream=backend.stream)
+            kept.append(product)
+        else:
+            kept[0].reset_operands(**operands, beta=0.0, stream=backend.stream)
+        kept[0].execute(stream=backend.stream)
+
+    return kernel
+
+
+# cuDNN ------------------------------------------------------------------------------------------
+
+
+class _CudnnGraph:
+    """A graph of cuDNN's over contiguous arrays: built once, run with any addresses.
+
+    Args:
+        node: (graph, *input tensors) -> output tensors.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        specs: Sequence[TensorSpec],
+        results: Sequence[tuple[tuple[int, ...], np.dtype[Any]]],
+        node: Callable[..., Sequence[Any]],
+    ) -> None:
+        import cudnn
+
+        self._backend = backend
+        dtypes = cudnn.data_type
+        kinds = {
+            "float16": dtypes.HALF, "bfloat16": dtypes.BFLOAT16, "float32": dtypes.FLOAT,
+        }  # fmt: skip
+        with backend.active():
+            self._handle = cudnn.create_handle()
+            cudnn.set_stream(self._handle, backend.stream.ptr)
+            self._graph = graph = cudnn.pygraph(
+                io_data_type=kinds[specs[0].dtype.name],
+                intermediate_data_type=dtypes.FLOAT,
+                compute_data_type=dtypes.FLOAT,
+                handle=self._handle,
+            )
+            self._inputs = [
+                graph.tensor(
+                    dim=list(_sizes(s)), stride=_row_major(_sizes(s)),
+                    data_type=kinds[s.dtype.name], name=f"in{i}",
+                )
+                for i, s in enumerate(specs)
+            ]  # fmt: skip
+            self._outputs = list(node(graph, *self._inputs))
+            for tensor, (shape, dtype) in zip(self._outputs, results, strict=True):
+                tensor.set_output(True).set_dim(list(shape)).set_stride(_row_major(shape))
+                tensor.set_data_type(kinds[dtype.name])
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            exact = [cudnn.numerical_note.NONDETERMINISTIC]
+            if specs[0].dtype == np.float32:
+                exact.append(cudnn.numerical_note.TENSOR_CORE)  # it would round to TF32
+            graph.deselect_numeric_notes(exact)
+            graph.check_support()
+            graph.build_plans()
+            self._workspace = backend.empty(max(int(graph.get_workspace_size()), 1))
+
+    def __call__(self, out: Any, *arrays: Any) -> None:
+        outs = out if isinstance(out, tuple) else (out,)
+        places = dict(
+            zip(
+                (*self._inputs, *self._outputs),
+                (int(array.data.ptr) for array in (*arrays, *outs)),
+                strict=True,
+            )
+        )
+        self._graph.execute(places, int(self._workspace.data.ptr), handle=self._handle)
+
+
+def _convolution(name: str, first: str, second: str) -> Callable[..., Kernel | None]:
+    """The maker of a convolution, or one of its gradients, of two operands."""
+
+    def make(
+        backend: Any,
+        specs: Sequence[TensorSpec],
+        results: Sequence[TensorSpec],
+        attrs: Mapping[str, Any],
+    ) -> Kernel | None:
+        fits = specs[0].dtype.name in (*_SIXTEEN, "float32") and specs[0].dtype == specs[1].dtype
+        if not fits or specs[0].rank != 4 or attrs.get("groups", 1) != 1:
+            return None
+        before, after = ([pair[side] for pair in attrs["padding"]] for side in (0, 1))
+
+        def node(graph: Any, a: Any, b: Any) -> Sequence[Any]:
+            return (
+                getattr(graph, name)(
+                    **{first: a, second: b},
+                    pre_padding=before, post_padding=after,
+                    stride=list(attrs["stride"]), dilation=list(attrs["dilation"]),
+                ),
+            )  # fmt: skip
+
+        return _CudnnGraph(backend, specs, [(_sizes(results[0]), results[0].dtype)], node)
+
+    return make
+
+
+def _attention(
+    backend: Any,
+    specs: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+) -> Kernel | None:
+    plain = attrs["left"] is None and attrs["softcap"] is None and attrs["offset"] == 0
+    if len(specs) != 3 or not plain or attrs["right"] not in (None, 0):
+        return None
+    q, k, _ = specs
+    if q.rank != 4 or q.dtype.name not in _SIXTEEN or _sizes(q)[1] != _sizes(k)[1]:
+        return None
+
+    def node(graph: Any, q: Any, k: Any, v: Any) -> Sequence[Any]:
+        found: Sequence[Any] = graph.sdpa(
+            q=q, k=k, v=v, attn_scale=attrs["scale"], generate_stats=True,
+            use_causal_mask=attrs["right"] == 0, name="attention",
+        )  # fmt: skip
+        return found
+
+    out, logs = results
+    shapes = [(_sizes(out), out.dtype), ((*_sizes(logs), 1), logs.dtype)]
+    return _CudnnGraph(backend, specs, shapes, node)
+
+
+_MAKERS: dict[str, Callable[..., Kernel | None]] = {
+    "matmul": _matmul,
+    "conv": _convolution("conv_fprop", "image", "weight"),
+    "conv_transpose": _convolution("conv_dgrad", "loss", "filter"),
+    "conv_weight_grad": _convolution("conv_wgrad", "image", "loss"),
+    "attention": _attention,
+}

@@ -100,12 +100,14 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     tasks = _tasks(partition, specs, bindings, regions)
     needs = {node: need.nbytes for node, need in inner.items()}
     needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})
-    for fused in {id(f): f for f in regions.values() if f.region.over}.values():
+    is_cpu = DeviceName.parse(partition.device).kind == "cpu"
+    for fused in {id(f): f for f in regions.values() if f.region.over and is_cpu}.values():
         if need := kernel_of(fused.region).task(fused.sizes).scratch:
             needs[fused.last] = need
-    decided = _Decided(partition, specs, roots, regions, deferred, staged, position, needs)
+    until = _followed(partition, tasks, regions, position)
+    decided = _Decided(partition, specs, roots, regions, deferred, staged, position, needs, until)
     blocks, scratch, arena = _plan_memory(decided, ())
-    wide = stretches(_units(decided, tasks))
+    wide = stretches(_units(decided, tasks)) if is_cpu else ()
     if wide:
         spread = _plan_memory(decided, wide)
         if spread[2].nbytes <= _GROWTH * arena.nbytes + _SMALL:
@@ -122,6 +124,7 @@ class _Decided:
     Attributes:
         position: of each node; that of its region, where it is in one.
         needs: bytes that nodes work in.
+        until: up to which position nodes still work, which a region follows block by block.
     """
 
     partition: Partition
@@ -132,6 +135,23 @@ class _Decided:
     staged: frozenset[Node]
     position: Mapping[Node, int]
     needs: Mapping[Node, int]
+    until: Mapping[Node, int]
+
+
+def _followed(
+    partition: Partition,
+    tasks: Mapping[Node, Task],
+    regions: Mapping[Node, Fused],
+    position: Mapping[Node, int],
+) -> dict[Node, int]:
+    """Where the first region runs that reads the result of a task with blocks (`epilogues.py`)."""
+    consumers = partition.graph.consumers
+    readers = {
+        node: [position[c] for c in consumers[node] if c in regions]
+        for node, task in tasks.items()
+        if task.blocks
+    }
+    return {node: min(places) for node, places in readers.items() if places}
 
 
 def _plan_memory(
@@ -158,7 +178,8 @@ def _plan_memory(
     scratch: dict[Node, int] = {}
     for node, need in decided.needs.items():
         scratch[node] = len(lives)
-        end = len(decided.partition.graph.nodes) if node in decided.deferred else position[node]
+        end = decided.until.get(node, position[node])
+        end = len(decided.partition.graph.nodes) if node in decided.deferred else end
         lives.append(Block(position[node], end, need))
     return blocks, scratch, _plan_branches(lives, wide) if wide else plan_arena(lives)
 
@@ -399,7 +420,7 @@ def _lives(
     last: dict[Tensor, int] = {}
     for node in graph.nodes:
         for tensor in _read(node, roots):
-            last[tensor] = max(last.get(tensor, 0), position[node])
+            last[tensor] = max(last.get(tensor, 0), decided.until.get(node, position[node]))
     if wide:  # what comes from before a stretch is read by any of its branches until its end
         for tensor, at in last.items():
             home = _stretch(wide, at)

@@ -1,0 +1,118 @@
+"""NVIDIA's libraries for single ops, with stand-ins for them: used where they agree with our own
+kernels, left with a word where they do not."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.runtime import gpu_libraries
+from graphflow.runtime.gpu_libraries import Libraries, libraries
+from tests.gpu import fake_cupy
+from tests.gpu.fake_cupy import raw
+from tests.gpu.test_gpu import GPU, OnGpu, pytestmark  # noqa: F401 - the same needs
+
+
+class _Matmul:
+    """nvmath's, as far as it is called; `factor` makes it wrong."""
+
+    factor = 1.0
+    made = 0
+
+    def __init__(self, a: Any, b: Any, c: Any, *, beta: float, options: Any, stream: Any) -> None:
+        assert beta == 0.0 and options == {"inplace": True}
+        type(self).made += 1
+        self._operands = (a, b, c)
+        self._planned = False
+
+    def plan(self, *, stream: Any) -> None:
+        self._planned = True
+
+    def reset_operands(self, *, a: Any, b: Any, c: Any, beta: float, stream: Any) -> None:
+        self._operands = (a, b, c)
+
+    def execute(self, *, stream: Any) -> None:
+        assert self._planned
+        a, b, c = map(raw, self._operands)
+
+        def run() -> None:
+            wide = a.astype("float32") @ b.astype("float32") * self.factor
+            c[...] = wide.astype(c.dtype)
+
+        stream.add(run)
+
+
+@pytest.fixture
+def nvmath(monkeypatch: pytest.MonkeyPatch) -> type[_Matmul]:
+    fake_cupy.install(monkeypatch)
+    found = type("Matmul", (_Matmul,), {})
+    advanced = types.SimpleNamespace(Matmul=found)
+    monkeypatch.setitem(sys.modules, "nvmath", types.ModuleType("nvmath"))
+    monkeypatch.setitem(sys.modules, "nvmath.linalg", types.SimpleNamespace(advanced=advanced))
+    monkeypatch.setattr(gpu_libraries, "_is_there", lambda module: module == "nvmath")
+    monkeypatch.setattr(gpu_libraries, "_told", set())
+    return found
+
+
+def _products() -> tuple[OnGpu, np.ndarray[Any, Any]]:
+    a = np.random.default_rng(0).normal(size=(6, 5)).astype("float16")
+    x = gf.placeholder("float16", (6, 5), name="x")
+    return OnGpu(gf.matmul(x, x, transpose_b=True)), a
+
+
+def test_products_of_16_bits_are_nvmaths(nvmath: type[_Matmul]) -> None:
+    here, a = _products()
+    for _ in range(3):
+        have = here.step(x=a)[0]
+    wide = a.astype("float32")
+    np.testing.assert_allclose(have, (wide @ wide.T).astype("float16"), rtol=2e-3)
+    assert nvmath.made == 1
+
+
+def test_products_of_32_bits_are_cublas_by_cupy(nvmath: type[_Matmul]) -> None:
+    x = gf.placeholder("float32", (6, 5), name="x")
+    OnGpu(gf.matmul(x, x, transpose_b=True)).step(x=np.ones((6, 5), "float32"))
+    assert nvmath.made == 0
+
+
+def test_a_library_that_disagrees_is_left_with_one_word(
+    nvmath: type[_Matmul], caplog: pytest.LogCaptureFixture
+) -> None:
+    nvmath.factor = 1.5
+    with caplog.at_level(logging.WARNING, "graphflow.gpu"):
+        here, a = _products()
+        _products()
+    have = here.step(x=a)[0]
+    wide = a.astype("float32")
+    np.testing.assert_allclose(have, (wide @ wide.T).astype("float16"), rtol=2e-3)
+    (record,) = caplog.records
+    assert record.message.startswith("gpu:0 computes matmul of float16(6, 5), float16(6, 5) by its")
+    assert "is off by" in record.message
+
+
+def test_a_library_that_fails_is_left(
+    nvmath: type[_Matmul], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: Any, *, stream: Any) -> None:
+        raise OSError("no cuBLASLt")
+
+    monkeypatch.setattr(nvmath, "plan", refuse)
+    here, a = _products()
+    assert here.step(x=a)[0].shape == (6, 6)
+    assert "no cuBLASLt" in caplog.text
+
+
+def test_what_is_installed_is_told_and_can_be_switched_off(
+    nvmath: type[_Matmul], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert libraries() == Libraries(nvmath=True, cudnn=False)
+    assert str(libraries()) == "nvmath-python found, cudnn-frontend not found"
+    monkeypatch.setenv("GRAPHFLOW_GPU_LIBRARIES", "off")
+    assert libraries() == Libraries(nvmath=False, cudnn=False)
+    assert GPU.endswith("gpu:0")
