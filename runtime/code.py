@@ -63,7 +63,7 @@ class _Part:
     def add(self, calls: Sequence[Call]) -> None:
         self.calls += calls
         self.work += sum(call.task.nanoseconds for call in calls)
-        if self.work > LONGEST:
+        if self.work > LONGEST and not self.calls[-1].task.blocks:  # what follows goes with it
             self.flush()
 
     def line(self, node: Node, text: str) -> None:
@@ -475,14 +475,29 @@ class Code:
 
     def _stage(self, node: Node, number: int) -> None:
         """Copy a value that is another variable's memory, which this step's commits may change."""
-        if node in self.layout.staged:
+        if node in self.layout.staged and not self._copied(
+            self.compute, node, node.inputs[1], node.outputs[0]
+        ):
             value = self._name(node.inputs[1])
             self._line(node, f"copyto({self._name(node.outputs[0])}, {value})")
 
     def _commit_line(self, assign: Node) -> None:
-        if assign.inputs[1].node not in self.layout.deferred:
-            value = self._kept(assign, self._name(assign.outputs[0]))
-            self.commit.line(assign, f"copyto({self.names[assign.inputs[0]]}, {value})")
+        variable, value = assign.inputs[0], assign.outputs[0]
+        if assign.inputs[1].node in self.layout.deferred:
+            return
+        if not self._copied(self.commit, assign, value, variable):
+            kept = self._kept(assign, self._name(value))
+            self.commit.line(assign, f"copyto({self.names[variable]}, {kept})")
+
+    def _copied(self, part: _Part, node: Node, source: Tensor, target: Tensor) -> bool:
+        """Whether a value is copied as generated kernels are run."""
+        size = nbytes(self.layout.specs[target])
+        if self.plain or self.backend.xp is not np:
+            return False
+        places = (self._place(source), self._place(target))
+        if size:
+            part.add([Call(node, copy_task(size), places, (size, size), 1)])
+        return True
 
     def _kept(self, node: Node, name: str) -> str:
         """A name that the commit part can use: feeds, recvs and their aliases are local to the
