@@ -17,7 +17,7 @@ from graphflow.op import (
     sample,
 )
 from graphflow.ops import batching
-from graphflow.ops.kernels import planar, winograd
+from graphflow.ops.kernels import gathered, planar, winograd
 from graphflow.ops.kernels.columns import correlate, correlate_weights, spread
 from graphflow.ops.kernels.depthwise import depthwise, depthwise_weights, spread_depthwise
 from graphflow.ops.rules import require_kind
@@ -146,6 +146,8 @@ def _conv_into(
         winograd.convolve(out, x, w, windows)
     elif planar.fits(xp, x, out.shape[1], windows, groups):
         planar.convolve(out, x, w, windows, groups)
+    elif gathered.fits(xp, x, out.shape[1], windows, groups):
+        gathered.convolve(out, x, w, windows)
     elif w.shape[1] == 1 and groups > 1:
         depthwise(xp, out, x, w, windows)
     else:
@@ -174,6 +176,8 @@ def _transpose_into(
     elif (groups > 1 or set(stride) == {1}) and planar.fits(xp, g, out.shape[1], turned, groups):
         apart = turned._replace(stride=(1,) * len(stride))
         planar.convolve(out, g, _flipped(xp, w, groups), apart, groups, stride)
+    elif gathered.fits(xp, out, g.shape[1], windows, groups):
+        gathered.convolve(out, g, w, windows, turned=True)
     elif set(stride) == {1} and (w.shape[0] == groups if single else not _weighty(g, w)):
         _correlate_flipped(xp, out, g, w, windows, groups)
     elif single:
@@ -233,6 +237,8 @@ def _weight_into(
         winograd.convolve_weights(out, x, g, windows)
     elif planar.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
         planar.convolve_weights(out, x, g, windows, groups)
+    elif gathered.fits(xp, x, out.shape[0], windows, groups):
+        gathered.convolve_weights(out, x, g, windows)
     elif out.shape[1] == 1 and groups > 1:
         depthwise_weights(xp, out, x, g, windows)
     else:

@@ -143,4 +143,8 @@ class Memory:
 
     def __init__(self, slot: str, nbytes: int) -> None:
         self._array = scratch(np, f"winograd {slot}", (nbytes,), np.uint8)
-        self.place = address(self._array)
+        self.place: int = address(self._array)
+
+    def clear(self) -> None:
+        """Fill with zeros."""
+        self._array[...] = 0
