@@ -303,10 +303,11 @@ def plan_regions(
         regions.add(node, found)
     distinct = {id(group): group for group in regions.of.values()}
     wanted = {*partition.graph.outputs, *partition.fetches.values()}
+    one: dict[Region, Region] = {}
     return {
         node: fused
         for group in distinct.values()
-        for fused in [_fused(group, partition, items, roots, wanted)]
+        for fused in [_fused(group, partition, items, roots, wanted, one)]
         for node in group.nodes
     }
 
@@ -353,7 +354,9 @@ def _fused(
     items: Mapping[Node, _Item],
     roots: Mapping[Tensor, Tensor],
     wanted: Set[Tensor],
+    one: dict[Region, Region],
 ) -> Fused:
+    """A group as a region; `one` stands for all that are equal, which are thus compared once."""
     graph = partition.graph
     number = {view: i for i, view in enumerate(group.operands)}
     place = {node: i for i, node in enumerate(group.nodes)}
@@ -390,6 +393,7 @@ def _fused(
     ways = tuple(
         row if group.nodes[i] in group.rows else (True,) * len(form.sizes) for i in results
     )
+    region = one.setdefault(region, region)
     return Fused(tuple(group.nodes), region, form.sizes, operands, outputs, ways)
 
 
