@@ -162,7 +162,9 @@ def split_stages(
     values = {name: units.max_load(where) for name, where in tried.items()}
     best = min(values, key=lambda name: values[name])
     if search.wanted:
-        bound = cover_bound(units, bound, values[best], tried.values(), 3 * pivots // 4, search.left)
+        bound = cover_bound(
+            units, bound, values[best], tried.values(), 3 * pivots // 4, search.left
+        )
     device: Ints = chosen[tried[best][units.unit]]
     return Split(
         device,
