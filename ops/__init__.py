@@ -7,6 +7,7 @@ from graphflow.op import Op, run_elementwise_by
 from graphflow.ops import (
     activations,
     adaptive,
+    attention_packed,
     batch_norm,
     bitwise,
     comm,
@@ -64,11 +65,11 @@ from graphflow.ops import (
 )
 
 __all__ = [
-    "activations", "adaptive", "batch_norm", "bitwise", "comm", "complex", "control", "conv",
-    "convert", "correlation", "creation", "debug", "decompose", "deform", "determinant",
-    "einsum", "elementwise", "embedding", "extrema", "fft", "fourier", "getitem", "grid",
-    "host", "index", "linalg", "linear_algebra", "magnitude", "nn", "norm", "places", "pool",
-    "pool_max", "pool_mean", "product", "random", "reduce", "resize", "roi", "sampling",
+    "activations", "adaptive", "attention_packed", "batch_norm", "bitwise", "comm", "complex",
+    "control", "conv", "convert", "correlation", "creation", "debug", "decompose", "deform",
+    "determinant", "einsum", "elementwise", "embedding", "extrema", "fft", "fourier", "getitem",
+    "grid", "host", "index", "linalg", "linear_algebra", "magnitude", "nn", "norm", "places",
+    "pool", "pool_max", "pool_mean", "product", "random", "reduce", "resize", "roi", "sampling",
     "scatter", "search", "select", "shape", "signal", "singular", "softmax", "solve", "sort",
     "sparse", "state", "suppression", "transcendental", "unfold", "vision", "window",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
 from graphflow.ops.attention_pairs import pair_gradients
 from graphflow.ops.convert import astype
@@ -44,7 +44,7 @@ def _wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype("float32") if dtype.itemsize == 2 else dtype
 
 
-def _infer_pairs(
+def infer_pairs(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: Sequence[TensorSpec]
 ) -> tuple[TensorSpec, TensorSpec]:
     """Specs of the result and of the log-sum-exps."""
@@ -208,8 +208,14 @@ class _Heads:
         return float(2 * products * self.q.size * self.k.shape[1])
 
 
-def _native_pattern(softcap: float | None, **attrs: Any) -> attend.Pattern:
+def native_pattern(softcap: float | None, **attrs: Any) -> attend.Pattern:
+    """The pattern of native calls, which know no soft cap."""
     return attend.Pattern(**attrs)
+
+
+def attention_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The kernels of attention and of its gradient, by arrays."""
+    return _attention_kernel, _attention_grad_kernel
 
 
 def split_heads(x: Any, shared: int) -> Any:
@@ -256,7 +262,7 @@ def _attend_block(heads: _Heads, y: Any, logs: Any, task: tuple[slice, slice]) -
 
 def _attention_into(xp: Any, out: Any, q: Any, k: Any, v: Any, *mask: Any, **attrs: Any) -> None:
     if attend.is_native(xp, q, k, v, attrs["softcap"]):
-        attend.forward(out[0], out[1], q, k, v, mask, _native_pattern(**attrs))
+        attend.forward(out[0], out[1], q, k, v, mask, native_pattern(**attrs))
         return
     heads = _Heads.of(xp, q, k, v, mask, Pattern(**attrs))
     y = split_heads(out[0], k.shape[-3])
@@ -341,7 +347,7 @@ def _attention_grad_into(
     **attrs: Any,
 ) -> None:  # fmt: skip
     if attend.is_native(xp, q, k, v, attrs["softcap"]):
-        attend.backward(out, g, delta, q, k, v, logs, mask, _native_pattern(**attrs))
+        attend.backward(out, g, delta, q, k, v, logs, mask, native_pattern(**attrs))
         return
     heads = _Heads.of(xp, q, k, v, mask, Pattern(**attrs))
     shared = k.shape[-3]
@@ -427,7 +433,7 @@ def _infer_grad(
     g: TensorSpec, delta: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec,
     logs: TensorSpec, *mask: TensorSpec, **attrs: Any,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    _infer_pairs(q, k, v, mask)
+    infer_pairs(q, k, v, mask)
     return q, k, v
 
 
@@ -476,7 +482,7 @@ attention_mask_grad = register(
 _attention = register(
     Op(
         "attention",
-        infer=lambda q, k, v, *mask, **attrs: _infer_pairs(q, k, v, mask),
+        infer=lambda q, k, v, *mask, **attrs: infer_pairs(q, k, v, mask),
         kernel=_attention_kernel,
         into=_attention_into,
         vjp=_attention_vjp,
@@ -525,15 +531,14 @@ def attention(
     if scale is None and not isinstance(depth, int):
         raise ArgumentError(f"d is {depth}, not known: give the scale")
     number = 1 / math.sqrt(max(1, depth)) if scale is None else scale  # type: ignore[arg-type,type-var]
-    result: Tensor = _attention(
-        *tensors,
-        scale=_positive("scale", number),
-        left=left,
-        right=right,
-        offset=offset,
-        softcap=None if softcap is None else _positive("softcap", softcap),
-        name=name,
-    )[0]
+    attrs = {
+        "scale": _positive("scale", number), "left": left, "right": right, "offset": offset,
+        "softcap": None if softcap is None else _positive("softcap", softcap),
+    }  # fmt: skip
+    packed: Tensor | None = FUNCTIONS["packed_attention"](tensors, attrs) if name is None else None
+    if packed is not None:
+        return packed
+    result: Tensor = _attention(*tensors, **attrs, name=name)[0]
     return result
 
 

@@ -16,6 +16,8 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
+_FEW = 256
+"""Words below which numpy draws them, rather than a loop that has to be loaded."""
 # Blocks drawn at once: what they need in passing stays in a core's cache (a GPU takes more).
 _BLOCKS = {"numpy": 1 << 13, "cupy": 1 << 24}
 
@@ -39,6 +41,10 @@ def words(xp: Any, count: int, stream: tuple[int, int], step: int) -> Any:
     Word i is word i % 4 of block i // 4. The counter is (block, step, number of the stream), the
     key the seed: no two streams, steps or blocks share one.
     """
+    if _is_generated(xp, count):
+        from graphflow.ops.kernels import random_words
+
+        return random_words.words(count, stream, step)
     seed, number = stream
     key = (seed & _LOW, (seed >> 32) & _LOW)
     blocks = -(-count // 4)
@@ -54,6 +60,24 @@ def words(xp: Any, count: int, stream: tuple[int, int], step: int) -> Any:
         for i in range(4):
             part[:, i] = drawn[i]
     return result.reshape(-1)[:count]
+
+
+def below(xp: Any, count: int, bound: int, stream: tuple[int, int], step: int) -> Any:
+    """Whether each of the first `count` words is below a bound (< 2³²), bool, shape (count,)."""
+    if _is_generated(xp, count):
+        from graphflow.ops.kernels import random_words
+
+        return random_words.below(count, bound, stream, step)
+    return words(xp, count, stream, step) < np.uint32(bound)
+
+
+def _is_generated(xp: Any, count: int) -> bool:
+    """Whether a generated loop draws them: the same words."""
+    if xp is not np or count < _FEW:
+        return False
+    from graphflow.ops.kernels.regions import enabled
+
+    return enabled()
 
 
 def uniform(xp: Any, count: int, dtype: str, stream: tuple[int, int], step: int) -> Any:

@@ -145,10 +145,10 @@ _normal = register(
 def _bernoulli_kernel(
     xp: Any, shape: tuple[int, ...], probability: float, stream: Stream, step: int
 ) -> Any:
-    drawn = philox.words(xp, math.prod(shape), stream, step)
     if probability >= 1:
         return xp.ones(shape, bool)
-    return (drawn < np.uint32(int(probability * 2**32))).reshape(shape)
+    bound = int(probability * 2**32)
+    return philox.below(xp, math.prod(shape), bound, stream, step).reshape(shape)
 
 
 _bernoulli = register(

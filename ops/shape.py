@@ -212,6 +212,8 @@ def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
         raise ArgumentError(f"{tuple(axes)} is no permutation of {x.ndim} axes")
     if order == tuple(range(x.ndim)):
         return x
+    if x.node.op is permute_dims_op and tuple(x.node.attrs["axes"]) == _inverse(order):
+        return x.node.inputs[0]  # there and back
     result: Tensor = permute_dims_op(x, axes=order)
     return result
 

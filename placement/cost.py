@@ -19,6 +19,7 @@ from graphflow.op import Node, Tensor
 from graphflow.ops.control import is_control
 from graphflow.ops.kernels.fusion import regions_of
 from graphflow.passes.duplicates import key_of
+from graphflow.placement.body_memory import body_memory
 from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.hardware import Links, classes, link_classes, link_matrices, rates
 from graphflow.placement.learned import Bucket, Learned, half_octaves
@@ -378,6 +379,27 @@ class _Builder:
             and value not in self.outputs
         )
 
+    def _written(self) -> set[Node]:
+        """Nodes of updates that take no memory: what is computed straight into its variable as the
+        step commits, and the elementwise nodes on the way that nothing else reads."""
+        wanted = {t.node for t in self.outputs}
+        consumers = self.graph.consumers
+        written: set[Node] = set()
+
+        def sweeps(reader: Node) -> bool:
+            new = reader.op.name == "assign" and reader.inputs[0].spec == reader.inputs[1].spec
+            unread = all(n.op.name == "group" for n in consumers[reader])
+            return reader in written or (new and reader not in wanted and unread)
+
+        for node in reversed(self.nodes):
+            if node in wanted or not consumers[node]:
+                continue
+            if node.op.in_place:
+                written.update([node] if any(map(self._in_place, consumers[node])) else [])
+            elif node.op.elementwise and is_inexact(node.outputs[0].dtype):
+                written.update([node] if all(map(sweeps, consumers[node])) else [])
+        return written
+
     def late(self) -> set[Node]:
         """Nodes that run as the step commits: assignments, and what is computed in place."""
         assigns = [node for node in self.nodes if node.op.name == "assign"]
@@ -404,19 +426,19 @@ class _Builder:
     def memory(self) -> tuple[list[float], list[float]]:
         """Bytes that stay (variables; constants, at their first reader), and bytes of outputs."""
         stays, outputs = [0.0] * self.count, [0.0] * self.count
-        last = _last_readers(self.graph)
+        last, written = _last_readers(self.graph), self._written()
         for i, node in enumerate(self.nodes):
             size = float(sum([self.nbytes(t) for t in node.outputs]))
             if node.attrs and bodies(node):
-                size += self._inside(node)
+                size += body_memory(node, self.bindings)
             if node.op.name == "variable":
                 stays[i] = size
             elif node.op.alias:
                 # The memory of its input: of account only if it outlives that.
                 outlives = last.get(node, 0) > last.get(node.inputs[0].node, 0)
                 outputs[i] = size if outlives else 0.0
-            elif node.op.in_place and any(map(self._in_place, self.graph.consumers[node])):
-                outputs[i] = 0.0  # written into its variable
+            elif node in written:
+                outputs[i] = 0.0  # written into its variable, or never written at all
             elif node.op.name not in ("placeholder", "assign"):
                 outputs[i] = size
         for node in self.graph.of_op("constant"):
@@ -424,18 +446,6 @@ class _Builder:
             if reader is not None:
                 stays[self.index[reader]] += self.nbytes(node.outputs[0])
         return stays, outputs
-
-    def _inside(self, node: Node) -> float:
-        """Bytes that a node's bodies may need while it runs: all that an iteration makes."""
-        return float(
-            sum(
-                nbytes(spec.bind(self.bindings))
-                for body in bodies(node)
-                for inner in body.graph.walk()
-                if inner.op.name not in UNPLACED and not inner.op.alias
-                for spec in inner.specs
-            )
-        )
 
     def groups(self) -> list[int]:
         """A variable, its slots and what assigns them share an id."""

@@ -10,6 +10,7 @@ makes one (`schedule`): so what a placer predicts is what the simulator says.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -141,47 +142,93 @@ def execute(
     `started` and `finished` number the starts and ends of nodes as they are processed: they order
     what happens at one instant, where nodes that cost nothing start and end together.
     """
-    if problem.ways:
-        return _execute_shared(problem, device, priority, order)
-    n, d = problem.nodes, problem.devices
+    devices = _Devices(problem, device, priority, order)
+    run = _shared if problem.ways else _alone
+    transfers = run(problem, devices)
+    return Run(
+        device, devices.start, devices.finish, devices.started, devices.finished, devices.ran,
+        transfers, max(devices.finish, default=0.0),
+    )  # fmt: skip
+
+
+class _Devices:
+    """What each device runs, when, and what is ready for it: the part of an execution that does not
+    depend on how transfers share links."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: list[int],
+        priority: list[int] | list[float],
+        order: list[int] | None,
+    ) -> None:
+        n, d = problem.nodes, problem.devices
+        self.device, self.priority = device, priority
+        self.start, self.finish, self.arrival = [0.0] * n, [0.0] * n, [0.0] * n
+        self.started, self.finished = [0] * n, [0] * n
+        self.missing = list(problem.input_counts)
+        self.ran: list[int] = []
+        self.ready: list[list[tuple[float, int]]] = [[] for _ in range(d)]
+        self.busy = [False] * d
+        self._queues = _queues(order, device, d)
+        self._position = [0] * d
+        self._tick = 0
+        for node in range(n):
+            if self.missing[node] == 0:
+                self.add(node)
+
+    def add(self, node: int) -> None:
+        """A node whose inputs are all there."""
+        heappush(self.ready[self.device[node]], (self.priority[node], node))
+
+    def begin(self, places: Iterable[int], now: float) -> list[int]:
+        """Start what idle devices can start; these nodes."""
+        begun = []
+        for at in places:
+            ready = self.ready[at]
+            if self.busy[at] or not ready:
+                continue
+            node = ready[0][1]
+            if self._queues is not None:
+                if self._queues[at][self._position[at]] != node:
+                    continue
+                self._position[at] += 1
+            heappop(ready)
+            self.busy[at] = True
+            self.start[node], self.started[node] = now, self._tick
+            self._tick += 1
+            self.ran.append(node)
+            begun.append(node)
+        return begun
+
+    def end(self, node: int, now: float) -> None:
+        """A node is done; its device is idle."""
+        self.busy[self.device[node]] = False
+        self.finish[node], self.finished[node] = now, self._tick
+        self._tick += 1
+
+
+def _alone(problem: Problem, devices: _Devices) -> list[TransferRow]:
+    """Every pair of devices has a link of its own: a tensor's arrival is known when it is made."""
+    n, d, device = problem.nodes, problem.devices, devices.device
     compute, outputs = problem.compute_rows, problem.outputs
     latency, bandwidth, contention = (
         problem.latency_rows,
         problem.bandwidth_rows,
         problem.contention,
     )
-    start, finish, arrival = [0.0] * n, [0.0] * n, [0.0] * n
-    started, finished, missing = [0] * n, [0] * n, list(problem.input_counts)
-    ready: list[list[tuple[float, int]]] = [[] for _ in range(d)]
-    queues = _queues(order, device, d)
-    position = [0] * d
-    busy = [False] * d
+    arrival, missing, ready = devices.arrival, devices.missing, devices.ready
+    priority, begin, end = devices.priority, devices.begin, devices.end  # called very often
     free: dict[int, float] = {}
     transfers: list[TransferRow] = []
-    ran: list[int] = []
     events: list[tuple[float, int]] = []
-    now, tick = 0.0, 0
-    for node in range(n):
-        if missing[node] == 0:
-            heappush(ready[device[node]], (priority[node], node))
+    now = 0.0
     touched = set(range(d))
     while True:
-        for at in sorted(touched) if len(touched) > 1 else touched:
-            if busy[at] or not ready[at]:
-                continue
-            node = ready[at][0][1]
-            if queues is not None:
-                if queues[at][position[at]] != node:
-                    continue
-                position[at] += 1
-            heappop(ready[at])
-            busy[at] = True
-            start[node], started[node] = now, tick
-            tick += 1
-            ran.append(node)
-            heappush(events, (now + compute[node][at], node))
+        for node in begin(sorted(touched) if len(touched) > 1 else touched, now):
+            heappush(events, (now + compute[node][device[node]], node))
         if not events:
-            break
+            return transfers
         now = events[0][0]
         touched = set()
         while events and events[0][0] == now:
@@ -192,10 +239,8 @@ def execute(
                 touched.add(device[node])
                 continue
             at = device[code]
-            busy[at] = False
+            end(code, now)
             touched.add(at)
-            finish[code], finished[code] = now, tick
-            tick += 1
             for tensor, size, readers in outputs[code]:
                 arrived = {at: now}
                 for reader in readers:
@@ -218,32 +263,21 @@ def execute(
                             touched.add(to)
                         else:
                             heappush(events, (arrival[reader], n + reader))
-    return Run(device, start, finish, started, finished, ran, transfers, max(finish, default=0.0))
 
 
-def _execute_shared(
-    problem: Problem,
-    device: list[int],
-    priority: list[int] | list[float],
-    order: list[int] | None,
-) -> Run:
-    """`execute` where transfers divide shared links: a tensor's arrival is not known before."""
-    n, d = problem.nodes, problem.devices
+def _shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
+    """Transfers divide shared links: a tensor's arrival is not known before."""
+    n, device = problem.nodes, devices.device
     compute, latency = problem.compute_rows, problem.latency_rows
-    start, finish, arrival = [0.0] * n, [0.0] * n, [0.0] * n
-    started, finished, missing = [0] * n, [0] * n, list(problem.input_counts)
-    ready: list[list[tuple[float, int]]] = [[] for _ in range(d)]
-    queues = _queues(order, device, d)
-    position, busy = [0] * d, [False] * d
-    flows, clock, sent = Flows(problem), Clock(), dict[tuple[int, int], list[Any]]()
-    ran: list[int] = []
-    now, tick = 0.0, 0
+    arrival, missing = devices.arrival, devices.missing
+    flows, clock, sent = Flows(problem), Clock(), dict[tuple[int, int], TransferRow | None]()
+    now = 0.0
 
     def arrives(reader: int, comes: float) -> None:
         arrival[reader] = max(arrival[reader], comes)
         missing[reader] -= 1
         if missing[reader] == 0 and arrival[reader] <= now:
-            heappush(ready[device[reader]], (priority[reader], reader))
+            devices.add(reader)
         elif missing[reader] == 0:
             clock.at(arrival[reader], n + reader)
 
@@ -257,51 +291,32 @@ def _execute_shared(
                 else:
                     away.setdefault(device[reader], []).append(reader)
             for to, there in away.items():
-                sent[tensor, to] = []
+                sent[tensor, to] = None  # in order of readiness
                 flows.add(Flow(tensor, node, at, to, size, tuple(there)), now)
 
-    for node in range(n):
-        if missing[node] == 0:
-            heappush(ready[device[node]], (priority[node], node))
     while True:
-        for at in range(d):
-            if busy[at] or not ready[at]:
-                continue
-            node = ready[at][0][1]
-            if queues is not None:
-                if queues[at][position[at]] != node:
-                    continue
-                position[at] += 1
-            heappop(ready[at])
-            busy[at] = True
-            start[node], started[node] = now, tick
-            tick += 1
-            ran.append(node)
-            clock.at(now + compute[node][at], node)
+        for node in devices.begin(range(problem.devices), now):
+            clock.at(now + compute[node][device[node]], node)
         for when, flow in flows.settle(now):
             clock.leaves(when, flow, 2 * n)
         upcoming = clock.next()
         if upcoming is None:
-            break
+            return [row for row in sent.values() if row is not None]
         now = upcoming
         for code, left in clock.due(now, 2 * n):
             if left is not None:
                 flows.ended(left, now)
                 comes = now + latency[left.source][left.target]
-                row = (left.tensor, left.node, left.source, left.target, left.start, comes)
-                sent[left.tensor, left.target] = [*row, left.size]
+                sent[left.tensor, left.target] = (
+                    left.tensor, left.node, left.source, left.target, left.start, comes, left.size,
+                )  # fmt: skip
                 for reader in left.readers:
                     arrives(reader, comes)
             elif code >= n:
-                node = code - n
-                heappush(ready[device[node]], (priority[node], node))
+                devices.add(code - n)
             else:
-                busy[device[code]] = False
-                finish[code], finished[code] = now, tick
-                tick += 1
+                devices.end(code, now)
                 sends(code)
-    transfers: list[Any] = [tuple(row) for row in sent.values()]
-    return Run(device, start, finish, started, finished, ran, transfers, max(finish, default=0.0))
 
 
 def timeline(problem: Problem, run: Run) -> Timeline:

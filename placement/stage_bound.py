@@ -31,14 +31,15 @@ SAFE = 1e-7
 
 
 def fluid_bound(units: StageUnits) -> float:
-    """Units in fractions, transfers free; never below the dearest unit's least cost. A linear
-    program over classes of devices."""
+    """Units in fractions, transfers free, memory as a sum; never below the dearest unit's least
+    cost. A linear program over classes of devices."""
     stock = stock_of(units)
     least = units.compute.min(axis=1)
     model = Model()
     top = model.columns(1, cost=1.0, lower=float(least.max(initial=0.0)))
     shares = model.columns(units.count * len(stock.members), upper=1.0)
     loads: list[dict[int, float]] = [{top: -float(len(m))} for m in stock.members]
+    stays: list[dict[int, float]] = [{} for _ in stock.members]
     for u in range(units.count):
         whole = {}
         for c, p in enumerate(stock.column.tolist()):
@@ -46,9 +47,14 @@ def fluid_bound(units: StageUnits) -> float:
             if np.isfinite(seconds):
                 whole[share] = 1.0
                 loads[c][share] = seconds
+                if units.memory[u] > 0.0:
+                    stays[c][share] = float(units.memory[u])
         model.row(whole, lower=1.0)
-    for load in loads:
+    for c, (load, held) in enumerate(zip(loads, stays, strict=True)):
         model.row(load, upper=0.0)
+        room = float(units.capacity[stock.column[c]]) * len(stock.members[c])
+        if held and np.isfinite(room):
+            model.row(held, upper=room)
     return _lowered(model.solve().bound)
 
 

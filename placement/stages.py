@@ -17,9 +17,10 @@ from time import monotonic, perf_counter
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from graphflow.errors import MemoryLimitError, PlacementError, ProblemError
+from graphflow.errors import PlacementError, ProblemError
 from graphflow.placement.problem import Floats, Ints, Problem
 from graphflow.placement.stage_bound import closure_bound, cover_bound, fluid_bound
+from graphflow.placement.stage_memory import fitting
 from graphflow.placement.stage_order import best_cuts, best_ideals, ideals_of, items_of, orders
 from graphflow.placement.stage_search import Anneal, annealed, neighbourhoods
 from graphflow.placement.stage_units import StageUnits, stage_units
@@ -38,6 +39,8 @@ lie in a dead end."""
 
 PAIR_STEPS = 2e9
 """Steps that the dynamic program over all ideals may take: a few seconds."""
+SMALL = 50_000
+"""Moves per unit that no anneal goes beyond."""
 AGREED = 3
 """Anneals that come to the same best max load are enough."""
 PROBE = 20_000
@@ -90,7 +93,7 @@ def split_stages(
     hosts: Sequence[int] = (),
     backward: ArrayLike | None = None,
     budget: int = 20_000_000,
-    pivots: int = 40_000,
+    pivots: int = 20_000,
     ideals: int = 1_500,
     seed: int = 0,
     seconds: float | None = None,
@@ -153,7 +156,7 @@ def split_stages(
         return Split(np.zeros(0, np.int64), np.zeros(problem.devices), 0.0, True, ())
     tried = _contiguous_splits(problem, units, flags, ideals)
     if not tried:
-        tried["by memory"] = _fitting(units)
+        tried["by memory"] = fitting(units)
     bound = closure_bound(units, fluid_bound(units))
     search = _Search(units, tried, bound, deadline)
     if budget:
@@ -266,24 +269,6 @@ def _contiguous_splits(
     return found
 
 
-def _fitting(units: StageUnits) -> Ints:
-    """Units by falling memory, each where it fits and the load stays least."""
-    room, load = units.capacity.copy(), np.zeros(len(units.capacity))
-    where = np.zeros(len(units.compute), dtype=np.int64)
-    for u in np.lexsort((-units.compute.min(axis=1), -units.memory)).tolist():
-        value = np.where(room >= units.memory[u], load + units.compute[u], np.inf)
-        p = int(np.argmin(value))
-        if not np.isfinite(value[p]):
-            raise MemoryLimitError(
-                f"a unit of {units.memory[u]:g} bytes (node "
-                f"{int(np.flatnonzero(units.unit == u)[0])} and its group) fits on no device "
-                f"beside the others: {room.max():g} bytes are left at most; add a stage or memory"
-            )
-        where[u], load[p] = p, value[p]
-        room[p] -= units.memory[u]
-    return where
-
-
 class _Search:
     """What makes a split better, adding all that it finds to `tried`."""
 
@@ -315,8 +300,9 @@ class _Search:
         """Anneal from the best contiguous split, then from what came out."""
         start = last = self.best
         hot: list[Ints] = []
+        share = min(max(1, budget // len(ANNEALS)), SMALL * self.units.count)
         for turn, (how, source) in enumerate(ANNEALS):
-            steps = self._affordable(max(1, budget // len(ANNEALS)))
+            steps = self._affordable(share)
             if not self.wanted or steps == 0:
                 return
             if source == "contiguous":

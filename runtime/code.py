@@ -10,52 +10,52 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import CheckError, GraphflowError, OpError, ProtocolError
+from graphflow.errors import OpError
 from graphflow.graph import Body, bind_attrs, bodies
 from graphflow.half import any_half
-from graphflow.op import Node, Op, Tensor
+from graphflow.op import Node, Tensor
 from graphflow.ops.control import call
-from graphflow.ops.kernels.driver import copy_task, texts
-from graphflow.ops.kernels.native import Task, compiler
+from graphflow.ops.kernels.driver import copy_task
+from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.regions import SHARED, Launch, address, enabled, kernel_of
+from graphflow.ops.kernels.sweeps import Sweep
 from graphflow.runtime.backend import Backend, require_dtype
-from graphflow.runtime.layout import Inner, Layout
-from graphflow.runtime.loops import Carried, runner
-from graphflow.runtime.memory import aligned
+from graphflow.runtime.layout import Layout
+from graphflow.runtime.lines import (
+    LOOPS,
+    Arrival,
+    Channel,
+    InLoops,
+    Reshaped,
+    carried_buffers,
+    compile_ahead,
+    explained,
+    going_on,
+    writing,
+)
+from graphflow.runtime.loops import runner
 from graphflow.runtime.native_loops import NativeBody, native_runner
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.segments import LONGEST, Call, Fed, Place, Segment
-from graphflow.spec import TensorSpec, nbytes
+from graphflow.runtime.wide import Strands, groups
+from graphflow.spec import nbytes
 
-EDGE_BITS = 32
-"""An edge's number takes these bits of its key; above it is how often it was used in the step."""
-LOOPS = ("scan", "while_loop")
 _COMING = ("placeholder", "recv")
 """Ops whose value is elsewhere in each step."""
 _OURS = ("<compute>", "<traced>", "<routine>")
-_Line = tuple[Node, str] | Segment
-
-
-class Channel(Protocol):
-    """Where a program's cut edges lead."""
-
-    def send(self, step: int, edge: int, target: str, array: Any) -> None: ...
-
-    def recv(self, step: int, edge: int) -> Any: ...
-
-    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
-        """Raise if the step was given up; `loop` has done so many iterations (of so many)."""
+_Line = tuple[Node, str] | Segment | Strands
 
 
 class _Part:
     """The compute or the commit part while it is written: lines, and the calls of the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
         self.lines: list[_Line] = []
         self.calls: list[Call] = []
         self.work = 0.0
@@ -72,12 +72,20 @@ class _Part:
 
     def flush(self) -> None:
         if self.calls:
-            self.lines.append(Segment(self.calls))
+            for strands in groups(self.calls, self._threads):
+                self.lines.append(Segment(strands[0]) if len(strands) == 1 else Strands(strands))
             self.calls, self.work = [], 0.0
 
     @property
     def segments(self) -> list[Segment]:
-        return [line for line in self.lines if isinstance(line, Segment)]
+        """All of them, also those that run beside each other."""
+        result: list[Segment] = []
+        for line in self.lines:
+            if isinstance(line, Strands):
+                result += line.segments
+            elif isinstance(line, Segment):
+                result.append(line)
+        return result
 
 
 class Code:
@@ -87,6 +95,10 @@ class Code:
         memory: of the arena; where there is none, it is taken from the backend.
         loops: of the program of which this is a body.
         keys: of a body: what its parameters are fed by.
+
+    Attributes:
+        alone: nodes that their ops' own kernels compute.
+        codes: of the bodies that its nodes hold.
     """
 
     def __init__(
@@ -118,9 +130,13 @@ class Code:
         }  # fmt: skip
         self.names: dict[Tensor, str] = {}
         self.numbers = {node: i for i, node in enumerate(self.graph.nodes)}
-        self.compute = _Part()
-        self.commit = _Part()
+        threads = 1 if self.inside else backend.threads
+        self.compute = _Part(threads)
+        self.commit = _Part(threads)
+        self._swept: list[tuple[Node, Task, Sequence[Place]]] = []
         self.variables: dict[str, Any] = {}
+        self.alone: list[Node] = []
+        self.codes: list[Code] = []
         self.constant_bytes = 0
         self.feed_bytes = 0
         self.recv_bytes = 0
@@ -139,6 +155,7 @@ class Code:
         self.compute.flush()
         for assign in layout.commits:
             self._commit_line(assign)
+        self._sweep()
         self.commit.flush()
         self._lead()
 
@@ -239,7 +256,7 @@ class Code:
         ]  # fmt: skip
         for code in codes:
             self.constant_bytes += code.constant_bytes
-        self.scope[f"h{number}"] = codes  # native calls have the addresses of their constants
+        self.codes += codes  # native calls have the addresses of their constants
         natives = [code.native(body) for body, code in zip(bodies(node), codes, strict=True)]
         if node.op is call and natives[0] is not None:
             self._inlined(node, natives[0])
@@ -304,9 +321,12 @@ class Code:
         part = self.commit if node in self.layout.deferred else self.compute
         tensors = (*fused.operands, *fused.results)
         if not self._is_shared(task):
-            self._call(part, node, task, tensors)
+            self._call(part, node, task, tensors, len(fused.results))
             return
         places = [self._place(t) for t in tensors]
+        if part is self.commit and not task.scratch and _stays(places):
+            self._swept.append((node, task, places))
+            return
         launch = Launch(
             kernel_of(fused.region),
             fused.sizes,
@@ -319,6 +339,18 @@ class Code:
         if part is self.commit:
             moving = [self._kept(node, name) for name in moving]
         part.line(node, f"k{number}({', '.join(moving)})")
+
+    def _sweep(self) -> None:
+        """The updates of variables that are worth sharing, as one call a thread, together with
+        the small ones."""
+        if not self._swept:
+            return
+        small = [c for c in self.commit.calls if not c.task.scratch and _stays(c.places)]
+        self.commit.calls = [c for c in self.commit.calls if c not in small]
+        calls: list[Any] = [(task, places) for _, task, places in self._swept]
+        calls += [(call.task, call.places) for call in small]
+        self.scope["sweep"] = Sweep(calls, self.backend.threads)
+        self.commit.line(self._swept[-1][0], "sweep()")
 
     def _refusal(self, node: Node, number: int) -> None:
         """A line that looks for values that the op does not take: labels that are no class."""
@@ -338,22 +370,28 @@ class Code:
         """Whether threads share the work of a task."""
         return task.nanoseconds > SHARED and self.backend.threads > 1
 
-    def _call(self, part: _Part, node: Node, task: Task, tensors: Sequence[Tensor]) -> None:
+    def _call(
+        self, part: _Part, node: Node, task: Task, tensors: Sequence[Tensor], results: int
+    ) -> None:
+        """A call of a task with operands and, last of them, so many results."""
         if not task.rows:
             return
+        order = [*task.order, *range(len(task.order), len(tensors))]
+        tensors = [tensors[i] for i in order]
         places = [self._place(t) for t in tensors]
-        if task.order:
-            places[: len(task.order)] = [places[i] for i in task.order]
+        sizes = [nbytes(self.layout.specs[t]) for t in tensors]
         if task.scratch:
             places.append(self._base + self.layout.arena.offsets[self.layout.scratch[node]])
-        part.add([Call(node, task, tuple(places))])
+            sizes.append(task.scratch)
+        part.add([Call(node, task, tuple(places), tuple(sizes), len(tensors) - results)])
 
     def _kernel(self, node: Node, number: int) -> None:
         """A line that runs the node's kernel into its buffers."""
         deferred = self.layout.deferred.get(node)
         task = self.layout.tasks.get(node)
         if task is not None and deferred is None and not self._is_shared(task):
-            self._call(self.compute, node, task, (*node.inputs, *node.outputs))
+            tensors = (*node.inputs, *node.outputs)
+            self._call(self.compute, node, task, tensors, len(node.outputs))
             return
         inputs = [self._name(t) for t in node.inputs]
         if deferred is not None:
@@ -367,6 +405,7 @@ class Code:
             line = f"k{number}({', '.join(inputs)}, out={names[0]})"
         else:
             self.scope[f"k{number}"] = writing(node.op, self.backend.xp, specs, attrs, self.plain)
+            self.alone.append(node)
             out = names[0] if len(names) == 1 else f"({', '.join(names)})"
             step = ", step=draws" if node.op.random else ""
             line = f"k{number}({', '.join([out, *inputs])}{step})"
@@ -412,7 +451,7 @@ class Code:
             return self._bind(tensor, self.scope[self.names[root]].reshape(shape))
         if kind in _COMING:
             number = self.numbers[tensor.node]
-            self.scope[f"k{number}"] = _Reshape(shape)
+            self.scope[f"k{number}"] = Reshaped(shape)
             name = self.names[tensor] = f"b{number}_0"
             self._line(tensor.node, f"{name} = k{number}({self.names[root]})")
             return name
@@ -510,7 +549,7 @@ class Code:
             nodes.extend((node, node))
 
         for line in self._lines:
-            if isinstance(line, Segment):
+            if isinstance(line, Segment | Strands):
                 name = self._text(line, "one")
                 for i, each in enumerate(line.calls):
                     add(each.node, f"{name}({i})")
@@ -519,7 +558,7 @@ class Code:
         return self._function("traced", "feeds, step, draws, mark", lines, self._result), nodes
 
     def _text(self, line: _Line, how: str = "run") -> str:
-        if not isinstance(line, Segment):
+        if not isinstance(line, Segment | Strands):
             return line[1]
         name = f"{how}_{id(line)}"
         self.scope[name] = getattr(line, how)
@@ -545,7 +584,7 @@ class Code:
                 node = self.traced()[1][at]
             else:
                 line = self._lines[at]
-                node = line.calls[0].node if isinstance(line, Segment) else line[0]
+                node = line[0] if isinstance(line, tuple) else line.calls[0].node
         return explained(error, node, self.layout, self.partition)
 
     @property
@@ -563,84 +602,6 @@ class Code:
         self.scope.clear()  # its functions and itself refer to each other
 
 
-def explained(
-    error: Exception, node: Node | None, layout: Layout, partition: Partition
-) -> Exception:
-    """An error with the node that failed, unless it says already what went wrong."""
-    if isinstance(error, GraphflowError) and not isinstance(error, CheckError):
-        return error
-    if isinstance(error, OpError) and error.explained:
-        return error
-    kind = CheckError if isinstance(error, CheckError) else OpError
-    if node is None:
-        return kind(f"a step failed on {partition.device}: {error!r}")
-    text = str(error) if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
-    shapes = ", ".join(str(layout.specs[t]) for t in node.inputs)
-    told = kind(
-        f"{node.op.name} {partition.graph.names[node]!r} (made at {node.location}) failed on "
-        f"{partition.device}: {text}; its inputs are [{shapes}]"
-    )
-    told.explained = True
-    return told
-
-
-def carried_buffers(inner: Inner, own: Any) -> Carried:
-    """The two sets of buffers of what a loop carries, in the memory of its node."""
-    here, there = (
-        tuple(
-            own[at : at + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
-            for spec, place in inner.carried
-            for at in [place + which * aligned(nbytes(spec))]
-        )
-        for which in range(2)
-    )
-    return Carried(here, there)
-
-
-def compile_ahead(layout: Layout) -> None:
-    """Compile all kernels of a program and its bodies that are missing, together."""
-    if not enabled():
-        return
-    wanted: dict[str, str] = {}
-    _collect(layout, wanted)
-    if wanted:
-        compiler().functions({**texts(), **wanted})
-
-
-def _collect(layout: Layout, wanted: dict[str, str]) -> None:
-    for region in {fused.region: None for fused in layout.regions.values()}:
-        kernel = kernel_of(region)
-        wanted[kernel.name] = kernel.text
-    wanted.update({task.name: task.text for task in layout.tasks.values()})
-    if layout.inner:
-        copy = copy_task(0)
-        wanted[copy.name] = copy.text
-    for inner in layout.inner.values():
-        for _, body in inner.parts:
-            _collect(body, wanted)
-
-
-def writing(
-    op: Op, xp: Any, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any], plain: bool
-) -> Callable[..., None]:
-    """The kernel as a function (out, *arrays); `plain`: by way of a result of its own."""
-    into = op.writer(inputs)
-    if into is not None and not op.random and not plain:
-        return partial(into, xp, **attrs) if attrs else partial(into, xp)
-
-    def run(out: Any, *arrays: Any, step: int = 0) -> None:
-        results = op.run(xp, arrays, attrs, step, plain=plain)
-        outs = out if isinstance(out, tuple) else (out,)
-        for buffer, result in zip(outs, results, strict=True):
-            xp.copyto(buffer, result)
-
-    return run
-
-
-def going_on(step: int, loop: str, done: int, of: str) -> None:
-    """For what is no loop."""
-
-
 class _Routine:
     """A body, compiled: arrays in, results out, which are good until it runs again."""
 
@@ -655,60 +616,6 @@ class _Routine:
             raise self.code.explained(error) from error
 
 
-class InLoops:
-    """The channel inside bodies, which may run often in a step: what an edge carries is numbered.
-
-    Both ends run the same iterations, so the n-th that is sent is the n-th that is received. The
-    number stands above the edge's in its key.
-    """
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._step = -1
-        self._count: dict[int, int] = {}
-
-    def send(self, step: int, edge: int, target: str, array: Any) -> None:
-        self._channel.send(step, self._key(step, edge), target, array)
-
-    def recv(self, step: int, edge: int) -> Any:
-        return self._channel.recv(step, self._key(step, edge))
-
-    def _key(self, step: int, edge: int) -> int:
-        if step != self._step:
-            self._step = step
-            self._count.clear()
-        number = self._count[edge] = self._count.get(edge, -1) + 1
-        return edge | number << EDGE_BITS
-
-
-class Arrival:
-    """A tensor that came over an edge, checked to be what the program was compiled for.
-
-    Raises:
-        ProtocolError: it is another one.
-    """
-
-    def __init__(self, recv: Node, spec: TensorSpec) -> None:
-        self.recv = recv
-        self.spec = spec
-        self.shape = spec.shape
-        self.dtype = spec.dtype
-
-    def __call__(self, array: Any) -> Any:
-        if array.shape != self.shape or array.dtype != self.dtype:
-            raise ProtocolError(
-                f"edge {self.recv.attrs['edge']} from {self.recv.attrs['source']} brought "
-                f"{array.dtype}{array.shape} for {self.recv.name.removeprefix('recv/')!r} (made at "
-                f"{self.recv.location}), which is {self.spec}; do all workers run the same code?"
-            )
-        return array
-
-
-class _Reshape:
-    """An alias: the input's memory under another shape."""
-
-    def __init__(self, shape: Any) -> None:
-        self.shape = shape
-
-    def __call__(self, array: Any) -> Any:
-        return array.reshape(self.shape)
+def _stays(places: Sequence[Place]) -> bool:
+    """Whether addresses are known before a program runs."""
+    return all(isinstance(place, int) for place in places)

@@ -23,12 +23,14 @@ import numpy as np
 from graphflow.op import Node
 from graphflow.pauses import without_collection
 from graphflow.runtime.backend import Backend
-from graphflow.runtime.code import Channel, Code
+from graphflow.runtime.code import Code
 from graphflow.runtime.footprint import Taken, memory_use
 from graphflow.runtime.gpu import GpuBackend
 from graphflow.runtime.gpu_code import GpuCode
 from graphflow.runtime.layout import plan_layout
+from graphflow.runtime.lines import Channel
 from graphflow.runtime.partition import Partition
+from graphflow.runtime.rehearsal import rehearse
 
 Span = tuple[str, str, int, int]
 """Track, name, start and end in nanoseconds of the monotonic clock."""
@@ -131,6 +133,12 @@ class Program:
             return
         with self._backend.active(), np.errstate(all="ignore"):
             self._commit()
+
+    def rehearse(self) -> None:
+        """Let kernels that compile something when they first run do so now."""
+        if isinstance(self._code, Code):
+            with self._backend.active(), np.errstate(all="ignore"):
+                rehearse(self._code)
 
     def free(self) -> None:
         """Let go of the buffers at once; the program does not run again."""

@@ -79,9 +79,9 @@ class GpuBackend:
         self.index = index
         self.allocations = 0
         self.pinned = 0
-        self._device = cupy.cuda.Device(index)
         self._functions: dict[str, Any] = {}
         try:
+            self._device = cupy.cuda.Device(index)
             with self._device:
                 self.stream = cupy.cuda.Stream(non_blocking=True)
                 self._inward = cupy.cuda.Stream(non_blocking=True)

@@ -19,7 +19,11 @@ from graphflow.ops.control import call, scan
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide
 from graphflow.ops.kernels.regions import enabled
 from graphflow.runtime.backend import require_dtype
-from graphflow.runtime.code import (
+from graphflow.runtime.gpu import GpuBackend
+from graphflow.runtime.gpu_graphs import Step, Steps
+from graphflow.runtime.gpu_libraries import library_kernel
+from graphflow.runtime.layout import Layout
+from graphflow.runtime.lines import (
     LOOPS,
     Arrival,
     Channel,
@@ -29,10 +33,6 @@ from graphflow.runtime.code import (
     going_on,
     writing,
 )
-from graphflow.runtime.gpu import GpuBackend
-from graphflow.runtime.gpu_graphs import Step, Steps
-from graphflow.runtime.gpu_libraries import library_kernel
-from graphflow.runtime.layout import Layout
 from graphflow.runtime.loops import runner
 from graphflow.runtime.partition import Partition
 from graphflow.spec import nbytes
@@ -398,10 +398,10 @@ def is_steady(node: Node, bindings: Mapping[str, int]) -> bool:
     """Whether a node's work is the same in each run: it does not meet the host, as far as its op
     says, and draws no random numbers."""
     op = node.op
-    if op.random or not op.pure or op.name in _MEETS_HOST:
+    if op.name in _MEETS_HOST:
         return False
     if not bodies(node):
-        return True
+        return op.pure and not op.random
     if op is scan:
         attrs = bind_attrs(node.attrs, bindings)
         size = int(attrs["length"]) * sum(1 for _ in attrs["body"].graph.walk())

@@ -23,8 +23,8 @@ from graphflow.graph import Graph
 from graphflow.op import Node
 from graphflow.placement.host import cores
 from graphflow.runtime.backend import Backend, backend_for
-from graphflow.runtime.code import EDGE_BITS
 from graphflow.runtime.executor import Program, Span
+from graphflow.runtime.lines import EDGE_BITS
 from graphflow.runtime.messages import Computed, Key, Parcel
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Dim, symbols
@@ -376,7 +376,7 @@ class _Session:
     def prepare(self, program: str, bindings: dict[str, int]) -> None:
         loaded = self._loaded(program)
         for device in loaded.partitions:
-            self._specialised(loaded, device, bindings)
+            self._specialised(loaded, device, bindings).rehearse()
 
     def _loaded(self, program: str) -> _Loaded:
         if program not in self._programs:

@@ -3,9 +3,11 @@ commit."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from graphflow.device import DeviceName
@@ -15,9 +17,10 @@ from graphflow.ops.control import cond, scan, while_loop
 from graphflow.ops.kernels.emit import attributes
 from graphflow.ops.kernels.fusion import Fused, plan_regions, roots_of
 from graphflow.ops.kernels.native import Task
-from graphflow.ops.kernels.regions import enabled, kernel_of
+from graphflow.ops.kernels.regions import SHARED, enabled, kernel_of
 from graphflow.runtime.memory import Arena, Block, aligned, plan_arena
 from graphflow.runtime.partition import Partition
+from graphflow.runtime.wide import Stretch, Unit, stretches
 from graphflow.spec import TensorSpec, is_inexact, nbytes
 
 _ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
@@ -95,7 +98,54 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     )
     position = {node: i for i, node in enumerate(graph.nodes)}
     position.update({node: position[fused.last] for node, fused in regions.items()})
-    shared, deaths = _lives(partition, specs, roots, regions, deferred, staged, position)
+    inner = {n: _plan_inner(n, partition.device, bindings) for n in graph.nodes if bodies(n)}
+    tasks = _tasks(partition, specs, bindings, regions)
+    needs = {node: need.nbytes for node, need in inner.items()}
+    needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})
+    for fused in {id(f): f for f in regions.values() if f.region.over}.values():
+        if need := kernel_of(fused.region).task(fused.sizes).scratch:
+            needs[fused.last] = need
+    decided = _Decided(partition, specs, roots, regions, deferred, staged, position, needs)
+    blocks, scratch, arena = _plan_memory(decided, ())
+    wide = stretches(_units(decided, tasks))
+    if wide:
+        spread = _plan_memory(decided, wide)
+        if spread[2].nbytes <= _GROWTH * arena.nbytes + _SMALL:
+            blocks, scratch, arena = spread
+    return Layout(
+        specs, roots, blocks, arena, regions, deferred, staged, commits, inner, tasks, scratch
+    )
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What is known of a partition before its memory is planned.
+
+    Attributes:
+        position: of each node; that of its region, where it is in one.
+        needs: bytes that nodes work in.
+    """
+
+    partition: Partition
+    specs: Mapping[Tensor, TensorSpec]
+    roots: Mapping[Tensor, Tensor]
+    regions: Mapping[Node, Fused]
+    deferred: Mapping[Node, Tensor]
+    staged: frozenset[Node]
+    position: Mapping[Node, int]
+    needs: Mapping[Node, int]
+
+
+def _plan_memory(
+    decided: _Decided, wide: Sequence[Stretch]
+) -> tuple[dict[Tensor, int], dict[Node, int], Arena]:
+    """The block of each tensor and of what nodes work in, and where blocks are.
+
+    Args:
+        wide: stretches in which no two branches use the same memory, so that they can run at once.
+    """
+    specs, position = decided.specs, decided.position
+    shared, deaths = _lives(decided, wide)
     blocks: dict[Tensor, int] = {}
     members: dict[Tensor, list[Tensor]] = {}
     for tensor in deaths:
@@ -105,28 +155,86 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
         for tensor in tensors:
             blocks[tensor] = len(lives)
         lives.append(
-            Block(
-                position[leader.node],
-                max(deaths[t] for t in tensors),
-                nbytes(specs[leader]),
-            )
+            Block(position[leader.node], max(deaths[t] for t in tensors), nbytes(specs[leader]))
         )
-    inner = {n: _plan_inner(n, partition.device, bindings) for n in graph.nodes if bodies(n)}
-    tasks = _tasks(partition, specs, bindings, regions)
     scratch: dict[Node, int] = {}
-    needs = {node: need.nbytes for node, need in inner.items()}
-    needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})
-    for fused in {id(f): f for f in regions.values() if f.region.over}.values():
-        if need := kernel_of(fused.region).task(fused.sizes).scratch:
-            needs[fused.last] = need
-    for node, need in needs.items():
+    for node, need in decided.needs.items():
         scratch[node] = len(lives)
-        end = len(graph.nodes) if node in deferred else position[node]
+        end = len(decided.partition.graph.nodes) if node in decided.deferred else position[node]
         lives.append(Block(position[node], end, need))
-    return Layout(
-        specs, roots, blocks, plan_arena(lives), regions, deferred, staged, commits, inner, tasks,
-        scratch,
-    )  # fmt: skip
+    return blocks, scratch, _plan_branches(lives, wide) if wide else plan_arena(lives)
+
+
+_GROWTH, _SMALL = 1.25, 2 << 20
+"""Memory may grow by so much, and by so many bytes, for branches that run at once."""
+
+
+def _plan_branches(lives: Sequence[Block], wide: Sequence[Stretch]) -> Arena:
+    """As `plan_arena`, where no two branches of a stretch share memory: what lives in one branch
+    alone is planned by itself, and takes one block."""
+    outer: list[Block] = []
+    places: list[tuple[int, int | None]] = []  # among the outer blocks; and within that one
+    inner: dict[tuple[int, int], list[Block]] = {}
+    for block in lives:
+        home = _stretch(wide, block.birth)
+        if home is not None and block.death <= home.last and block.birth in home.branches:
+            own = inner.setdefault((home.first, home.branches[block.birth]), [])
+            places.append((id(own), len(own)))
+            own.append(block)
+        else:
+            places.append((len(outer), None))
+            start = block.birth if home is None else home.first
+            outer.append(Block(start, _end(wide, block.death), block.nbytes))
+    arenas = {id(own): plan_arena(own) for own in inner.values()}
+    of = {}
+    for (first, _), own in inner.items():
+        of[id(own)] = len(outer)
+        outer.append(Block(first, _end(wide, first), arenas[id(own)].nbytes))
+    whole = plan_arena(outer)
+    offsets = [
+        whole.offsets[at] if place is None else whole.offsets[of[at]] + arenas[at].offsets[place]
+        for at, place in places
+    ]
+    return Arena(tuple(offsets), whole.nbytes)
+
+
+def _stretch(wide: Sequence[Stretch], at: int) -> Stretch | None:
+    """The one that a position is in."""
+    i = bisect_right(wide, at, key=attrgetter("first")) - 1
+    return wide[i] if i >= 0 and at <= wide[i].last else None
+
+
+def _end(wide: Sequence[Stretch], at: int) -> int:
+    """The position, or the end of the stretch that it is in."""
+    home = _stretch(wide, at)
+    return at if home is None else home.last
+
+
+def _units(decided: _Decided, tasks: Mapping[Node, Task]) -> list[Unit | None]:
+    """The kernels in order, each with those that it waits for; None for what is none."""
+    units: list[Unit | None] = []
+    made: dict[Tensor, int] = {}
+    for node in decided.partition.graph.nodes:
+        if node.op.alias or node.op.name in (*_ELSEWHERE, "assign", "group"):
+            if node.op.name in ("send", "recv") or node in decided.staged:
+                units.append(None)
+            continue
+        fused = decided.regions.get(node)
+        if node in decided.deferred or (fused is not None and node is not fused.last):
+            continue
+        task = tasks.get(node)
+        if fused is not None:
+            task = kernel_of(fused.region).task(fused.sizes)
+        operands = node.inputs if fused is None else fused.operands
+        for tensor in node.outputs if fused is None else fused.results:
+            made[tensor] = len(units)
+        if task is None or task.nanoseconds > SHARED:
+            units.append(None)
+            continue
+        sources = {decided.roots[t] for t in operands}
+        waits = tuple(made[t] for t in sources if t in made)
+        units.append(Unit(decided.position[node], task.nanoseconds, waits))
+    return units
 
 
 def _tasks(
@@ -268,22 +376,24 @@ def _rewrites(node: Node, variable: Tensor, roots: Mapping[Tensor, Tensor]) -> b
 
 
 def _lives(
-    partition: Partition,
-    specs: Mapping[Tensor, TensorSpec],
-    roots: Mapping[Tensor, Tensor],
-    regions: Mapping[Node, Fused],
-    deferred: Mapping[Node, Tensor],
-    staged: frozenset[Node],
-    position: Mapping[Node, int],
+    decided: _Decided, wide: Sequence[Stretch]
 ) -> tuple[dict[Tensor, Tensor], dict[Tensor, int]]:
     """The first owner of the block that each in-place result takes over, and the last position that
     reads each arena tensor."""
+    partition, specs, roots = decided.partition, decided.specs, decided.roots
+    regions, deferred, staged = decided.regions, decided.deferred, decided.staged
+    position = decided.position
     graph = partition.graph
     end = len(graph.nodes)
     last: dict[Tensor, int] = {}
     for node in graph.nodes:
         for tensor in _read(node, roots):
             last[tensor] = max(last.get(tensor, 0), position[node])
+    if wide:  # what comes from before a stretch is read by any of its branches until its end
+        for tensor, at in last.items():
+            home = _stretch(wide, at)
+            if home is not None and home.first > position[tensor.node]:
+                last[tensor] = home.last
     held = {roots[t] for t in partition.fetches.values()}
     for node in graph.nodes:
         # A sent buffer may still be on the wire, and a commit reads its inputs, until the step

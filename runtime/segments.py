@@ -18,9 +18,10 @@ import numpy as np
 from graphflow.errors import ShapeError
 from graphflow.op import Node, Tensor
 from graphflow.ops.kernels.address import address
-from graphflow.ops.kernels.driver import driver
+from graphflow.ops.kernels.driver import WORDS, driver
 from graphflow.ops.kernels.native import Task, compiler
 from graphflow.ops.kernels.regions import FREED
+from graphflow.runtime.epilogues import Used, Work, steps
 from graphflow.runtime.memory import ALIGNMENT
 from graphflow.spec import TensorSpec
 
@@ -40,12 +41,25 @@ class Call:
 
     Attributes:
         node: the node that it computes (of several, the last).
-        places: of operands and results.
+        places: of operands, results, and scratch memory.
+        nbytes: of each.
+        written: the first of the places that is written to.
     """
 
     node: Node
     task: Task
     places: tuple[Place, ...]
+    nbytes: tuple[int, ...] = ()
+    written: int = 0
+
+    @property
+    def work(self) -> Work:
+        """What it reads and writes, as far as that is known."""
+        used = [
+            Used(place if isinstance(place, int) else None, nbytes)
+            for place, nbytes in zip(self.places, self.nbytes, strict=False)
+        ]
+        return Work(self.task, tuple(used[: self.written]), tuple(used[self.written :]))
 
 
 class Segment:
@@ -71,12 +85,13 @@ class Segment:
         self.pointers = np.array(places, np.uint64)
         self._sizes, first = _joined([call.task for call in calls])
         self.entries = self._entries(starts, first)
-        self._place = address(self.entries) if calls else 0
+        self._turns = self._by_turns()
+        self._place = address(self._turns) if calls else 0
         function = driver().walk
         self._walk = function.freed if self.nanoseconds > FREED else function.held
         self.run: Callable[[], None] = partial(
             self._walk, ctypes.c_void_p(self._place), None, ctypes.c_int64(0),
-            ctypes.c_int64(len(self.calls)),
+            ctypes.c_int64(len(self._turns) // WORDS),
         )  # fmt: skip
 
     def _entries(self, starts: Sequence[int], first: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -89,9 +104,22 @@ class Segment:
             words += (function, where + 8 * start, sizes + 8 * at, 0, task.rows)
         return np.array(words, np.uint64)
 
+    def _by_turns(self) -> np.ndarray[Any, Any]:
+        """The entries with epilogues block by block."""
+        whole = self.entries.reshape(-1, WORDS)
+        found = steps([call.work for call in self.calls])
+        turns = whole[[step.call for step in found]]
+        turns[:, 3:] = [(step.start, step.stop) for step in found]
+        return turns.reshape(-1)
+
+    @property
+    def freely(self) -> Callable[[], None]:
+        """As `run`, but other threads go on meanwhile."""
+        return partial(driver().walk.freed, *self.run.args)  # type: ignore[attr-defined]
+
     def one(self, i: int) -> None:
         """Run one of the calls."""
-        self._walk(self._place, None, i, i + 1)
+        self._walk(address(self.entries), None, i, i + 1)
 
     def slot(self, i: int) -> int:
         """The address at which a pointer is kept."""

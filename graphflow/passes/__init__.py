@@ -13,11 +13,12 @@ from graphflow.passes.base import Pass
 from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
 from graphflow.passes.constants import FoldConstants
 from graphflow.passes.duplicates import MergeDuplicates
+from graphflow.passes.pads import JoinPads
 from graphflow.passes.transposes import FoldTransposes
 from graphflow.pauses import without_collection
 
 DEFAULT: tuple[Pass, ...] = (
-    MergeBodies(), FoldConstants(), FoldTransposes(), MergeDuplicates(), InlineCalls(),
+    MergeBodies(), FoldConstants(), FoldTransposes(), JoinPads(), MergeDuplicates(), InlineCalls(),
 )  # fmt: skip
 
 
@@ -30,6 +31,6 @@ def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
 
 
 __all__ = [
-    "DEFAULT", "FoldConstants", "FoldTransposes", "InlineCalls", "MergeBodies", "MergeDuplicates",
-    "Pass", "optimize",
+    "DEFAULT", "FoldConstants", "FoldTransposes", "InlineCalls", "JoinPads", "MergeBodies",
+    "MergeDuplicates", "Pass", "optimize",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Transposes become matmul flags: BLAS reads an operand either way round, without a copy."""
+"""Transposes become matmul flags: an operand is read either way round, without a copy."""
 
 from __future__ import annotations
 
@@ -6,20 +6,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphflow.graph import Graph
-from graphflow.op import Node, Tensor
+from graphflow.op import FUNCTIONS, Node, Tensor, made_by
 from graphflow.passes.base import Pass
 
 
 @dataclass(frozen=True)
 class FoldTransposes(Pass):
-    """Replace matmul(permute_dims(a), b) by matmul(a, b, transpose_a=True); b likewise."""
+    """Spare the copies that transposes are.
+
+    matmul(permute_dims(a), b) becomes matmul(a, b, transpose_a=True), and b likewise; a product
+    that is only wanted transposed becomes that of the transposed operands, the other way round. Two
+    permutations become one, and one that only moves axes of size 1 a reshape, which is none.
+    """
 
     def __call__(self, graph: Graph) -> Graph:
-        return graph.rewrite(_fold) if graph.of_op("permute_dims") else graph
+        wanted = set(graph.outputs)
+
+        def fold(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+            if node.op.name == "matmul":
+                return _flagged(node, inputs)
+            if node.op.name != "permute_dims":
+                return None
+            before = node.inputs[0]
+            once = len(graph.consumers[before.node]) == 1 and before not in wanted
+            return _permuted(node, inputs[0], once)
+
+        return graph.rewrite(fold)
 
 
-def _fold(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-    if node.op.name != "matmul" or any(t.ndim < 2 for t in inputs):
+def _flagged(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+    """A product whose operands are not transposed but said to be."""
+    if any(t.ndim < 2 for t in inputs):
         return None
     flags = [node.attrs.get("transpose_a", False), node.attrs.get("transpose_b", False)]
     operands = list(inputs)
@@ -31,6 +48,33 @@ def _fold(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         return None
     attrs = {**node.attrs, "transpose_a": flags[0], "transpose_b": flags[1]}
     return node.with_inputs(tuple(operands), attrs).outputs
+
+
+def _permuted(node: Node, x: Tensor, once: bool) -> Sequence[Tensor] | None:
+    """A permutation of a permutation, of a product that nobody else reads, or of little."""
+    axes = tuple(node.attrs["axes"])
+    source, before = x.node, x
+    if source.op.name == "permute_dims":
+        inner = source.attrs["axes"]
+        axes, before = tuple(inner[axis] for axis in axes), source.inputs[0]
+        if axes == tuple(range(len(axes))):
+            return [before]
+    moved = [axis for axis in axes if before.shape[axis] != 1]
+    if moved == sorted(moved):
+        with made_by(node, prefix=""):
+            shape = tuple(before.shape[axis] for axis in axes)
+            reshaped: Tensor = FUNCTIONS["reshape"](before, shape)
+        return [reshaped]
+    if before is not x:
+        return node.with_inputs((before,), {**node.attrs, "axes": axes}).outputs
+    if once and source.op.name == "matmul" and _swaps_last_two(node):
+        flags = {
+            "transpose_a": not source.attrs.get("transpose_b", False),
+            "transpose_b": not source.attrs.get("transpose_a", False),
+        }
+        attrs = {**source.attrs, **flags}
+        return source.with_inputs(source.inputs[::-1], attrs, node.specs).outputs
+    return None
 
 
 def _swaps_last_two(node: Node) -> bool:

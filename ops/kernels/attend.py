@@ -342,23 +342,26 @@ def forward_calls(
 
 # Backward -------------------------------------------------------------------------------------
 
-_G, _DELTA, _DQ, _DK, _DV = range(7, 12)
+_G, _DELTA, _DQ, _DK, _DV = range(7, 12)  # and y where queries have their place forward
 
 
 @lru_cache(maxsize=64)
 def backward_calls(
     q: Form, k: Form, v: Form, g: Form, dq: Form, dk: Form, dv: Form, dtype: str, mask: _Mask,
-    pattern: Pattern,
+    pattern: Pattern, y: Form | None = None,
 ) -> Calls:  # fmt: skip
     """What computes the gradients for a group of heads that share keys; dk and dv are 0 before.
-    Arrays in the order of their numbers."""
+
+    Args:
+        y: the result, if delta, its product with g along each row, is to be computed first.
+    """
     _, heads, rows, d = q.shape
     shared, number, e = k.shape[1], k.shape[2], v.shape[3]
     group = heads // shared
     item = np.dtype(dtype).itemsize
     lines, of_masks = _rows_ahead(q.shape, item), _mask_ahead(mask, q.shape)
     first = slice(None, None, group)
-    ahead = [q.heads()[first], k.heads(), v.heads(), q.heads()[first], lines[first],
+    ahead = [q.heads()[first], k.heads(), v.heads(), (y or q).heads()[first], lines[first],
              of_masks[first], g.heads()[first], lines[first], dq.heads()[first], dk.heads(),
              dv.heads()]  # fmt: skip
     w = _Writer(dtype, mask, ahead)
@@ -371,6 +374,10 @@ def backward_calls(
     covered = _Covered()
     head_mask = 0 if mask.kind == "none" or group == 1 else int(of_masks[1] - of_masks[0])
     for head in range(group):
+        if y is not None:
+            places = [(n, head * x.strides[1]) for n, x in ((_G, g), (_Y, y))]
+            steps = [e, g.strides[2] // item, y.strides[2] // item, 1]
+            w.loop(attend_loops.dots, (), [*places, (_DELTA, head * rows * item)], steps, rows)
         for t in order:
             start, stop = pattern.keys(t.start, t.stop, number)
             of_q, of_g, to_q = (
@@ -447,13 +454,17 @@ def forward(
 
 def backward(
     out: Sequence[Any], g: Any, delta: Any, q: Any, k: Any, v: Any, logs: Any, mask: Sequence[Any],
-    pattern: Pattern,
+    pattern: Pattern, y: Any = None,
 ) -> None:  # fmt: skip
-    """The gradients of q, k and v from that of y; logs and delta (…, heads, T) are contiguous."""
+    """The gradients of q, k and v from that of y; logs and delta (…, heads, T) are contiguous.
+
+    With y, delta is filled with Σ g·y of each row; else it is given.
+    """
     dq, dk, dv = out
     dk[...] = 0
     dv[...] = 0
     forms = (form_of(x) for x in (q, k, v, g, dq, dk, dv))
-    calls = backward_calls(*forms, q.dtype.name, _mask(mask, q, k), pattern)
+    of_y = None if y is None else form_of(y)
+    calls = backward_calls(*forms, q.dtype.name, _mask(mask, q, k), pattern, of_y)
     of_mask = mask[0] if mask else q
-    calls.run([q, k, v, q, logs, of_mask, g, delta, dq, dk, dv])
+    calls.run([q, k, v, q if y is None else y, logs, of_mask, g, delta, dq, dk, dv])

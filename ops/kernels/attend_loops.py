@@ -104,6 +104,18 @@ class _Scores:
         return self.flow.loop("0", self.keys, carried, body, self.width)
 
 
+def _larger(f: Floats, a: str, b: str) -> str:
+    """The larger of two numbers; b where a is NaN, which shows again in its exponential."""
+    return f.select(f.compare("ogt", a, b), a, b)
+
+
+def _exp(f: Floats, x: str) -> str:
+    """exp, and 0 for what is below the normal numbers: a processor takes long for these."""
+    low = f.compare("olt", x, f.const(-87.0 if f.is_single else -708.0))
+    zero = f.const(0.0)
+    return f.select(low, zero, exp(f, f.select(low, zero, x)))
+
+
 def soften(element: str, mask: str, more: bool) -> tuple[str, str]:
     """Scores become their exponentials over the largest one so far, which are summed; `more`: what
     was summed before fades where there is a larger one now.
@@ -126,30 +138,28 @@ def soften(element: str, mask: str, more: bool) -> tuple[str, str]:
             z, seen = rows.masked(flow.load(kind, place, item), r, key, rows.seen(key, limits))
             z = f.select(seen, z, least)
             flow.store(kind, z, place, item)
-            return [f.lanes.intrinsic("maxnum", element, top, z)]
+            return [_larger(f, z, top)]
 
         top_place, total_place = flow.at(tops, element, r), flow.at(totals, element, r)
         start = (
             flow.spread(rows.width, element, flow.load(element, top_place, item)) if more else least
         )
         (top,) = rows.over([(kind, start)], highest)
-        one = flow.folded(
-            rows.width, element, top, lambda g, a, b: g.lanes.intrinsic("maxnum", element, a, b)
-        )
+        one = flow.folded(rows.width, element, top, _larger)
         flow.store(element, one, top_place, item)
         top = flow.spread(rows.width, element, one)
         level = f.select(f.compare("oeq", top, least), f.const(0.0), top)
 
         def exponentials(key: str, total: str) -> list[str]:
             place = rows.place(scores, r, key)
-            p = exp(f, f.sub(flow.load(kind, place, item), level))
+            p = _exp(f, f.sub(flow.load(kind, place, item), level))
             flow.store(kind, p, place, item)
             return [f.add(total, p)]
 
         (total,) = rows.over([(kind, "zeroinitializer")], exponentials)
         sum_ = flow.folded(rows.width, element, total, lambda g, a, b: g.add(a, b))
         if more:
-            fading = exp(f, f.sub(start, level))
+            fading = _exp(f, f.sub(start, level))
             fade = flow.write(f"extractelement {kind} {fading}, i64 0")
             faded = flow.write(f"fmul {element} {flow.load(element, total_place, item)}, {fade}")
             sum_ = flow.write(f"fadd {element} {faded}, {sum_}")
@@ -231,7 +241,7 @@ def slopes(element: str, mask: str) -> tuple[str, str]:
         def vector(key: str) -> None:
             place, other = rows.place(scores, r, key), rows.place(reach, r, key)
             z, seen = rows.masked(flow.load(kind, place, item), r, key, rows.seen(key, limits))
-            p = f.select(seen, exp(f, f.sub(z, level)), zero)
+            p = f.select(seen, _exp(f, f.sub(z, level)), zero)
             flow.store(kind, p, place, item)
             d = f.mul(f.mul(p, f.sub(flow.load(kind, other, item), delta)), rows.scale)
             flow.store(kind, f.select(seen, d, zero), other, item)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,14 @@ class Region:
     ops: tuple[Applied, ...]
     results: tuple[int, ...]
     over: str = ""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Worked out once: a region of a large graph is looked up often."""
+        return hash((self.rank, self.operands, self.ops, self.results, self.over))
 
 
 @dataclass

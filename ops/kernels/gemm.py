@@ -108,6 +108,8 @@ def _cut_of(
     most = min(14, (registers - 1 - vectors) // vectors)
     tiles = max(1, -(-m // most))
     height = max(1, -(-m // tiles))
+    if height == most - 1 and height * tiles == m:
+        height = most  # of which all tiles have a row less: one form fewer
     form = Form(_ELEMENTS[dtype], width, height, vectors)
     panels = -(-n // form.columns)
     block, square = _BLOCK, 5 / width  # cycles for an element of an exchange
@@ -133,11 +135,11 @@ def _cut_of(
         cycles += m * n * square
     # Two multiply-adds and two loads a cycle; a chain waits four cycles for each term.
     term = max(m * vectors / 2, tiles * max((height + vectors + 1) / 2, 4))
-    if (
-        vectors < 4 and m * k * item > _PACKED
-    ):  # rows of x from afar: the fewer at a time the better
+    if vectors < 4 and m * k * item > _PACKED:  # the fewer rows from afar at a time the better
         term *= 1.05
     cycles += panels * (k * term + tiles * (20 + 2 * height * vectors))
+    if (vectors, height) != (4, 6):  # the form that most products have takes no time to compile
+        cycles *= 1.03
     chunks = -(-k // max(1, _PANEL // (form.columns * item))) if tiles > 1 else 1
     chunk = max(1, -(-k // max(1, chunks)))
     return _Cut(form, tiles, m - tiles * (height - 1), block, chunk, x, y, cycles)
@@ -279,6 +281,7 @@ def planned(
         strides = (strides[1], strides[0], strides[2])
     sizes = {
         Size.COLUMNS: m if swapped else n, Size.K: k, Size.TILES: cut.tiles, Size.TALL: cut.tall,
+        Size.HEIGHT: form.height, Size.PANEL_COLUMNS: form.columns,
         Size.BLOCK: cut.block, Size.CHUNK: cut.chunk,
         Size.X_ROW: x[0], Size.X_K: x[1], Size.X_LAYOUT: cut.x,
         Size.Y_K: y[0], Size.Y_COLUMN: y[1], Size.Y_LAYOUT: cut.y,

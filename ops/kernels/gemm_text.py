@@ -33,6 +33,8 @@ class Size(IntEnum):
     COLUMNS = 0
     K = auto()
     TILES = auto()  # of one matrix
+    HEIGHT = auto()  # rows of a tile
+    PANEL_COLUMNS = auto()
     TALL = auto()  # tiles of the full height; the others, which come last, have a row less
     BLOCK = auto()
     CHUNK = auto()  # terms at a time
@@ -88,8 +90,9 @@ class Form:
         return -(-self.height // self.width)
 
     def named(self, function: str) -> str:
-        """A function's name, which tells what it is specialised for: texts may stand together."""
-        return f"gemm_{function}_{self.element}{self.width}x{self.vectors}"
+        """A function's name, which tells what it is specialised for: kernels that stand together
+        have most functions in common, and these once."""
+        return f"gemm_{function}_{self.element}{self.width}"
 
 
 def write(form: Form) -> tuple[str, str]:
@@ -97,14 +100,23 @@ def write(form: Form) -> tuple[str, str]:
     heights = [form.height, *([form.height - 1] if form.height > 1 else [])]
     functions = [
         *(_tile(form, height) for height in heights),
-        _copy(form, form.vectors), _copy(form, form.registers), _finish(form),
-        _exchange(form, False), _exchange(form, True),
+        _copy(form, form.vectors), _copy(form, form.registers), _finish(form), _exchange(form),
+        _walk(form),
     ]  # fmt: skip
-    kernel = _kernel(form)
-    declared = dict.fromkeys(d for f in [*functions, kernel] for d in f.declared)
-    body = kernel.text().removeprefix("define void @kernel")
+    kernel = Function("kernel", _ARGUMENTS, form.element, form.width, inner=False)
+    used = [f"tile{height}x{form.vectors}" for height in (heights[0], heights[-1])]
+    used += [f"copy{form.vectors}", f"copy{form.registers}", f"finish{form.vectors}"]
+    given = ", ".join(f"ptr @{form.named(name)}" for name in used)
+    kernel.do(
+        f"call void @{form.named('walk')}(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop, {given})"
+    )
+    declared = dict.fromkeys(d for f in functions for d in f.declared)
     texts = dict.fromkeys(f.text() for f in functions)
+    body = kernel.text().removeprefix("define void @kernel")
     return body, "\n".join([*declared, *texts])
+
+
+_ARGUMENTS = ("ptr %ptrs", "ptr %sizes", "i64 %start", "i64 %stop")
 
 
 # A tile ---------------------------------------------------------------------------------------
@@ -114,7 +126,7 @@ def _tile(form: Form, height: int) -> Function:
     """Rows of x times a panel of y, in registers, going on from what is in `out` or from zero. For
     each term, a line of what is needed next is brought closer."""
     f = Function(
-        form.named(f"tile{height}"),
+        form.named(f"tile{height}x{form.vectors}"),
         ["ptr %x", "i64 %row", "i64 %step", "ptr %y", "i64 %next", "ptr %out", "i64 %width",
          "i64 %k", "i1 %more", "ptr %ahead", "i64 %far"],
         form.element, form.width,
@@ -209,7 +221,7 @@ def _copy(form: Form, vectors: int) -> Function:
 def _finish(form: Form) -> Function:
     """The columns that there are of a buffer's rows into `out`, or added to it."""
     f = Function(
-        form.named("finish"),
+        form.named(f"finish{form.vectors}"),
         ["ptr %from", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add"],
         form.element, form.width,
     )  # fmt: skip
@@ -230,16 +242,17 @@ def _finish(form: Form) -> Function:
     return f
 
 
-def _exchange(form: Form, add: bool) -> Function:
+def _exchange(form: Form) -> Function:
     """to[j, i] = from[i, j], or added to it: squares of a register's width go through registers."""
     f = Function(
-        form.named("exchange_add" if add else "exchange"),
-        ["ptr %from", "i64 %row", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns"],
+        form.named("exchange"),
+        ["ptr %from", "i64 %row", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add"],
         form.element, form.width,
     )  # fmt: skip
     last = f.sub("%rows", "1")
     with f.loop(0, "%rows", f.width) as i:
         here = f.first_lanes(f.sub("%rows", i))
+        old = f.write(f"select i1 %add, {f.mask} {here}, {f.mask} zeroinitializer")
         with f.loop(0, "%columns", f.width) as j:
             left = f.sub("%columns", j)
             seen = f.first_lanes(left)
@@ -252,9 +265,8 @@ def _exchange(form: Form, add: bool) -> Function:
             for lane, value in enumerate(_exchanged(f, rows)):
                 with f.when(f.compare("sgt", left, lane)):
                     to = f.at(target, f.mul("%next", lane))
-                    if add:
-                        value = f.write(f"fadd {f.vector} {f.masked_load(to, here)}, {value}")
-                    f.masked_store(value, to, here)
+                    total = f.write(f"fadd {f.vector} {f.masked_load(to, old)}, {value}")
+                    f.masked_store(f.select("%add", f.vector, total, value), to, here)
     return f
 
 
@@ -276,9 +288,13 @@ def _exchanged(f: Function, rows: list[str]) -> list[str]:
 # The whole ------------------------------------------------------------------------------------
 
 
-def _kernel(form: Form) -> Function:
-    f = Function("kernel", ["ptr %ptrs", "ptr %sizes", "i64 %start", "i64 %stop"],
-                 form.element, form.width, inner=False)  # fmt: skip
+def _walk(form: Form) -> Function:
+    """The kernel of any form, whose functions it is given."""
+    functions = ("tall", "short", "copy", "copy_x", "finish")
+    f = Function(
+        form.named("walk"), [*_ARGUMENTS, *(f"ptr %{name}" for name in functions)],
+        form.element, form.width,
+    )  # fmt: skip
     x, y, out, scratch = (f.argument("%ptrs", "ptr", i) for i in range(4))
     size = {s: f.argument("%sizes", "i64", s) for s in Size}
     tiles = size[Size.TILES]
@@ -297,7 +313,7 @@ def _kernel(form: Form) -> Function:
         ):
             place = f.at(pointer, f.mul(outer, size[big]))
             bases.append(f.at(place, f.mul(inner, size[small])))
-        _Block(f, form, size, first, last, scratch).write(*bases)
+        _Block(f, f"@{form.named('exchange')}", size, first, last, scratch).write(*bases)
         f.advance(unit, f.sub(last, first))
     return f
 
@@ -307,32 +323,36 @@ class _Block:
     after tile.
 
     Args:
+        exchange: the function of that name.
         size: of the product, by place in the table.
         first, last: the tiles, the last excluded.
         scratch: memory.
     """
 
     def __init__(
-        self, f: Function, form: Form, size: dict[Size, str], first: str, last: str, scratch: str
+        self, f: Function, exchange: str, size: dict[Size, str], first: str, last: str, scratch: str
     ) -> None:
-        self.f, self.form, self.size = f, form, size
+        self.f, self.size = f, size
+        self.exchange = exchange
         self.first, self.last = first, last
         self.start = self._row(first)
-        self.wide = form.columns * f.bytes
+        self.wide = f.mul(size[Size.PANEL_COLUMNS], f.bytes)
+        self.step = f.mul(size[Size.HEIGHT], f.bytes)
         self.packed = scratch
         self.panel = f.at(scratch, size[Size.PANEL])
         self.buffer = f.at(scratch, size[Size.BUFFER])
         self.is_packed = f.compare("ne", size[Size.X_LAYOUT], IN_PLACE)
-        self.tile_bytes = f.mul(size[Size.K], form.height * f.bytes)
+        self.tile_bytes = f.mul(size[Size.K], self.step)
 
     def _row(self, tile: str) -> str:
         """The first row of a tile."""
         tall = self.f.least(tile, self.size[Size.TALL])
-        return self.f.add(self.f.mul(tile, self.form.height - 1), tall)
+        height = self.size[Size.HEIGHT]
+        return self.f.sub(self.f.mul(tile, height), self.f.sub(tile, tall))
 
     def _call(self, function: str, *arguments: tuple[str, str | int]) -> None:
         given = ", ".join(f"{kind} {value}" for kind, value in arguments)
-        self.f.do(f"call void @{self.form.named(function)}({given})")
+        self.f.do(f"call void {function}({given})")
 
     def _not(self, condition: str) -> str:
         return self.f.write(f"xor i1 {condition}, true")
@@ -348,13 +368,14 @@ class _Block:
         with f.when(self.is_packed):
             self._pack(x)
         out = f.at(out, f.mul(self.start, size[Size.OUT_ROW]))
-        with f.loop(0, size[Size.COLUMNS], self.form.columns) as j:
-            columns = f.least(f.sub(size[Size.COLUMNS], j), self.form.columns)
-            whole = f.compare("eq", columns, self.form.columns)
+        most = size[Size.PANEL_COLUMNS]
+        with f.loop(0, size[Size.COLUMNS], most) as j:
+            columns = f.least(f.sub(size[Size.COLUMNS], j), most)
+            whole = f.compare("eq", columns, most)
             here = f.at(out, f.mul(j, size[Size.OUT_COLUMN]))
             direct = f.write(f"and i1 {whole}, {straight}")
             target = f.select(direct, "ptr", here, self.buffer)
-            width = f.select(direct, "i64", size[Size.OUT_ROW], str(self.wide))
+            width = f.select(direct, "i64", size[Size.OUT_ROW], self.wide)
             of_panel = f.at(y, f.mul(j, size[Size.Y_COLUMN]))
             self._chunks(x, of_panel, columns, whole, target, width)
             with f.when(self._not(direct)):
@@ -362,7 +383,7 @@ class _Block:
 
     def _pack(self, x: str) -> None:
         """The tiles' rows of x, each tile's columns one after the other."""
-        f, size, step = self.f, self.size, self.form.height * self.f.bytes
+        f, size, step = self.f, self.size, self.step
         by_columns = f.compare("eq", size[Size.X_LAYOUT], COPIED)
         with f.loop(self.first, self.last) as tile:
             row = f.sub(self._row(tile), self.start)
@@ -371,13 +392,13 @@ class _Block:
             target = f.at(self.packed, f.mul(f.sub(tile, self.first), self.tile_bytes))
             with f.when(by_columns):
                 self._call(
-                    f"copy{self.form.registers}", ("ptr", source), ("i64", size[Size.X_K]),
+                    "%copy_x", ("ptr", source), ("i64", size[Size.X_K]),
                     ("ptr", target), ("i64", step), ("i64", size[Size.K]), ("i64", rows),
                 )  # fmt: skip
             with f.when(self._not(by_columns)):
                 self._call(
-                    "exchange", ("ptr", source), ("i64", size[Size.X_ROW]), ("ptr", target),
-                    ("i64", step), ("i64", rows), ("i64", size[Size.K]),
+                    self.exchange, ("ptr", source), ("i64", size[Size.X_ROW]), ("ptr", target),
+                    ("i64", step), ("i64", rows), ("i64", size[Size.K]), ("i1", "false"),
                 )  # fmt: skip
 
     def _chunks(self, x: str, y: str, columns: str, whole: str, target: str, width: str) -> None:
@@ -393,18 +414,19 @@ class _Block:
             here = f.at(y, f.mul(k, size[Size.Y_K]))
             with f.when(exchanged):
                 self._call(
-                    "exchange", ("ptr", here), ("i64", size[Size.Y_COLUMN]), ("ptr", self.panel),
-                    ("i64", self.wide), ("i64", columns), ("i64", terms),
+                    self.exchange, ("ptr", here), ("i64", size[Size.Y_COLUMN]),
+                    ("ptr", self.panel), ("i64", self.wide), ("i64", columns), ("i64", terms),
+                    ("i1", "false"),
                 )  # fmt: skip
             with f.when(f.write(f"xor i1 {moved}, {exchanged}")):
                 self._call(
-                    f"copy{self.form.vectors}", ("ptr", here), ("i64", size[Size.Y_K]),
+                    "%copy", ("ptr", here), ("i64", size[Size.Y_K]),
                     ("ptr", self.panel), ("i64", self.wide), ("i64", terms), ("i64", columns),
                 )  # fmt: skip
             source = f.select(moved, "ptr", self.panel, here)
-            step = f.select(moved, "i64", str(self.wide), size[Size.Y_K])
+            step = f.select(moved, "i64", self.wide, size[Size.Y_K])
             # What comes next is brought closer meanwhile, a line for each term and tile.
-            panel = f.at(y, f.mul(size[Size.Y_COLUMN], self.form.columns))
+            panel = f.at(y, f.mul(size[Size.Y_COLUMN], size[Size.PANEL_COLUMNS]))
             after = f.add(k, terms)
             below = f.at(y, f.mul(after, size[Size.Y_K]))
             last = f.compare("sge", after, end)
@@ -418,8 +440,8 @@ class _Block:
         self, x: str, k: str, y: str, step: str, target: str, width: str, terms: str,
         ahead: tuple[str, str, str],
     ) -> None:  # fmt: skip
-        f, size, height = self.f, self.size, self.form.height
-        step_x = f.select(self.is_packed, "i64", str(height * f.bytes), size[Size.X_K])
+        f, size = self.f, self.size
+        step_x = f.select(self.is_packed, "i64", self.step, size[Size.X_K])
         row_x = f.select(self.is_packed, "i64", str(f.bytes), size[Size.X_ROW])
         base = f.at(f.select(self.is_packed, "ptr", self.packed, x), f.mul(k, step_x))
         later = f.compare("ne", k, 0)
@@ -428,7 +450,7 @@ class _Block:
             packed = f.mul(f.sub(tile, self.first), self.tile_bytes)
             place = f.select(self.is_packed, "i64", packed, f.mul(row, row_x))
             number = f.sub(tile, self.first)
-            wanted = f.compare("slt", number, -(-self.wide // _LINE))
+            wanted = f.compare("slt", f.mul(number, _LINE), self.wide)
             line = f.at(ahead[0], f.mul(number, ahead[2]))
             given: list[tuple[str, str | int]] = [
                 ("ptr", f.at(base, place)), ("i64", row_x), ("i64", step_x), ("ptr", y),
@@ -437,27 +459,19 @@ class _Block:
                 ("i64", f.select(wanted, "i64", ahead[1], "0")),
             ]  # fmt: skip
             tall = f.compare("slt", tile, size[Size.TALL])
-            with f.when(tall):
-                self._call(f"tile{height}", *given)
-            if height > 1:
-                with f.when(self._not(tall)):
-                    self._call(f"tile{height - 1}", *given)
+            self._call(f.select(tall, "ptr", "%tall", "%short"), *given)
 
     def _flush(self, out: str, columns: str, accumulate: str, transposed: str) -> None:
         """What the buffer holds, to where it belongs."""
         f, size = self.f, self.size
         rows = f.sub(self._row(self.last), self.start)
         with f.when(transposed):
-            given: list[tuple[str, str | int]] = [
-                ("ptr", self.buffer), ("i64", self.wide), ("ptr", out),
-                ("i64", size[Size.OUT_COLUMN]), ("i64", rows), ("i64", columns),
-            ]  # fmt: skip
-            with f.when(accumulate):
-                self._call("exchange_add", *given)
-            with f.when(self._not(accumulate)):
-                self._call("exchange", *given)
+            self._call(
+                self.exchange, ("ptr", self.buffer), ("i64", self.wide), ("ptr", out),
+                ("i64", size[Size.OUT_COLUMN]), ("i64", rows), ("i64", columns), ("i1", accumulate),
+            )  # fmt: skip
         with f.when(self._not(transposed)):
             self._call(
-                "finish", ("ptr", self.buffer), ("ptr", out), ("i64", size[Size.OUT_ROW]),
+                "%finish", ("ptr", self.buffer), ("ptr", out), ("i64", size[Size.OUT_ROW]),
                 ("i64", rows), ("i64", columns), ("i1", accumulate),
             )  # fmt: skip

@@ -42,7 +42,7 @@ def write(region: Region, wide: bool = False) -> Source:
 
 
 def neutral(step: Step) -> float | int | bool:
-    """What changes nothing; for a sum of floats -0, since 0 would change a -0."""
+    """What changes nothing."""
     is_float = step.dtype.kind == "f"
     if step.kind in ("row_max", "row_min"):
         least = step.kind == "row_max"
@@ -52,7 +52,7 @@ def neutral(step: Step) -> float | int | bool:
         low = -(1 << bits) if step.dtype.kind == "i" else 0
         return low if least else (1 << bits) - 1
     if step.kind == "row_sum":
-        return -0.0 if is_float else 0
+        return 0.0 if is_float else 0
     return {"row_prod": 1.0 if is_float else 1, "row_any": False, "row_all": True}[step.kind]
 
 
@@ -536,15 +536,8 @@ class _Nest:
         lanes = Lanes(self.module, LANES, lines)
         if not self.down:
             value = self._splat(lanes, element, f"%one{n}")
-        if step.kind == "row_sum" and step.dtype.kind == "f":  # of nothing it is 0, not -0
-            zero = lanes.constant(0.0, element)
-            kind = self._kind(step)
-            lines.append(f"  {name} = select i1 %empty, {kind} {zero}, {kind} {value}")
-        else:
-            lines.append(
-                f"  {name} = select i1 true, {self._kind(step)} {value}, {self._kind(step)} {value}"
-            )
-        return lines
+        kind = self._kind(step)
+        return [*lines, f"  {name} = select i1 true, {kind} {value}, {kind} {value}"]
 
     # The frame ----------------------------------------------------------------------------------
 
@@ -599,7 +592,7 @@ class _Nest:
                 f"  %pp{i} = getelementptr ptr, ptr %ptrs, i64 {i}",
                 f"  %p{i} = load ptr, ptr %pp{i}, align 8",
             ]
-        lines += ["  %n = load i64, ptr %sizes, align 8", "  %empty = icmp eq i64 %n, 0"]
+        lines.append("  %n = load i64, ptr %sizes, align 8")
         lines += self._sizes()
         moving = {s.number: s for each in self.passes for s in (*each.reads, *each.writes)}
         if not self.down:

@@ -138,6 +138,25 @@ def test_a_mistake_is_told_and_the_session_goes_on(how: str) -> None:
         assert s.run(loss, feeds(x, y, 4)) > 0
 
 
+def test_kernels_that_compile_when_they_first_run_have_run(work: Work) -> None:
+    x = gf.placeholder("float32", (None, 3, 9, 11), name="x")
+    m = gf.placeholder("float32", (4, 4), name="m")
+    w = gf.variable(np.ones((5, 3, 3, 3), "float32") * 0.1)
+    y = gf.nn.max_pool(gf.nn.conv(x, w), 2)
+
+    def body(h: Any, _: Any) -> Any:
+        return h + gf.sum(gf.nn.avg_pool(x, 3)), None
+
+    total, _ = gf.scan(body, gf.sum(y), length=2)
+    fetches = [total, gf.linalg.inv(m), *gf.gradients(total, [w])]
+    feeds = {x: np.ones((2, 3, 9, 11), "float32"), m: np.eye(4, dtype="float32")}
+    with gf.Session() as s:
+        s.warmup(fetches, {x: (2, 3, 9, 11)})  # zeros have no inverse, which is no error yet
+        before = work.done()
+        s.run(fetches, feeds)
+        assert work.done() == before
+
+
 def test_what_is_not_fetched_is_told() -> None:
     with gf.Session() as s, pytest.raises(FetchError, match="fetch the tensor itself"):
         s.warmup("loss")

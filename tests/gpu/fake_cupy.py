@@ -328,6 +328,11 @@ class ndarray(np.ndarray):
         _world.settled("a conversion")
         return fresh(self.view(np.ndarray).astype(dtype))
 
+    def sort(self, axis: int = -1, kind: Any = None) -> None:  # type: ignore[override]
+        _world.allocate(1)  # what sorting needs
+        mine = self.view(np.ndarray)
+        _world.enqueue(lambda: np.ndarray.sort(mine, axis))
+
     def item(self, *args: Any) -> Any:
         return self.get().item(*args)
 

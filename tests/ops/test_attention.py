@@ -261,3 +261,47 @@ def test_attention_has_the_same_bits_for_any_number_of_threads() -> None:
             grads = REGISTRY["attention_grad"].run(np, [y, logs, q, k, v, logs], attrs)
         found.append([x.tobytes() for x in (y, logs, *grads)])
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("shared", [1, 2, 4])
+@pytest.mark.parametrize("masked", [False, True])
+def test_parts_of_one_tensor_are_attended_to_where_they_are(shared: int, masked: bool) -> None:
+    heads, t, d = 4, 70, 8
+    rng = np.random.default_rng(shared)
+    x = gf.placeholder("float64", (2, t, (heads + 2 * shared) * d))
+    given = {x: rng.normal(size=x.shape)}
+    mask = rng.random((t, t)) < 0.8 if masked else None
+
+    def cut(start: int, count: int) -> gf.Tensor:
+        part = x[:, :, start * d : (start + count) * d]
+        return gf.permute_dims(gf.reshape(part, (2, t, count, d)), (0, 2, 1, 3))
+
+    parts = [cut(0, heads), cut(heads, shared), cut(heads + shared, shared)]
+    y = nn.attention(*parts, mask, causal=True)
+    side_by_side = gf.reshape(gf.permute_dims(y, (0, 2, 1, 3)), (2, t, heads * d))
+    apart = nn.attention(*(p + 0.0 for p in parts), mask, causal=True)
+    ops = {node.op.name for node in gf.Graph([side_by_side]).nodes}
+    assert "attention_packed" in ops
+    assert not ops & {"attention", "permute_dims", "slice"}
+    weights = rng.normal(size=y.shape)
+    first, second = (gf.gradients(gf.sum(z * weights), [x])[0] for z in (y, apart))
+    found = evaluate([y, apart, first, second], given)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found[2], found[3], rtol=1e-10, atol=1e-12)
+
+
+def test_parts_of_several_tensors_are_not_taken_for_parts_of_one() -> None:
+    x, z = (gf.placeholder("float32", (2, 5, 24)) for _ in range(2))
+
+    def cut(x: gf.Tensor, start: int) -> gf.Tensor:
+        part = x[:, :, start : start + 8]
+        return gf.permute_dims(gf.reshape(part, (2, 5, 2, 4)), (0, 2, 1, 3))
+
+    for q, k, v in (
+        (cut(x, 0), cut(z, 8), cut(x, 16)),
+        (cut(x, 8), cut(x, 0), cut(x, 16)),
+        (cut(x, 0), cut(x, 0), cut(x, 16)),
+    ):
+        names = {node.op.name for node in gf.Graph([nn.attention(q, k, v)]).nodes}
+        assert "attention" in names
+        assert "attention_packed" not in names

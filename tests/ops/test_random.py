@@ -12,6 +12,7 @@ from graphflow.errors import ArgumentError, DTypeError
 from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY, as_tensor, name_scope
 from graphflow.ops import philox, random
+from graphflow.ops.kernels.threads import Pool, using
 
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
 
@@ -145,3 +146,26 @@ def test_wrong_parameters_are_refused_with_the_line() -> None:
 def test_random_ops_are_never_merged_or_folded() -> None:
     for name in ("random_uniform", "random_normal", "random_bernoulli"):
         assert (REGISTRY[name].pure, REGISTRY[name].random) == (False, True)
+
+
+@pytest.mark.parametrize("count", [255, 256, 1000, 70_001])
+def test_a_generated_loop_draws_the_same_words(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = [((5, 1), 2), ((2**40 + 7, 3), 2**33 + 1), ((2**63 + 11, 2**33 + 5), 0)]
+    bound = 2**31 + 5
+    have = [philox.words(np, count, *given) for given in streams]
+    masks = [philox.below(np, count, bound, *given) for given in streams]
+    monkeypatch.setenv("GRAPHFLOW_JIT", "off")
+    for given, words, mask in zip(streams, have, masks, strict=True):
+        assert words.dtype == np.uint32 and mask.dtype == bool
+        assert (philox.words(np, count, *given) == words).all()
+        assert (philox.below(np, count, bound, *given) == mask).all()
+
+
+def test_any_number_of_threads_draws_the_same_words() -> None:
+    alone = philox.words(np, 1_000_003, (3, 4), 5)
+    for threads in (2, 3):
+        pool = Pool(threads)
+        with using(pool):
+            shared = philox.words(np, 1_000_003, (3, 4), 5)
+        pool.close()
+        assert (alone == shared).all()

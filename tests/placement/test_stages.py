@@ -5,6 +5,7 @@ The evaluator here is a second one, straight from the definition of the objectiv
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -70,7 +71,7 @@ def least_max_load(problem: Problem, host: int, contiguous: bool) -> float:
 @pytest.mark.parametrize("seed", range(6))
 def test_annealing_finds_the_optimum_of_tiny_graphs(seed: int) -> None:
     problem = host_routed(np.random.default_rng(seed), 7, 2, capacity=4)
-    split = split_stages(problem, 2, hosts=[2], budget=60_000)
+    split = split_stages(problem, 2, hosts=[2], budget=60_000, pivots=2_000)
     assert possible(problem, split.device)
     assert split.max_load == pytest.approx(least_max_load(problem, 2, contiguous=False))
     assert split.bound <= split.max_load + 1e-9
@@ -108,7 +109,7 @@ def test_every_split_keeps_groups_and_memory_and_loads_are_as_defined(
     seed: int, n: int, stages: int
 ) -> None:
     problem = host_routed(np.random.default_rng(seed), n, stages, capacity=3)
-    split = split_stages(problem, stages, hosts=[stages], budget=3_000)
+    split = split_stages(problem, stages, hosts=[stages], budget=3_000, pivots=100)
     assert possible(problem, split.device)
     assert split.loads == pytest.approx(defined_loads(problem, split.device, stages))
     assert split.bound <= split.max_load + 1e-9
@@ -117,7 +118,7 @@ def test_every_split_keeps_groups_and_memory_and_loads_are_as_defined(
 
 def test_the_same_arguments_give_the_same_split() -> None:
     problem = host_routed(np.random.default_rng(5), 30, 3, capacity=12)
-    one, two = (split_stages(problem, 3, hosts=[3], budget=20_000) for _ in range(2))
+    one, two = (split_stages(problem, 3, hosts=[3], budget=20_000, pivots=1_000) for _ in range(2))
     assert np.array_equal(one.device, two.device)
 
 
@@ -144,8 +145,22 @@ def test_a_tensor_read_twice_on_a_stage_is_paid_for_once() -> None:
 def test_memory_that_no_split_can_give_is_an_error_with_numbers() -> None:
     problem = Problem(compute=np.ones((3, 2)), edges=[], bytes=[], memory=[2.0, 2.0, 2.0],
                       capacity=[3.0, 2.0])  # fmt: skip
-    with pytest.raises(MemoryLimitError, match=r"2 bytes .* fits on no device"):
+    with pytest.raises(MemoryLimitError, match=r"2 B \(node 2\) fits on no device .*1 B are left"):
         split_stages(problem, 2)
+    with pytest.raises(MemoryLimitError, match=r"the roomiest has 1 B \(1 B missing\)"):
+        split_stages(replace(problem, capacity=[1.0, 1.0]), 2)
+
+
+def test_memory_that_fits_only_one_way_is_found() -> None:
+    """Falling sizes first puts 5 with 4, and then nothing holds 3, 3 and 3."""
+    sizes = [5.0, 4.0, 3.0, 3.0, 3.0]
+    problem = Problem(compute=np.ones((5, 2)), edges=[(0, 4), (1, 4)], bytes=[1.0, 1.0],
+                      memory=sizes, capacity=[9.0, 9.0])  # fmt: skip
+    split = split_stages(problem, 2)
+    used = np.bincount(split.device, weights=sizes)
+    assert used.tolist() == [9.0, 9.0]
+    with pytest.raises(MemoryLimitError, match="1 B are missing in all"):
+        split_stages(replace(problem, capacity=[9.0, 8.0]), 2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""Sums of what does not overlap: the parts of a split, whose gradients are padded and added, are
+joined instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphflow.graph import Graph
+from graphflow.op import REGISTRY, Node, Tensor, made_by, make_node
+from graphflow.passes.base import Pass
+from graphflow.spec import Size
+
+_MOST = 64
+"""Parts, at most."""
+
+
+@dataclass(frozen=True)
+class JoinPads(Pass):
+    """Replace a sum of tensors padded with zeros to one shape, which together fill an axis of it
+    without a gap, by their concatenation. (A sum would make 0 of a part's -0.)"""
+
+    def __call__(self, graph: Graph) -> Graph:
+        return graph.rewrite(_join)
+
+
+def _join(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+    if node.op.name != "add" or not _is_pad(inputs[1]):
+        return None
+    pads = _terms(inputs)
+    if pads is None:
+        return None
+    axis, parts = _along_one_axis(pads)
+    shape, end = node.specs[0].shape, 0
+    for start, part in parts:
+        if start != end or part.dtype != node.specs[0].dtype:
+            return None
+        end = start + part.shape[axis]  # type: ignore[assignment]
+    if not parts or end != shape[axis]:
+        return None
+    with made_by(node, prefix=""):
+        return make_node(REGISTRY["concat"], tuple(t for _, t in parts), {"axis": axis}).outputs
+
+
+def _terms(inputs: tuple[Tensor, ...]) -> list[Node] | None:
+    """The pads of a sum of nothing but pads."""
+    pads: list[Node] = []
+    left = list(inputs)
+    while left:
+        tensor = left.pop()
+        if _is_pad(tensor):
+            pads.append(tensor.node)
+        elif tensor.node.op.name == "add":
+            left += tensor.node.inputs
+        else:
+            return None
+        if len(pads) + len(left) > _MOST:
+            return None
+    return pads
+
+
+def _is_pad(tensor: Tensor) -> bool:
+    """Whether a tensor is another one amid zeros."""
+    node = tensor.node
+    if node.op.name != "pad":
+        return False
+    value = node.attrs["value"]
+    return value == 0 and all(step == 1 for step in node.attrs["step"])
+
+
+def _along_one_axis(pads: Sequence[Node]) -> tuple[int, list[tuple[Size, Tensor]]]:
+    """The axis along which all are padded, and no other; where each begins, and what it is, in
+    order. Nothing where there is no such axis."""
+    shape = pads[0].specs[0].shape
+    padded = {
+        axis
+        for pad in pads
+        for axis, (n, whole) in enumerate(zip(pad.inputs[0].shape, shape, strict=True))
+        if n != whole
+    }
+    if len(padded) != 1 or any(pad.specs[0].shape != shape for pad in pads):
+        return 0, []
+    (axis,) = padded
+    parts = [(pad.attrs["start"][axis], pad.inputs[0]) for pad in pads]
+    if not all(isinstance(start, int) for start, _ in parts):
+        return 0, []
+    return axis, sorted(parts, key=lambda part: part[0])

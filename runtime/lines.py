@@ -1,0 +1,171 @@
+"""Lines: what the lines of programs call beside kernels, the same for all kinds of devices, and how
+a line that fails is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from graphflow.errors import CheckError, GraphflowError, OpError, ProtocolError
+from graphflow.op import Node, Op
+from graphflow.ops.kernels.driver import copy_task, texts
+from graphflow.ops.kernels.native import compiler
+from graphflow.ops.kernels.regions import enabled, kernel_of
+from graphflow.runtime.layout import Inner, Layout
+from graphflow.runtime.loops import Carried
+from graphflow.runtime.memory import aligned
+from graphflow.runtime.partition import Partition
+from graphflow.spec import TensorSpec, nbytes
+
+EDGE_BITS = 32
+"""An edge's number takes these bits of its key; above it is how often it was used in the step."""
+LOOPS = ("scan", "while_loop")
+
+
+class Channel(Protocol):
+    """Where a program's cut edges lead."""
+
+    def send(self, step: int, edge: int, target: str, array: Any) -> None: ...
+
+    def recv(self, step: int, edge: int) -> Any: ...
+
+    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+        """Raise if the step was given up; `loop` has done so many iterations (of so many)."""
+
+
+def compile_ahead(layout: Layout) -> None:
+    """Compile all kernels of a program and its bodies that are missing, together."""
+    if not enabled():
+        return
+    wanted: dict[str, str] = {}
+    _collect(layout, wanted)
+    if wanted:
+        compiler().functions({**texts(), **wanted})
+
+
+def _collect(layout: Layout, wanted: dict[str, str]) -> None:
+    for region in {fused.region: None for fused in layout.regions.values()}:
+        kernel = kernel_of(region)
+        wanted[kernel.name] = kernel.text
+    wanted.update({task.name: task.text for task in layout.tasks.values()})
+    if layout.inner:
+        copy = copy_task(0)
+        wanted[copy.name] = copy.text
+    for inner in layout.inner.values():
+        for _, body in inner.parts:
+            _collect(body, wanted)
+
+
+def writing(
+    op: Op, xp: Any, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any], plain: bool
+) -> Callable[..., None]:
+    """The kernel as a function (out, *arrays); `plain`: by way of a result of its own."""
+    into = op.writer(inputs)
+    if into is not None and not op.random and not plain:
+        return partial(into, xp, **attrs) if attrs else partial(into, xp)
+
+    def run(out: Any, *arrays: Any, step: int = 0) -> None:
+        results = op.run(xp, arrays, attrs, step, plain=plain)
+        outs = out if isinstance(out, tuple) else (out,)
+        for buffer, result in zip(outs, results, strict=True):
+            xp.copyto(buffer, result)
+
+    return run
+
+
+def explained(
+    error: Exception, node: Node | None, layout: Layout, partition: Partition
+) -> Exception:
+    """An error with the node that failed, unless it says already what went wrong."""
+    if isinstance(error, GraphflowError) and not isinstance(error, CheckError):
+        return error
+    if isinstance(error, OpError) and error.explained:
+        return error
+    kind = CheckError if isinstance(error, CheckError) else OpError
+    if node is None:
+        return kind(f"a step failed on {partition.device}: {error!r}")
+    text = str(error) if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
+    shapes = ", ".join(str(layout.specs[t]) for t in node.inputs)
+    told = kind(
+        f"{node.op.name} {partition.graph.names[node]!r} (made at {node.location}) failed on "
+        f"{partition.device}: {text}; its inputs are [{shapes}]"
+    )
+    told.explained = True
+    return told
+
+
+def carried_buffers(inner: Inner, own: Any) -> Carried:
+    """The two sets of buffers of what a loop carries, in the memory of its node."""
+    here, there = (
+        tuple(
+            own[at : at + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
+            for spec, place in inner.carried
+            for at in [place + which * aligned(nbytes(spec))]
+        )
+        for which in range(2)
+    )
+    return Carried(here, there)
+
+
+def going_on(step: int, loop: str, done: int, of: str) -> None:
+    """For what is no loop."""
+
+
+class InLoops:
+    """The channel inside bodies, which may run often in a step: what an edge carries is numbered.
+
+    Both ends run the same iterations, so the n-th that is sent is the n-th that is received. The
+    number stands above the edge's in its key.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._step = -1
+        self._count: dict[int, int] = {}
+
+    def send(self, step: int, edge: int, target: str, array: Any) -> None:
+        self._channel.send(step, self._key(step, edge), target, array)
+
+    def recv(self, step: int, edge: int) -> Any:
+        return self._channel.recv(step, self._key(step, edge))
+
+    def _key(self, step: int, edge: int) -> int:
+        if step != self._step:
+            self._step = step
+            self._count.clear()
+        number = self._count[edge] = self._count.get(edge, -1) + 1
+        return edge | number << EDGE_BITS
+
+
+class Arrival:
+    """A tensor that came over an edge, checked to be what the program was compiled for.
+
+    Raises:
+        ProtocolError: it is another one.
+    """
+
+    def __init__(self, recv: Node, spec: TensorSpec) -> None:
+        self.recv = recv
+        self.spec = spec
+        self.shape = spec.shape
+        self.dtype = spec.dtype
+
+    def __call__(self, array: Any) -> Any:
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise ProtocolError(
+                f"edge {self.recv.attrs['edge']} from {self.recv.attrs['source']} brought "
+                f"{array.dtype}{array.shape} for {self.recv.name.removeprefix('recv/')!r} (made at "
+                f"{self.recv.location}), which is {self.spec}; do all workers run the same code?"
+            )
+        return array
+
+
+class Reshaped:
+    """An alias: the input's memory under another shape."""
+
+    def __init__(self, shape: Any) -> None:
+        self.shape = shape
+
+    def __call__(self, array: Any) -> Any:
+        return array.reshape(self.shape)

@@ -1,0 +1,303 @@
+"""Programs on a GPU, with a stand-in for CuPy that runs late: what is not ordered by events finds
+noise, and a capture that waits or takes memory is noted."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import DeviceError, MemoryLimitError, OpError
+from graphflow.graph import Graph
+from graphflow.op import REGISTRY, Tensor
+from graphflow.runtime.executor import Program
+from graphflow.runtime.gpu import GpuBackend, Handed
+from graphflow.runtime.gpu_code import GpuCode
+from graphflow.runtime.partition import partition
+from graphflow.spec import TensorSpec
+from tests.gpu import cuda_on_cpu, fake_cupy
+from tests.runtime.programs import NoChannel, placed
+
+pytestmark = pytest.mark.skipif(
+    cuda_on_cpu.missing() is not None, reason=str(cuda_on_cpu.missing())
+)
+GPU = "/worker:0/gpu:0"
+X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
+
+
+class Alone(NoChannel):
+    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+        """Go on."""
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> fake_cupy.World:
+    return fake_cupy.install(monkeypatch)
+
+
+class OnGpu:
+    """Fetches compiled for a GPU, without a session."""
+
+    def __init__(self, *fetches: Tensor, backend: GpuBackend | None = None) -> None:
+        part = partition(graph := Graph(fetches).verify(), placed(graph, GPU))[GPU]
+        self.backend = backend or GpuBackend(0)
+        self.state = {}
+        for node in part.graph.variables:
+            initial = node.attrs["initial"]
+            initial = np.asarray(initial() if callable(initial) else initial)
+            there = self.backend.empty(initial.nbytes).view(initial.dtype).reshape(initial.shape)
+            self.backend.write(there, initial)
+            self.state[node.name] = there
+        self.program = Program(part, {}, self.state, self.backend, Alone())
+
+    @property
+    def code(self) -> GpuCode:
+        code = self.program._code
+        assert isinstance(code, GpuCode)
+        return code
+
+    def step(self, **feeds: Any) -> list[np.ndarray[Any, Any]]:
+        values = self.program.run(feeds, 1, 0)
+        self.program.commit()
+        return values
+
+
+def same(function: Callable[[Tensor], Any], x: np.ndarray[Any, Any] = X, runs: int = 4) -> OnGpu:
+    """A function of a feed gives on the GPU what it gives on a CPU, eager, captured, replayed."""
+    fed = gf.placeholder("float32", x.shape, name="x")
+    results = function(fed)
+    fetches = results if isinstance(results, tuple) else (results,)
+    here = OnGpu(*fetches)
+    with gf.Session() as session:
+        for run in range(runs):
+            wanted = session.run(list(fetches), {fed: x + run})
+            for have, want in zip(here.step(x=x + run), wanted, strict=True):
+                np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+    return here
+
+
+def test_a_fused_chain_is_one_kernel_with_the_bits_of_a_cpu(world: fake_cupy.World) -> None:
+    x = gf.placeholder("float32", (6, 40), name="x")
+    y = gf.nn.gelu(gf.tanh(x * 0.5 + X[0]) - gf.nn.sigmoid(x))
+    here = OnGpu(y)
+    with gf.Session() as session:
+        assert here.step(x=X)[0].tobytes() == session.run(y, {x: X}).tobytes()
+    assert world.launches == 1
+    assert here.program.memory.arena == X.nbytes
+
+
+def test_softmax_and_norms_run_along_rows(world: fake_cupy.World) -> None:
+    same(lambda x: (gf.nn.softmax(x * 2.0, axis=-1), gf.nn.layer_norm(x), gf.sum(x, axis=0)))
+
+
+def test_steps_are_captured_when_they_run_again_and_replayed_from_then_on(
+    world: fake_cupy.World, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = gf.constant(np.random.default_rng(1).normal(size=(40, 40)).astype("float32"))
+    here = same(lambda x: gf.tanh(gf.tanh(gf.tanh(x @ w) @ w) @ w))
+    assert here.code.steps.graphs == 1
+    assert world.replays == 3  # of four steps the first ran one by one
+    assert world.violations == []
+    assert caplog.records == []
+
+
+def test_an_optimisers_update_is_captured_in_the_commit_part(world: fake_cupy.World) -> None:
+    x = gf.placeholder("float32", (8, 5), name="x")
+    w = gf.variable(np.ones((5, 4), "float32"), name="w")
+    v = gf.variable(np.ones((4, 1), "float32"), name="v")
+    loss = gf.mean((gf.nn.relu(x @ w) @ v - 1.0) ** 2)
+    train = gf.optim.Adam(0.05).minimize(loss)
+    data = np.random.default_rng(0).random((8, 5), "float32")
+    here = OnGpu(loss, train)
+    losses = [float(here.step(x=data)[0]) for _ in range(6)]
+    with gf.Session() as session:
+        wanted = [float(session.run([loss, train], {x: data})[0]) for _ in range(6)]
+        np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+        np.testing.assert_allclose(
+            here.backend.to_host(here.state[w.node.name]), session.get(w), rtol=1e-5
+        )
+    assert here.code.commit_steps.graphs + here.code.steps.graphs >= 1
+    assert world.violations == []
+
+
+def test_without_graphs_every_step_runs_one_by_one(
+    world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_CUDA_GRAPHS", "off")
+    here = same(lambda x: gf.tanh(gf.matmul(gf.exp(x), x.T)))
+    assert (world.replays, here.code.steps.graphs) == (0, 0)
+
+
+def test_with_jit_off_ops_run_by_cupys_own_kernels(
+    world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_JIT", "off")
+    same(lambda x: gf.tanh(x * 0.5) + 1.0)
+    assert world.launches == 0
+
+
+def test_what_takes_memory_or_meets_the_host_ends_a_graph(world: fake_cupy.World) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = gf.tanh(gf.tanh(x @ x.T) @ x)
+        y = gf.sort(y, axis=-1)  # takes memory
+        return gf.exp(gf.tanh(y @ y.T) @ y)
+
+    here = same(function)
+    assert here.code.steps.graphs == 2
+    assert world.violations == []
+    assert here.backend.memory().pool > 0
+
+
+def test_random_numbers_differ_from_step_to_step(world: fake_cupy.World) -> None:
+    x = gf.placeholder("float32", (6, 40), name="x")
+    with gf.random.seed(3):
+        y = gf.tanh(gf.tanh(x) @ x.T) + gf.random.uniform((6, 6))
+    here = OnGpu(y)
+    draws = [here.program.run({"x": X}, step, step)[0] for step in range(4)]
+    assert len({d.tobytes() for d in draws}) == 4
+    with gf.Session() as session:
+        np.testing.assert_allclose(draws[0], session.run(y, {x: X}), rtol=1e-5)
+
+
+def test_a_step_that_waits_is_left_out_of_graphs_with_one_word(
+    world: fake_cupy.World, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = gf.Op(
+        "waits",
+        infer=lambda x: x,
+        kernel=lambda xp, x: x,
+        into=lambda xp, out, x: xp.copyto(out, float(x[0, 0]) * 0 + 1.0),
+        samples=(gf.sample(gf.spec("float32", (3, 4))),),
+    )
+    x = gf.placeholder("float32", (6, 40), name="x")
+    y = gf.tanh(gf.tanh(x @ x.T) @ x)
+    z = gf.exp(gf.tanh(waits(y) @ x.T) @ x)
+    here = OnGpu(z)
+    with caplog.at_level(logging.WARNING, "graphflow.gpu"):
+        results = [here.step(x=X)[0] for _ in range(5)]
+    assert len({r.tobytes() for r in results}) == 1
+    assert world.violations == ["a copy to the host"]
+    assert [r.message for r in caplog.records] == [
+        f"{GPU} runs waits (made at {waits_line(z)}) outside of CUDA graphs: CUDARuntimeError: "
+        "cudaErrorStreamCaptureUnsupported: a copy to the host"
+    ]
+    assert here.code.steps.graphs == 2
+
+
+def waits_line(z: Tensor) -> str:
+    return next(str(n.location) for n in Graph([z]).nodes if n.op.name == "waits")
+
+
+def test_feeds_and_fetches_of_steps_in_flight_do_not_mix(world: fake_cupy.World) -> None:
+    """Nothing is fetched in between, so the host runs ahead of the device."""
+    x = gf.placeholder("float32", (6, 40), name="x")
+    total = gf.variable(np.zeros((6, 40), "float32"))
+    here = OnGpu(REGISTRY["group"](gf.assign(total, total + x)))
+    for i in range(7):
+        here.step(x=np.full((6, 40), 2.0**i, "float32"))
+    assert world.crossings.count("in") == 1 + 7  # the variable's first value, and feeds
+    assert "out" not in world.crossings
+    value = here.backend.to_host(here.state[total.node.name])
+    assert (value == 127).all()
+
+
+def test_loops_of_a_known_length_are_captured_as_a_whole(world: fake_cupy.World) -> None:
+    def function(x: Tensor) -> Any:
+        state, ys = gf.scan(lambda h, row: (gf.tanh(h + row), h * row), x[0], x)
+        return gf.exp(state), ys
+
+    here = same(function)
+    assert here.code.steps.graphs >= 1
+    assert world.violations == []
+
+
+def test_a_predicate_is_the_hosts(world: fake_cupy.World) -> None:
+    same(lambda x: gf.cond(gf.sum(x) > 0, lambda: gf.tanh(x), lambda: gf.exp(x)))
+
+
+def test_more_memory_than_there_is_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cupy.install(monkeypatch, memory=10_000)
+    with pytest.raises(MemoryLimitError, match=r"gpu:0 has .*GB free.*smaller batches"):
+        GpuBackend(0).empty(20_000)
+
+
+def test_memory_is_one_plain_allocation_and_comes_back(world: fake_cupy.World) -> None:
+    here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
+    before = here.backend.memory()
+    assert before.plain == here.program.memory.arena + X.nbytes  # the place of the feed
+    here.step(x=X)
+    assert here.backend.memory().pinned == 2 * X.nbytes
+    here.program.free()
+    del here.program
+    world.kept.clear()
+    gc.collect()
+    assert here.backend.memory().plain == 0
+
+
+def test_a_gpu_that_is_not_there_is_refused(world: fake_cupy.World) -> None:
+    with pytest.raises(DeviceError, match="gpu:7 cannot be used"):
+        GpuBackend(7)
+
+
+def test_a_failing_op_names_the_users_line(world: fake_cupy.World) -> None:
+    def fails(xp: Any, out: Any, x: Any) -> None:
+        raise ZeroDivisionError("of no use")
+
+    op = gf.Op("fails", infer=lambda x: x, kernel=lambda xp, x: x, into=fails)
+    here = OnGpu(op(gf.placeholder("float32", (2,), name="x")))
+    with pytest.raises(OpError, match=r"fails.*test_gpu\.py:\d+.*gpu:0.*of no use"):
+        here.step(x=np.ones(2, "float32"))
+
+
+def test_a_tensor_handed_to_another_gpu_is_a_copy_that_waits_for_its_making(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = fake_cupy.install(monkeypatch, devices=2)
+    one, other = GpuBackend(0), GpuBackend(1)
+    value = one.to_device(X)
+    with one.active():
+        one.xp.copyto(value, 3.0)
+    handed = one.handed(value, "gpu")
+    assert isinstance(handed, Handed)
+    with one.active():
+        one.xp.copyto(value, 4.0)  # the next step's
+    inlet = other.inlet(TensorSpec(X.shape, X.dtype))
+    inlet(handed)
+    assert (other.to_host(inlet.buffer) == 3.0).all()
+    assert world.crossings == ["in", "across", "out"]
+
+
+def test_two_gpus_and_a_cpu_train_as_one_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+    fake_cupy.install(monkeypatch, devices=2)
+    x = gf.placeholder("float32", (8, 5))
+    with gf.device("gpu:0"):
+        w = gf.variable(np.full((5, 4), 0.3, "float32"))
+        h = gf.tanh(x @ w)
+    with gf.device("gpu:1"):
+        v = gf.variable(np.full((4, 3), 0.2, "float32"))
+        k = gf.tanh(h @ v)
+    with gf.device("cpu"):
+        loss = gf.mean((k - 1.0) ** 2)
+    train = gf.optim.SGD(0.1, momentum=0.9).minimize(loss)
+    data = np.random.default_rng(0).random((8, 5), "float32")
+    cluster = gf.Cluster.here(devices=["cpu:0", "gpu:0", "gpu:1"])
+    with gf.Session(cluster) as several:
+        losses = [float(several.run([loss, train], {x: data})[0]) for _ in range(5)]
+    x = gf.placeholder("float32", (8, 5))
+    w, v = (
+        gf.variable(np.full((5, 4), 0.3, "float32")),
+        gf.variable(np.full((4, 3), 0.2, "float32")),
+    )
+    loss = gf.mean((gf.tanh(gf.tanh(x @ w) @ v) - 1.0) ** 2)
+    train = gf.optim.SGD(0.1, momentum=0.9).minimize(loss)
+    with gf.Session() as session:
+        wanted = [float(session.run([loss, train], {x: data})[0]) for _ in range(5)]
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
