@@ -24,7 +24,7 @@ from graphflow.ops.kernels.objects import cache_folder
 from graphflow.placement.host import cores
 from graphflow.placement.measure import measure_device, measure_handoff
 
-FORMAT = 1
+FORMAT = 2
 Profile = dict[str, Any]
 """{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
 "steps": {"here" or "process": [seconds on one, seconds on two]}}; steps may be missing.

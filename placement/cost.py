@@ -17,6 +17,7 @@ from graphflow.errors import MemoryLimitError
 from graphflow.graph import Graph, bind_attrs, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.control import is_control
+from graphflow.ops.kernels.fusion import regions_of
 from graphflow.passes.duplicates import key_of
 from graphflow.placement.body_memory import body_memory
 from graphflow.placement.cluster import CLIENT, Cluster
@@ -43,6 +44,7 @@ class GraphProblem:
         tensors: by tensor id.
         devices: by device index; the client comes last.
         specs: of all tensors, with known shapes.
+        regions: of nodes that may run as one kernel with others, all of these.
     """
 
     problem: Problem
@@ -52,6 +54,7 @@ class GraphProblem:
     tensors: tuple[Tensor, ...]
     devices: tuple[str, ...]
     specs: Mapping[Tensor, TensorSpec]
+    regions: Mapping[Node, Sequence[Node]]
 
     @cached_property
     def index(self) -> dict[Node, int]:
@@ -132,6 +135,8 @@ class _Builder:
         self.tensors: dict[Tensor, int] = {}
         self._teams = teams(graph)
         self._bytes: dict[TensorSpec, int] = {}
+        regions = regions_of(graph, "cpu", self.specs, bindings)
+        self._regions = {node: nodes for nodes in regions for node in nodes if len(nodes) > 1}
         self._alike, self._examples = self._classified()
 
     def _classified(self) -> tuple[Ints, list[Node]]:
@@ -214,7 +219,7 @@ class _Builder:
         )
         return GraphProblem(
             problem, self.graph, self.nodes, self.sinks, tuple(self.tensors),
-            (*devices, CLIENT), self.specs,
+            (*devices, CLIENT), self.specs, self._regions,
         )  # fmt: skip
 
     @property
@@ -237,7 +242,66 @@ class _Builder:
             compute[: len(self.nodes), :-1][placed] = np.where(
                 allowed[places], takes[self._alike[placed]], np.inf
             )
+        self._fuse(compute, limits, speeds)
         return compute
+
+    def _fuse(
+        self, compute: np.ndarray[Any, Any], limits: Limits, speeds: Mapping[str, Rates]
+    ) -> None:
+        """What nodes take that run as one kernel, shared out by their flops as traces do, in place.
+
+        Devices of one kind and rate are predicted once, and so are regions that are alike.
+        """
+        columns: dict[int, list[int]] = {}
+        for at, name in enumerate(self.cluster.devices):
+            columns.setdefault(id(speeds[name]), []).append(at)
+        known: dict[Hashable, list[float]] = {}
+        for members in columns.values():
+            rate = speeds[self.cluster.devices[members[0]]]
+            for nodes in self._together(limits):
+                rows = [self.index[node] for node in nodes]
+                moved = self._moved(nodes)
+                key = (id(rate), tuple(self._alike[rows].tolist()), moved)
+                if key not in known:
+                    known[key] = self._shared(nodes, rate, moved)
+                for i, seconds in zip(rows, known[key], strict=True):
+                    row = compute[i, members]
+                    compute[i, members] = np.where(np.isfinite(row), seconds, row)
+
+    def _together(self, limits: Limits) -> list[list[Node]]:
+        """Nodes that run as one kernel where they are together; those whom pins, or their
+        variables, may part are not counted on."""
+        kept = []
+        for nodes in dict.fromkeys(self._regions.values()):
+            alike: dict[Hashable, list[Node]] = {}
+            for node in nodes:
+                alike.setdefault(limits.allowed(node), []).append(node)
+            kept += [each for each in alike.values() if len(each) > 1]
+        return kept
+
+    def _moved(self, nodes: Sequence[Node]) -> float:
+        """Bytes that a region reads of others, and that others read of it."""
+        inside = set(nodes)
+        read = {t for node in nodes for t in node.inputs if t.node not in inside}
+        kept = [
+            t
+            for node in nodes
+            for t in node.outputs
+            if t in self.outputs or any(c not in inside for c in self.graph.consumers[node])
+        ]
+        return float(sum(map(self.nbytes, (*read, *kept))))
+
+    def _shared(self, nodes: Sequence[Node], rate: Rates, moved: float) -> list[float]:
+        """Seconds of each node of a region."""
+        parts = []
+        for node in nodes:
+            inputs = [self.specs[t] for t in node.inputs]
+            outputs = [self.specs[t] for t in node.outputs]
+            amount = work(node.op, inputs, outputs, bind_attrs(node.attrs, self.bindings))
+            parts.append((node.op, amount, outputs))
+        total = rate.fused(parts, moved)
+        flops = sum(amount.flops for _, amount, _ in parts)
+        return [total * amount.flops / max(flops, 1.0) for _, amount, _ in parts]
 
     def _placed(self, compute: np.ndarray[Any, Any]) -> Iterator[Node]:
         """Nodes other than placeholders, whose place is noted: the client."""
@@ -308,7 +372,9 @@ class _Builder:
                 or (op.in_place and value.node.inputs[0] is variable)
             )
             and value.spec == variable.spec
-            and self.graph.consumers[value.node] == [node]
+            and {node, *self._regions.get(value.node, ())}.issuperset(
+                self.graph.consumers[value.node]
+            )
             and node.outputs[0] not in self.outputs
             and value not in self.outputs
         )

@@ -181,11 +181,21 @@ def explain(plan: Plan, name: str) -> str:
         f"  predicted: from {show_seconds(node.start)} to {show_seconds(node.finish)} "
         f"({show_seconds(node.finish - node.start)})",
         f"  why here: {node.why}",
+        *_kernel(plan, node),
     ]
     lines += _waits(plan, node)
     if node.device != CLIENT:
         lines += _elsewhere(plan, node)
     return "\n".join(lines)
+
+
+def _kernel(plan: Plan, node: PlannedNode) -> list[str]:
+    """With what it runs as one kernel: its share of that one's time is predicted."""
+    others = [n.name for n in plan.nodes if node.fused and n.fused == node.fused and n is not node]
+    if not others:
+        return []
+    told = ", ".join(others[:6]) + (f" and {len(others) - 6} more" if len(others) > 6 else "")
+    return [f"  one kernel with: {told}"]
 
 
 def _waits(plan: Plan, node: PlannedNode) -> list[str]:

@@ -63,6 +63,7 @@ class PlannedNode:
         why: one sentence: why it is there.
         candidates: seconds of computation on each device that may run it.
         holds: what its bodies consist of, if it has any.
+        fused: name of the last node of the kernel that it is part of; "" if it has its own.
     """
 
     name: str
@@ -77,6 +78,7 @@ class PlannedNode:
     why: str
     candidates: Mapping[str, float]
     holds: tuple[HeldNode, ...] = ()
+    fused: str = ""
 
 
 @dataclass(frozen=True)

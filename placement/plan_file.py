@@ -140,6 +140,8 @@ def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
         if each.name == "holds":  # plans before bodies were drawn have none
             values[each.name] = tuple(_record(HeldNode, row) for row in data.get(each.name, ()))
             continue
+        if each.name == "fused" and each.name not in data:  # nor do earlier ones know of kernels
+            continue
         value = data[each.name]
         if each.name == "inputs":
             values[each.name] = tuple(map(_text, value))

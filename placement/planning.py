@@ -241,9 +241,19 @@ def _nodes(made: GraphProblem, model: Model) -> tuple[PlannedNode, ...]:
                     if seconds < inf
                 },
                 holds=held(node) if node.attrs else (),
+                fused=_kernel(made, model, node),
             )
         )
     return tuple(planned)
+
+
+def _kernel(made: GraphProblem, model: Model, node: Node) -> str:
+    """The last node of the kernel that a node is part of: those of its region that are with it."""
+    device = model.assignment.device
+    here = [
+        n for n in made.regions.get(node, ()) if device[made.index[n]] == device[made.index[node]]
+    ]
+    return made.graph.names[here[-1]] if len(here) > 1 else ""
 
 
 def _transfers(made: GraphProblem, model: Model) -> tuple[PlannedTransfer, ...]:

@@ -26,6 +26,8 @@ MATMUL = frozenset(
     }
 )  # fmt: skip
 """Ops whose time is that of matrix products."""
+SMALLEST = 0.05
+"""Share of an op's time by itself that it takes at least among others in one kernel."""
 STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
 """Ops that run nothing."""
 
@@ -101,6 +103,27 @@ class Rates:
             return launch + busy + self._traffic(amount.bytes)
         busy = self._rest(op, amount, entry, inputs, outputs) * self.compute
         return launch + max(busy, self._traffic(amount.bytes))
+
+    def fused(self, parts: Sequence[tuple[Op, Work, Sequence[TensorSpec]]], moved: float) -> float:
+        """Seconds of a kernel that does the work of several nodes.
+
+        One launch, and one pass over what is read and kept; what each node computes beside its own
+        passes is added up.
+
+        Args:
+            parts: op, work and outputs of each node.
+            moved: bytes of what the kernel reads and writes.
+        """
+        launch = float(self.speeds["launch"]) * self.launch
+        busy = math.fsum(self._computing(*part) for part in parts) * self.compute
+        return launch + max(busy, self._traffic(moved))
+
+    def _computing(self, op: Op, amount: Work, outputs: Sequence[TensorSpec]) -> float:
+        """Seconds that a node computes, apart from the passes over its operands that are part of
+        its rate, which was measured by itself."""
+        entry = self.speeds["ops"].get(op.name, {})
+        busy = self._rest(op, amount, entry, outputs, outputs)
+        return max(busy - interpolated(self.speeds["traffic"], amount.bytes), SMALLEST * busy)
 
     def _controlled(self, op: Op, attrs: Mapping[str, Any]) -> float:
         """What the nodes of its bodies take, as often as they run; of a cond, the longer branch."""

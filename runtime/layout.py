@@ -15,9 +15,9 @@ from graphflow.graph import Body, bind_attrs, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.control import cond, scan, while_loop
 from graphflow.ops.kernels.emit import attributes
+from graphflow.ops.kernels.fusion import Fused, plan_regions, roots_of
 from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.regions import SHARED, enabled, kernel_of
-from graphflow.runtime.fusion import Fused, plan_regions
 from graphflow.runtime.memory import Arena, Block, aligned, plan_arena
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.wide import Stretch, Unit, stretches
@@ -84,9 +84,11 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     """Lay a partition out for given sizes of its symbols."""
     graph = partition.graph
     specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
-    roots = _roots(partition)
+    roots = roots_of(graph)
     commits = graph.of_op("assign")
-    regions = plan_regions(partition, specs, bindings, roots)
+    kind = DeviceName.parse(partition.device).kind or "cpu"
+    wanted = partition.fetches.values()
+    regions = plan_regions(graph, kind, wanted, specs, bindings, roots)
     deferred = _deferred(partition, roots, commits, regions)
     assigned = {assign.inputs[0] for assign in commits}
     staged = frozenset(
@@ -311,19 +313,6 @@ def _carried(node: Node) -> tuple[Tensor, ...]:
     if node.op is while_loop:
         return tuple(node.attrs["body"].outputs[: node.attrs["states"]])
     return ()
-
-
-def _roots(partition: Partition) -> dict[Tensor, Tensor]:
-    roots: dict[Tensor, Tensor] = {}
-    for node in partition.graph.nodes:
-        for tensor in node.outputs:
-            if node.op.alias:
-                roots[tensor] = roots[node.inputs[0]]
-            elif node.op.name == "assign":
-                roots[tensor] = roots[node.inputs[1]]
-            else:
-                roots[tensor] = tensor
-    return roots
 
 
 def _deferred(

@@ -1,4 +1,5 @@
-"""Node names → a tree that folds: a group for each name scope, and for each node that holds bodies.
+"""Node names → a tree that folds: a group for each name scope, for each node that holds bodies, and
+for the nodes of a scope that run as one kernel.
 
 A drawing shows a group as one box until it is opened. No group has more than `WIDEST` members: what
 has more is divided along the way of the data, so that every step of opening fits on a screen.
@@ -77,9 +78,37 @@ def tree(plan: Plan) -> Tree:
             scope.own = i
         else:
             scope.members.append(i)
+    _gather_kernels(plan, leaves, labels, root)
     keys = _keys(leaves)
     _settle(root, keys, labels)
     return Tree(leaves, labels, root)
+
+
+def _gather_kernels(plan: Plan, leaves: Sequence[Leaf], labels: list[str], root: Group) -> None:
+    """Nodes of one kernel become a group inside their scope, unless they are all that is there."""
+    pending = [root]
+    while pending:
+        scope = pending.pop()
+        pending += scope.scopes.values()
+        kernels: dict[str, list[int]] = {}
+        for member in scope.members:
+            if isinstance(member, int) and not leaves[member].held:
+                fused = plan.nodes[leaves[member].index].fused
+                if fused:
+                    kernels.setdefault(fused, []).append(member)
+        for fused, members in kernels.items():
+            if 1 < len(members) < len(scope.members):
+                group = Group(_kernel_label(labels, members), scope.path)
+                group.members += members
+                inside = set(members)
+                scope.members = [m for m in scope.members if m not in inside] + [group]
+                scope.scopes[f"kernel of {fused}"] = group
+
+
+def _kernel_label(labels: list[str], members: Sequence[int]) -> str:
+    """kernel: add … relu"""
+    first, last = labels[members[0]], labels[members[-1]]
+    return f"kernel: {first}, {last}" if len(members) == 2 else f"kernel: {first} … {last}"
 
 
 def _holds(leaves: Sequence[Leaf], i: int) -> bool:

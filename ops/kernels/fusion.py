@@ -1,9 +1,9 @@
-"""Fusion: which nodes of a partition become one generated kernel.
+"""Fusion: which nodes of a program become one generated kernel.
 
 A region is a set of elementwise nodes of one shape, and of nodes that go along its rows (or
 columns): reductions, softmax, norms. They run together, where the last of them stands: nothing
 outside reads a value of theirs before that. A value that only the region reads takes no memory. A
-single node is a region as well, and all kernels compute an op in the same way, so a partition's cut
+single node is a region as well, and all kernels compute an op in the same way, so a program's cut
 into regions, which follows from where its nodes are placed, changes no bits.
 """
 
@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from graphflow.device import DeviceName
-from graphflow.graph import bind_attrs, bodies
+from graphflow.graph import Graph, bind_attrs, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.kernels import cuda_trace
 from graphflow.ops.kernels.emit import Applied, Attributes, Operand, Region, attributes
 from graphflow.ops.kernels.regions import Traced, enabled, traced
 from graphflow.ops.kernels.rowwise import MOST_AXES, Form, collapsed, form_of, orientation, whole_of
-from graphflow.runtime.partition import Partition
 from graphflow.spec import Shape, TensorSpec
 
 _MOST_NODES = 64
@@ -33,7 +31,7 @@ View = tuple[Tensor, Sizes]
 
 @dataclass(frozen=True)
 class Fused:
-    """A region of a partition.
+    """A region of a program.
 
     Attributes:
         nodes: its members, in order; it runs where the last one stands.
@@ -162,11 +160,11 @@ def _spread(shape: Sizes, left: Sequence[int], rank: int) -> Sizes:
 
 
 class _Regions:
-    """The groups of a partition, while its nodes are looked at in order."""
+    """The groups of a program, while its nodes are looked at in order."""
 
-    def __init__(self, partition: Partition, roots: Mapping[Tensor, Tensor]) -> None:
-        self.consumers = partition.graph.consumers
-        self.wanted = {*partition.graph.outputs, *partition.fetches.values()}
+    def __init__(self, graph: Graph, wanted: Set[Tensor], roots: Mapping[Tensor, Tensor]) -> None:
+        self.consumers = graph.consumers
+        self.wanted = wanted
         self.roots = roots
         self.of: dict[Node, _Group] = {}
         self.position: dict[Node, int] = {}
@@ -279,8 +277,24 @@ def _is_looked_at(node: Node, tensor: Tensor) -> bool:
     return node.op.refuse is not None and tensor.dtype.kind != "f"
 
 
+def roots_of(graph: Graph) -> dict[Tensor, Tensor]:
+    """The tensor whose memory each tensor shares: itself, mostly."""
+    roots: dict[Tensor, Tensor] = {}
+    for node in graph.nodes:
+        for tensor in node.outputs:
+            if node.op.alias:
+                roots[tensor] = roots[node.inputs[0]]
+            elif node.op.name == "assign":
+                roots[tensor] = roots[node.inputs[1]]
+            else:
+                roots[tensor] = tensor
+    return roots
+
+
 def plan_regions(
-    partition: Partition,
+    graph: Graph,
+    kind: str,
+    wanted: Iterable[Tensor],
     specs: Mapping[Tensor, TensorSpec],
     bindings: Mapping[str, int],
     roots: Mapping[Tensor, Tensor],
@@ -288,28 +302,52 @@ def plan_regions(
     """The region of each node that is in one. One look at each node, in order.
 
     Args:
+        graph: all that its device runs.
+        kind: of the device.
+        wanted: what is read when all has run, beside the graph's outputs.
         specs: concrete spec of each tensor.
         roots: the tensor whose memory each tensor shares.
     """
-    if not enabled():
-        return {}
-    known = traced if DeviceName.parse(partition.device).kind == "cpu" else cuda_trace.traced
-    regions = _Regions(partition, roots)
-    items: dict[Node, _Item] = {}
-    for node in partition.graph.nodes:
-        found = _generated(node, specs, bindings, known)
-        if found is not None:
-            items[node] = found
-        regions.add(node, found)
-    distinct = {id(group): group for group in regions.of.values()}
-    wanted = {*partition.graph.outputs, *partition.fetches.values()}
+    kept = {*graph.outputs, *wanted}
+    of, items = _grouped(graph, kind, kept, specs, bindings, roots)
+    distinct = {id(group): group for group in of.values()}
     one: dict[Region, Region] = {}
     return {
         node: fused
         for group in distinct.values()
-        for fused in [_fused(group, partition, items, roots, wanted, one)]
+        for fused in [_fused(group, graph, kept, items, roots, one)]
         for node in group.nodes
     }
+
+
+def regions_of(
+    graph: Graph, kind: str, specs: Mapping[Tensor, TensorSpec], bindings: Mapping[str, int]
+) -> list[tuple[Node, ...]]:
+    """The nodes of each region that there is if one device of a kind runs all of a graph."""
+    of, _ = _grouped(graph, kind, set(graph.outputs), specs, bindings, roots_of(graph))
+    return [tuple(g.nodes) for g in {id(group): group for group in of.values()}.values()]
+
+
+def _grouped(
+    graph: Graph,
+    kind: str,
+    wanted: Set[Tensor],
+    specs: Mapping[Tensor, TensorSpec],
+    bindings: Mapping[str, int],
+    roots: Mapping[Tensor, Tensor],
+) -> tuple[dict[Node, _Group], dict[Node, _Item]]:
+    """The group of each node that is in one, and what a kernel for it would compute."""
+    if not enabled():
+        return {}, {}
+    known = traced if kind == "cpu" else cuda_trace.traced
+    regions = _Regions(graph, wanted, roots)
+    items: dict[Node, _Item] = {}
+    for node in graph.nodes:
+        found = _generated(node, specs, bindings, known)
+        if found is not None:
+            items[node] = found
+        regions.add(node, found)
+    return regions.of, items
 
 
 def _generated(
@@ -350,14 +388,13 @@ def _reads(node: Node) -> bool:
 
 def _fused(
     group: _Group,
-    partition: Partition,
+    graph: Graph,
+    wanted: Set[Tensor],
     items: Mapping[Node, _Item],
     roots: Mapping[Tensor, Tensor],
-    wanted: Set[Tensor],
     one: dict[Region, Region],
 ) -> Fused:
     """A group as a region; `one` stands for all that are equal, which are thus compared once."""
-    graph = partition.graph
     number = {view: i for i, view in enumerate(group.operands)}
     place = {node: i for i, node in enumerate(group.nodes)}
     results = [
