@@ -1,0 +1,87 @@
+"""Discrete Fourier transforms along one axis of an array, by native loops where there are enough of
+them and their size has small factors."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.lstm_loops import lanes_of
+from graphflow.ops.kernels.native import vector_width
+from graphflow.ops.kernels.regions import enabled
+from graphflow.ops.kernels.scratch import scratch
+from graphflow.ops.kernels.shared import function
+from graphflow.ops.kernels.threads import current_pool
+from graphflow.ops.kernels.transform_loops import APART, CLOSE, ROWS, radices, transform, twiddles
+
+_LONGEST = 4096
+_LEAST = 4096
+"""Elements from which a native call pays."""
+_FEWEST = 4
+"""Transforms from which vectors of them pay."""
+_SHARED = 100_000
+_ELEMENTS = {"complex64": "float", "complex128": "double"}
+
+
+def is_native(x: Any, axes: Sequence[int]) -> bool:
+    """Whether there are native loops for the transforms of an array along each of some axes: enough
+    of them, of sizes that are products of 2, 3, 4 and 5."""
+    if x.dtype.name not in _ELEMENTS or not enabled() or vector_width() < 8:
+        return False
+    return x.size >= _LEAST and all(_suits(x.shape[a], x.size // x.shape[a]) for a in axes)
+
+
+def _suits(n: int, many: int) -> bool:
+    return many >= _FEWEST and 1 < n <= _LONGEST and radices(n) is not None
+
+
+def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) -> None:
+    """Transform contiguous x along an axis into contiguous `out`, which may be x, times a number;
+    `is_native` has said that this can be done."""
+    n = x.shape[axis]
+    many = x.size // n
+    element = _ELEMENTS[x.dtype.name]
+    inner = int(np.prod(x.shape[axis + 1 :], dtype=np.int64))
+    lanes = lanes_of(element)
+    offsets = _offsets(many // inner, n, inner, x.itemsize, lanes)
+    layout = CLOSE if inner % lanes == 0 else APART
+    if inner == 1 and n % (lanes // 2) == 0:
+        layout = ROWS
+    loop = function(transform, element, n, layout, inverse, scale != 1.0)
+    factors = _twiddles(n, x.real.dtype.name)
+    bits = struct.unpack("<q", struct.pack("<d", scale))[0]
+    sizes = np.array([inner * x.itemsize, inner * x.itemsize, many, bits], np.int64)
+    given = [address(a) for a in (x, out, offsets, offsets, factors)]
+    groups = -(-many // lanes)
+
+    def part(first: int, last: int) -> None:
+        memory = scratch(np, "transforms", (4 * lanes * n,), x.real.dtype)
+        table = np.array([*given, address(memory)], np.int64)
+        where, meta = (ctypes.c_void_p(address(a)) for a in (table, sizes))
+        loop.freed(where, meta, first, last)
+
+    pool = current_pool() if x.size * n.bit_length() > _SHARED else None
+    parts = 1 if pool is None else min(pool.threads, groups)
+    if pool is None or parts < 2:
+        part(0, groups)
+    else:
+        pool.run(lambda i: part(groups * i // parts, groups * (i + 1) // parts), parts)
+
+
+@lru_cache(maxsize=64)
+def _offsets(outer: int, n: int, inner: int, itemsize: int, lanes: int) -> Any:
+    """The byte at which each transform begins; the last one again up to a whole vector."""
+    starts = np.arange(outer)[:, None] * (n * inner) + np.arange(inner)
+    flat = (starts * itemsize).reshape(-1)
+    return np.concatenate([flat, np.repeat(flat[-1:], -len(flat) % lanes)])
+
+
+@lru_cache(maxsize=64)
+def _twiddles(n: int, dtype: str) -> Any:
+    return twiddles(n, dtype)
