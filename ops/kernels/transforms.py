@@ -4,6 +4,7 @@ them and their size has small factors."""
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -34,20 +35,34 @@ def is_native(x: Any, axes: Sequence[int]) -> bool:
     of them, of sizes that are products of 2, 3, 4 and 5."""
     if x.dtype.name not in _ELEMENTS or not enabled() or vector_width() < 8:
         return False
-    return x.size >= _LEAST and all(_suits(x.shape[a], x.size // x.shape[a]) for a in axes)
+    return x.size >= _LEAST and all(_suits(x.shape, a) for a in axes)
 
 
-def _suits(n: int, many: int) -> bool:
-    return many >= _FEWEST and 1 < n <= _LONGEST and radices(n) is not None
+def _suits(shape: Sequence[int], axis: int) -> bool:
+    n = shape[axis]
+    if n > _LONGEST:
+        return math.prod(shape[axis + 1 :]) == 1 and halved(n) is not None
+    return math.prod(shape) >= _FEWEST * n > n and radices(n) is not None
+
+
+def halved(n: int) -> tuple[int, int] | None:
+    """A long size as a product of two that are about as large; None where there are none."""
+    sizes = [1, 1]
+    for radix in sorted(radices(n) or (), reverse=True):
+        sizes[sizes.index(min(sizes))] *= radix
+    return None if max(sizes) > _LONGEST or min(sizes) < _FEWEST else (sizes[0], sizes[1])
 
 
 def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) -> None:
     """Transform contiguous x along an axis into contiguous `out`, which may be x, times a number;
     `is_native` has said that this can be done."""
+    if x.shape[axis] > _LONGEST:
+        _long(x, out, x.shape[axis], inverse, scale)
+        return
     n = x.shape[axis]
     many = x.size // n
     element = _ELEMENTS[x.dtype.name]
-    inner = int(np.prod(x.shape[axis + 1 :], dtype=np.int64))
+    inner = math.prod(x.shape[axis + 1 :])
     lanes = lanes_of(element)
     offsets = _offsets(many // inner, n, inner, x.itemsize, lanes)
     layout = CLOSE if inner % lanes == 0 else APART
@@ -72,6 +87,27 @@ def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) ->
         part(0, groups)
     else:
         pool.run(lambda i: part(groups * i // parts, groups * (i + 1) // parts), parts)
+
+
+def _long(x: Any, out: Any, n: int, inverse: bool, scale: float) -> None:
+    """Rows of n elements each as a matrix: its columns are transformed, turned by what lies between
+    rows and columns, and its rows are transformed; what comes out stands the other way round.
+
+    Source: Bailey, Journal of Supercomputing 4, 1990.
+    """
+    first, second = halved(n) or (n, 1)
+    work = np.empty((x.size // n, first, second), x.dtype)
+    transform_along(x.reshape(work.shape), work, 1, inverse, 1.0)
+    work *= _between(first, second, inverse, x.dtype.name)
+    transform_along(work, work, 2, inverse, scale)
+    np.copyto(out.reshape(-1, second, first), work.swapaxes(1, 2))
+
+
+@lru_cache(maxsize=4)
+def _between(first: int, second: int, inverse: bool, dtype: str) -> Any:
+    places = np.outer(np.arange(first), np.arange(second))
+    angles = (2 if inverse else -2) * np.pi / (first * second) * places
+    return (np.cos(angles) + 1j * np.sin(angles)).astype(dtype)
 
 
 @lru_cache(maxsize=64)

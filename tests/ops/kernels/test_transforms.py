@@ -65,3 +65,16 @@ def test_sizes_with_other_factors_are_left_to_numpy() -> None:
     assert not is_native(np.zeros((64, 77), "complex64"), (1,))
     assert not is_native(np.zeros((2, 4096), "complex64"), (1,))
     assert not is_native(np.zeros((0, 64), "complex64"), (1,))
+    assert not is_native(np.zeros((1 << 14, 3), "complex64"), (0,))
+
+
+@pytest.mark.parametrize("n", [8192, 3 * 2**12, 10**4, 2**15])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_long_transforms_go_by_way_of_a_matrix(n: int, inverse: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, n)) + 1j * rng.standard_normal((2, n))
+    assert is_native(x, (1,))
+    out = np.empty_like(x)
+    transform_along(x, out, 1, inverse, 0.5)
+    wanted = (np.fft.ifft(x, norm="forward") if inverse else np.fft.fft(x)) / 2
+    np.testing.assert_allclose(out, wanted, atol=1e-10)
