@@ -276,7 +276,7 @@ def planned(
         return None
     cut, swapped, by_columns, x, y, to = min(choices, key=lambda choice: choice[0].cycles)
     form = cut.form
-    packed = (min(cut.block, cut.tiles) * form.height * k + form.width) * item if cut.x else 0
+    packed = min(cut.block, cut.tiles) * (form.height * k + form.width) * item if cut.x else 0
     buffer = _aligned(packed) + _aligned(min(k, cut.chunk) + form.width) * form.columns * item
     end = buffer + min(cut.block, cut.tiles) * form.height * form.columns * item
     (inner, count), strides = axes
