@@ -145,7 +145,9 @@ def _scale_inner(spectrum: Any, size: int, axis: int, inner: float) -> None:
 
 
 def _rfft_into(xp: Any, out: Any, x: Any, axis: int, norm: str, inner: float) -> None:
-    if xp is np:
+    if xp is np and transforms.is_native_real(x.dtype, x.shape, axis):
+        transforms.transform_real(x, out, x.shape[axis], _scale(x, (axis,), False, norm))
+    elif xp is np:
         transform: Any = np.fft.rfft
         _by_blocks(out, x, (axis,), lambda x, out: transform(x, axis=axis, norm=norm, out=out))
     else:
@@ -178,7 +180,9 @@ def _irfft_into(xp: Any, out: Any, x: Any, size: int, axis: int, norm: str, inne
     if inner != 1.0:
         x = x.copy()
         _scale_inner(x, size, axis, inner)
-    if xp is np:
+    if xp is np and transforms.is_native_real(out.dtype, out.shape, axis):
+        transforms.transform_real(x, out, size, _scale(out, (axis,), True, norm))
+    elif xp is np:
         transform: Any = np.fft.irfft
         _by_blocks(
             out, x, (axis,), lambda x, out: transform(x, size, axis=axis, norm=norm, out=out)

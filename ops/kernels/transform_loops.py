@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,34 @@ class _Outside:
 
         flow.loop("0", n, (), some, each)
 
+    def take_last(self, buffer: str, n: int) -> None:
+        """Element n of the transforms."""
+        flow, lanes, element = self.flow, self.lanes, self.element
+        kind, item = f"<{lanes} x {element}>", BYTES[element]
+        for part in range(2):
+            value = "poison"
+            for lane, start in enumerate(self.starts):
+                one = flow.load(element, flow.at(start, element, 2 * n + part), item)
+                value = flow.write(f"insertelement {kind} {value}, {element} {one}, i64 {lane}")
+            flow.store(kind, value, flow.at(buffer, element, (2 * n + part) * lanes), item)
+
+    def give_last(self, buffer: str, n: int) -> None:
+        """The way back."""
+        flow, lanes, element = self.flow, self.lanes, self.element
+        kind, item = f"<{lanes} x {element}>", BYTES[element]
+        values = [
+            flow.load(kind, flow.at(buffer, element, (2 * n + part) * lanes), item)
+            for part in range(2)
+        ]
+
+        def one(lane: int) -> None:
+            for part, value in enumerate(values):
+                number = flow.write(f"extractelement {kind} {value}, i64 {lane}")
+                flow.store(element, number, flow.at(self.starts[lane], element, 2 * n + part), item)
+
+        for lane in range(lanes):
+            flow.when(flow.step("icmp sgt", self.left, lane), (), partial(one, lane))
+
     def _store_row(self, kind: str, value: str, lane: int, j: str) -> None:
         flow, item = self.flow, BYTES[self.element]
         there = flow.step("icmp sgt", self.left, lane)
@@ -282,12 +311,18 @@ def _exchanged(flow: Flow, element: str, rows: list[str]) -> list[str]:
     return rows
 
 
-def transform(element: str, n: int, layout: str, inverse: bool, scaled: bool) -> tuple[str, str]:
+def transform(
+    element: str, n: int, layout: str, inverse: bool, scaled: bool, real: str = ""
+) -> tuple[str, str]:
     """Transforms of n elements, groups of as many as there are lanes, from start to stop.
 
     Pointers: from, to, bytes at which each transform begins in both (whole groups), twiddles, and
-    memory for two times a group. Sizes: bytes from one element of a transform to the next in both,
-    transforms, bits of a float64 that results are multiplied by (`scaled`).
+    memory for two times a group, of n + 1 elements. Sizes: bytes from one element of a transform to
+    the next in both, transforms, bits of a float64 that results are multiplied by (`scaled`).
+
+    Args:
+        real: "half": rows of 2·n real numbers as n complex ones, to the n + 1 frequencies that say
+            all of them; "whole": back, times 2. Rows of complex numbers otherwise.
     """
     flow = Flow()
     source, target, offsets_in, offsets_out, factors, memory = (flow.pointer(i) for i in range(6))
@@ -300,9 +335,10 @@ def transform(element: str, n: int, layout: str, inverse: bool, scaled: bool) ->
         if element == "float":
             scale = flow.write(f"fptrunc double {scale} to float")
         scale = flow.spread(lanes, element, scale)
-    into, out_of = (_Outside(flow, element, x, layout, inverse) for x in (source, target))
+    into = _Outside(flow, element, source, layout, inverse)
+    out_of = _Outside(flow, element, target, layout, inverse or real == "whole")
     by_rows = layout == ROWS
-    buffers = [memory, flow.at(memory, element, 2 * lanes * n)]
+    buffers = [memory, flow.at(memory, element, 2 * lanes * (n + 1))]
     passes = radices(n) or ()
 
     def inside(buffer: str, at: str) -> str:
@@ -360,21 +396,75 @@ def transform(element: str, n: int, layout: str, inverse: bool, scaled: bool) ->
         else:
             butterflies("0", [])
 
+    def root(at: str, base: int) -> Pair:
+        place = flow.at(factors, element, flow.add(flow.mul(at, 2), base))
+        pair = (flow.load(element, flow.at(place, element, x), item) for x in (0, 1))
+        return tuple(flow.spread(lanes, element, x) for x in pair)  # type: ignore[return-value]
+
+    def to_half(here: str, there: str, base: int) -> None:
+        """From the transform of even elements and i times odd ones to that of all of them."""
+        f = steps.f
+        half = f.const(0.5)
+        begin = read(here, "0")
+        keep(there, (f.add(*begin), f.const(0.0)), "0")
+        keep(there, (f.sub(*begin), f.const(0.0)), str(n))
+
+        def both(k: str) -> None:
+            other = flow.step("sub", n, k)
+            a, b = read(here, k), read(here, other)
+            b = b[0], f.neg(b[1])
+            even = steps.scaled(steps.add(a, b), half)
+            odd = steps.mul(steps.turned(steps.scaled(steps.sub(a, b), half)), root(k, base))
+            keep(there, steps.add(even, odd), k)
+            last = steps.sub(even, odd)
+            keep(there, (last[0], f.neg(last[1])), other)
+
+        flow.loop("1", n // 2 + 1, (), both)
+
+    def of_half(here: str, there: str, base: int) -> None:
+        """The way back, with real and imaginary parts exchanged: what follows is an inverse."""
+        f = steps.f
+        first, last = read(here, "0")[0], read(here, str(n))[0]
+        keep(there, (f.sub(first, last), f.add(first, last)), "0")
+
+        def both(k: str) -> None:
+            other = flow.step("sub", n, k)
+            a, b = read(here, k), read(here, other)
+            b = b[0], f.neg(b[1])
+            even, apart = steps.add(a, b), steps.sub(a, b)
+            turn = root(k, base)
+            odd = steps.mul(apart, (turn[0], f.neg(turn[1])))
+            # even + i·odd, and of the other one the conjugates of both
+            keep(there, (f.add(even[1], odd[0]), f.sub(even[0], odd[1])), k)
+            keep(there, (f.sub(odd[0], even[1]), f.add(even[0], odd[1])), other)
+
+        flow.loop("1", n // 2 + 1, (), both)
+
     def transforms(g: str) -> None:
         left = flow.step("sub", count, flow.mul(g, lanes))
         mask = flow.first_lanes(lanes, flow.least(left, lanes))
         at = flow.mul(g, lanes)
         into.group(flow.at(offsets_in, "i64", at), mask, left)
         out_of.group(flow.at(offsets_out, "i64", at), mask, left)
-        if by_rows:
+        roots_at = len(twiddles(n, np.float64)) - 1
+        if real == "whole":
+            into.take(buffers[0], n)
+            into.take_last(buffers[0], n)
+            of_half(buffers[0], buffers[1], roots_at)
+        elif by_rows:
             into.take(buffers[1], n)
         size, stride, factor = n, 1, 0
         for i, radix in enumerate(passes):
             one_pass(i, size, stride, factor)
             size, stride = size // radix, stride * radix
             factor += 2 * (radix - 1) * size if size > 1 else 0
+        found = (len(passes) - 1) % 2
+        if real == "half":
+            to_half(buffers[found], buffers[1 - found], roots_at)
+            found = 1 - found
+            out_of.give_last(buffers[found], n)
         if by_rows:
-            out_of.give(buffers[(len(passes) - 1) % 2], n)
+            out_of.give(buffers[found], n)
 
     flow.loop("%start", "%stop", (), transforms)
     return flow.function()

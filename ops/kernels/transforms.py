@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.lstm_loops import lanes_of
-from graphflow.ops.kernels.native import vector_width
+from graphflow.ops.kernels.native import Function, vector_width
 from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.scratch import scratch
 from graphflow.ops.kernels.shared import function
@@ -27,6 +27,7 @@ _LEAST = 4096
 _FEWEST = 4
 """Transforms from which vectors of them pay."""
 _SHARED = 100_000
+_REAL = {"float32": "float", "float64": "double"}
 _ELEMENTS = {"complex64": "float", "complex128": "double"}
 
 
@@ -69,24 +70,72 @@ def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) ->
     if inner == 1 and n % (lanes // 2) == 0:
         layout = ROWS
     loop = function(transform, element, n, layout, inverse, scale != 1.0)
-    factors = _twiddles(n, x.real.dtype.name)
+    steps = (inner * x.itemsize, inner * x.itemsize, many)
+    given = [x, out, offsets, offsets, _twiddles(n, x.real.dtype.name)]
+    _run(loop, given, steps, scale, n, lanes)
+
+
+def _run(
+    loop: Function, given: Sequence[Any], steps: Sequence[int], scale: float, n: int, lanes: int
+) -> None:
+    """All groups of transforms, on the threads of the current pool."""
+    many = steps[2]
     bits = struct.unpack("<q", struct.pack("<d", scale))[0]
-    sizes = np.array([inner * x.itemsize, inner * x.itemsize, many, bits], np.int64)
-    given = [address(a) for a in (x, out, offsets, offsets, factors)]
+    sizes = np.array([*steps, bits], np.int64)
+    places = [address(a) for a in given]
     groups = -(-many // lanes)
 
     def part(first: int, last: int) -> None:
-        memory = scratch(np, "transforms", (4 * lanes * n,), x.real.dtype)
-        table = np.array([*given, address(memory)], np.int64)
+        memory = scratch(np, "transforms", (4 * lanes * (n + 1),), given[4].dtype)
+        table = np.array([*places, address(memory)], np.int64)
         where, meta = (ctypes.c_void_p(address(a)) for a in (table, sizes))
         loop.freed(where, meta, first, last)
 
-    pool = current_pool() if x.size * n.bit_length() > _SHARED else None
+    pool = current_pool() if many * n * n.bit_length() > _SHARED else None
     parts = 1 if pool is None else min(pool.threads, groups)
     if pool is None or parts < 2:
         part(0, groups)
     else:
         pool.run(lambda i: part(groups * i // parts, groups * (i + 1) // parts), parts)
+
+
+# Real numbers ---------------------------------------------------------------------------------
+
+
+def is_native_real(dtype: Any, shape: Sequence[int], axis: int) -> bool:
+    """Whether there are native loops for transforms of real numbers, of such a shape, to half of a
+    spectrum and back: along the last axis, of even sizes."""
+    n, many = shape[axis], math.prod(shape[:-1])
+    element = _REAL.get(np.dtype(dtype).name)
+    if element is None or axis != len(shape) - 1 or n % 2 or not enabled() or vector_width() < 8:
+        return False
+    whole = n // 2 % (lanes_of(element) // 2) == 0
+    return whole and n * many >= _LEAST and n // 2 <= _LONGEST and _suits((many, n // 2), 1)
+
+
+def transform_real(x: Any, out: Any, n: int, scale: float) -> None:
+    """Rows of n real numbers to the n/2 + 1 frequencies that say all of them, times a number; or,
+    if x is complex, back. `is_native_real` has said that this can be done."""
+    back = x.dtype.kind == "c"
+    numbers = out if back else x
+    element = _REAL[numbers.dtype.name]
+    half, many, lanes = n // 2, numbers.size // n, lanes_of(element)
+    item = 2 * numbers.itemsize
+    offsets = [_offsets(many, size, 1, item, lanes) for size in (half, half + 1)]
+    loop = function(transform, element, half, ROWS, False, True, "whole" if back else "half")
+    given = [x, out, *(offsets[::-1] if back else offsets), _real_twiddles(n, numbers.dtype.name)]
+    _run(loop, given, (item, item, many), scale, half, lanes)
+
+
+@lru_cache(maxsize=64)
+def _real_twiddles(n: int, dtype: str) -> Any:
+    """Those of half the size, and the roots that join even and odd elements."""
+    angles = -2 * np.pi / n * np.arange(n // 4 + 1)
+    roots = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(-1)
+    return np.concatenate([twiddles(n // 2, np.float64)[:-1], roots, [0, 0]]).astype(dtype)
+
+
+# Long ones ------------------------------------------------------------------------------------
 
 
 def _long(x: Any, out: Any, n: int, inverse: bool, scale: float) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from graphflow.op import REGISTRY
 from graphflow.ops.kernels.threads import Pool, using
 from graphflow.ops.kernels.transform_loops import radices
-from graphflow.ops.kernels.transforms import is_native, transform_along
+from graphflow.ops.kernels.transforms import is_native, is_native_real, transform_along
 
 SIZES = (2, 3, 4, 5, 6, 8, 9, 15, 16, 25, 32, 48, 60, 64, 100, 128, 243)
 
@@ -78,3 +78,20 @@ def test_long_transforms_go_by_way_of_a_matrix(n: int, inverse: bool) -> None:
     transform_along(x, out, 1, inverse, 0.5)
     wanted = (np.fft.ifft(x, norm="forward") if inverse else np.fft.fft(x)) / 2
     np.testing.assert_allclose(out, wanted, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [32, 80, 96, 240, 1024])
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+def test_half_spectra_of_real_numbers_are_those_of_numpy(n: int, dtype: str, norm: str) -> None:
+    x = np.random.default_rng(0).standard_normal((7, 19, n)).astype(dtype)
+    assert is_native_real(x.dtype, x.shape, 2)
+    attrs = {"axis": 2, "norm": norm, "inner": 1.0}
+    (half,) = REGISTRY["rfft"].run(np, [x], attrs)
+    wanted = np.fft.rfft(x.astype("float64"), norm=norm)
+    close = 1e-5 if dtype == "float32" else 1e-13
+    np.testing.assert_allclose(half, wanted, rtol=0, atol=close * np.abs(wanted).max())
+    bent = half + half.dtype.type(0.25j)  # the imaginary parts of the first and last do not count
+    (whole,) = REGISTRY["irfft"].run(np, [bent], {"size": n, **attrs})
+    wanted = np.fft.irfft(bent.astype("complex128"), n, norm=norm)
+    np.testing.assert_allclose(whole, wanted, rtol=0, atol=close * np.abs(wanted).max())
