@@ -108,9 +108,24 @@ class GpuBackend:
             yield
 
     def synchronize(self) -> None:
-        """Wait for the device's work."""
-        with self._device:
+        """Wait for the device's work.
+
+        Raises:
+            DeviceError: it failed.
+        """
+        with self._device, self._waited():
             self.stream.synchronize()
+
+    @contextmanager
+    def _waited(self) -> Iterator[None]:
+        """Name the device where it fails: what went wrong earlier is told when it is waited for."""
+        try:
+            yield
+        except self.xp.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(
+                f"gpu:{self.index} failed: {error}; its steps are started ahead, so to see which "
+                "op it was, set CUDA_LAUNCH_BLOCKING=1 and GRAPHFLOW_CUDA_GRAPHS=off"
+            ) from error
 
     def begin(self) -> None:
         """A step begins: what its feeds replace, earlier steps have read when they got here."""
@@ -197,7 +212,8 @@ class GpuBackend:
                 if array.nbytes:
                     array.data.copy_to_host_async(pinned.ptr, int(array.nbytes), self._outward)
                 landed.append((pinned, array))
-            self._outward.synchronize()
+            with self._waited():
+                self._outward.synchronize()
         return [
             np.array(_view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape))
             for pinned, array in landed
