@@ -46,8 +46,8 @@ _LONG = 256
 other."""
 _NEAR = 64 << 10
 """Bytes of y up to which its panels are used where they are."""
-_BLOCK = 16
-"""Tiles of a block, at most."""
+_BLOCK = 256
+"""Rows of a block, at most: a panel is packed once for each."""
 _PACKED = 512 << 10
 """Bytes of packed tiles, at most, where there are many."""
 _PANEL = 48 << 10
@@ -113,10 +113,11 @@ def _cut_of(
         height = most  # of which all tiles have a row less: one form fewer
     form = Form(_ELEMENTS[dtype], width, height, vectors)
     panels = -(-n // form.columns)
-    block, square = _BLOCK, 5 / width  # cycles for an element of an exchange
+    block = max(1, _BLOCK // height)
+    square = 5 / width  # cycles for an element of an exchange
     cycles = 0.0
     if x == COPIED and k > _LONG and panels >= _REUSED:
-        block = max(1, min(_BLOCK, _PACKED // (height * max(k, 1) * item)))
+        block = max(1, min(block, _PACKED // (height * max(k, 1) * item)))
         cycles += tiles * k * 2
     elif x == COPIED and height > 8:
         cycles += tiles * panels * k  # many elements of few lines
