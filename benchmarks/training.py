@@ -53,16 +53,16 @@ class Model:
 
 
 class Ours:
-    """A training step of graphflow."""
+    """A training step of graphflow; on this machine's processors, if no cluster is given."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, cluster: Any = None) -> None:
         import graphflow as gf
 
         variables = {k: gf.variable(v, name=k) for k, v in model.parameters.items()}
         inputs = [gf.placeholder(a.dtype, a.shape) for a in model.feeds]
         loss = model.ours(variables, *inputs)
         update = gf.optim.SGD(model.rate, momentum=model.momentum).minimize(loss)
-        self._session = gf.Session()
+        self._session = gf.Session(cluster)
         self._fetches = [loss, update]
         self._feeds = dict(zip(inputs, model.feeds, strict=True))
 
@@ -149,8 +149,8 @@ def contest(model: Model, rounds: int, each: int = 5) -> dict[str, Any]:
     if model.compiled:
         steps |= optional("torch.compile", lambda: torch_step(model, True, model.layout))
     steps |= optional("jax", lambda: jax_step(model))
-    firsts = {name: _first(step) for name, step in steps.items()}
-    _agree(model.title, {name: losses for name, (_, losses) in firsts.items()})
+    firsts = {name: first(step) for name, step in steps.items()}
+    agree(model.title, {name: losses for name, (_, losses) in firsts.items()})
     if model.products:
         steps["matmuls"] = model.products
     result = report(model.title, interleaved(steps, rounds, each), goal=model.goal)
@@ -161,7 +161,7 @@ def contest(model: Model, rounds: int, each: int = 5) -> dict[str, Any]:
     return result
 
 
-def _first(step: Callable[[], object]) -> tuple[float, list[float]]:
+def first(step: Callable[[], object]) -> tuple[float, list[float]]:
     """Seconds of the first call, and the first losses."""
     start = time.perf_counter()
     losses = [step()]
@@ -170,7 +170,7 @@ def _first(step: Callable[[], object]) -> tuple[float, list[float]]:
     return seconds, losses  # type: ignore[return-value]
 
 
-def _agree(title: str, losses: Mapping[str, list[float]]) -> None:
+def agree(title: str, losses: Mapping[str, list[float]]) -> None:
     """Stop where contenders do not compute the same."""
     for step in zip(*losses.values(), strict=True):
         if max(step) - min(step) > 1e-2 * max(1e-3, abs(median(step))):

@@ -199,6 +199,8 @@ def devices_command(cluster: ClusterFile = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from graphflow.runtime.gpu_libraries import gpu_lines
+
     if cluster is None:
         shown = Cluster.here(devices=["cpu:0", *_gpus()])
     else:
@@ -217,6 +219,8 @@ def devices_command(cluster: ClusterFile = None) -> None:
             )
     Console().print(table)
     if cluster is None:
+        for line in gpu_lines():
+            typer.echo(line)
         typer.echo("speeds are measured by: graphflow calibrate")
 
 

@@ -28,6 +28,10 @@ Array = np.ndarray[Any, Any]
 _Shapes = frozenset[tuple[Node, tuple[int, ...]]]
 
 
+_WIDE = 6e4
+"""Python floats below this are finite in all dtypes."""
+
+
 class Route:
     """The shorter way of steps whose feeds are as those of the last step were: what has to be
     looked at each time, and nothing else.
@@ -67,7 +71,10 @@ class Route:
             if type(value) is not np.ndarray or value.dtype != dtype:
                 if value is None:
                     return None
-                value = convert(tensor.node, value)
+                if type(value) is float and dtype.kind == "f" and abs(value) < _WIDE:
+                    value = np.array(value, dtype)
+                else:
+                    value = convert(tensor.node, value)
             if value.shape != shape:
                 return None
             if name is not None:
@@ -219,6 +226,16 @@ class Compiled:
             ],
             names,
         )
+
+    def other_route(self, hosts: Hosts, feeds: Any) -> tuple[Route, dict[str, Array]] | None:
+        """The way of earlier steps whose feeds were as these are, and the feeds by name."""
+        for route in self._routes.values():
+            named = route.named(feeds) if route is not self.route else None
+            if named is not None:
+                self.route = route
+                hosts.ready(self.program, route.bindings)  # used now, as others see it
+                return route, named
+        return None
 
     def lose_routes(self) -> None:
         """The workers have let go of a program."""

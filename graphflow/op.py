@@ -249,8 +249,8 @@ class Cost:
 
 
 class Rows(NamedTuple):
-    """How an op goes along rows: the axes that it reduces over, and the shape, right-aligned to that
-    of the whole, in which it sees each input (the same elements in the same order).
+    """How an op goes along rows: the axes that it reduces over, and the shape, right-aligned to
+    that of the whole, in which it sees each input (the same elements in the same order).
 
     An op that reduces none (axes None) says what the whole is, if not what its inputs broadcast to.
     """
@@ -483,6 +483,9 @@ def checked(f: Callable[..., Any], what: str) -> Callable[..., Any]:
             return f(*args, **kwargs)
         except GraphError as error:
             raise told(what, error) from None
+        except MemoryError as error:  # numbers that it puts into the graph
+            too_large = ArgumentError(f"{error} while the graph is built; give smaller sizes")
+            raise told(what, too_large) from None
 
     return entered
 

@@ -163,11 +163,15 @@ class Session:
                 compiled = self._compiled.get((id(fetches),))
             elif kind is list or kind is tuple:
                 compiled = self._compiled.get(tuple(map(id, fetches)))
+            elif kind is dict:
+                compiled = self._compiled.get(tuple(map(id, fetches.values())))
             else:
                 compiled = None
             if compiled is not None and compiled.route is not None and not self._automatic:
                 values = self._routed(compiled, compiled.route, feeds)
                 if values is not None:
+                    if kind is dict:
+                        return dict(zip(fetches, values, strict=True))
                     return values[0] if kind is Tensor else kind(values)
             return self._run(fetches, feeds)
 
@@ -177,7 +181,10 @@ class Session:
             return None
         named = route.named(feeds)
         if named is None:
-            return None
+            found = compiled.other_route(self._hosts, feeds)
+            if found is None:
+                return None
+            route, named = found
         self._attempts += 1
         try:
             fetched = route.ready(self._attempts, self._steps, named, self._deadline)

@@ -17,7 +17,7 @@ from graphflow.op import (
     sample,
 )
 from graphflow.ops import batching
-from graphflow.ops.kernels import gathered, planar, winograd
+from graphflow.ops.kernels import gathered, planar, pointwise, winograd
 from graphflow.ops.kernels.columns import correlate, correlate_weights, spread
 from graphflow.ops.kernels.depthwise import depthwise, depthwise_weights, spread_depthwise
 from graphflow.ops.rules import require_kind
@@ -148,6 +148,8 @@ def _conv_into(
         planar.convolve(out, x, w, windows, groups)
     elif gathered.fits(xp, x, out.shape[1], windows, groups):
         gathered.convolve(out, x, w, windows)
+    elif pointwise.fits(xp, x, windows, groups):
+        pointwise.convolve(out, x, w, windows)
     elif w.shape[1] == 1 and groups > 1:
         depthwise(xp, out, x, w, windows)
     else:
@@ -178,6 +180,8 @@ def _transpose_into(
         planar.convolve(out, g, _flipped(xp, w, groups), apart, groups, stride)
     elif gathered.fits(xp, out, g.shape[1], windows, groups):
         gathered.convolve(out, g, w, windows, turned=True)
+    elif pointwise.fits(xp, out, windows, groups):
+        pointwise.convolve_turned(out, g, w, windows)
     elif set(stride) == {1} and (w.shape[0] == groups if single else not _weighty(g, w)):
         _correlate_flipped(xp, out, g, w, windows, groups)
     elif single:
@@ -239,6 +243,8 @@ def _weight_into(
         planar.convolve_weights(out, x, g, windows, groups)
     elif gathered.fits(xp, x, out.shape[0], windows, groups):
         gathered.convolve_weights(out, x, g, windows)
+    elif pointwise.fits(xp, x, windows, groups):
+        pointwise.convolve_weights(out, x, g, windows)
     elif out.shape[1] == 1 and groups > 1:
         depthwise_weights(xp, out, x, g, windows)
     else:

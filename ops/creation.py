@@ -10,7 +10,7 @@ import numpy as np
 from graphflow.errors import ArgumentError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
 from graphflow.ops.convert import astype
-from graphflow.ops.rules import whole
+from graphflow.ops.rules import require_buildable, whole
 from graphflow.ops.shape import broadcast_to
 from graphflow.spec import (
     Dim,
@@ -160,13 +160,14 @@ def linspace(
     """`num` evenly spaced numbers from start to stop (left out unless `endpoint`).
 
     Raises:
-        ArgumentError: `num` is no int >= 0, or start or stop no number.
+        ArgumentError: `num` is no int >= 0, or more than a graph can hold; start or stop no number.
     """
     for bound in (start, stop):
         if isinstance(bound, bool) or not isinstance(bound, int | float | np.number):
             raise ArgumentError(f"start and stop are numbers, not {bound!r}")
     if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
         raise ArgumentError(f"the number of points is an int >= 0, not {num!r}")
+    require_buildable(int(num))
     return as_tensor(np.linspace(start, stop, int(num), endpoint=endpoint).astype(as_dtype(dtype)))
 
 

@@ -16,7 +16,13 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ops.convert import astype
 from graphflow.ops.fourier import OPPOSITE, fft_op, irfft_op, rfft_op
-from graphflow.ops.rules import conj, normalize_axes, normalize_axis, require_kind
+from graphflow.ops.rules import (
+    conj,
+    normalize_axes,
+    normalize_axis,
+    require_buildable,
+    require_kind,
+)
 from graphflow.ops.window import concat, pad_op, window
 from graphflow.spec import (
     Dim,
@@ -284,6 +290,7 @@ def _frequencies(n: Any, d: Any, dtype: Any, one_sided: bool) -> Tensor:
     if kind(wanted) != "float":
         raise DTypeError(f"frequencies are floats, not {wanted}")
     if isinstance(size, int):
+        require_buildable(size)
         values = np.fft.rfftfreq(size, d) if one_sided else np.fft.fftfreq(size, d)
         return as_tensor(values.astype(wanted))
     steps: Tensor = FUNCTIONS["arange"](floordiv(size, 2) + 1 if one_sided else size)

@@ -8,6 +8,7 @@ alone, so that the bits are the same for any number of threads. BLAS itself runs
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -28,10 +29,11 @@ from graphflow.op import (
 from graphflow.ops import batching
 from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.gemm import Product, preferred
-from graphflow.ops.kernels.native import Task
+from graphflow.ops.kernels.native import Task, vector_width
 from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.kernels.tiny import tiny_task
+from graphflow.ops.kernels.vectors import VectorProduct, vector_product
 from graphflow.ops.rules import conj, normalize_axis, require_kind, unbroadcast, whole
 from graphflow.ops.shape import (
     expand_dims,
@@ -113,6 +115,9 @@ def _native_matmul(
     a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
 ) -> Task | None:
     """The generated kernel of a product; None where BLAS does it."""
+    of_vector = _of_vector(a, b, transpose_a, transpose_b)
+    if of_vector is not None:
+        return of_vector.task
     product = _generated(a, b, transpose_a, transpose_b)
     if product is None:
         return None
@@ -123,17 +128,30 @@ def _native_matmul(
     return tiny or product.task
 
 
-def _generated(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Product | None:
+def _generated(
+    a: Any, b: Any, transpose_a: bool, transpose_b: bool, added: bool = False
+) -> Product | None:
     """What multiplies arrays, or specs of arrays, that are contiguous; None: BLAS."""
     if a.dtype != b.dtype or not enabled():
         return None
-    return preferred(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
+    return preferred(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b, added)
+
+
+def _of_vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> VectorProduct | None:
+    """What multiplies a large matrix and a vector."""
+    if a.dtype != b.dtype or not enabled() or vector_width() < 8:
+        return None
+    return vector_product(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
 
 
 def _matmul_into(
     xp: Any, out: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
 ) -> None:
     if xp is np:
+        of_vector = _of_vector(a, b, transpose_a, transpose_b)
+        if of_vector is not None and out.dtype == a.dtype:
+            of_vector.run(out, np.ascontiguousarray(a), np.ascontiguousarray(b))
+            return
         generated = _generated(a, b, transpose_a, transpose_b)
         if generated is not None and out.dtype == a.dtype:
             a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
@@ -229,6 +247,81 @@ matmul_op = register(
         promotes=True,
     )
 )
+
+
+# A product that is added to something --------------------------------------------------------
+
+
+def _infer_accumulate(
+    c: TensorSpec, a: TensorSpec, b: TensorSpec, transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> TensorSpec:  # fmt: skip
+    made = _infer_matmul(a, b, transpose_a, transpose_b)
+    if c.rank != made.rank or c.dtype != made.dtype:
+        raise ShapeError(f"adds a product {made} to {c}; both are of one shape and dtype")
+    shape = tuple(equate(n, m, "sizes of a sum") for n, m in zip(c.shape, made.shape, strict=True))
+    return made.with_shape(shape)
+
+
+def _native_accumulate(
+    c: TensorSpec, a: TensorSpec, b: TensorSpec, transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Task | None:  # fmt: skip
+    product = _generated(a, b, transpose_a, transpose_b, added=True)
+    if product is None:
+        return None
+    return replace(product.task, order=(2, 1, 0) if product.swapped else (1, 2, 0))
+
+
+def _accumulate_into(
+    xp: Any, out: Any, c: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+) -> None:
+    product = _generated(a, b, transpose_a, transpose_b, added=True) if xp is np else None
+    if product is None or not out.flags.c_contiguous:
+        xp.add(c, _matmul_kernel(xp, a, b, transpose_a, transpose_b), out=out)
+        return
+    c, a, b = (np.ascontiguousarray(x) for x in (c, a, b))
+    product.run(address(out), address(a), address(b), address(c))
+
+
+def _accumulate_kernel(
+    xp: Any, c: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+) -> Any:
+    out = xp.empty(c.shape, c.dtype)
+    _accumulate_into(xp, out, c, a, b, transpose_a, transpose_b)
+    return out
+
+
+def _accumulate_vjp(
+    g: Tensor, y: Tensor, c: Tensor, a: Tensor, b: Tensor, transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return (g, *_matmul_vjp(g, y, a, b, transpose_a, transpose_b))
+
+
+M35 = spec("float32", (3, 5))
+accumulate_op = register(
+    Op(
+        "accumulate_product",
+        infer=_infer_accumulate,
+        kernel=_accumulate_kernel,
+        into=_accumulate_into,
+        native=_native_accumulate,
+        vjp=_accumulate_vjp,
+        cost=lambda c, a, b, **flags: Cost(_cost_matmul(a, b, **flags).flops + c.size),
+        in_place=True,
+        autocast="low",
+        doc="The sum of a tensor and a product of matrices: c + a @ b, which may be written to c.",
+        samples=(
+            sample(M35, M34, M45),
+            sample(M35, M43, M45, transpose_a=True),
+            sample(M35, M34, M54, transpose_b=True),
+            sample(spec("float32", (2, 3, 2)), spec("float32", (2, 3, 4)),
+                   spec("float32", (2, 4, 2))),
+        ),
+        promotes=True,
+    )
+)  # fmt: skip
 
 
 @function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +148,25 @@ def reciprocal_or_zero(x: Tensor) -> Tensor:
     zero = x == 0
     result: Tensor = FUNCTIONS["where"](zero, 0.0, 1.0 / FUNCTIONS["where"](zero, 1.0, x))
     return result
+
+
+BUILT = 1 << 31
+"""Bytes that a function may take while the graph is built, for numbers that it puts into it."""
+
+
+def require_buildable(*sizes: int) -> None:
+    """Refuse an array of float64 that is made while the graph is built and is too large for that.
+
+    Raises:
+        ArgumentError: it is.
+    """
+    need = 8 * math.prod(map(int, sizes))
+    if need > BUILT:
+        raise ArgumentError(
+            f"{show_shape(sizes)} takes {need / 2**30:.4g} GiB while the graph is built, which has "
+            f"{BUILT / 2**30:.4g} GiB for this; give a smaller size, or compute the numbers from "
+            "gf.arange, which runs with the step"
+        )
 
 
 def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:

@@ -16,7 +16,7 @@ from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
 from graphflow.ops.convert import astype
 from graphflow.ops.fft import fft, ifft, irfft, rfft
-from graphflow.ops.rules import reciprocal_or_zero, require_kind
+from graphflow.ops.rules import reciprocal_or_zero, require_buildable, require_kind
 from graphflow.ops.shape import broadcast_to
 from graphflow.ops.window import window as part
 from graphflow.spec import (
@@ -45,6 +45,7 @@ def _cosines(size: Any, periodic: Any, dtype: Any, *factors: float) -> Tensor:
         raise DTypeError(f"windows are floats, not {wanted}")
     if size < 2:
         return as_tensor(np.ones(int(size), wanted))
+    require_buildable(int(size))
     angles = np.arange(size) * (2 * math.pi / (size if periodic else size - 1))
     values = [factor * np.cos(k * angles) for k, factor in enumerate(factors)]
     return as_tensor(np.sum(values, axis=0).astype(wanted))
@@ -370,6 +371,7 @@ def mel_weight_matrix(
     wanted = as_dtype(dtype)
     if kind(wanted) != "float":
         raise DTypeError(f"weights are floats, not {wanted}")
+    require_buildable(points // 2 + 1, bands)
     edges = _mel_edges(bands, points, sample_rate, lower_edge_hertz, upper_edge_hertz)
     left, peak, right = edges[:-2], edges[1:-1], edges[2:]
     bins = np.arange(points // 2 + 1)[:, None]

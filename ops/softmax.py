@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import DTypeError, ShapeError
 from graphflow.op import (
     FUNCTIONS,
@@ -189,22 +191,25 @@ def _infer_cross_entropy_grad(g: TensorSpec, logits: TensorSpec, labels: TensorS
     return logits
 
 
+def refuse_labels(xp: Any, *inputs: Any) -> None:
+    """Refuse labels, the last input, that are no class of the logits before them."""
+    logits, labels = inputs[-2:]
+    # As unsigned numbers, negative ones are large: one comparison finds both.
+    if labels.size and int(labels.view(_UNSIGNED[labels.dtype.itemsize]).max()) >= logits.shape[-1]:
+        low, high = int(labels.min()), int(labels.max())
+        raise IndexError(
+            f"labels are class numbers in [0, {logits.shape[-1]}), got values from {low} to "
+            f"{high}; logits have {logits.shape[-1]} classes"
+        )
+
+
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
 def label_places(xp: Any, logits: Any, labels: Any) -> tuple[Any, Any]:
     """Row and column of each label in the logits as a matrix; refuses labels that are no class."""
-    classes = logits.shape[-1]
-    flat = labels.reshape(-1)
-    # As unsigned numbers, negative ones are large: one comparison finds both.
-    if flat.size and int(flat.view(f"u{flat.dtype.itemsize}").max()) >= classes:
-        low, high = int(flat.min()), int(flat.max())
-        raise IndexError(
-            f"labels are class numbers in [0, {classes}), got values from {low} to {high}; "
-            f"logits have {classes} classes"
-        )
-    return xp.arange(flat.size), flat.astype("int64")
-
-
-def _refuse(xp: Any, logits: Any, labels: Any) -> None:
-    label_places(xp, logits, labels)
+    refuse_labels(xp, logits, labels)
+    return xp.arange(labels.size), labels.reshape(-1).astype("int64")
 
 
 def _along_classes(logits: Any, labels: Any) -> Rows:
@@ -242,13 +247,10 @@ cross_entropy_grad = register(
     Op(
         "cross_entropy_grad",
         infer=_infer_cross_entropy_grad,
-        kernel=refusing(
-            lambda xp, g, *given: _refuse(xp, *given),
-            by_rows(_cross_entropy_grad_of, _grad_along_classes),
-        ),
+        kernel=refusing(refuse_labels, by_rows(_cross_entropy_grad_of, _grad_along_classes)),
         expr=_cross_entropy_grad_of,
         rows=_grad_along_classes,
-        refuse=lambda xp, g, *given: _refuse(xp, *given),
+        refuse=refuse_labels,
         vjp=_cross_entropy_grad_vjp,
         batch=batching.rows,
         cost=lambda g, logits, labels: Cost(flops=logits.size * 14),
@@ -262,10 +264,10 @@ cross_entropy_op = register(
     Op(
         "cross_entropy",
         infer=_infer_cross_entropy,
-        kernel=refusing(_refuse, by_rows(_cross_entropy_of, _along_classes, squeezed=True)),
+        kernel=refusing(refuse_labels, by_rows(_cross_entropy_of, _along_classes, squeezed=True)),
         expr=_cross_entropy_of,
         rows=_along_classes,
-        refuse=_refuse,
+        refuse=refuse_labels,
         vjp=lambda g, y, logits, labels: (cross_entropy_grad(g, logits, labels), None),
         batch=batching.rows,
         cost=lambda logits, labels: Cost(flops=logits.size * 13),

@@ -19,6 +19,8 @@ def array_of(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any
         raw = np.asarray(value)
         if dtype is np.int64 and raw.size and raw.dtype.kind not in "iu":
             raise ProblemError(f"{name} must hold integers, not {raw.dtype}")
+        if raw.size and raw.dtype.kind in "bcmM":
+            raise ProblemError(f"{name} must hold numbers, not {raw.dtype}")
         array: NDArray[Any] = np.array(raw, dtype=dtype)
     except (TypeError, ValueError) as error:
         raise ProblemError(f"{name} is not an array of {dtype.__name__}: {error}") from None

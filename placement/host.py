@@ -29,10 +29,26 @@ def host_memory() -> int:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Processor cores that this process may use: those it may run on, or fewer where a container
+    has a share of their time."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        here = len(os.sched_getaffinity(0))
+    else:
+        here = os.cpu_count() or 1
+    return max(1, min(here, _quota(_CPU_LIMIT)))
+
+
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+
+
+def _quota(file: Path) -> int:
+    """Cores' worth of time that a container has, rounded up: its file holds two numbers, the time
+    and the period in which it may be used, or "max" instead of the first."""
+    try:
+        time, period = map(int, file.read_text().split())
+        return -(-time // period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return 1 << 30
 
 
 def gpu_memory(name: str) -> int:

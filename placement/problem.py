@@ -143,8 +143,17 @@ class Problem:
         put(self, "edges", edges)
         shared = () if self.shared is None else self.shared
         put(self, "shared", array_of("shared", shared, np.float64, 1))
-        routes = np.reshape([] if self.routes is None else self.routes, (-1, 3))
-        put(self, "routes", array_of("routes", routes if routes.size else _NO_ROUTES, np.int64, 2))
+        routes = array_of(
+            "routes",
+            _NO_ROUTES if self.routes is None or np.size(self.routes) == 0 else self.routes,
+            np.int64,
+            2,
+        )
+        if routes.shape[1] != 3:
+            raise ProblemError(
+                f"routes has shape {routes.shape}; expected (r, 3): source, target, shared link"
+            )
+        put(self, "routes", routes)
         for name, (value, dtype, shape) in defaults.items():
             array = array_of(name, value, dtype, len(shape))
             if array.shape != shape:

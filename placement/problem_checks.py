@@ -68,7 +68,12 @@ def _indices(problem: Problem) -> None:
     what = f"is neither a node (of {n}) nor -1"
     reject("prefer", problem.prefer, (problem.prefer < -1) | (problem.prefer >= n), what)
     reject("groups", problem.groups, problem.groups < -1, "is below -1")
-    if problem.client is not None and not 0 <= problem.client < problem.devices:
+    client = problem.client
+    if client is not None and (
+        isinstance(client, bool) or not isinstance(client, int | np.integer)
+    ):
+        raise ProblemError(f"client must be the index of a device, not {client!r}")
+    if client is not None and not 0 <= client < problem.devices:
         raise ProblemError(f"client is {problem.client}; there are {problem.devices} devices")
 
 

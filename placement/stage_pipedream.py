@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from graphflow.errors import PlacementError, ProblemError
 from graphflow.placement import stage_loops
+from graphflow.placement.arrays import array_of
 from graphflow.placement.native import native
 
 
@@ -69,8 +70,9 @@ def pipedream_plan(
 
     Source: Narayanan et al., PipeDream, SOSP 2019, section 3.1.
     """
-    layers = [np.asarray(a, dtype=np.float64) for a in (seconds, activations, weights)]
-    n = len(layers[0]) if layers[0].ndim == 1 else 0
+    given = {"seconds": seconds, "activations": activations, "weights": weights}
+    layers = [array_of(name, a, np.float64, 1) for name, a in given.items()]
+    n = len(layers[0])
     if n == 0 or any(a.shape != (n,) for a in layers):
         raise ProblemError(
             f"seconds, activations and weights have shapes {[a.shape for a in layers]}; "
@@ -79,7 +81,9 @@ def pipedream_plan(
     if any(not np.isfinite(a).all() or (a < 0).any() for a in layers):
         raise ProblemError("seconds, activations and weights must be finite and not negative")
     for level in levels:
-        if level.workers < 1 or not level.bandwidth > 0:
+        if not isinstance(level, Level):
+            raise PlacementError(f"levels must hold Level(workers, bandwidth), not {level!r}")
+        if type(level.workers) is not int or level.workers < 1 or not level.bandwidth > 0:
             raise PlacementError(f"{level} needs at least one worker and a positive bandwidth")
     if not levels:
         raise PlacementError("levels is empty; one device is [Level(1, bandwidth)]")

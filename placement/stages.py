@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from graphflow.errors import PlacementError, ProblemError
+from graphflow.placement.arrays import array_of
 from graphflow.placement.problem import Floats, Ints, Problem
 from graphflow.placement.stage_bound import closure_bound, cover_bound, fluid_bound
 from graphflow.placement.stage_memory import fitting
@@ -137,13 +139,20 @@ def split_stages(
     for name, value in whole.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise PlacementError(f"{name} must be an integer and must not be negative: {value!r}")
-    if seconds is not None and not 0 <= seconds < np.inf:
+    if seconds is not None and (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 <= seconds < np.inf
+    ):
         raise PlacementError(f"seconds must be a finite number >= 0, not {seconds!r}")
     deadline = None if seconds is None else monotonic() + seconds
     host, chosen = _devices(problem, stages, hosts)
-    flags = np.zeros(problem.nodes, bool) if backward is None else np.asarray(backward, bool)
-    if flags.shape != (problem.nodes,):
-        raise ProblemError(f"backward has shape {flags.shape}; expected ({problem.nodes},)")
+    flags = np.zeros(problem.nodes, bool) if backward is None else np.asarray(backward)
+    if flags.shape != (problem.nodes,) or flags.dtype.kind not in "bi":
+        raise ProblemError(
+            f"backward has shape {flags.shape} and {flags.dtype}; expected ({problem.nodes},) bools"
+        )
+    flags = flags.astype(bool)
     units = stage_units(problem, chosen, host)
     homeless = np.flatnonzero(~np.isfinite(units.compute).any(axis=1))
     if len(homeless):
@@ -172,7 +181,7 @@ def split_stages(
     return Split(
         device,
         stage_loads(problem, device, hosts=hosts, stages=stages),
-        min(bound, values[best]),
+        values[best] if values[best] <= bound * (1 + OPTIMAL) else bound,
         is_contiguous(problem, device, flags, hosts),
         tuple(values.items()),
         seconds is None,
@@ -194,7 +203,13 @@ def stage_loads(
     host, chosen = _devices(problem, stages, hosts)
     column = np.full(problem.devices, -1, dtype=np.int64)
     column[chosen] = np.arange(len(chosen))
-    where = column[np.asarray(device, dtype=np.int64)]
+    homes = array_of("device", device, np.int64, 1)
+    if len(homes) != problem.nodes:
+        raise ProblemError(
+            f"device has {len(homes)} entries; the problem has {problem.nodes} nodes"
+        )
+    known = (homes >= 0) & (homes < problem.devices)
+    where = np.where(known, column[np.where(known, homes, 0)], -1)
     if (where < 0).any():
         node = int(np.flatnonzero(where < 0)[0])
         raise PlacementError(f"node {node} lies on a device that is neither a stage nor a host")
@@ -231,16 +246,18 @@ def _devices(
     problem: Problem, stages: int | Sequence[int], hosts: Sequence[int]
 ) -> tuple[Ints, Ints]:
     """The hosts, and all devices that may hold nodes."""
-    host = sorted(set(hosts))
+    if not isinstance(problem, Problem):
+        raise PlacementError(f"stages are split of a Problem, not of {type(problem).__name__}")
+    host = sorted(set(_indices("hosts", hosts)))
     free = [p for p in range(problem.devices) if p not in host and p != problem.client]
-    if isinstance(stages, int):
+    if type(stages) is int:
         if not 0 < stages <= len(free):
             raise PlacementError(
                 f"{stages} stages asked; {len(free)} of {problem.devices} devices can hold one"
             )
         chosen = free[:stages]
     else:
-        chosen = [int(p) for p in stages]
+        chosen = _indices("stages", stages)
     wrong = [p for p in [*chosen, *host] if not 0 <= p < problem.devices]
     if wrong or not chosen or len(set(chosen)) < len(chosen) or set(chosen) & set(host):
         raise PlacementError(
@@ -248,6 +265,21 @@ def _devices(
             f"{problem.devices} there are"
         )
     return np.array(host, dtype=np.int64), np.array([*chosen, *host], dtype=np.int64)
+
+
+def _indices(name: str, devices: int | Sequence[int]) -> list[int]:
+    """Devices as they were given, checked."""
+    found = None if isinstance(devices, str | int) else np.atleast_1d(_listed(devices))
+    if found is None or (found.size and found.dtype.kind not in "iu") or found.ndim != 1:
+        raise PlacementError(f"{name} must be a list of device indices, not {devices!r}")
+    return [int(p) for p in found]
+
+
+def _listed(devices: Sequence[int]) -> NDArray[Any]:
+    try:
+        return np.array(list(devices))
+    except (TypeError, ValueError):
+        return np.array([""])
 
 
 def _contiguous_splits(

@@ -47,6 +47,7 @@ class Program:
 
     Attributes:
         commits: whether there is anything to assign.
+        commits_at_once: whether that is one native call, so that nothing comes in between.
         is_free: whether its memory is gone.
     """
 
@@ -78,6 +79,9 @@ class Program:
         self._to_hosts = backend.to_hosts
         self._is_native = code.is_native
         self.commits = code.commits
+        self.commits_at_once = (
+            isinstance(code, Code) and code.is_native and len(code.commit.lines) == 1
+        )
         self.is_free = False
 
     @property

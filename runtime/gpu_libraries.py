@@ -24,6 +24,7 @@ import numpy as np
 
 from graphflow.errors import CompileError
 from graphflow.op import Op
+from graphflow.runtime.gpu_graphs import graphs_enabled
 from graphflow.runtime.lines import writing
 from graphflow.spec import TensorSpec, is_half
 
@@ -50,6 +51,28 @@ def libraries() -> Libraries:
     """What is installed here."""
     wanted = os.environ.get("GRAPHFLOW_GPU_LIBRARIES") != "off"
     return Libraries(wanted and _is_there("nvmath"), wanted and _is_there("cudnn"))
+
+
+def gpu_lines() -> list[str]:
+    """What is said of each of this machine's GPUs: its name, and what computes on it; nothing where
+    CuPy sees none."""
+    try:
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
+    except Exception:  # no CuPy, no driver, no device: CuPy's own errors
+        return []
+    graphs = "on" if graphs_enabled() else "off"
+    return [
+        f"gpu:{i} is {_text(each['name'])}, compute capability {each['major']}.{each['minor']}; "
+        f"CuPy {cupy.__version__}, CUDA graphs {graphs}; {libraries()}"
+        for i, each in enumerate(found)
+    ]
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 @cache

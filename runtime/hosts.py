@@ -119,7 +119,9 @@ class LocalHosts:
                 return None
             host.set_deadline("", deadline)
             values = compiled.run(feeds, step, draws)
-            if compiled.commits:
+            if compiled.commits_at_once:
+                compiled.commit()
+            elif compiled.commits:
                 with uninterrupted():
                     compiled.commit()
             return values

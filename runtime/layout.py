@@ -439,7 +439,14 @@ def _lives(
         if fused is not None or (node.op.elementwise and node.op.into is not None):
             operands = node.inputs if fused is None else fused.operands
             _take_over(results, operands, fused, specs, roots, deaths, shared, at)
+        elif node.op.in_place and _only_first(node, roots):
+            _take_over(results, node.inputs[:1], None, specs, roots, deaths, shared, at)
     return shared, deaths
+
+
+def _only_first(node: Node, roots: Mapping[Tensor, Tensor]) -> bool:
+    """Whether the first input's memory is read by way of no other one."""
+    return all(roots[t] is not roots[node.inputs[0]] for t in node.inputs[1:])
 
 
 def _take_over(

@@ -49,7 +49,7 @@ def _collect(layout: Layout, wanted: dict[str, str]) -> None:
         kernel = kernel_of(region)
         wanted[kernel.name] = kernel.text
     wanted.update({task.name: task.text for task in layout.tasks.values()})
-    if layout.inner:
+    if layout.inner or layout.commits:
         copy = copy_task(0)
         wanted[copy.name] = copy.text
     for inner in layout.inner.values():

@@ -9,6 +9,7 @@ Dead code needs no pass: a Graph is the closure of its outputs.
 from __future__ import annotations
 
 from graphflow.graph import Graph
+from graphflow.passes.accumulate import AccumulateProducts
 from graphflow.passes.base import Pass
 from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
 from graphflow.passes.constants import FoldConstants
@@ -19,6 +20,7 @@ from graphflow.pauses import without_collection
 
 DEFAULT: tuple[Pass, ...] = (
     MergeBodies(), FoldConstants(), FoldTransposes(), JoinPads(), MergeDuplicates(), InlineCalls(),
+    AccumulateProducts(),
 )  # fmt: skip
 
 
@@ -31,6 +33,6 @@ def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
 
 
 __all__ = [
-    "DEFAULT", "FoldConstants", "FoldTransposes", "InlineCalls", "JoinPads", "MergeBodies",
-    "MergeDuplicates", "Pass", "optimize",
+    "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldTransposes", "InlineCalls", "JoinPads",
+    "MergeBodies", "MergeDuplicates", "Pass", "optimize",
 ]  # fmt: skip

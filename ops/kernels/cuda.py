@@ -28,7 +28,7 @@ from graphflow.ops.kernels.cuda_trace import trace_of
 from graphflow.ops.kernels.emit import Region, reachable
 from graphflow.ops.kernels.functions import FUNCTIONS
 from graphflow.ops.kernels.lanes import ELEMENTS, Floats, Module
-from graphflow.ops.kernels.reductions import COMBINED, neutral
+from graphflow.ops.kernels.passes import COMBINED, neutral
 from graphflow.ops.kernels.steps import write_step
 from graphflow.ops.kernels.trace import Step
 from graphflow.spec import as_dtype

@@ -168,6 +168,7 @@ class _Regions:
         self.roots = roots
         self.of: dict[Node, _Group] = {}
         self.position: dict[Node, int] = {}
+        self.readers: dict[Tensor, _Group] = {}  # that reduce
 
     def add(self, node: Node, item: _Item | None) -> None:
         """The next node: into the groups that it reads, if it may; it closes the others."""
@@ -183,11 +184,28 @@ class _Regions:
         for group in joined:
             if not group.closed:
                 home = self._joined(home, group, node, item)
-        self._enter(home, node, item)
+        self._enter(home if home.nodes else self._sibling(home, node, item), node, item)
 
     def _read(self, node: Node) -> list[_Group]:
         found = (self.of.get(self.roots[tensor].node) for tensor in node.inputs)
         return list(dict.fromkeys(group for group in found if group is not None))
+
+    def _sibling(self, home: _Group, node: Node, item: _Item) -> _Group:
+        """An open region that reduces the same rows of something that a reduction reads: they share
+        a pass over it, and the moments of a norm and of its gradient are computed once."""
+        if item.axes is None:
+            return home
+        for tensor in node.inputs:
+            group = self.readers.get(tensor)
+            if (
+                group is not None
+                and not group.closed
+                and (group.shape, group.axes) == (item.shape, item.axes)
+                and self._may_join(group, node, item)
+                and group.fits(1, self._outside(group, node, item), group.axes)
+            ):
+                return group
+        return home
 
     def _may_join(self, group: _Group, node: Node, item: _Item) -> bool:
         """Whether a node belongs in a group, with all that it reads of it."""
@@ -254,6 +272,7 @@ class _Regions:
         home.nodes = sorted((*home.nodes, *group.nodes), key=self.position.__getitem__)
         for each in group.nodes:
             self.of[each] = home
+        group.closed = True  # it is none any more
         return True
 
     def _enter(self, home: _Group, node: Node, item: _Item) -> None:
@@ -270,6 +289,8 @@ class _Regions:
                 home.operands[tensor, view] = None
         self.of[node] = home
         self.position[node] = len(self.position)
+        if item.axes is not None:
+            self.readers.update(dict.fromkeys(node.inputs, home))
 
 
 def _is_looked_at(node: Node, tensor: Tensor) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.filters import tap_rows
 from graphflow.ops.kernels.gathered_text import BLOCK, DEEP, product, sums
 from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.nest import call
@@ -29,7 +30,7 @@ from graphflow.ops.sliding import Ints, Windows
 
 _FEWEST = 12  # channels on both sides
 _LARGEST = 1 << 13  # pixels of an image
-_TOGETHER = 512  # positions of a chunk
+_TOGETHER = 1024  # positions of a chunk
 _GATHERED = 32 << 20  # bytes of rows at once
 
 
@@ -193,7 +194,8 @@ class _Rows:
     def planes(self, block: int, image: int) -> int:
         channels: int = self.array.shape[1]
         first = (self.images.start + image) * channels + block * PANEL
-        return address(self.array) + first * self.count * 4
+        place: int = address(self.array) + first * self.count * 4
+        return place
 
     def read(self, block: int, image: int, images: int) -> None:
         places = self.planes(block, image), self.place(block, image)
@@ -239,26 +241,18 @@ class _Weights:
         self._memory = Memory("gathered weights", blocks_of(self.columns) * self.rows * self.apart)
 
     def place(self, column: int, row: int) -> int:
-        return self._memory.place + (column * self.rows + row) * self.apart
+        place: int = self._memory.place + (column * self.rows + row) * self.apart
+        return place
 
     def prepare(self, column: int, row: int) -> None:
         count, wide = width_of(self.depth, row), width_of(self.columns, column)
-        inputs, taps = self.w.shape[1], self.taps
-        if self.turned:
-            between = slots_of(taps)
-            rows = Memory("taps", count * between * ROW)
-            start = (row * PANEL * inputs + column * PANEL) * taps * 4
-            sizes = (taps, wide, taps * 4, inputs * taps * 4, between * ROW)
-            call(pixels(), (address(self.w) + start, rows.place), sizes, 0, count)
-        else:
-            between = taps
-            rows = Memory("taps", slots_of(count * taps) * ROW)
-            start = (column * PANEL * inputs + row * PANEL) * taps * 4
-            sizes = (count * taps, wide, inputs * taps * 4, 0, 0)
-            call(pixels(), (address(self.w) + start, rows.place), sizes, 0, 1)
+        rows, between = tap_rows(
+            address(self.w), self.w.shape[1], self.taps,
+            (row * PANEL, count), (column * PANEL, wide), self.turned,
+        )  # fmt: skip
         goal = self.place(column, row)
-        moves = (between * ROW, ROW, 0, ROW, count * ROW, 0)
-        call(copy("rows"), (rows.place, goal, goal), (taps, count, PANEL, *moves, 4, 0), 0, 1)
+        moves = (between, ROW, 0, ROW, count * ROW, 0)
+        call(copy("rows"), (rows.place, goal, goal), (self.taps, count, PANEL, *moves, 4, 0), 0, 1)
 
 
 # Convolution ------------------------------------------------------------------------------------

@@ -158,6 +158,7 @@ class Product:
     """A kernel with the sizes of a product: what is left to give is where the operands are.
 
         void kernel(ptr* {x, y, out, scratch}, i64* sizes, i64 start, i64 stop)
+        void kernel(ptr* {x, y, addend, out, scratch}, …)  # with the flag APART
 
     Attributes:
         sizes: as `gemm_text.Size` names them.
@@ -201,25 +202,27 @@ class Product:
     def _given(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(address(self.table))
 
-    def run(self, out: int, a: int, b: int) -> None:
-        """For operands at these addresses, on the threads of the current pool."""
+    def run(self, out: int, a: int, b: int, addend: int | None = None) -> None:
+        """For operands at these addresses, on the threads of the current pool; with the flag APART
+        it is added to `addend`."""
         x, y = (b, a) if self.swapped else (a, b)
+        given = (x, y, out) if addend is None else (x, y, addend, out)
         pool = current_pool() if self.nanoseconds > _SHARED else None
         parts = 1 if pool is None else min(pool.threads, self.units)
         if pool is None or parts < 2:
             function = self.function.held if self.nanoseconds < _FREED else self.function.freed
-            function(_Pointers(x, y, out, _scratch(self.scratch)), self._given, 0, self.units)
+            function(_Pointers(*given, _scratch(self.scratch)), self._given, 0, self.units)
             return
         bounds = [self.units * i // parts for i in range(parts + 1)]
 
         def part(i: int) -> None:
-            pointers = _Pointers(x, y, out, _scratch(self.scratch))
+            pointers = _Pointers(*given, _scratch(self.scratch))
             self.function.freed(pointers, self._given, bounds[i], bounds[i + 1])
 
         pool.run(part, parts)
 
 
-_Pointers = ctypes.c_void_p * 4
+_Pointers = ctypes.c_void_p * 5
 _own = threading.local()
 
 
@@ -337,10 +340,15 @@ _LARGE_APART = 3e7
 
 @lru_cache(maxsize=4096)
 def preferred(
-    a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool
-) -> Product | None:
+    a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool,
+    added: bool = False,
+) -> Product | None:  # fmt: skip
     """The product of contiguous arrays of these shapes, where that is faster than BLAS; None where
-    it is not. A function of shapes, flags and dtype alone, since bits follow from it."""
+    it is not. A function of shapes, flags and dtype alone, since bits follow from it.
+
+    Args:
+        added: it takes something of the result's shape to which the product is added.
+    """
     if not available(dtype):
         return None
     m, k = a[:-3:-1] if transpose_a else a[-2:]
@@ -359,8 +367,12 @@ def preferred(
             steps.insert(0, steps[0] * size)
         own = _steps(shape, tuple(steps), item)
         strides.append((0,) * (rank - len(shape)) + (_turned(own) if turn else own))
-    found = planned(batch, m, k, n, dtype, strides[2], strides[0], strides[1])
+    found = planned(batch, m, k, n, dtype, strides[2], strides[0], strides[1], added)
     count = math.prod(batch)
+    if found is not None and added:
+        sizes = list(found.sizes)
+        sizes[Size.FLAGS] |= gemm_text.APART
+        found = replace(found, sizes=tuple(sizes))
     if found is None or count * m * n * item <= 2 * _CACHED:
         return found
     return replace(found, blocks=_blocks(found, count, m, n, item))

@@ -1,6 +1,7 @@
 """Matrix products in LLVM's language.
 
     void kernel(ptr* {x, y, out, scratch}, i64* sizes, i64 start, i64 stop)
+    void kernel(ptr* {x, y, addend, out, scratch}, …)    # with the flag APART
 
 A product is cut into tiles of rows of x, and these into panels of columns of y; a tile of a panel
 stays in registers while k runs. The rows of all matrices of a batch are tiles one after the other;
@@ -10,9 +11,9 @@ order, which has the same bits however the product is cut.
 
 A panel of y is used where it is, or packed so that its rows follow each other: copied, or with rows
 and columns exchanged. Elements of x are read one at a time, so its strides may be any; where many
-panels read them, the tiles of a block are packed as well. Panels that are not whole, sums into
-`out`, and results that are stored with rows and columns exchanged, go by way of a buffer. Packed
-things and the buffer are in the scratch memory.
+panels read them, the tiles of a block are packed as well. Panels that are not whole, products that
+are added to something, and results that are stored with rows and columns exchanged, go by way of a
+buffer. Packed things and the buffer are in the scratch memory.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class Size(IntEnum):
 
 IN_PLACE, COPIED, EXCHANGED = range(3)
 """Layouts: how tiles of x and panels of y are read."""
-ACCUMULATE, TRANSPOSED = 1, 2
-"""Flags: whether the product is added to what `out` holds; whether `out` is stored by columns."""
+ACCUMULATE, TRANSPOSED, APART = 1, 2, 4
+"""Flags: whether the product is added to what `out` holds; whether `out` is stored by columns;
+whether it is added to something else, which is stored as `out` is (and may be it)."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ def _finish(form: Form) -> Function:
     """The columns that there are of a buffer's rows into `out`, or added to it."""
     f = Function(
         form.named(f"finish{form.vectors}"),
-        ["ptr %from", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add"],
+        ["ptr %from", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
+         "i64 %apart"],
         form.element, form.width,
     )  # fmt: skip
     masks = [f.first_lanes("%columns", v * f.width) for v in range(form.vectors)]
@@ -234,7 +237,9 @@ def _finish(form: Form) -> Function:
             value = f.load(f.at(source, place))
             to = f.at(target, place)
             with f.when("%add"):
-                total = f.write(f"fadd {f.vector} {f.masked_load(to, mask)}, {value}")
+                total = f.write(
+                    f"fadd {f.vector} {f.masked_load(f.at(to, '%apart'), mask)}, {value}"
+                )
                 f.masked_store(total, to, mask)
             store = f.write("xor i1 %add, true")
             with f.when(store):
@@ -246,7 +251,8 @@ def _exchange(form: Form) -> Function:
     """to[j, i] = from[i, j], or added to it: squares of a register's width go through registers."""
     f = Function(
         form.named("exchange"),
-        ["ptr %from", "i64 %row", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add"],
+        ["ptr %from", "i64 %row", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
+         "i64 %apart"],
         form.element, form.width,
     )  # fmt: skip
     last = f.sub("%rows", "1")
@@ -265,7 +271,8 @@ def _exchange(form: Form) -> Function:
             for lane, value in enumerate(_exchanged(f, rows)):
                 with f.when(f.compare("sgt", left, lane)):
                     to = f.at(target, f.mul("%next", lane))
-                    total = f.write(f"fadd {f.vector} {f.masked_load(to, old)}, {value}")
+                    held = f.masked_load(f.at(to, "%apart"), old)
+                    total = f.write(f"fadd {f.vector} {held}, {value}")
                     f.masked_store(f.select("%add", f.vector, total, value), to, here)
     return f
 
@@ -295,8 +302,12 @@ def _walk(form: Form) -> Function:
         form.named("walk"), [*_ARGUMENTS, *(f"ptr %{name}" for name in functions)],
         form.element, form.width,
     )  # fmt: skip
-    x, y, out, scratch = (f.argument("%ptrs", "ptr", i) for i in range(4))
     size = {s: f.argument("%sizes", "i64", s) for s in Size}
+    x, y, addend = (f.argument("%ptrs", "ptr", i) for i in range(3))
+    more = f.write(f"and i64 {size[Size.FLAGS]}, {APART}")
+    rest = f.at("%ptrs", f.mul(more, 8 // APART))
+    out, scratch = (f.argument(rest, "ptr", i) for i in (2, 3))
+    apart = f.sub(*(f.write(f"ptrtoint ptr {pointer} to i64") for pointer in (addend, out)))
     tiles = size[Size.TILES]
     with f.loop("%start", "%stop") as unit:
         matrix = f.write(f"udiv i64 {unit}, {tiles}")
@@ -313,7 +324,7 @@ def _walk(form: Form) -> Function:
         ):
             place = f.at(pointer, f.mul(outer, size[big]))
             bases.append(f.at(place, f.mul(inner, size[small])))
-        _Block(f, f"@{form.named('exchange')}", size, first, last, scratch).write(*bases)
+        _Block(f, f"@{form.named('exchange')}", size, first, last, scratch, apart).write(*bases)
         f.advance(unit, f.sub(last, first))
     return f
 
@@ -327,13 +338,16 @@ class _Block:
         size: of the product, by place in the table.
         first, last: the tiles, the last excluded.
         scratch: memory.
+        apart: bytes from `out` to what is added.
     """
 
     def __init__(
-        self, f: Function, exchange: str, size: dict[Size, str], first: str, last: str, scratch: str
-    ) -> None:
+        self, f: Function, exchange: str, size: dict[Size, str], first: str, last: str,
+        scratch: str, apart: str,
+    ) -> None:  # fmt: skip
         self.f, self.size = f, size
         self.exchange = exchange
+        self.apart = apart
         self.first, self.last = first, last
         self.start = self._row(first)
         self.wide = f.mul(size[Size.PANEL_COLUMNS], f.bytes)
@@ -399,6 +413,7 @@ class _Block:
                 self._call(
                     self.exchange, ("ptr", source), ("i64", size[Size.X_ROW]), ("ptr", target),
                     ("i64", step), ("i64", rows), ("i64", size[Size.K]), ("i1", "false"),
+                    ("i64", 0),
                 )  # fmt: skip
 
     def _chunks(self, x: str, y: str, columns: str, whole: str, target: str, width: str) -> None:
@@ -416,7 +431,7 @@ class _Block:
                 self._call(
                     self.exchange, ("ptr", here), ("i64", size[Size.Y_COLUMN]),
                     ("ptr", self.panel), ("i64", self.wide), ("i64", columns), ("i64", terms),
-                    ("i1", "false"),
+                    ("i1", "false"), ("i64", 0),
                 )  # fmt: skip
             with f.when(f.write(f"xor i1 {moved}, {exchanged}")):
                 self._call(
@@ -469,9 +484,11 @@ class _Block:
             self._call(
                 self.exchange, ("ptr", self.buffer), ("i64", self.wide), ("ptr", out),
                 ("i64", size[Size.OUT_COLUMN]), ("i64", rows), ("i64", columns), ("i1", accumulate),
+                ("i64", self.apart),
             )  # fmt: skip
         with f.when(self._not(transposed)):
             self._call(
                 "%finish", ("ptr", self.buffer), ("ptr", out), ("i64", size[Size.OUT_ROW]),
                 ("i64", rows), ("i64", columns), ("i1", accumulate),
+                ("i64", self.apart),
             )  # fmt: skip

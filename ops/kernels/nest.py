@@ -8,7 +8,7 @@ would put them there later.
 
 from __future__ import annotations
 
-import ctypes
+from array import array
 from collections.abc import Callable, Sequence
 
 from graphflow.ops.kernels.lanes import SHORT, Floats, Lanes, Module
@@ -266,6 +266,6 @@ def call(
     function: Function, pointers: Sequence[int], sizes: Sequence[int], start: int, stop: int
 ) -> None:
     """Run a native function, letting other threads run Python meanwhile."""
-    table = (ctypes.c_int64 * len(pointers))(*pointers)
-    numbers = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
-    function.freed(ctypes.addressof(table), ctypes.addressof(numbers), start, stop)
+    table = array("q", (*pointers, *sizes))
+    place = table.buffer_info()[0]
+    function.freed(place, place + 8 * len(pointers), start, stop)

@@ -20,6 +20,7 @@ from pathlib import Path
 LIMIT = 64 << 20
 """Bytes that entries may take in all."""
 _SUFFIX = ".kernel"
+_TOGETHER = ".kernels"  # of several entries, which say where it is
 _ELSEWHERE = b"graphflow: in "
 _DIGEST = hashlib.sha256().digest_size
 
@@ -51,7 +52,7 @@ class Store:
     def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
         self.folder = (cache_folder() if folder is None else folder) / "kernels"
         self.limit = limit
-        self._written = 0
+        self._written = self.limit  # what other processes wrote is looked at first
 
     def get(self, key: str) -> bytes | None:
         """An entry; None where there is none, or a damaged one."""
@@ -71,7 +72,7 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if len(keys) > 1:
-                place = self.folder / f"{hashlib.sha256(data).hexdigest()}{_SUFFIX}"
+                place = self.folder / f"{hashlib.sha256(data).hexdigest()}{_TOGETHER}"
                 self._write(place, data)
                 data = _ELSEWHERE + place.name.encode()
             for key in keys:
@@ -110,7 +111,8 @@ class Store:
 
     def usage(self) -> Usage:
         files = self._files()
-        return Usage(self.folder, len(files), sum(size for _, size, _ in files))
+        entries = sum(path.suffix == _SUFFIX for _, _, path in files)
+        return Usage(self.folder, entries, sum(size for _, size, _ in files))
 
     def clear(self) -> Usage:
         """Remove all entries; returns what there was."""
@@ -128,7 +130,7 @@ class Store:
         found = []
         try:
             for path in self.folder.iterdir():
-                if path.suffix in (_SUFFIX, ".tmp"):
+                if path.suffix in (_SUFFIX, _TOGETHER, ".tmp"):
                     with suppress(OSError):  # another process removed it
                         status = path.stat()
                         found.append((status.st_mtime, status.st_size, path))

@@ -21,6 +21,7 @@ from graphflow.op import Op
 from graphflow.ops.kernels import emit, reductions
 from graphflow.ops.kernels.emit import Applied, Operand, Region, Source, attributes
 from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
+from graphflow.ops.kernels.passes import LANES
 from graphflow.ops.kernels.rowwise import form_of
 from graphflow.ops.kernels.threads import current_pool
 from graphflow.ops.kernels.trace import APPROXIMATE, DTYPES, ROWS, XP, Trace, record
@@ -126,7 +127,7 @@ class Kernel:
 
     def _frame(self, sizes: tuple[int, ...]) -> tuple[list[int], int, int]:
         """The sizes that the function is given, how many units it does, and bytes of scratch."""
-        lanes, kept = reductions.LANES, self.source.kept
+        lanes, kept = LANES, self.source.kept
         if self.region.over == "rows":
             meta = [sizes[-1], *sizes[1:-1]]
             return meta, prod(sizes[:-1]), kept * (sizes[-1] // lanes + 1) * lanes * 8

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.filters import tap_rows
 from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.nest import call
 from graphflow.ops.kernels.regions import address, enabled
@@ -45,6 +46,7 @@ from graphflow.ops.kernels.winograd_tiles import (
 from graphflow.ops.sliding import Ints, Windows
 
 _FEWEST = 16  # channels on both sides, below which there is too little to multiply
+_FEW_ROWS = 36  # of a product, for which it pays to have no rest
 _WIDEST = 1 << 16  # pixels of a row, whose places are told by i32
 _GATHERED = 24 << 20  # bytes of transformed tiles between two products of the weights' gradient
 
@@ -136,6 +138,8 @@ def _multiply(
     """
     rows, depth, columns = counts
     most, several = block()
+    if rows <= _FEW_ROWS:
+        most = next((high for high in (most, 5, 4) if rows % high == 0), most)
     across = 4 if transposed else ROW
     vectors = _vectors(columns)
     for first in range(0, vectors, several):
@@ -177,25 +181,11 @@ class Weights(NamedTuple):
 
     def transform(self, column: int, row: int, target: int, apart: int) -> None:
         """Transform a block of columns of a block of rows."""
-        first, count = row * PANEL, width_of(self.depth, row)
-        start, wide = column * PANEL, width_of(self.columns, column)
-        if self.turned:
-            slots = slots_of(9)
-            rows = Memory("taps", count * slots * ROW)
-            place = self.place + (first * self.inputs + start) * 36
-            call(
-                pixels(),
-                (place, rows.place),
-                (9, wide, 36, self.inputs * 36, slots * ROW),
-                0,
-                count,
-            )
-            begin, tile, element = rows.place + 8 * ROW, slots * ROW, -ROW
-        else:
-            rows = Memory("taps", slots_of(9 * count) * ROW)
-            place = self.place + (start * self.inputs + first) * 36
-            call(pixels(), (place, rows.place), (9 * count, wide, self.inputs * 36, 0, 0), 0, 1)
-            begin, tile, element = rows.place, 9 * ROW, ROW
+        count, wide = width_of(self.depth, row), width_of(self.columns, column)
+        rows, tile = tap_rows(
+            self.place, self.inputs, 9, (row * PANEL, count), (column * PANEL, wide), self.turned
+        )
+        begin, element = (rows.place + 8 * ROW, -ROW) if self.turned else (rows.place, ROW)
         sizes = (count, _vectors(wide), 0, 0, tile, ROW, element, apart)
         call(transform("filter"), (begin, target, 0), sizes, 0, 1)
 

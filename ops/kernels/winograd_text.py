@@ -238,6 +238,34 @@ def pixels() -> Function:
 
 
 @cache
+def short_planes(count: int) -> Function:
+    """As `pixels`, for planes of so few elements, at most a vector's, one after the other, and for
+    whole vectors of channels; without a row of zeros.
+
+    Pointers: planes, rows. Sizes: channels, bytes from one of the outer range to the next in planes
+    and rows.
+    """
+    nest = Nest(vector_width(), 2, 3)
+    source, target = nest.pointers
+    channels, outer, outer_rows = nest.sizes
+
+    def vector(c: str, here: str, there: str) -> None:
+        start = nest.at(here, nest.mul(c, 4 * count))
+        mask = nest.first(count)
+        found = [nest.load(nest.at(start, 4 * count * i), mask) for i in range(nest.width)]
+        goal = nest.at(there, nest.mul(c, 4))
+        for i, row in enumerate(nest.transposed(found)[:count]):
+            nest.store(row, nest.at(goal, i * ROW))
+
+    def one(n: str) -> None:
+        here, there = nest.at(source, nest.mul(n, outer)), nest.at(target, nest.mul(n, outer_rows))
+        nest.loop(0, channels, lambda c: vector(c, here, there), step=nest.width)
+
+    nest.loop("%start", "%stop", one)
+    return compiler().function(*nest.source())
+
+
+@cache
 def planes() -> Function:
     """The reverse of `pixels`: rows of channels to planes.
 

@@ -66,8 +66,8 @@ def get_placer(placer: str | Placer) -> Placer:
     names = placer_names()
     if placer not in names:
         close = difflib.get_close_matches(placer, names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise PlacementError(f"no placer named {placer!r}{hint}; there are: {', '.join(names)}")
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise PlacementError(f"no placer named {placer!r}{hint} there are: {', '.join(names)}")
     return _PLACERS[placer]
 
 
@@ -78,6 +78,10 @@ def place(problem: Problem, placer: str | Placer = "greedy") -> Assignment:
         PlacementError: no such placer, or a placer's answer breaks a constraint.
         MemoryLimitError: the placer found nothing that fits the devices' memory.
     """
+    if not isinstance(problem, Problem):
+        raise PlacementError(
+            f"place() takes a Problem, not {type(problem).__name__}; graphs are placed by gf.plan"
+        )
     assignment = get_placer(placer).place(problem)
     assignment.validate(problem)
     if not surely_fits(problem, assignment.device):

@@ -19,6 +19,8 @@ from graphflow.placement.simulate import simulate
 SLACK = 1e-9
 SOLVED = 1e-6
 """Share above the bound that counts as reached: a solver's tolerance."""
+CHOICES = 30
+"""Nodes by devices up to which a partial schedule is expanded in about 0.1 ms."""
 LARGEST = 200
 """Nodes; each layer of larger problems would be cut at once, and the answer is auto's anyway."""
 
@@ -62,7 +64,8 @@ class Exact(Placer):
     too, and the least of their bounds is the bound of the answer. `prove` reports it.
 
     Args:
-        states: partial schedules to expand in all, about 0.1 ms each.
+        states: partial schedules to expand in all, about 0.1 ms each; fewer of them where each has
+            many that may follow.
 
     Raises:
         PlacementError: a setting without sense.
@@ -76,7 +79,7 @@ class Exact(Placer):
     states: int = 200_000
 
     def __post_init__(self) -> None:
-        if not isinstance(self.states, int) or self.states < 0:
+        if type(self.states) is not int or self.states < 0:
             raise PlacementError(f"states must be an integer >= 0, not {self.states!r}")
 
     def place(self, problem: Problem) -> Assignment:
@@ -96,7 +99,7 @@ class Exact(Placer):
 
     def _by_layers(self, problem: Problem, proof: Proof) -> Proof:
         search = _Layers(problem, proof.makespan)
-        bound = search.run(max(1, self.states // problem.nodes))
+        bound = search.run(search.width(self.states))
         device = [0] * problem.nodes
         for node, at in search.order:
             device[node] = at
@@ -173,6 +176,12 @@ class _Layers:
         self.ahead = self._ahead(problem)
         self.twins = _twins(problem, latency, bandwidth)
         self.order: list[tuple[int, int]] = []
+
+    def width(self, states: int) -> int:
+        """Of a layer: a state's work grows with the square of what may come next."""
+        kinds = sum(not same for same in self.twins)
+        choices = self.n * min(self.d, kinds + 2)
+        return max(1, int(states * CHOICES**2 / self.n / max(CHOICES, choices) ** 2))
 
     def run(self, width: int) -> float:
         """The bound on every assignment; a better complete schedule is left in `order`."""

@@ -14,12 +14,12 @@ from graphflow.placement.placers.list_schedule import Flat
 from graphflow.placement.problem import Floats, Ints, Problem
 from graphflow.placement.solver import Model
 
-LARGEST = 3_000
+LARGEST = 700
 """Rows for edges (each by devices) beyond which no program is made."""
-PAIRS = 600
+PAIRS = 300
 """Pairs of nodes, by devices, up to which the program knows that one device runs one at a time."""
-NODES = 100
-"""Of the search tree."""
+NODES = 30_000
+"""Of the search tree, by rows for edges; at most 400."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,9 @@ def relaxed(problem: Problem, best: float, ordered: bool) -> Relaxed | None:
         if len(program.pairs) * problem.devices > PAIRS:
             return None
         program.disjunctions()
-    found = program.model.solve(nodes=NODES, cutoff=best, gap=1e-7)
+    found = program.model.solve(
+        nodes=min(400, NODES // max(1, program.size)), cutoff=best, gap=1e-7
+    )
     bound = min(best, found.bound) * (1 - 1e-7)
     device = None
     if found.values is not None:

@@ -36,6 +36,13 @@ class User(Placer):
             return get_placer(self.rest).place(problem)
         compute = np.array(problem.compute)
         for node, device in self.pins.items():
+            if any(
+                isinstance(i, bool) or not isinstance(i, int | np.integer) for i in (node, device)
+            ):
+                raise PlacementError(
+                    f"pin of node {node!r} to device {device!r}: a problem's nodes and devices are "
+                    "numbers"
+                )
             if not 0 <= node < problem.nodes or not 0 <= device < problem.devices:
                 raise PlacementError(
                     f"pin of node {node} to device {device}: there are {problem.nodes} nodes and "

@@ -11,6 +11,7 @@ wait, an allocation, a copy that waits) raises and is noted in `violations`.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 import types
@@ -464,6 +465,13 @@ def install(
     module.__version__ = version
     module.ndarray = ndarray
     module.RawModule = RawModule
+    tricks = np.lib.stride_tricks
+    module.lib = types.SimpleNamespace(
+        stride_tricks=types.SimpleNamespace(
+            as_strided=functools.partial(tricks.as_strided, subok=True),
+            sliding_window_view=functools.partial(tricks.sliding_window_view, subok=True),
+        )
+    )
     module.asarray = lambda a, dtype=None: (
         a
         if isinstance(a, ndarray) and dtype in (None, a.dtype)

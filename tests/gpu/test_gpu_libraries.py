@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import graphflow as gf
+from graphflow.cli import app
 from graphflow.runtime import gpu_libraries
 from graphflow.runtime.gpu_libraries import Libraries, libraries
 from tests.gpu import fake_cupy
@@ -116,3 +118,17 @@ def test_what_is_installed_is_told_and_can_be_switched_off(
     monkeypatch.setenv("GRAPHFLOW_GPU_LIBRARIES", "off")
     assert libraries() == Libraries(nvmath=False, cudnn=False)
     assert GPU.endswith("gpu:0")
+
+
+def test_the_list_of_devices_tells_of_gpus_and_what_computes_on_them(
+    nvmath: type[_Matmul], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = CliRunner().invoke(app, ["devices"], env={"COLUMNS": "120"}).output
+    assert "/worker:0/gpu:0" in told
+    assert (
+        "gpu:0 is Imaginary 1000, compute capability 9.0; CuPy 14.2.0, CUDA graphs on; "
+        "nvmath-python found, cudnn-frontend not found" in told
+    )
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    told = CliRunner().invoke(app, ["devices"], env={"COLUMNS": "120"}).output
+    assert "cpu:0" in told and "gpu" not in told

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import permutations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +21,11 @@ from graphflow.placement.placers.evaluate import lower_bound
 from graphflow.placement.placers.exact import Exact, _Layers
 from graphflow.placement.placers.list_schedule import Flat, forward, insert
 from graphflow.placement.placers.local_search import LocalSearch, Searcher
+from graphflow.placement.placers.mixed_integer import relaxed
 from graphflow.placement.placers.user import User
 from tests.placement.instances import problems, topcuoglu, towers
 
+ROOT = Path(__file__).resolve().parents[2]
 LISTS = ("heft", "cpop", "peft", "etf", "critical_path")
 
 ARABNEJAD_COMPUTE = [
@@ -390,6 +395,26 @@ def test_exact_agrees_with_trying_everything(problem: Problem) -> None:
 
 
 @settings(deadline=None, max_examples=25)
+@given(problems(max_nodes=4), st.booleans())
+def test_no_program_says_more_than_the_optimum(problem: Problem, ordered: bool) -> None:
+    problem = free(problem)
+    best = best_of_all(problem)
+    found = relaxed(problem, best * 1.5 + 1.0, ordered)
+    assert found is not None
+    assert found.bound <= best * (1 + 1e-9)
+    if ordered:
+        assert found.bound >= best * (1 - 1e-6) - 1e-9
+
+
+def test_independent_nodes_are_proven_by_who_runs_what() -> None:
+    rng = np.random.default_rng(2)
+    problem = Problem(rng.uniform(5, 20, (18, 3)), np.zeros((0, 2), int), np.zeros(0))
+    proof = Exact(states=0).prove(problem)
+    assert proof.optimal
+    assert proof.by == "HiGHS"
+
+
+@settings(deadline=None, max_examples=25)
 @given(problems(capacity=True, max_nodes=4))
 def test_the_bound_holds_under_contention_and_little_memory(problem: Problem) -> None:
     try:
@@ -410,6 +435,21 @@ def test_a_search_cut_short_says_how_far_it_may_be_off() -> None:
     assert proof.gap == pytest.approx(proof.makespan / proof.bound - 1)
     with pytest.raises(PlacementError, match="states"):
         Exact(states=-1)
+
+
+@pytest.mark.parametrize("nodes", [10, 80])
+def test_small_graphs_are_placed_without_numba(nodes: int) -> None:
+    text = f"""
+import sys
+import numpy as np
+from graphflow.placement import Problem, place
+edges = [(v // 2, v) for v in range(1, {nodes})]
+problem = Problem(1.0 + np.arange({nodes} * 3).reshape(-1, 3) % 7, edges, np.ones(len(edges)))
+for placer in ("auto", "heft", "etf", "greedy"):
+    place(problem, placer)
+assert "numba" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=100, cwd=ROOT)
 
 
 # The user's pins ------------------------------------------------------------------------------

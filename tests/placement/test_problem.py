@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphflow.errors import PlacementError, ProblemError
-from graphflow.placement import Assignment, Problem
+from graphflow.placement import Assignment, Problem, place
 
 CHAIN: dict[str, Any] = {
     "compute": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]],
@@ -162,3 +162,31 @@ def test_large_shuffled_graphs_are_put_in_the_same_order_by_machine_code(
     assert np.array_equal(Problem(compute, edges, bytes_).topological, plain)
     with pytest.raises(ProblemError, match="cycle: 2 -> 1 -> 2"):
         Problem(np.ones((3, 1)), [(0, 1), (1, 2), (2, 1)], np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"client": "gpu"}, "client must be the index of a device, not 'gpu'"),
+        ({"client": 0.5}, "client must be the index"),
+        ({"shared": [1.0], "routes": [(0, 1)]}, "routes has shape"),
+        ({"routes": "x"}, "routes must hold integers"),
+        ({"compute": np.ones((3, 2)) * 1j}, "compute must hold numbers, not complex128"),
+        ({"memory": [True, False, True]}, "memory must hold numbers, not bool"),
+        ({"latency": [[0, np.inf], [0, 0]]}, r"latency\[0, 1\] = inf .* not connected"),
+        ({"bandwidth": [[1, 1], [0, 1]]}, r"bandwidth\[1, 0\] = 0 .* not connected"),
+        ({"compute": [[1, 1], [-1, 1], [1, 1]]}, r"compute\[1, 0\] = -1 is negative"),
+        ({"compute": [[1, 1], [1, np.nan], [1, 1]]}, r"compute\[1, 1\] = nan is NaN"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(changes: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {
+        "compute": np.ones((3, 2)), "edges": [(0, 1), (1, 2)], "bytes": [1.0, 1.0],
+    }  # fmt: skip
+    with pytest.raises(ProblemError, match=message):
+        Problem(**(given | changes))
+
+
+def test_only_problems_are_placed() -> None:
+    with pytest.raises(PlacementError, match=r"place\(\) takes a Problem, not str"):
+        place("x", "heft")  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from hypothesis import strategies as st
 
 from graphflow.errors import MemoryLimitError, PlacementError, ProblemError
 from graphflow.placement.problem import Problem
+from graphflow.placement.stage_bound import closure_bound, cover_bound, fluid_bound
 from graphflow.placement.stage_pipedream import Level, PipeStage, pipedream_plan
+from graphflow.placement.stage_search import neighbourhoods
+from graphflow.placement.stage_units import stage_units
 from graphflow.placement.stages import is_contiguous, split_stages, stage_loads
 
 
@@ -171,14 +175,76 @@ def test_memory_that_fits_only_one_way_is_found() -> None:
         (1, {"hosts": [7]}, "must be different devices"),
         (2, {"objective": "latency"}, "objective is 'latency'"),
         (2, {"budget": -1}, "must not be negative"),
+        ("2", {}, "stages must be a list of device indices, not '2'"),
+        ([0, 1.5], {}, "stages must be a list"),
+        (1, {"hosts": ["a"]}, "hosts must be a list"),
+        (2, {"pivots": 1.5}, "pivots must be an integer"),
+        (2, {"seconds": "x"}, "seconds must be a finite number"),
     ],
 )
 def test_settings_without_sense_are_refused(
-    stages: int | list[int], options: dict[str, object], message: str
+    stages: Any, options: dict[str, Any], message: str
 ) -> None:
     problem = Problem(compute=np.ones((2, 2)), edges=[(0, 1)], bytes=[1.0])
     with pytest.raises(PlacementError, match=message):
-        split_stages(problem, stages, **options)  # type: ignore[arg-type]
+        split_stages(problem, stages, **options)
+
+
+def test_loads_of_what_is_no_assignment_are_refused() -> None:
+    problem = Problem(compute=np.ones((2, 2)), edges=[(0, 1)], bytes=[1.0])
+    with pytest.raises(ProblemError, match="device has 1 entries; the problem has 2"):
+        stage_loads(problem, [0], stages=2)
+    with pytest.raises(PlacementError, match="node 1 lies on a device that is neither"):
+        stage_loads(problem, [0, 7], stages=2)
+    with pytest.raises(ProblemError, match=r"expected .2,. bools"):
+        split_stages(problem, 2, backward=["no", "yes"])
+    with pytest.raises(
+        PlacementError, match=r"levels must hold Level\(workers, bandwidth\), not 5"
+    ):
+        pipedream_plan([1.0], [1.0], [1.0], [5])  # type: ignore[list-item]
+
+
+def test_a_clock_ends_the_search_and_is_told() -> None:
+    problem = host_routed(np.random.default_rng(5), 30, 3, capacity=12)
+    split = split_stages(problem, 3, hosts=[3], seconds=0.0)
+    assert not split.reproducible
+    assert split.max_load <= split_stages(problem, 3, hosts=[3], budget=0, pivots=0).max_load
+    assert not split_stages(problem, 3, hosts=[3], budget=10**9, seconds=0.05).reproducible
+
+
+# Bounds and neighbourhoods --------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 6))
+def test_no_bound_is_above_the_optimum(seed: int, n: int) -> None:
+    problem = host_routed(np.random.default_rng(seed), n, 2, capacity=4)
+    least = least_max_load(problem, 2, contiguous=False)
+    units = stage_units(problem, np.arange(3), np.array([2]))
+    fluid = fluid_bound(units)
+    closure = closure_bound(units, fluid)
+    cover = cover_bound(units, closure, 1.5 * least + 1.0, [], 2_000)
+    assert fluid <= closure <= cover <= least * (1 + 1e-9) + 1e-9
+
+
+def test_a_cover_bound_knows_that_five_equal_units_need_two_on_one_of_four() -> None:
+    problem = Problem(compute=np.ones((5, 4)), edges=[(0, 1)], bytes=[0.0])
+    units = stage_units(problem, np.arange(4), np.zeros(0, np.int64))
+    assert fluid_bound(units) == pytest.approx(1.25)
+    assert cover_bound(units, 1.25, 2.0, [], 5_000) == pytest.approx(2.0, rel=2e-3)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 10_000))
+def test_neighbourhoods_keep_what_fits_and_never_get_worse(seed: int) -> None:
+    problem = host_routed(np.random.default_rng(seed), 14, 3, capacity=5)
+    units = stage_units(problem, np.arange(4), np.array([3]))
+    before = np.full(units.count, 3)
+    for where in neighbourhoods(units, before, 400, seed, 0.0):
+        assert units.fits(where)
+        assert units.max_load(where) <= units.max_load(before) * (1 + 1e-12)
+        before = where
+    assert units.max_load(before) <= units.max_load(np.full(units.count, 3))
 
 
 # PipeDream ------------------------------------------------------------------------------------

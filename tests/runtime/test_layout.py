@@ -217,8 +217,9 @@ def may_take_over(node: Node, before: Tensor, layout: Layout) -> bool:
         whole = prod(layout.specs[node.outputs[0]].shape) == 1  # all ways are one
         return [t.spec for t, axes in seen if axes == ways or whole] == [node.outputs[0].spec]
     read = [t for t in node.inputs if layout.roots[t] is before]
+    in_place = node.op.in_place and len(read) == 1 and read[0] is node.inputs[0]
     return (
-        node.op.elementwise
+        (node.op.elementwise or in_place)
         and bool(read)
         and all(layout.specs[t] == layout.specs[node.outputs[0]] for t in read)
     )

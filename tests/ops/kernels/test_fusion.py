@@ -99,6 +99,14 @@ def test_what_something_else_reads_ends_a_region() -> None:
         (lambda x: gf.sum(gf.exp(x), axis=0), ["exp sum*"]),
         (lambda x: gf.exp(x) / gf.sum(gf.exp(x), axis=0), ["exp divide*", "exp sum*"]),
         (lambda x: gf.sum(x * x, axis=0) + gf.mean(x, axis=0), ["multiply sum mean add*"]),
+        (
+            lambda x: gf.concat([gf.sum(x, axis=1), gf.max(x, axis=1)]),
+            ["sum* max*"],
+        ),
+        (
+            lambda x: gf.concat([gf.nn.softmax(x), gf.nn.log_softmax(x) * 2.0]),
+            ["softmax* log_softmax multiply*"],
+        ),
         (lambda x: gf.broadcast_to(gf.constant(X[:1]), (6, 40)) * x, ["broadcast_to multiply*"]),
         (lambda x: gf.sqrt(gf.sum(x * x, axis=1)) + 1.0, ["multiply sum sqrt add*"]),
         (lambda x: gf.tanh(gf.sum(x * x)), ["multiply sum tanh*"]),

@@ -15,6 +15,7 @@ from graphflow.ops.kernels.native import compiler
 from graphflow.ops.kernels.rows import combine_rows
 from graphflow.ops.kernels.shared import call
 from graphflow.ops.kernels.threads import Pool, using
+from graphflow.ops.kernels.vectors import vector_product
 
 Array = np.ndarray[Any, Any]
 WIDTHS = (1, 2, 3, 7, 16, 33, 64, 65, 130)
@@ -130,3 +131,41 @@ def test_a_loop_that_does_not_run_gives_what_it_was_given() -> None:
         result = np.zeros(1, np.int64)
         call(function, [result], (), rows, 0)
         assert result[0] == wanted
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 1300), st.integers(1, 300), st.sampled_from(["float32", "float64"]),
+    st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_products_with_a_vector_are_sums_in_one_order(
+    rows: int, columns: int, dtype: str, over: bool, swapped: bool
+) -> None:
+    rng = np.random.default_rng(rows)
+    matrix = rng.standard_normal((rows, columns)).astype(dtype)
+    vector = rng.standard_normal(rows if over else columns).astype(dtype)
+    a, b = (matrix, vector.reshape(-1, 1)) if not swapped else (vector.reshape(1, -1), matrix)
+    turned = over if not swapped else not over
+    flags = (False, turned) if swapped else (turned, False)
+    product = vector_product(a.shape, b.shape, dtype, *flags)
+    if product is None:
+        assert matrix.size <= 4096 or min(matrix.shape) == 1
+        return
+    size = columns if over else rows
+    found = []
+    for threads in (1, 3):
+        out = np.empty(size, dtype)
+        with using(Pool(threads)):
+            product.run(out, a, b)
+        found.append(out)
+    task = product.task
+    entry = np.empty(size, dtype)
+    function = compiler().function(task.name, task.text)
+    order = task.order or (0, 1)
+    given_ = [(a, b)[i] for i in order]
+    call(function, [*given_, entry, np.empty(task.scratch + 8, np.uint8)], task.sizes, task.rows, 0)
+    assert found[0].tobytes() == found[1].tobytes() == entry.tobytes()
+    wanted = (matrix.T if over else matrix).astype("float64") @ vector
+    np.testing.assert_allclose(
+        found[0], wanted, rtol=1e-3, atol=2e-3 if dtype == "float32" else 1e-9
+    )

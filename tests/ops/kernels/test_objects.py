@@ -75,7 +75,7 @@ def test_what_several_keys_give_is_kept_once_and_gone_for_all_when_it_is_damaged
     code = bytes(range(256)) * 40
     store.put_all(["a", "b", "c"], code)
     assert [store.get(key) for key in "abc"] == [code] * 3
-    assert store.usage().nbytes < 2 * len(code)
+    assert store.usage().nbytes < 2 * len(code) and store.usage().entries == 3
     (large,) = (p for p in (tmp_path / "kernels").iterdir() if p.stat().st_size > len(code))
     large.write_bytes(large.read_bytes()[:-1])
     assert [store.get(key) for key in "abc"] == [None] * 3
@@ -89,6 +89,12 @@ def test_an_entry_that_leads_nowhere_is_none_even_out_of_the_folder(tmp_path: Pa
     for place in (b"../secret", b"", b"\xff\xfe", b"none.kernel", b"."):
         store.put("a", b"graphflow: in " + place)
         assert store.get("a") is None
+
+
+def test_many_processes_that_write_little_keep_below_the_limit_together(tmp_path: Path) -> None:
+    for i in range(40):
+        Store(tmp_path, limit=1000).put(str(i), bytes(100))
+    assert Store(tmp_path).usage().nbytes <= 1000
 
 
 def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from graphflow.op import REGISTRY, Op, Tensor
 from graphflow.ops.kernels import reductions
 from graphflow.ops.kernels.emit import Applied, Operand, Region
 from graphflow.ops.kernels.native import compiler
+from graphflow.ops.kernels.passes import LANES
 from graphflow.ops.kernels.regions import Kernel, computed, kernel_of
 from graphflow.ops.kernels.rowwise import collapsed, orientation
 from graphflow.ops.kernels.threads import Pool, using
@@ -187,7 +188,7 @@ def test_a_rows_bits_depend_on_its_elements_alone() -> None:
 
 
 def test_lanes_chunks_and_blocks_are_summed_in_the_order_that_is_written_down() -> None:
-    size = 2 * reductions.LANES * reductions.CHUNK * reductions.BLOCK + 3 * 1024 + 37
+    size = 2 * LANES * reductions.CHUNK * reductions.BLOCK + 3 * 1024 + 37
     x = np.random.default_rng(5).normal(size=size).astype("float32")
     have = computed(REGISTRY["sum"], np, [x], attributes_of("sum", (0,), False))
 
@@ -197,7 +198,7 @@ def test_lanes_chunks_and_blocks_are_summed_in_the_order_that_is_written_down() 
             total = total + part
         return total
 
-    lanes, chunk = reductions.LANES, reductions.CHUNK
+    lanes, chunk = LANES, reductions.CHUNK
     whole = x[: size // lanes * lanes].reshape(-1, lanes)
     tail = np.zeros(lanes, "float32")
     tail[: size % lanes] = x[size // lanes * lanes :]

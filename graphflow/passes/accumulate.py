@@ -1,0 +1,68 @@
+"""Sums of products are one buffer: each product is added to what is there, where it is.
+
+Weight gradients over micro-batches are such sums, of a variable, of what a scan carries, or of each
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphflow.graph import Graph
+from graphflow.op import REGISTRY, Node, Tensor, made_by, make_node
+from graphflow.ops.kernels.gemm import preferred
+from graphflow.ops.kernels.regions import enabled
+from graphflow.passes.base import Pass
+from graphflow.spec import TensorSpec, nbytes
+
+_KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
+"""Ops whose values are sums that grow; others are left to fused regions."""
+
+
+@dataclass(frozen=True)
+class AccumulateProducts(Pass):
+    """Replace c + a @ b by accumulate_product(c, a, b), where nobody else reads the product, it is
+    of at least `least` bytes, and a generated kernel computes it: the bits are the same."""
+
+    least: int = 16384
+
+    def __call__(self, graph: Graph) -> Graph:
+        if not enabled():
+            return graph
+        wanted = set(graph.outputs)
+        consumers = graph.consumers
+
+        def accumulate(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+            if node.op.name != "add":
+                return None
+            for i in (1, 0):
+                before = node.inputs[i]
+                once = len(consumers[before.node]) == 1 and before not in wanted
+                if once and self._fits(node, inputs[1 - i], inputs[i]):
+                    product = inputs[i].node
+                    given = (inputs[1 - i], *product.inputs)
+                    with made_by(node, prefix=""):
+                        return make_node(
+                            REGISTRY["accumulate_product"], given, product.attrs
+                        ).outputs
+            return None
+
+        return graph.rewrite(accumulate)
+
+    def _fits(self, node: Node, c: Tensor, product: Tensor) -> bool:
+        source, spec = product.node, node.specs[0]
+        if source.op.name != "matmul" or c.node.op.name not in _KEPT or c is product:
+            return False
+        if c.spec != spec or product.spec != spec or source.device != node.device:
+            return False
+        if not _is_concrete(node.specs[0], *(t.spec for t in source.inputs)):
+            return False
+        a, b = (t.shape for t in source.inputs)
+        flags = [bool(source.attrs.get(name)) for name in ("transpose_a", "transpose_b")]
+        found = preferred(a, b, spec.dtype.name, *flags)
+        return nbytes(spec) >= self.least and found is not None
+
+
+def _is_concrete(*specs: TensorSpec) -> bool:
+    return all(spec.is_concrete for spec in specs)

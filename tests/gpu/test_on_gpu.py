@@ -1,0 +1,158 @@
+"""On a real GPU: programs against numpy, replayed graphs against steps one by one, bit for bit.
+
+pytest -m gpu           where CuPy sees a GPU these run by themselves
+pytest -m gpu --run-gpu to see why they do not
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import GraphflowError
+from graphflow.op import REGISTRY, Op, Sample
+from graphflow.opcheck import draw
+from graphflow.runtime.gpu import GpuBackend, Handed
+from graphflow.spec import TensorSpec
+from tests.gpu.regions import Single, drawn, singles
+from tests.gpu.test_cuda import FORMS, same
+from tests.gpu.test_gpu import OnGpu
+
+pytestmark = pytest.mark.gpu
+# What is the executor's, the host's, or holds bodies.
+_OTHERS = {"constant", "placeholder", "variable", "assign", "group", "send", "recv", "call", "cond",
+           "scan", "while_loop", "print", "check", "host_call", "pure_host_call"}  # fmt: skip
+CASES = [
+    pytest.param(op, sample, id=f"{op.name}-{i}")
+    for op in REGISTRY.values()
+    if op.name not in _OTHERS and "gpu" in op.device_kinds
+    for i, sample in enumerate(op.samples)
+    if sample.inputs
+]
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> Iterator[gf.Session]:
+    with gf.Session(gf.Cluster.here(devices=["gpu:0"])) as session:
+        yield session
+
+
+@pytest.mark.parametrize("op, sample", CASES)
+def test_every_op_gives_numpys_numbers_eager_captured_and_replayed(
+    on_gpu: gf.Session, op: Op, sample: Sample
+) -> None:
+    arrays = draw(sample, op.name)
+    inputs = [gf.placeholder(a.dtype, a.shape) for a in arrays]
+    outs = op(*inputs, **sample.attrs)
+    fetches = list(outs) if isinstance(outs, tuple) else [outs]
+    with np.errstate(all="ignore"):
+        try:
+            wanted = op.run(np, arrays, sample.attrs)
+        except GraphflowError:
+            pytest.skip("the sample is refused")
+    runs = [on_gpu.run(fetches, dict(zip(inputs, arrays, strict=True))) for _ in range(3)]
+    for have, want in zip(runs[0], wanted, strict=True):
+        assert have.dtype == want.dtype and have.shape == want.shape
+        if have.dtype.kind in "fc" and not op.random:
+            np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
+    if not op.random:
+        for again in runs[1:]:
+            assert [a.tobytes() for a in again] == [a.tobytes() for a in runs[0]]
+
+
+@pytest.mark.parametrize("single", list(singles()), ids=str)
+def test_an_elementwise_kernel_gives_the_bits_of_a_cpu(on_gpu: gf.Session, single: Single) -> None:
+    shapes = FORMS[len(single.dtypes)][0]
+    arrays = [drawn(d, s, i) for i, (d, s) in enumerate(zip(single.dtypes, shapes, strict=True))]
+    inputs = [gf.placeholder(a.dtype, a.shape) for a in arrays]
+    have = on_gpu.run(
+        single.op(*inputs, **dict(single.attrs)), dict(zip(inputs, arrays, strict=True))
+    )
+    with np.errstate(all="ignore"):
+        wanted = np.asarray(single.op.run(np, arrays, dict(single.attrs))[0])
+    exactly = single.op.name not in ("sin", "cos", "pow") and "16" not in str(single.dtypes)
+    assert same(have, wanted, exactly)
+
+
+def _model() -> tuple[Any, Any, Any]:
+    x, labels = gf.placeholder("float32", (64, 100)), gf.placeholder("int32", (64,))
+    rng = np.random.default_rng(0)
+    w, v = (gf.variable(rng.normal(size=s).astype("float32") / 10) for s in ((100, 256), (256, 10)))
+    loss = gf.mean(gf.nn.cross_entropy(gf.nn.gelu(x @ w) @ v, labels))
+    return x, labels, [loss, gf.optim.Adam(0.01).minimize(loss)]
+
+
+def _trained(devices: list[str], steps: int = 12) -> np.ndarray[Any, Any]:
+    x, labels, fetches = _model()
+    rng = np.random.default_rng(1)
+    feeds = {x: rng.normal(size=(64, 100)).astype("float32"), labels: rng.integers(0, 10, 64)}
+    with gf.Session(gf.Cluster.here(devices=devices)) as session:
+        return np.array([float(session.run(fetches, feeds)[0]) for _ in range(steps)])
+
+
+def test_a_model_trains_as_on_a_cpu() -> None:
+    np.testing.assert_allclose(_trained(["gpu:0"]), _trained(["cpu:0"]), rtol=2e-3)
+
+
+def test_replayed_graphs_give_the_bits_of_steps_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    captured = _trained(["gpu:0"])
+    assert "outside of CUDA graphs" not in caplog.text
+    monkeypatch.setenv("GRAPHFLOW_CUDA_GRAPHS", "off")
+    assert captured.tobytes() == _trained(["gpu:0"]).tobytes()
+
+
+def test_two_runs_give_the_same_bits() -> None:
+    assert _trained(["gpu:0"]).tobytes() == _trained(["gpu:0"]).tobytes()
+
+
+def test_steps_in_flight_do_not_mix_their_feeds(on_gpu: gf.Session) -> None:
+    x = gf.placeholder("float32", (1 << 20,))
+    total = gf.variable(np.zeros(1 << 20, "float32"))
+    step = gf.assign(total, total + x)
+    group = REGISTRY["group"](step)
+    for i in range(16):
+        on_gpu.run(group, {x: np.full(1 << 20, 2.0**i, "float32")})
+    assert (on_gpu.get(total) == 2.0**16 - 1).all()
+
+
+def test_memory_comes_back_when_a_session_ends() -> None:
+    import cupy
+
+    _trained(["gpu:0"], 2)
+    free = cupy.cuda.runtime.memGetInfo()[0]
+    for _ in range(3):
+        _trained(["gpu:0"], 2)
+    assert abs(cupy.cuda.runtime.memGetInfo()[0] - free) < 64 << 20
+
+
+def test_a_step_takes_the_memory_that_was_planned() -> None:
+    x = gf.placeholder("float32", (1024, 1024), name="x")
+    here = OnGpu(gf.tanh(gf.tanh(x @ x) @ x))
+    for _ in range(3):
+        here.step(x=np.ones((1024, 1024), "float32"))
+    memory = here.backend.memory()
+    assert memory.plain == here.program.memory.arena + (4 << 20)  # the place of the feed
+    assert memory.pool == 0
+    assert here.code.steps.graphs == 1
+
+
+def test_a_tensor_goes_from_one_gpu_to_another() -> None:
+    import cupy
+
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    one, other = GpuBackend(0), GpuBackend(1)
+    x = np.random.default_rng(0).normal(size=(1000, 1000)).astype("float32")
+    value = one.to_device(x)
+    handed = one.handed(value, "gpu")
+    assert isinstance(handed, Handed)
+    inlet = other.inlet(TensorSpec(x.shape, x.dtype))
+    inlet(handed)
+    assert other.to_host(inlet.buffer).tobytes() == x.tobytes()
+    np.testing.assert_allclose(_trained(["gpu:0", "gpu:1"]), _trained(["gpu:0"]), rtol=1e-4)
