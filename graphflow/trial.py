@@ -1,4 +1,4 @@
-"""Trial: before fetches are placed for the first time, a few of their steps in this process, traced,
+"""Trial: a few steps of fetches in this process, traced, before they are placed for the first time,
 so that the plan rests on what the nodes took here, and not on the calibration of ops alone.
 
     fetches + feeds ─try_out→ spans of one device ─observe→ Learned ─→ the first plan

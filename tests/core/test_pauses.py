@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 
 import pytest
-from graphflow.pauses import uncollected, without_collection
 
 import graphflow as gf
+from graphflow.pauses import uncollected, without_collection
 
 
 def test_the_collector_rests_in_a_block_and_goes_on_after_the_last_of_nested_ones() -> None:
