@@ -18,6 +18,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def groups(p: Any) -> list[list[tuple[Any, Any]]]:
 def deep_gpt(checkpoint: bool) -> Model:
     """The GPT of `gpt.py` with six blocks and 256 tokens."""
     gpt.LAYERS, gpt.TIME = 6, 256
-    return gpt.model()
+    return replace(gpt.model(), title="six GPT blocks (B 8, T 256, d 256, h 4)")
 
 
 MODELS: dict[str, tuple[Callable[[bool], Model], tuple[bool, ...]]] = {
@@ -175,14 +176,19 @@ def compared(name: str, checkpoint: bool, threads: int) -> dict[str, Any]:
         print(f"  {contender:<10} {told['growth'] / 2**20:8.0f} MiB{note}", flush=True)
     print(f"  planned {ours['planned'] / 2**20:.0f} MiB, recorded {ours['recorded'] / 2**20:.0f}")
     growth = {contender: told["growth"] for contender, told in found.items()}
-    return {
+    ratios = {c: growth["graphflow"] / g for c, g in growth.items() if c != "graphflow"}
+    result = {
         "title": title,
         "growth_bytes": growth,
-        "ratios": {c: growth["graphflow"] / g for c, g in growth.items() if c != "graphflow"},
+        "ratios": ratios,
         "planned_bytes": ours["planned"],
         "recorded_bytes": ours["recorded"],
         "goal": GOAL,
     }
+    if ratios:
+        best = max(ratios, key=ratios.__getitem__)
+        result |= {"best_peer": best, "ratio_to_best": ratios[best]}
+    return result
 
 
 def main() -> None:

@@ -61,6 +61,7 @@ from graphflow.placement.learned import Learned
 from graphflow.placement.placers import Placer, get_placer
 from graphflow.placement.plan import Plan, devices_of, order_of, plan_graph
 from graphflow.placement.planning import Given
+from graphflow.progress import telling
 from graphflow.replanning import GAIN, WINDOW, Replanned, check_replan, drifted, window_at
 from graphflow.runtime.checkpoint import Checkpoint, load, save
 from graphflow.runtime.host import DRAWS, KEPT
@@ -215,7 +216,8 @@ class Session:
         shapes = {node: a.shape for node, a in arrays.items()}
         bindings = compiled.bindings(shapes)
         self._prepare(compiled, shapes, bindings)
-        values = self._step(compiled, arrays, bindings)
+        with telling("first step of", 0 if compiled.runs else len(compiled.graph)):
+            values = self._step(compiled, arrays, bindings)
         if self._automatic:
             self._watch(compiled)
         elif compiled.route is None or compiled.route.bindings is not bindings:
@@ -370,8 +372,9 @@ class Session:
     ) -> None:
         """Place, partition and hand out; on an error the session is as it was."""
         compiled.sizes = sizes
-        self._divide(compiled, bindings)
-        self._hand_out(compiled)
+        with telling("placing", len(compiled.graph)):
+            self._divide(compiled, bindings)
+            self._hand_out(compiled)
 
     def _divide(self, compiled: Compiled, bindings: Mapping[str, int]) -> None:
         """Place, unless it has a plan, and partition; the session does not change."""
@@ -875,7 +878,8 @@ def _key(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 def _prepared(tensors: Sequence[Tensor]) -> Compiled:
     """Verified and optimised; nothing is placed or sent."""
     source = Graph(tensors).verify()
-    return Compiled(tuple(tensors), source, optimize(source))
+    with telling("optimising", len(source)):
+        return Compiled(tuple(tensors), source, optimize(source))
 
 
 def _variable(tensor: Any, what: str) -> Node:

@@ -18,6 +18,7 @@ from graphflow.errors import CheckError, ShapeError
 from graphflow.op import Cost, Op, register, sample
 from graphflow.ops import batching
 from graphflow.ops.convert import astype
+from graphflow.ops.kernels import transforms
 from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.rules import require_kind
 from graphflow.spec import (
@@ -89,11 +90,23 @@ def _fft_kernel(xp: Any, x: Any, axes: tuple[int, ...], inverse: bool, norm: str
 
 
 def _fft_into(xp: Any, out: Any, x: Any, axes: tuple[int, ...], inverse: bool, norm: str) -> None:
-    if xp is np:
+    if xp is np and transforms.is_native(x, axes):
+        for i, axis in enumerate(axes):
+            scale = _scale(x, axes, inverse, norm) if i == len(axes) - 1 else 1.0
+            transforms.transform_along(out if i else x, out, axis, inverse, scale)
+    elif xp is np:
         transform: Any = np.fft.ifftn if inverse else np.fft.fftn
         _by_blocks(out, x, axes, lambda x, out: transform(x, axes=axes, norm=norm, out=out))
     else:
         xp.copyto(out, (xp.fft.ifftn if inverse else xp.fft.fftn)(x, axes=axes, norm=norm))
+
+
+def _scale(x: Any, axes: Sequence[int], inverse: bool, norm: str) -> float:
+    """What a transform along some axes is multiplied by."""
+    size = math.prod(x.shape[a] for a in axes)
+    if norm == "ortho":
+        return 1 / math.sqrt(size)
+    return 1 / size if (norm == "backward") == inverse else 1.0
 
 
 fft_op: Op = register(
@@ -132,7 +145,9 @@ def _scale_inner(spectrum: Any, size: int, axis: int, inner: float) -> None:
 
 
 def _rfft_into(xp: Any, out: Any, x: Any, axis: int, norm: str, inner: float) -> None:
-    if xp is np:
+    if xp is np and transforms.is_native_real(x.dtype, x.shape, axis):
+        transforms.transform_real(x, out, x.shape[axis], _scale(x, (axis,), False, norm))
+    elif xp is np:
         transform: Any = np.fft.rfft
         _by_blocks(out, x, (axis,), lambda x, out: transform(x, axis=axis, norm=norm, out=out))
     else:
@@ -165,7 +180,9 @@ def _irfft_into(xp: Any, out: Any, x: Any, size: int, axis: int, norm: str, inne
     if inner != 1.0:
         x = x.copy()
         _scale_inner(x, size, axis, inner)
-    if xp is np:
+    if xp is np and transforms.is_native_real(out.dtype, out.shape, axis):
+        transforms.transform_real(x, out, size, _scale(out, (axis,), True, norm))
+    elif xp is np:
         transform: Any = np.fft.irfft
         _by_blocks(
             out, x, (axis,), lambda x, out: transform(x, size, axis=axis, norm=norm, out=out)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.errors import ArgumentError, ShapeError
+from graphflow.errors import ArgumentError, ShapeError, Untraceable
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
+from graphflow.ops.kernels.rowwise import over_axes
 from graphflow.ops.matrix import in_kind_of, matrix_sizes, square_size
 from graphflow.ops.reduce import arguments, per_element, require_elements
 from graphflow.ops.rules import (
@@ -54,6 +55,17 @@ def _norm_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, ord: float) -> Any
     return xp.asarray(result, dtype)
 
 
+def _norm_of(xp: Any, x: Any, axis: Axes, keepdims: bool, ord: float) -> Any:
+    """Of real numbers."""
+    if abs(ord) == INF:
+        return xp.max(abs(x)) if ord > 0 else xp.min(abs(x))
+    if ord == 1:
+        return xp.sum(abs(x))
+    if ord == 2:
+        return xp.sqrt(xp.sum(x * x))
+    raise Untraceable(f"no kernel is generated for the norm of order {ord}")
+
+
 def _norm_vjp(
     g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, ord: float
 ) -> tuple[Tensor | None]:
@@ -83,6 +95,8 @@ vector_norm_op = register(
         "vector_norm",
         infer=_infer_norm,
         kernel=_norm_kernel,
+        expr=_norm_of,
+        rows=over_axes,
         vjp=_norm_vjp,
         batch=batching.along("axis"),
         cost=per_element(3),

@@ -258,7 +258,7 @@ def cover_bound(
     cover = Cover(units, pivots, deadline=monotonic() + seconds)
     cover.learn(splits)
     least, most = low, high
-    while most > least * (1 + FINE) and cover.pivots > 0:
+    while most - least > FINE * high and cover.pivots > 0:
         middle = (least + most) / 2
         if cover.excludes(middle):
             least = middle

@@ -95,7 +95,7 @@ def split_stages(
     hosts: Sequence[int] = (),
     backward: ArrayLike | None = None,
     budget: int = 20_000_000,
-    pivots: int = 20_000,
+    pivots: int = 12_000,
     ideals: int = 1_500,
     seed: int = 0,
     seconds: float | None = None,

@@ -393,7 +393,7 @@ class Code:
             tensors = (*node.inputs, *node.outputs)
             self._call(self.compute, node, task, tensors, len(node.outputs))
             return
-        inputs = [self._name(t) for t in node.inputs]
+        inputs = [self._name(t, native=task is not None) for t in node.inputs]
         if deferred is not None:
             inputs = [self._kept(node, name) for name in inputs]
         names = [self._name(t) for t in node.outputs]
@@ -432,19 +432,20 @@ class Code:
             return place
         return self._base + self.layout.offset(root)
 
-    def _name(self, tensor: Tensor) -> str:
-        """The name of an array, for a line of Python that reads it."""
+    def _name(self, tensor: Tensor, native: bool = False) -> str:
+        """The name of an array, for a line of Python that reads it; `native`: by a generated kernel
+        that threads share, for which it may be anywhere."""
         deferred = self.layout.deferred.get(tensor.node)
         if deferred is not None:
             return self.names[deferred]
         root = tensor if tensor in self.layout.blocks else self.layout.roots[tensor]
-        if root in self._fed:
+        if root in self._fed and not native:
             self._fed[root].read = True
         known = self.names.get(tensor)
         if known is not None:
             return known
         if tensor.node.op.name == "assign" and tensor not in self.layout.blocks:
-            return self._name(tensor.node.inputs[1])
+            return self._name(tensor.node.inputs[1], native)
         shape = self.layout.specs[tensor].shape
         kind = root.node.op.name
         if kind in ("constant", "variable"):

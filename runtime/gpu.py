@@ -39,11 +39,13 @@ class GpuMemory:
     Attributes:
         plain: arenas, variables, places of feeds: all plain allocations that are alive.
         pool: what ops took for themselves, at its largest.
+        kept: constants, and values on their way.
         pinned: of the host, for feeds.
     """
 
     plain: int
     pool: int
+    kept: int
     pinned: int
 
 
@@ -87,6 +89,7 @@ class GpuBackend:
                 self._inward = cupy.cuda.Stream(non_blocking=True)
                 self._outward = cupy.cuda.Stream(non_blocking=True)
                 self._pool = cupy.cuda.MemoryPool()
+                self._kept = cupy.cuda.MemoryPool()
                 properties = cupy.cuda.runtime.getDeviceProperties(index)
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
@@ -105,9 +108,24 @@ class GpuBackend:
             yield
 
     def synchronize(self) -> None:
-        """Wait for the device's work."""
-        with self._device:
+        """Wait for the device's work.
+
+        Raises:
+            DeviceError: it failed.
+        """
+        with self._device, self._waited():
             self.stream.synchronize()
+
+    @contextmanager
+    def _waited(self) -> Iterator[None]:
+        """Name the device where it fails: what went wrong earlier is told when it is waited for."""
+        try:
+            yield
+        except self.xp.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(
+                f"gpu:{self.index} failed: {error}; its steps are started ahead, so to see which "
+                "op it was, set CUDA_LAUNCH_BLOCKING=1 and GRAPHFLOW_CUDA_GRAPHS=off"
+            ) from error
 
     def begin(self) -> None:
         """A step begins: what its feeds replace, earlier steps have read when they got here."""
@@ -117,7 +135,8 @@ class GpuBackend:
         """Wait for what runs, and let go of the pool's memory."""
         with self._device, suppress(Exception):  # a device that failed has failed already
             self.stream.synchronize()
-            self._pool.free_all_blocks()
+            for pool in (self._pool, self._kept):
+                pool.free_all_blocks()
 
     def _recorded(self, stream: Any) -> Any:
         with self._device:
@@ -153,7 +172,8 @@ class GpuBackend:
         return self._pool.malloc(nbytes)
 
     def memory(self) -> GpuMemory:
-        return GpuMemory(self._plain, int(self._pool.total_bytes()), self.pinned)
+        pool, kept = (int(pool.total_bytes()) for pool in (self._pool, self._kept))
+        return GpuMemory(self._plain, pool, kept, self.pinned)
 
     # In and out ---------------------------------------------------------------------------------
 
@@ -162,7 +182,7 @@ class GpuBackend:
         if isinstance(array, self.xp.ndarray) and array.flags.c_contiguous:
             return array
         host = np.asarray(array)
-        with self.active():
+        with self.active(), self.xp.cuda.using_allocator(self._kept.malloc):
             there = self.xp.empty(host.nbytes, np.uint8)
             if host.nbytes:
                 there.set(_bytes(host))
@@ -192,7 +212,8 @@ class GpuBackend:
                 if array.nbytes:
                     array.data.copy_to_host_async(pinned.ptr, int(array.nbytes), self._outward)
                 landed.append((pinned, array))
-            self._outward.synchronize()
+            with self._waited():
+                self._outward.synchronize()
         return [
             np.array(_view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape))
             for pinned, array in landed

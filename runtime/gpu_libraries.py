@@ -1,12 +1,12 @@
 """NVIDIA's libraries for single ops on a GPU, where they are installed.
 
-nvmath-python (cuBLASLt) multiplies matrices of 16-bit floats; cudnn-frontend convolves, gradients
-too, and attends in 16 bits. Both add in float32 and round once, as our ops say. Which kernel
-an op gets depends on its attributes, dtypes and sizes only, never on its neighbours, so placement
-changes no bits; that is why bias and activation stay with the fused kernels and are no epilogues of
-products. A library's kernel is used after it agreed with our own on random numbers of the same
-sizes; one that fails or disagrees is left, with one line in the log. GRAPHFLOW_GPU_LIBRARIES=off
-leaves them all.
+cuBLAS multiplies batches of matrices without copies, nvmath-python (cuBLASLt) matrices of 16-bit
+floats; cudnn-frontend convolves, gradients too, and attends in 16 bits, all adding in float32 and
+rounding once, as our ops say. Which kernel an op gets depends on its attributes, dtypes and sizes
+only, never on its neighbours, so placement changes no bits; that is why bias and activation stay
+with the fused kernels and are no epilogues of products. A library's kernel is used after it agreed
+with our own on random numbers of the same sizes; one that fails or disagrees is left, with one line
+in the log. GRAPHFLOW_GPU_LIBRARIES=off leaves nvmath-python and cudnn-frontend out.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ def library_kernel(
     make = _MAKERS.get(op.name)
     if make is None or not all(prod(_sizes(s)) for s in specs):
         return None
-    found = libraries()
-    if not (found.nvmath if op.name == "matmul" else found.cudnn):
+    if op.name != "matmul" and not libraries().cudnn:
         return None
     outs = op.infer(*specs, **attrs)
     results = (outs,) if isinstance(outs, TensorSpec) else outs
@@ -161,8 +160,12 @@ def _matmul(
     results: Sequence[TensorSpec],
     attrs: Mapping[str, Any],
 ) -> Kernel | None:
+    if len(specs) != 2 or specs[0].dtype != specs[1].dtype:
+        return None
     a, b = specs
-    if a.dtype != b.dtype or a.dtype.name not in _SIXTEEN or (a.rank, b.rank) != (2, 2):
+    if a.dtype.name in ("float32", "float64") and max(a.rank, b.rank) > 2:
+        return _batched(backend, specs, results, attrs)
+    if a.dtype.name not in _SIXTEEN or (a.rank, b.rank) != (2, 2) or not libraries().nvmath:
         return None
     from nvmath.linalg import advanced
 
@@ -184,6 +187,41 @@ def _matmul(
         else:
             kept[0].reset_operands(**operands, beta=0.0, stream=backend.stream)
         kept[0].execute(stream=backend.stream)
+
+    return kernel
+
+
+def _batched(
+    backend: Any,
+    specs: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+) -> Kernel | None:
+    """Many products by one call of cuBLAS, with transposes as flags: CuPy would copy the operands.
+
+    cuBLAS counts along columns, so it is given the operands the other way round: Cᵀ = BᵀAᵀ.
+    """
+    a, b, out = (_sizes(s) for s in (*specs, results[0]))
+    batches = {shape[:-2] for shape in (a, b) if len(shape) > 2}
+    if batches != {out[:-2]} or not _is_there("cupy_backends"):
+        return None
+    from cupy_backends.cuda.libs import cublas
+
+    double = specs[0].dtype == np.float64
+    product = cublas.dgemmStridedBatched if double else cublas.sgemmStridedBatched
+    flags = [int(bool(attrs.get(name))) for name in ("transpose_b", "transpose_a")]
+    one, zero = np.ones((), specs[0].dtype), np.zeros((), specs[0].dtype)
+    count, (m, n) = prod(out[:-2]), out[-2:]
+    k = a[-2] if flags[1] else a[-1]
+    apart = [prod(shape[-2:]) if len(shape) > 2 else 0 for shape in (a, b)]
+    handle_of = backend.xp.cuda.device.get_cublas_handle
+
+    def kernel(c: Any, x: Any, y: Any) -> None:
+        product(
+            handle_of(), *flags, n, m, k, one.ctypes.data,
+            y.data.ptr, b[-1], apart[1], x.data.ptr, a[-1], apart[0],
+            zero.ctypes.data, c.data.ptr, n, m * n, count,
+        )  # fmt: skip
 
     return kernel
 

@@ -3,11 +3,9 @@ commit."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from graphflow.device import DeviceName
@@ -20,7 +18,7 @@ from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.regions import SHARED, enabled, kernel_of
 from graphflow.runtime.memory import Arena, Block, aligned, plan_arena
 from graphflow.runtime.partition import Partition
-from graphflow.runtime.wide import Stretch, Unit, stretches
+from graphflow.runtime.wide import Stretch, Unit, plan_branches, stretch_at, stretches
 from graphflow.spec import TensorSpec, is_inexact, nbytes
 
 _ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
@@ -183,52 +181,11 @@ def _plan_memory(
         end = decided.until.get(node, position[node])
         end = len(decided.partition.graph.nodes) if node in decided.deferred else end
         lives.append(Block(position[node], end, need))
-    return blocks, scratch, _plan_branches(lives, wide) if wide else plan_arena(lives)
+    return blocks, scratch, plan_branches(lives, wide) if wide else plan_arena(lives)
 
 
 _GROWTH, _SMALL = 1.25, 2 << 20
 """Memory may grow by so much, and by so many bytes, for branches that run at once."""
-
-
-def _plan_branches(lives: Sequence[Block], wide: Sequence[Stretch]) -> Arena:
-    """As `plan_arena`, where no two branches of a stretch share memory: what lives in one branch
-    alone is planned by itself, and takes one block."""
-    outer: list[Block] = []
-    places: list[tuple[int, int | None]] = []  # among the outer blocks; and within that one
-    inner: dict[tuple[int, int], list[Block]] = {}
-    for block in lives:
-        home = _stretch(wide, block.birth)
-        if home is not None and block.death <= home.last and block.birth in home.branches:
-            own = inner.setdefault((home.first, home.branches[block.birth]), [])
-            places.append((id(own), len(own)))
-            own.append(block)
-        else:
-            places.append((len(outer), None))
-            start = block.birth if home is None else home.first
-            outer.append(Block(start, _end(wide, block.death), block.nbytes))
-    arenas = {id(own): plan_arena(own) for own in inner.values()}
-    of = {}
-    for (first, _), own in inner.items():
-        of[id(own)] = len(outer)
-        outer.append(Block(first, _end(wide, first), arenas[id(own)].nbytes))
-    whole = plan_arena(outer)
-    offsets = [
-        whole.offsets[at] if place is None else whole.offsets[of[at]] + arenas[at].offsets[place]
-        for at, place in places
-    ]
-    return Arena(tuple(offsets), whole.nbytes)
-
-
-def _stretch(wide: Sequence[Stretch], at: int) -> Stretch | None:
-    """The one that a position is in."""
-    i = bisect_right(wide, at, key=attrgetter("first")) - 1
-    return wide[i] if i >= 0 and at <= wide[i].last else None
-
-
-def _end(wide: Sequence[Stretch], at: int) -> int:
-    """The position, or the end of the stretch that it is in."""
-    home = _stretch(wide, at)
-    return at if home is None else home.last
 
 
 def _units(decided: _Decided, tasks: Mapping[Node, Task]) -> list[Unit | None]:
@@ -412,7 +369,7 @@ def _lives(
             last[tensor] = max(last.get(tensor, 0), decided.until.get(node, position[node]))
     if wide:  # what comes from before a stretch is read by any of its branches until its end
         for tensor, at in last.items():
-            home = _stretch(wide, at)
+            home = stretch_at(wide, at)
             if home is not None and home.first > position[tensor.node]:
                 last[tensor] = home.last
     held = {roots[t] for t in partition.fetches.values()}

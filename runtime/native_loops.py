@@ -26,6 +26,8 @@ from graphflow.runtime.segments import LONGEST, Call, Place, Segment, Slot
 
 _MOST = 1 << 40
 """Iterations of a loop without a bound."""
+_CALL = 10.0
+"""Nanoseconds that a call takes beside its work."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,8 @@ class _Iterations:
         known = pred if isinstance(pred, int) else 0
         self._frame = frame(address(self._segment.entries), tests, len(calls), 0, 0, known)
         self._at = ctypes.c_void_p(address(self._frame))
-        work = max(self._segment.nanoseconds, 1.0)
-        self._rounds = max(1, int(LONGEST / work))
-        self._function = driver().loop.freed if 8 * work > FREED else driver().loop.held
+        self._work = max(1.0, self._segment.nanoseconds + _CALL * len(calls))
+        self._rounds = max(1, int(LONGEST / self._work))
 
     def lead(self, slot: Slot, place: int) -> None:
         """Say where something is in all iterations."""
@@ -102,7 +103,9 @@ class _Iterations:
         while done < count:
             proceed(done)
             stop = min(count, done + self._rounds)
-            self._function(self._at, None, done, stop)
+            is_long = (stop - done) * self._work > FREED
+            function = driver().loop.freed if is_long else driver().loop.held
+            function(self._at, None, done, stop)
             done = int(self._frame[6])
             if done < stop:
                 break

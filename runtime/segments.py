@@ -164,7 +164,7 @@ class Fed:
         self._slots.append((segment.pointers, which))
 
     def __call__(self, given: Any) -> Any:
-        if not self._slots:
+        if not self._slots and self.read:
             return self._to_device(given)
         array = given
         if type(array) is not np.ndarray or not array.flags.c_contiguous:

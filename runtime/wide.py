@@ -9,12 +9,15 @@ and where a kernel runs changes no bits.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
 from graphflow.ops.kernels.threads import current_pool
+from graphflow.runtime.memory import Arena, Block, plan_arena
 from graphflow.runtime.segments import Call, Segment, Slot
 
 LEAST = 120_000.0
@@ -122,6 +125,47 @@ def stretches(units: Sequence[Unit | None]) -> list[Stretch]:
             for other in before:
                 branches.join(other, mine[number])
     return result
+
+
+def plan_branches(lives: Sequence[Block], wide: Sequence[Stretch]) -> Arena:
+    """As `plan_arena`, where no two branches of a stretch share memory: what lives in one branch
+    alone is planned by itself, and takes one block."""
+    outer: list[Block] = []
+    places: list[tuple[int, int | None]] = []  # among the outer blocks; and within that one
+    inner: dict[tuple[int, int], list[Block]] = {}
+    for block in lives:
+        home = stretch_at(wide, block.birth)
+        if home is not None and block.death <= home.last and block.birth in home.branches:
+            own = inner.setdefault((home.first, home.branches[block.birth]), [])
+            places.append((id(own), len(own)))
+            own.append(block)
+        else:
+            places.append((len(outer), None))
+            start = block.birth if home is None else home.first
+            outer.append(Block(start, _end(wide, block.death), block.nbytes))
+    arenas = {id(own): plan_arena(own) for own in inner.values()}
+    of = {}
+    for (first, _), own in inner.items():
+        of[id(own)] = len(outer)
+        outer.append(Block(first, _end(wide, first), arenas[id(own)].nbytes))
+    whole = plan_arena(outer)
+    offsets = [
+        whole.offsets[at] if place is None else whole.offsets[of[at]] + arenas[at].offsets[place]
+        for at, place in places
+    ]
+    return Arena(tuple(offsets), whole.nbytes)
+
+
+def stretch_at(wide: Sequence[Stretch], at: int) -> Stretch | None:
+    """The one that a position is in."""
+    i = bisect_right(wide, at, key=attrgetter("first")) - 1
+    return wide[i] if i >= 0 and at <= wide[i].last else None
+
+
+def _end(wide: Sequence[Stretch], at: int) -> int:
+    """The position, or the end of the stretch that it is in."""
+    home = stretch_at(wide, at)
+    return at if home is None else home.last
 
 
 # Calls ------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def write(region: Region, width: int, wide: bool = False) -> Source:
 FLOPS = {
     "input": 0, "constant": 0, "exp": 20, "expm1": 22, "log": 24, "log1p": 32, "tanh": 26,
     "log2": 26, "log10": 28, "erf": 34, "sigmoid": 28, "sin": 34, "cos": 34, "power": 70,
-    "divide": 6, "sqrt": 8,
+    "divide": 6, "sqrt": 8, "arcsin": 30, "arccos": 32, "arctan": 30,
 }  # fmt: skip
 
 

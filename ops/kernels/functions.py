@@ -11,10 +11,15 @@ infinity) an element goes to the C library by itself.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 
 from graphflow.ops.kernels.coefficients import (
+    ASIN32,
+    ASIN64,
+    ATAN32,
+    ATAN64,
     DOUBLE,
     ERF32,
     ERF64,
@@ -31,9 +36,11 @@ from graphflow.ops.kernels.coefficients import (
     PER_PI_HALF,
     PI_HALF,
     PI_HALF_32,
+    PI_HALF_REST,
     SINGLE,
     TANH32,
     TWO_THIRDS_REST,
+    Coefficients,
     Format,
 )
 from graphflow.ops.kernels.lanes import Floats, Lanes
@@ -262,6 +269,59 @@ def _erf_double(f: Floats, x: str) -> str:
     return f.copysign(f.select(f.compare("olt", size, f.const(1.0)), small, large), x)
 
 
+def arctan(f: Floats, x: str) -> str:
+    """t + t³·P(t²), with t = |x| up to 1, and π/2 - atan(1/|x|) beyond."""
+    size, one = f.abs(x), f.const(1.0)
+    far = f.compare("ogt", size, one)
+    t = f.select(far, f.div(one, size), size)
+    near = _odd(f, t, ATAN32 if f.is_single else ATAN64)
+    high, low = (f.const(part) for part in _quarter(f))
+    rest = f.add(f.sub(high, near), low)
+    return f.copysign(f.select(far, rest, near), x)
+
+
+def arcsin(f: Floats, x: str) -> str:
+    """π/2 - 2·asin(√((1 - |x|)/2)) beyond ½."""
+    near, twice = _arcsin_parts(f, x)
+    high, low = (f.const(part) for part in _quarter(f))
+    rest = f.add(f.sub(high, twice), low)
+    return f.copysign(f.select(_beyond_half(f, x), rest, near), x)
+
+
+def arccos(f: Floats, x: str) -> str:
+    """π/2 - asin(x), but 2·asin(√((1 - x)/2)) above ½, and π less that of -x below -½."""
+    near, twice = _arcsin_parts(f, x)
+    high, low = (f.const(part) for part in _quarter(f))
+    middle = f.add(f.sub(high, f.copysign(near, x)), low)
+    below = f.add(f.sub(f.add(high, high), twice), f.add(low, low))
+    far = f.select(f.compare("olt", x, f.const(0.0)), below, twice)
+    return f.select(_beyond_half(f, x), far, middle)
+
+
+def _arcsin_parts(f: Floats, x: str) -> tuple[str, str]:
+    """asin(|x|) up to ½, and 2·asin(√((1 - |x|)/2)) beyond, by one polynomial."""
+    size, half = f.abs(x), f.const(0.5)
+    root = f.lanes.intrinsic("sqrt", f.element, f.fma(f.neg(size), half, half))
+    t = f.select(_beyond_half(f, x), root, size)
+    y = _odd(f, t, ASIN32 if f.is_single else ASIN64)
+    return y, f.add(y, y)
+
+
+def _beyond_half(f: Floats, x: str) -> str:
+    return f.compare("ogt", f.abs(x), f.const(0.5))
+
+
+def _odd(f: Floats, t: str, coefficients: Coefficients) -> str:
+    """t + t³·P(t²)."""
+    z = f.mul(t, t)
+    return f.fma(f.mul(t, z), f.horner(coefficients, z), t)
+
+
+def _quarter(f: Floats) -> tuple[float, float]:
+    """π/2 in two parts."""
+    return (PI_HALF_32[0], PI_HALF_32[1]) if f.is_single else (math.pi / 2, PI_HALF_REST)
+
+
 # With calls of the C library for some elements --------------------------------------------------
 
 
@@ -457,6 +517,6 @@ _FAST: dict[str, Callable[..., tuple[str, str]]] = {
 }
 FUNCTIONS: dict[str, Callable[..., str]] = {
     "exp": exp, "expm1": expm1, "log": log, "log1p": log1p, "log2": log2, "log10": log10,
-    "tanh": tanh, "erf": erf,
+    "tanh": tanh, "erf": erf, "arctan": arctan, "arcsin": arcsin, "arccos": arccos,
     "sigmoid": sigmoid, "sin": sin, "cos": cos, "power": power,
 }  # fmt: skip

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -208,18 +209,59 @@ class Product:
         x, y = (b, a) if self.swapped else (a, b)
         given = (x, y, out) if addend is None else (x, y, addend, out)
         pool = current_pool() if self.nanoseconds > _SHARED else None
-        parts = 1 if pool is None else min(pool.threads, self.units)
-        if pool is None or parts < 2:
+        if pool is None or pool.threads < 2:
             function = self.function.held if self.nanoseconds < _FREED else self.function.freed
             function(_Pointers(*given, _scratch(self.scratch)), self._given, 0, self.units)
             return
-        bounds = [self.units * i // parts for i in range(parts + 1)]
+        shares = self._shares(pool.threads)
 
         def part(i: int) -> None:
-            pointers = _Pointers(*given, _scratch(self.scratch))
-            self.function.freed(pointers, self._given, bounds[i], bounds[i + 1])
+            share = shares[i]
+            moved = [g + by for g, by in zip(given, share.places, strict=False)]
+            table = ctypes.c_void_p(address(share.table))
+            pointers = _Pointers(*moved, _scratch(self.scratch))
+            self.function.freed(pointers, table, share.start, share.stop)
 
-        pool.run(part, parts)
+        pool.run(part, len(shares))
+
+    def _shares(self, threads: int) -> list[_Share]:
+        """What each thread does: some tiles of all columns, or where these are few, all tiles of
+        some columns."""
+        found = self._known.get(threads)
+        if found is None:
+            found = self._known[threads] = self._shared(threads)
+        return found
+
+    @cached_property
+    def _known(self) -> dict[int, list[_Share]]:
+        return {}
+
+    def _shared(self, threads: int) -> list[_Share]:
+        sizes, wide = self.sizes, self.form.columns
+        panels = -(-sizes[Size.COLUMNS] // wide)
+        if self.units >= 4 * threads or self.units != sizes[Size.TILES] or panels < threads:
+            parts = min(threads, max(1, self.units))
+            ends = [self.units * i // parts for i in range(parts + 1)]
+            return [_Share(self.table, start, stop) for start, stop in pairwise(ends)]
+        ends = [panels * i // threads * wide for i in range(threads)]
+        shares = []
+        for start, stop in pairwise([*ends, sizes[Size.COLUMNS]]):
+            table = self.table.copy()
+            table[Size.COLUMNS] = stop - start
+            to = start * sizes[Size.OUT_COLUMN]
+            places = (0, start * sizes[Size.Y_COLUMN], to, to)
+            shares.append(_Share(table, 0, self.units, places))
+        return shares
+
+
+@dataclass(frozen=True, eq=False)
+class _Share:
+    """A part of a product: its sizes, its units, and how far its operands are from the whole's."""
+
+    table: np.ndarray[Any, Any]
+    start: int
+    stop: int
+    places: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 _Pointers = ctypes.c_void_p * 5
@@ -276,7 +318,7 @@ def planned(
         return None
     cut, swapped, by_columns, x, y, to = min(choices, key=lambda choice: choice[0].cycles)
     form = cut.form
-    packed = (min(cut.block, cut.tiles) * form.height * k + form.width) * item if cut.x else 0
+    packed = min(cut.block, cut.tiles) * (form.height * k + form.width) * item if cut.x else 0
     buffer = _aligned(packed) + _aligned(min(k, cut.chunk) + form.width) * form.columns * item
     end = buffer + min(cut.block, cut.tiles) * form.height * form.columns * item
     (inner, count), strides = axes

@@ -61,6 +61,8 @@ class Size(IntEnum):
 
 IN_PLACE, COPIED, EXCHANGED = range(3)
 """Layouts: how tiles of x and panels of y are read."""
+_ROWS = 8
+"""Rows of x that are copied to all tiles at a time."""
 ACCUMULATE, TRANSPOSED, APART = 1, 2, 4
 """Flags: whether the product is added to what `out` holds; whether `out` is stored by columns;
 whether it is added to something else, which is stored as `out` is (and may be it)."""
@@ -356,7 +358,8 @@ class _Block:
         self.panel = f.at(scratch, size[Size.PANEL])
         self.buffer = f.at(scratch, size[Size.BUFFER])
         self.is_packed = f.compare("ne", size[Size.X_LAYOUT], IN_PLACE)
-        self.tile_bytes = f.mul(size[Size.K], self.step)
+        # A vector more, for the last row of a tile is copied in whole vectors.
+        self.tile_bytes = f.add(f.mul(size[Size.K], self.step), f.width * f.bytes)
 
     def _row(self, tile: str) -> str:
         """The first row of a tile."""
@@ -399,21 +402,24 @@ class _Block:
         """The tiles' rows of x, each tile's columns one after the other."""
         f, size, step = self.f, self.size, self.step
         by_columns = f.compare("eq", size[Size.X_LAYOUT], COPIED)
-        with f.loop(self.first, self.last) as tile:
+        # Some rows of x at a time, whose elements for all tiles are next to each other.
+        some = f.select(by_columns, "i64", str(_ROWS), size[Size.K])
+        with f.loop(0, size[Size.K], some) as k, f.loop(self.first, self.last) as tile:
             row = f.sub(self._row(tile), self.start)
             rows = f.sub(f.sub(self._row(f.add(tile, 1)), self.start), row)
-            source = f.at(x, f.mul(row, size[Size.X_ROW]))
+            terms = f.least(f.sub(size[Size.K], k), some)
+            source = f.at(f.at(x, f.mul(row, size[Size.X_ROW])), f.mul(k, size[Size.X_K]))
             target = f.at(self.packed, f.mul(f.sub(tile, self.first), self.tile_bytes))
+            target = f.at(target, f.mul(k, step))
             with f.when(by_columns):
                 self._call(
-                    "%copy_x", ("ptr", source), ("i64", size[Size.X_K]),
-                    ("ptr", target), ("i64", step), ("i64", size[Size.K]), ("i64", rows),
+                    "%copy_x", ("ptr", source), ("i64", size[Size.X_K]), ("ptr", target),
+                    ("i64", step), ("i64", terms), ("i64", rows),
                 )  # fmt: skip
             with f.when(self._not(by_columns)):
                 self._call(
                     self.exchange, ("ptr", source), ("i64", size[Size.X_ROW]), ("ptr", target),
-                    ("i64", step), ("i64", rows), ("i64", size[Size.K]), ("i1", "false"),
-                    ("i64", 0),
+                    ("i64", step), ("i64", rows), ("i64", terms), ("i1", "false"), ("i64", 0),
                 )  # fmt: skip
 
     def _chunks(self, x: str, y: str, columns: str, whole: str, target: str, width: str) -> None:

@@ -125,7 +125,8 @@ class Passes:
                 if step in each.steps:
                     continue
                 each.steps.add(step)
-                if first.setdefault(step, k) < k and self.costs[step] > _DEAR:
+                is_dear = self.costs[step] > _DEAR and not self.down  # columns are long, and 32
+                if first.setdefault(step, k) < k and is_dear:
                     self.kept.setdefault(step, len(self.kept))
                 else:
                     stack += [a for a in step.args if self.levels[a] == 2]

@@ -120,7 +120,7 @@ class Kernel:
             meta += _row_strides(sizes, operand.axes, np.dtype(operand.dtype).itemsize)
         for dtype, axes in zip(source.dtypes, source.axes, strict=True):
             meta += _row_strides(sizes, axes, dtype.itemsize)
-        work = self.nanoseconds(max(prod(sizes), rows))
+        work = self.nanoseconds(prod(sizes), rows)
         row = sizes[-1] if region.rank > 1 or region.over else 1
         row = 0 if region.over == "columns" else row
         return Task(self.name, self.text, tuple(meta), rows, work, scratch, row=row)
@@ -139,15 +139,17 @@ class Kernel:
         rows = size if self.region.rank == 1 or not size else size // sizes[-1]
         return [sizes[-1], *sizes[1:-1]], rows, 0
 
-    def nanoseconds(self, size: int) -> float:
-        """A rough guess of how long one thread takes for so many elements."""
+    def nanoseconds(self, size: int, rows: int = 0) -> float:
+        """A rough guess of how long one thread takes for so many elements, in so many rows that are
+        reduced (or strips of columns)."""
         source = self.source
         inner = -2 if self.region.over == "columns" else -1
         streams = [np.dtype(o.dtype).itemsize for o in self.region.operands if o.axes[inner]]
         results = zip(source.dtypes, source.axes, strict=True)
         moved = sum(streams) + sum(d.itemsize for d, axes in results if axes[inner])
         again = 0.01 * moved * (source.passes - 1) + 0.05 * source.kept  # in the cache
-        return size * (0.03 * moved + again + 0.02 * source.flops)
+        per_row = 6.0 + 12.0 * source.passes if self.region.over else 0.0
+        return size * (0.03 * moved + again + 0.02 * source.flops) + rows * per_row
 
 
 _kernels: dict[Region, Kernel] = {}

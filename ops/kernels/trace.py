@@ -31,6 +31,9 @@ APPROXIMATE = frozenset(
         "sigmoid",
         "sin",
         "cos",
+        "arcsin",
+        "arccos",
+        "arctan",
         "power",
     )
 )
@@ -225,6 +228,8 @@ class _Symbolic:
     copysign, sign = _numeric("copysign", "f"), _numeric("sign", "f")
     exp, expm1 = _numeric("exp", "f"), _numeric("expm1", "f")
     log, log1p = _numeric("log", "f"), _numeric("log1p", "f")
+    arcsin, arccos = _numeric("arcsin", "f"), _numeric("arccos", "f")
+    arctan = _numeric("arctan", "f")
     log2, log10 = _numeric("log2", "f"), _numeric("log10", "f")
     tanh, erf = _numeric("tanh", "f"), _numeric("erf", "f")
     sigmoid = _numeric("sigmoid", "f")

@@ -287,6 +287,9 @@ def convolve_weights(out: Any, x: Any, g: Any, windows: Windows) -> None:
     chunks = chunks_of(where, x.shape[0], x.shape[1] + g.shape[1])
     passes = _passes(chunks, x.shape[1] + g.shape[1])
     gradient = _Gradient(_images(x), _images(g), len(passes) > 1, address(out))
+    if gradient.pairs == 1 and len(chunks) > 1:
+        gradient.add_in_turn(chunks)
+        return
     for number, some in enumerate(passes):
         gradient.add(some, number > 0)
     gradient.finish()
@@ -369,6 +372,36 @@ class _Gradient:
                 self._store(pair, sums)
 
         run_parts(part, self.pairs * shares)
+
+    def add_in_turn(self, chunks: tuple[Chunk, ...]) -> None:
+        """All there is, where sums and a chunk's tiles are in the cache together: each share of the
+        chunks has sums of its own, which are added in order."""
+        shares = min(_SHARES, len(chunks))
+        sums = Memory("sums", shares * _BLOCK)
+
+        def part(share: int) -> None:
+            mine = chunks[len(chunks) * share // shares : len(chunks) * (share + 1) // shares]
+            for turn, chunk in enumerate(mine):
+                size = apart_of(chunk.tiles)
+                tiles = Memory("tiles", NUMBERS * size)
+                spread = Memory("spread", NUMBERS * size)
+                _into_tiles("input", self.x, 0, chunk, tiles.place, size)
+                _into_tiles("spread", self.g, 0, chunk, spread.place, size)
+                _multiply(
+                    (tiles.place, spread.place, sums.place + share * _BLOCK),
+                    (self.x.channels, chunk.tiles, self.g.channels),
+                    turn > 0,
+                    (size, size, apart_of(PANEL)),
+                    range(NUMBERS),
+                    transposed=True,
+                )
+
+        run_parts(part, shares)
+        each = sums.floats(shares)
+        with np.errstate(all="ignore"):  # there are gaps between the numbers
+            for more in each[1:]:
+                np.add(each[0], more, out=each[0])
+        self._store(0, sums.place)
 
     def finish(self) -> None:
         if self.kept:

@@ -148,3 +148,7 @@ class Memory:
     def clear(self) -> None:
         """Fill with zeros."""
         self._array[...] = 0
+
+    def floats(self, parts: int) -> Any:
+        """The memory as float32, in parts."""
+        return self._array.view(np.float32).reshape(parts, -1)

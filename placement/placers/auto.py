@@ -9,7 +9,7 @@ from time import monotonic
 import numpy as np
 
 from graphflow.errors import MemoryLimitError, PlacementError
-from graphflow.placement.placers.base import Placer, memory_error, register_placer, roomy
+from graphflow.placement.placers.base import Placer, memory_error, plain, register_placer
 from graphflow.placement.placers.cpop import Cpop
 from graphflow.placement.placers.evaluate import Candidate, Evaluator, lower_bound
 from graphflow.placement.placers.greedy import Greedy
@@ -80,8 +80,7 @@ class Auto(Placer):
     def _place(self, problem: Problem, deadline: float | None) -> Assignment:
         flat = Flat(problem)
         schedules = [*list_schedules(flat), Peft().schedule(flat), Cpop().schedule(flat)]
-        plain = not problem.contention and (problem.output_memory is None or roomy(problem))
-        if plain and _visits(problem) > THOROUGH:
+        if plain(problem) and _visits(problem) > THOROUGH:
             quick = self._quick(problem, schedules, deadline)
             if quick is not None:
                 return quick

@@ -100,6 +100,12 @@ def roomy(problem: Problem) -> bool:
     return not np.any(total > problem.capacity)
 
 
+def plain(problem: Problem) -> bool:
+    """Whether a schedule's times need no event loop: links never wait, memory over time decides
+    nothing."""
+    return not problem.contention and (problem.output_memory is None or roomy(problem))
+
+
 def surely_fits(problem: Problem, device: Ints) -> bool:
     """Whether a device map fits in any order, as far as can be seen without running it."""
     if problem.output_memory is None:

@@ -9,7 +9,7 @@ from time import monotonic
 import numpy as np
 
 from graphflow.errors import PlacementError
-from graphflow.placement.placers.base import Placer, register_placer
+from graphflow.placement.placers.base import Placer, plain, register_placer
 from graphflow.placement.placers.evaluate import Candidate, Evaluator, lower_bound
 from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.list_schedule import Flat, Schedule, as_schedule, forward, insert
@@ -22,6 +22,10 @@ ROAM = 2_000_000
 COPIES = 20_000_000
 """Under contention arrivals are kept for each tensor and device, up to this many."""
 
+LARGE = 20_000
+"""Nodes and edges beyond which schedules are judged by the search's own evaluation where that is
+exact, and `VISITS` to nodes and edges limit the budget."""
+VISITS = 100_000_000
 PROBES = 3
 """Evaluations by which the pace is judged where a clock limits the search."""
 
@@ -35,7 +39,8 @@ class LocalSearch(Placer):
     schedules it started from, wins in the simulator. Deterministic for a seed.
 
     Args:
-        budget: evaluations of a whole schedule, O(n + e) each, shared out over the restarts.
+        budget: evaluations of a whole schedule, O(n + e) each, shared out over the restarts; on
+            graphs of more than 20,000 nodes and edges at most 100 million visits in all.
         restarts: searches, each with its own seed, from the best starts in turn.
         seed: an integer >= 0.
 
@@ -57,9 +62,32 @@ class LocalSearch(Placer):
                 raise PlacementError(f"{name} must be an integer >= {least}, not {value!r}")
 
     def place(self, problem: Problem) -> Assignment:
-        evaluator = Evaluator(problem)
-        best = self.improve(evaluator, list_schedules(Flat(problem)))
+        schedules = list_schedules(Flat(problem))
+        if plain(problem) and problem.nodes + len(problem.edges) > LARGE:
+            found = self._large(problem, schedules)
+            if found is not None:
+                return found
+        best = self.improve(Evaluator(problem), schedules)
         return best.run.assignment() if best.fits else Greedy().place(problem)
+
+    def _large(self, problem: Problem, schedules: list[Schedule]) -> Assignment | None:
+        """The same where the event loop would take longer than the search; None where no schedule
+        keeps within persistent memory."""
+        visits = problem.nodes + len(problem.edges)
+        share = min(self.budget, VISITS // visits) // self.restarts
+        searcher = Searcher(problem, share * self.restarts)
+        spans = [searcher.makespan(one.device, one.order) for one in schedules]
+        best, least = schedules[int(np.argmin(spans))], min(spans)
+        bound = float(problem.compute.min(axis=1).sum()) / problem.devices
+        for turn in range(self.restarts if least < np.inf else 0):
+            moved = searcher.run(best.device, best.order, share, self._seed(turn), bound, False)
+            span = searcher.makespan(moved.device, moved.order)
+            if span < least:
+                best, least = moved, span
+        return Assignment(best.device, best.order) if least < np.inf else None
+
+    def _seed(self, turn: int) -> int:
+        return (self.seed * 7919 + turn * 104729 + 1) % 2147483646 + 1
 
     def improve(
         self, evaluator: Evaluator, schedules: Iterable[Schedule], deadline: float | None = None
@@ -93,7 +121,7 @@ class LocalSearch(Placer):
                 np.array(start.run.device, dtype=np.int64),
                 np.array(start.run.order, dtype=np.int64),
                 spend,
-                (self.seed * 7919 + turn * 104729 + 1) % 2147483646 + 1,
+                self._seed(turn),
                 bound,
                 free,
             )

@@ -138,7 +138,7 @@ class OnCpu:
         if not library.exists():
             place.with_suffix(".cpp").write_text(source)
             subprocess.run(
-                ["g++", "-std=c++17", "-O1", "-w", "-march=native", "-ffp-contract=off",
+                ["g++", "-std=c++17", "-O0", "-w", "-march=native", "-ffp-contract=off",
                  "-fno-strict-aliasing", "-shared", "-fPIC",
                  "-o", library, place.with_suffix(".cpp")],
                 check=True, capture_output=True, text=True,

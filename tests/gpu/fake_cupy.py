@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graphflow.placement import calibrate
 from tests.gpu.cuda_on_cpu import OnCpu
+from tests.placement.speeds import profile, speeds
 
 _NOISE = 0xA5
 
@@ -488,4 +490,15 @@ def install(
         get_current_stream=_world.stream,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(calibrate, "measure_machine", _speeds)
+    return _world
+
+
+def _speeds(kinds: Sequence[str]) -> dict[str, Any]:
+    """Made up: what this takes says nothing of a GPU."""
+    return {**profile(), "devices": {kind: speeds() for kind in kinds}}
+
+
+def current() -> World:
+    """What the stand-in that is installed notes."""
     return _world

@@ -121,7 +121,8 @@ def along_rows() -> Iterator[tuple[Single, tuple[tuple[int, ...], ...]]]:
                     tuple(_grown(int(n), longer if n == last else min(longer, 2)) for n in s.shape)  # type: ignore[arg-type]
                     for s in sample.inputs
                 )
-                if prod(shapes[0]) < 20_000 and form_of(op, shapes, sample.attrs) is not None:
+                form = form_of(op, shapes, sample.attrs) if prod(shapes[0]) < 5_000 else None
+                if form is not None and form.over:
                     yield single, shapes
 
 

@@ -61,7 +61,7 @@ def cases(every: bool) -> list[tuple[Single, Shapes]]:
     chosen, seen = [], {}
     for number, single in enumerate(singles()):
         seen[single.op.name] = seen.get(single.op.name, 0) + 1
-        if every or seen[single.op.name] <= 2 or (number + seen[single.op.name]) % 5 == 0:
+        if every or seen[single.op.name] <= 2 or (number + seen[single.op.name]) % 9 == 0:
             forms = FORMS[len(single.dtypes)]
             chosen.append((single, forms[number % len(forms)]))
     return chosen

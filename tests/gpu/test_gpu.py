@@ -301,3 +301,42 @@ def test_two_gpus_and_a_cpu_train_as_one_does(
     with gf.Session() as session:
         wanted = [float(session.run([loss, train], {x: data})[0]) for _ in range(5)]
     np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+
+
+def test_a_device_that_fails_says_how_to_find_the_op(
+    world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
+
+    def fail(self: Any) -> None:
+        raise fake_cupy.CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access")
+
+    monkeypatch.setattr(fake_cupy.Stream, "synchronize", fail)
+    with pytest.raises(DeviceError, match=r"gpu:0 failed: .*IllegalAddress.*LAUNCH_BLOCKING"):
+        here.step(x=X)
+
+
+Skipped = Callable[[GpuBackend, Any, Any, int], None]
+
+
+def _without(what: str) -> Skipped:
+    """The way in without one of its events."""
+
+    def bring(self: GpuBackend, buffer: Any, pinned: Any, size: int) -> None:
+        if what != "readers before":
+            self._inward.wait_event(self._begun)
+        buffer.data.copy_from_host_async(pinned.ptr, size, self._inward)
+        self.arrived = self._recorded(self._inward)
+        if what != "arrival":
+            self.stream.wait_event(self.arrived)
+
+    return bring
+
+
+@pytest.mark.parametrize("what", ["readers before", "arrival"])
+def test_a_missing_event_is_seen_by_the_stand_in(
+    world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(GpuBackend, "bring", _without(what))
+    with pytest.raises(AssertionError):
+        test_feeds_and_fetches_of_steps_in_flight_do_not_mix(world)

@@ -3,6 +3,7 @@ kernels, left with a word where they do not."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import sys
 import types
@@ -132,3 +133,55 @@ def test_the_list_of_devices_tells_of_gpus_and_what_computes_on_them(
     monkeypatch.setitem(sys.modules, "cupy", None)
     told = CliRunner().invoke(app, ["devices"], env={"COLUMNS": "120"}).output
     assert "cpu:0" in told and "gpu" not in told
+
+
+@pytest.mark.parametrize("a, b, flags", [
+    ((3, 4, 5), (3, 5, 6), (False, False)),
+    ((3, 5, 4), (3, 5, 6), (True, False)),
+    ((3, 4, 5), (3, 6, 5), (False, True)),
+    ((2, 3, 5, 4), (2, 3, 6, 5), (True, True)),
+])  # fmt: skip
+def test_batches_of_products_are_one_call_of_cublas(
+    nvmath: type[_Matmul],
+    monkeypatch: pytest.MonkeyPatch,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    flags: tuple[bool, bool],
+) -> None:
+    calls = []
+
+    def multiply(handle: int, trans_a: int, trans_b: int, m: int, n: int, k: int, alpha: int,
+                 pa: int, lda: int, sa: int, pb: int, ldb: int, sb: int, beta: int,
+                 pc: int, ldc: int, sc: int, count: int) -> None:  # fmt: skip
+        """As cuBLAS does it: columns run fastest."""
+        calls.append(count)
+
+        def matrix(place: int, rows: int, columns: int, ld: int) -> Any:
+            flat = (ctypes.c_float * (ld * columns)).from_address(place)
+            return np.frombuffer(flat, np.float32).reshape(columns, ld).T[:rows]
+
+        def run() -> None:
+            for i in range(count):
+                shapes = [(k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)]
+                x = matrix(pa + 4 * sa * i, *shapes[0], lda)
+                y = matrix(pb + 4 * sb * i, *shapes[1], ldb)
+                product = (x.T if trans_a else x) @ (y.T if trans_b else y)
+                matrix(pc + 4 * sc * i, m, n, ldc)[...] = product
+
+        fake_cupy.current().enqueue(run)
+
+    cublas = types.SimpleNamespace(sgemmStridedBatched=multiply, dgemmStridedBatched=None)
+    monkeypatch.setitem(sys.modules, "cupy_backends", types.ModuleType("cupy_backends"))
+    monkeypatch.setitem(
+        sys.modules, "cupy_backends.cuda.libs", types.SimpleNamespace(cublas=cublas)
+    )
+    sys.modules["cupy"].cuda.device = types.SimpleNamespace(get_cublas_handle=lambda: 1)
+    monkeypatch.setattr(gpu_libraries, "_is_there", lambda module: module == "cupy_backends")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=a).astype("float32"), rng.normal(size=b).astype("float32")
+    fed = [gf.placeholder("float32", shape, name=n) for shape, n in ((a, "x"), (b, "y"))]
+    product = gf.matmul(*fed, transpose_a=flags[0], transpose_b=flags[1])
+    have = OnGpu(product).step(x=x, y=y)[0]
+    wanted = (x.swapaxes(-1, -2) if flags[0] else x) @ (y.swapaxes(-1, -2) if flags[1] else y)
+    np.testing.assert_allclose(have, wanted, rtol=1e-5, atol=1e-5)
+    assert len(calls) == 2  # compared with our own, and run

@@ -16,6 +16,7 @@ HEAVY = {
     "msgpack",
     "multiprocessing",
     "networkx",
+    "highspy",
     "numba",
     "onnx",
     "rich",

@@ -17,9 +17,12 @@ from graphflow.graph import Graph
 from graphflow.interpret import evaluate
 from graphflow.op import FUNCTIONS as G
 from graphflow.op import REGISTRY
+from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.threads import Pool, using
 from graphflow.ops.linalg import split_rule
-from graphflow.spec import Dim
+from graphflow.placement import Cluster
+from graphflow.session import Session
+from graphflow.spec import Dim, spec
 
 MATMUL = REGISTRY["matmul"]
 RNG = np.random.default_rng(0)
@@ -100,6 +103,60 @@ def test_a_product_with_itself_has_the_bits_of_a_product_with_its_copy(
     x = RNG.standard_normal(shape).astype("float32")
     (itself,), (copy,) = MATMUL.run(np, [x, x], attrs), MATMUL.run(np, [x, x.copy()], attrs)
     assert itself.tobytes() == copy.tobytes()
+
+
+BY_KERNEL = [
+    ((16, 784), (784, 512), False, False),
+    ((16, 512), (784, 512), False, True),
+    ((200, 64), (200, 30), True, False),
+    ((6, 7), (7, 5), False, False),
+    ((8, 40, 30), (8, 30, 40), True, True),
+    ((3, 1, 9, 20), (4, 20, 11), False, False),
+]
+BY_BLAS = [
+    ((1000, 100), (100, 2), False, False),  # narrow
+    ((1024, 1024), (1024, 1024), False, False),  # large
+    ((1024, 512), (1024, 512), True, False),  # a long way from row to row
+    ((2, 1, 2, 3, 4), (1, 3, 1, 4, 5), False, False),  # batches that no two loops walk
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("a", "b", "ta", "tb"), [*BY_KERNEL, *BY_BLAS], ids=str)
+def test_a_kernel_by_itself_in_a_program_or_on_threads_gives_the_same_bits(
+    a: tuple[int, ...], b: tuple[int, ...], ta: bool, tb: bool, dtype: str
+) -> None:
+    x, y = (RNG.normal(size=shape).astype(dtype) for shape in (a, b))
+    left, right = (placeholder(dtype, shape) for shape in (a, b))
+    product = G["matmul"](left, right, transpose_a=ta, transpose_b=tb)
+    (alone,) = evaluate([product], {left: x, right: y})
+    if vector_width() >= 8:
+        spec_a, spec_b = left.spec, right.spec
+        by_kernel = MATMUL.native(spec_a, spec_b, transpose_a=ta, transpose_b=tb) is not None  # type: ignore[misc]
+        assert by_kernel == ((a, b, ta, tb) in BY_KERNEL)
+    for threads in (1, 2):
+        with Session(Cluster.here(threads=threads)) as session:
+            np.testing.assert_array_equal(session.run(product, {left: x, right: y}), alone)
+    exact = (x.swapaxes(-1, -2) if ta else x) @ (y.swapaxes(-1, -2) if tb else y)
+    np.testing.assert_allclose(alone, exact, rtol=0, atol=1e-3 if dtype == "float32" else 1e-11)
+
+
+def test_a_row_has_the_bits_that_it_has_in_a_larger_batch() -> None:
+    x, w = RNG.normal(size=(128, 96)).astype("f4"), RNG.normal(size=(96, 70)).astype("f4")
+    (whole,) = MATMUL.run(np, [x, w], {})
+    (part,) = MATMUL.run(np, [x[5:21], w], {})
+    if vector_width() >= 8:
+        np.testing.assert_array_equal(part, whole[5:21])
+    np.testing.assert_allclose(part, whole[5:21], rtol=1e-4, atol=1e-4)
+
+
+def test_without_generated_kernels_products_are_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFLOW_JIT", "off")
+    x, y = RNG.normal(size=(20, 30)), RNG.normal(size=(30, 40))
+    assert MATMUL.native is not None
+    assert MATMUL.native(spec("float64", (20, 30)), spec("float64", (30, 40))) is None
+    (out,) = MATMUL.run(np, [x, y], {})
+    np.testing.assert_array_equal(out, x @ y)
 
 
 def test_products_are_split_along_their_longer_side_into_blocks_of_at_least_32() -> None:

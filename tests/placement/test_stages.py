@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.errors import MemoryLimitError, PlacementError, ProblemError
+from graphflow.placement import stage_loops
+from graphflow.placement.native import native
 from graphflow.placement.problem import Problem
 from graphflow.placement.stage_bound import closure_bound, cover_bound, fluid_bound
 from graphflow.placement.stage_pipedream import Level, PipeStage, pipedream_plan
@@ -305,3 +307,19 @@ def test_pipedream_refuses_what_it_cannot_read() -> None:
         pipedream_plan([1.0], [1.0], [1.0], [])
     with pytest.raises(PlacementError, match="at least one worker"):
         pipedream_plan([1.0], [1.0], [1.0], [Level(0, 1.0)])
+
+
+def test_annealing_makes_the_same_moves_in_python_and_as_machine_code() -> None:
+    problem = host_routed(np.random.default_rng(7), 20, 3, capacity=9)
+    units = stage_units(problem, np.arange(4), np.array([3]))
+    d, tensors, n = units.devices, len(units.maker), units.count
+    made = []
+    for run in (stage_loops.anneal, native(stage_loops, "anneal")):
+        where, best, load = np.full(n, 3), np.zeros(n, np.int64), np.zeros(d)
+        room = [np.zeros(size, np.int64) for size in (tensors * d, tensors, 26, 26)]
+        least = run(
+            1_500, 0.4, 1e-5, 2, 24, 0.0, d, np.array([77]), best, where, load, np.zeros(d),
+            *room, np.full(n, -1), *units.hypergraph,
+        )  # fmt: skip
+        made.append((least, best.tolist(), where.tolist(), load.tolist()))
+    assert made[0] == made[1]

@@ -14,7 +14,8 @@ from graphflow.ops.kernels.regions import computed
 Array = np.ndarray[Any, Any]
 LIMIT = {"float32": 2.0, "float64": 4.0}
 WIDER = {"float32": np.float64, "float64": np.longdouble}
-UNARY = ("exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "sin", "cos", "sigmoid")
+UNARY = ("exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "sin", "cos", "sigmoid",
+         "asin", "acos", "atan")  # fmt: skip
 
 pytestmark = pytest.mark.skipif(
     np.finfo(np.longdouble).nmant < 60, reason="the references need 80-bit floats"

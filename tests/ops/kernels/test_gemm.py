@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.errors import ShapeError
+from graphflow.ops.kernels import gemm as module
 from graphflow.ops.kernels.gemm import available, gemm, planned
 from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.threads import Pool, using
@@ -100,19 +101,47 @@ def test_a_sum_into_the_result_has_the_bits_of_a_product_and_an_addition(case: C
     np.testing.assert_array_equal(case.out, expected)
 
 
-@pytest.mark.parametrize("shape", [(300, 200, 130), (20, 900, 700)])
+@pytest.mark.parametrize("shape", [(300, 200, 130), (20, 900, 700), (700, 900, 20), (3, 400, 999)])
+@pytest.mark.parametrize("transposes", [(False, False), (True, True)])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_threads_change_no_bits(shape: tuple[int, int, int], accumulate: bool) -> None:
+def test_threads_change_no_bits(
+    shape: tuple[int, int, int], transposes: tuple[bool, bool], accumulate: bool
+) -> None:
     m, k, n = shape
     random = np.random.default_rng(0)
-    a, b = random.normal(size=(m, k)), random.normal(size=(k, n))
+    a = random.normal(size=(k, m) if transposes[0] else (m, k))
+    b = random.normal(size=(n, k) if transposes[1] else (k, n))
     alone, shared = np.ones((m, n)), np.ones((m, n))
-    gemm(alone, a, b, accumulate=accumulate)
+    gemm(alone, a, b, *transposes, accumulate=accumulate)
     pool = Pool(3)
     with using(pool):
-        gemm(shared, a, b, accumulate=accumulate)
+        gemm(shared, a, b, *transposes, accumulate=accumulate)
     pool.close()
     np.testing.assert_array_equal(alone, shared)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_registers_of_256_bits_give_the_same_bits(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0)
+    cases = []
+    for m, k, n in ((70, 300, 61), (16, 40, 200), (5, 9, 3)):
+        a, b = (random.normal(size=s).astype(dtype) for s in ((m, k), (n, k)))
+        cases.append((a, b, np.empty((m, n), dtype)))
+        gemm(cases[-1][2], a, b, transpose_b=True)
+    plans = (module._cut, module.planned, module._product)
+    for plan in plans:
+        plan.cache_clear()
+    monkeypatch.setattr(module, "vector_width", lambda: 8)
+    try:
+        for a, b, expected in cases:
+            out = np.empty_like(expected)
+            gemm(out, a, b, transpose_b=True)
+            np.testing.assert_array_equal(out, expected)
+    finally:
+        for plan in plans:
+            plan.cache_clear()
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])

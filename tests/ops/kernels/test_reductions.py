@@ -258,6 +258,8 @@ def test_more_passes_and_steps_cost_more() -> None:
     plain, long = kernel(["softmax"]), kernel(["tanh", "softmax"])
     assert 0 < plain.nanoseconds(1000) < long.nanoseconds(1000)
     assert plain.nanoseconds(2000) == pytest.approx(2 * plain.nanoseconds(1000))
+    few, many = (plain.task(sizes).nanoseconds for sizes in ((10, 1000), (1000, 10)))
+    assert few < many  # short rows take long
 
 
 @pytest.mark.parametrize(
