@@ -44,7 +44,7 @@ PAIR_STEPS = 2e9
 SMALL = 50_000
 """Moves per unit that no anneal goes beyond."""
 AGREED = 3
-"""Anneals that come to the same best max load are enough."""
+"""Anneals that come to the same best max load are enough; twice as many if that is the first."""
 PROBE = 20_000
 """Moves by which the pace is judged where a clock limits the search."""
 OPTIMAL = 1e-6
@@ -349,7 +349,8 @@ class _Search:
             self.tried[f"annealed {turn + 1}"] = last
             reached = self.units.max_load(self.best) * (1 + OPTIMAL)
             found = [w for name, w in self.tried.items() if name.startswith("annealed")]
-            if sum(self.units.max_load(where) <= reached for where in found) == AGREED:
+            stuck = self.units.max_load(start) <= reached  # perhaps it only was too deep a valley
+            if sum(self.units.max_load(w) <= reached for w in found) == AGREED * (1 + stuck):
                 return
 
     def neighbourhoods(self, pivots: int, seed: int) -> None:

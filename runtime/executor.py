@@ -27,8 +27,6 @@ from graphflow.placement.rates import work
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.code import Code
 from graphflow.runtime.footprint import Taken, memory_use
-from graphflow.runtime.gpu import GpuBackend
-from graphflow.runtime.gpu_code import GpuCode
 from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.lines import Channel
 from graphflow.runtime.partition import Partition
@@ -66,11 +64,8 @@ class Program:
         self._bindings = bindings
         self._layout = plan_layout(partition, bindings)
         self._fetched = tuple(partition.fetches)
-        code: Code | GpuCode
-        if isinstance(backend, GpuBackend):
-            code = GpuCode(partition, bindings, self._layout, variables, backend, channel)
-        else:
-            code = Code(partition, bindings, self._layout, variables, backend, channel)
+        write = Code if backend.xp is np else _gpu_code()
+        code = write(partition, bindings, self._layout, variables, backend, channel)
         self.memory = memory_use(partition, self._layout)
         self._taken = 0  # most that kernels were seen to take
         self._code = code
@@ -211,3 +206,10 @@ class Program:
             for n in nodes
         ]  # fmt: skip
         return [(n, f / max(sum(flops), 1.0)) for n, f in zip(nodes, flops, strict=True)]
+
+
+def _gpu_code() -> Any:
+    """The twin of `Code`, which only a GPU needs."""
+    from graphflow.runtime.gpu_code import GpuCode
+
+    return GpuCode

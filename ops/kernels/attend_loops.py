@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum, auto
 
-from graphflow.ops.kernels.flow import BYTES, Flow
+from graphflow.ops.kernels.flow import BYTES, Flow, lanes_of
 from graphflow.ops.kernels.functions import exp, log
 from graphflow.ops.kernels.lanes import Floats
-from graphflow.ops.kernels.lstm_loops import lanes_of
 
 
 class Size(IntEnum):

@@ -1,9 +1,10 @@
-"""Kernels of sparse matrices in CSR form: a column of the dense side at a time, without loops over
-rows.
+"""Kernels of sparse matrices in CSR form.
 
-A column fits in the cache, so its entries are gathered there; numpy sums segments fast on one axis
-only. Columns are shared out in blocks whose number depends on the sizes alone; each column's sum
-has its own fixed order, so threads do not change bits.
+On a CPU native loops go over the entries (`csr_loops.py`). Where there are none, numpy does a
+column of the dense side at a time, without loops over rows: a column fits in the cache, so its
+entries are gathered there, and numpy sums segments fast on one axis only. Work is shared out in
+blocks whose number depends on the sizes alone; each sum has its own fixed order, so threads do not
+change bits.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.lanes import SHORT, Floats, Lanes, Module, literal
-from graphflow.ops.kernels.native import named
+from graphflow.ops.kernels.lanes import SHORT, Floats, Lanes, Module
+from graphflow.ops.kernels.native import named, vector_width
 
 Values = Sequence[str]
 BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8}
@@ -234,9 +234,9 @@ class Flow:
         return named(body, "\n".join(self.module.declared.values()))
 
 
-def number(value: float, element: str) -> str:
-    """A number in LLVM's notation."""
-    return literal(value, element)
+def lanes_of(element: str) -> int:
+    """Elements of a register."""
+    return vector_width() * 4 // BYTES[element]
 
 
 def element_of(dtype: Any) -> str:

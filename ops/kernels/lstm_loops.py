@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphflow.ops.kernels.flow import BYTES, Flow
+from graphflow.ops.kernels.flow import Flow, lanes_of
 from graphflow.ops.kernels.functions import sigmoid, tanh
 from graphflow.ops.kernels.lanes import Floats
-from graphflow.ops.kernels.native import vector_width
-
-
-def lanes_of(element: str) -> int:
-    return vector_width() * 4 // BYTES[element]
 
 
 class _Rows:

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.flow import BYTES, Flow
+from graphflow.ops.kernels.flow import BYTES, Flow, lanes_of
 from graphflow.ops.kernels.lanes import Floats
-from graphflow.ops.kernels.lstm_loops import lanes_of
 
 Pair = tuple[str, str]
 """Real and imaginary parts."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels.address import address
-from graphflow.ops.kernels.lstm_loops import lanes_of
+from graphflow.ops.kernels.flow import lanes_of
 from graphflow.ops.kernels.native import Function, vector_width
 from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.scratch import scratch

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.flow import BYTES, Flow, element_of
+from graphflow.ops.kernels.flow import BYTES, Flow, element_of, lanes_of
 from graphflow.ops.kernels.lanes import Floats
-from graphflow.ops.kernels.lstm_loops import lanes_of
 from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.scratch import scratch
 from graphflow.ops.kernels.shared import call, function

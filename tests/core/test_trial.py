@@ -1,4 +1,4 @@
-"""What is tried out before fetches are placed: it teaches, changes nothing, and stays away from what
+"""What is tried out before fetches are placed: it teaches, changes nothing, and leaves alone what
 touches anything outside."""
 
 from __future__ import annotations

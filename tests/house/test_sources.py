@@ -18,8 +18,9 @@ PICKLING_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_seriali
 # Of multiprocessing, only these do not pickle what they carry.
 PLAIN_MULTIPROCESSING = ("multiprocessing.shared_memory", "multiprocessing.resource_tracker")
 # Names under which distributions are imported, where the two differ.
-IMPORT_NAMES = {"pyzmq": "zmq", "scikit-learn": "sklearn", "cupy-cuda13x": "cupy cupyx",
-                "nvmath-python": "nvmath", "nvidia-cudnn-frontend": "cudnn"}  # fmt: skip
+IMPORT_NAMES = {"pyzmq": "zmq", "scikit-learn": "sklearn", "nvmath-python": "nvmath",
+                "cupy-cuda13x": "cupy cupyx cupy_backends",
+                "nvidia-cudnn-frontend": "cudnn"}  # fmt: skip
 
 
 def _is_module(name: str) -> bool:

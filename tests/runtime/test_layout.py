@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 import numpy as np
 import pytest
@@ -214,8 +213,12 @@ def may_take_over(node: Node, before: Tensor, layout: Layout) -> bool:
         (ways,) = (w for w, t in zip(fused.ways, fused.results, strict=True) if t.node is node)
         pairs = zip(fused.operands, fused.region.operands, strict=True)
         seen = [(t, o.axes) for t, o in pairs if layout.roots[t] is before]
-        whole = prod(layout.specs[node.outputs[0]].shape) == 1  # all ways are one
-        return [t.spec for t, axes in seen if axes == ways or whole] == [node.outputs[0].spec]
+        long = [n != 1 for n in fused.sizes]
+        return len(seen) == 1 and all(
+            t.spec == node.outputs[0].spec
+            and all(a == b for a, b, matters in zip(axes, ways, long, strict=True) if matters)
+            for t, axes in seen
+        )
     read = [t for t in node.inputs if layout.roots[t] is before]
     in_place = node.op.in_place and len(read) == 1 and read[0] is node.inputs[0]
     return (

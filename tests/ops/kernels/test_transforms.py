@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graphflow.op import REGISTRY
@@ -17,7 +17,14 @@ from graphflow.ops.kernels.transforms import is_native, is_native_real, transfor
 SIZES = (2, 3, 4, 5, 6, 8, 9, 15, 16, 25, 32, 48, 60, 64, 100, 128, 243)
 
 
-@settings(deadline=None, max_examples=40)
+@pytest.fixture(autouse=True)
+def _generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
+
+
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.sampled_from(SIZES), st.integers(1, 40), st.integers(1, 33), st.booleans(),
     st.sampled_from(["complex64", "complex128"]), st.booleans(),
