@@ -3,6 +3,7 @@ alone."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,6 +26,8 @@ from graphflow.spec import evaluate
 from graphflow.structure import bind, concerns
 
 Array = np.ndarray[Any, Any]
+TIMED = 31
+"""Steps whose time is remembered."""
 _Shapes = frozenset[tuple[Node, tuple[int, ...]]]
 
 
@@ -104,6 +107,7 @@ class Compiled:
         runs: steps that ran.
         traced: the sizes of symbols in each of these steps.
         measured: what the last such block measured.
+        took: seconds of the last steps that were not traced.
         route: of feeds as those of the last step, if there is one.
     """
 
@@ -119,6 +123,7 @@ class Compiled:
     trace: Trace = field(default_factory=Trace)
     traced: list[dict[str, int]] = field(default_factory=list)
     measured: Measured | None = None
+    took: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
     route: Route | None = None
     _routes: dict[int, Route] = field(default_factory=dict)  # by which sizes they are for
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)

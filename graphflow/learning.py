@@ -23,10 +23,14 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import Lesson, lessons
 from graphflow.placement.hardware import link_classes, link_matrices
 from graphflow.placement.learned import Learned, keep, kept
+from graphflow.placement.plan import Plan
+from graphflow.placement.planning import session_kind, units
 from graphflow.runtime.partition import FREE
 from graphflow.runtime.survey import Survey
 from graphflow.runtime.trace import WAIT, Event, Step
 
+LEAST = 3
+"""Steps that were not traced, from which a lesson about steps as a whole is drawn."""
 TIMED = 30
 """Steps that do nothing, to time what a step costs; as many before them warm up."""
 
@@ -77,6 +81,20 @@ def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: Compiled
             _learn_nodes(learned, known, step)
             for kind, nbytes, seconds in _travelled(step, links):
                 learned.observe_link(kind, nbytes, seconds)
+
+
+def learn_steps(learned: Learned, plan: Plan, took: Sequence[float]) -> bool:
+    """Take in what whole steps took, that were placed as a plan says and not traced; whether that
+    is enough to tell anything.
+
+    Args:
+        plan: made with all that is known of the nodes by now.
+    """
+    if len(took) < LEAST:
+        return False
+    predicted = plan.makespan - plan.overhead
+    learned.observe_step(session_kind(plan.cluster), units(plan), predicted, median(took))
+    return True
 
 
 def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: Step) -> None:
@@ -148,7 +166,7 @@ def step_cost(
     Args:
         timed: seconds of a step of `idle` fetches on some devices.
     """
-    kind = "here" if cluster.kind == "here" else "process"
+    kind = session_kind(cluster)
     if _is_this_machine(cluster):
         known = steps_of(calibrate.profile(_kinds(cluster)), kind)
         if known is not None:

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from time import monotonic_ns
+from time import monotonic_ns, perf_counter
 from types import TracebackType
 from typing import Any
 
@@ -44,6 +44,7 @@ from graphflow.learning import (
     idle,
     is_known,
     learn,
+    learn_steps,
     mark_seconds,
     median_seconds,
     remember,
@@ -90,6 +91,10 @@ class Session:
         replan: "auto" to look for a better placement now and then: a few steps are traced, ever
             more rarely; where they took otherwise than predicted, and a new plan would save a tenth
             of a step, the session goes over to it between two steps, and logs that.
+        trial: whether fetches that are about to be placed on several processors of this machine run
+            a few steps in this process first, on variables of their own, so that the plan rests on
+            what their nodes take. It takes moments, and is left out where it would not, where
+            enough is known, and where a graph touches anything outside (`print`, `host_call`).
 
     Raises:
         SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
@@ -107,11 +112,13 @@ class Session:
         deadline: float = DEADLINE,
         ops: Sequence[str] = (),
         replan: str | None = None,
+        trial: bool = True,
     ) -> None:
         if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
         get_placer(placer)
         self._automatic = check_replan(replan)
+        self._trial = trial
         names = module_names(ops, "ops")
         admit(names)
         self.cluster = cluster_of(cluster, plan)
@@ -187,6 +194,7 @@ class Session:
                 return None
             route, named = found
         self._attempts += 1
+        start = perf_counter()
         try:
             fetched = route.ready(self._attempts, self._steps, named, self._deadline)
         except KeyboardInterrupt:
@@ -198,6 +206,7 @@ class Session:
         self._steps += 1
         self._last = compiled
         compiled.runs += 1
+        compiled.took.append(perf_counter() - start)
         return route.values(fetched, feeds)
 
     def _run(self, fetches: Any, feeds: Mapping[Tensor, Any] | None) -> Any:
@@ -347,6 +356,8 @@ class Session:
                     trace.add_step(
                         self._attempts, start, monotonic_ns(), result.spans, edges, result.peak
                     )
+            elif compiled.runs:
+                compiled.took.append((monotonic_ns() - start) * 1e-9)
         else:
             self._steps += 1
         self._last = compiled
@@ -373,6 +384,8 @@ class Session:
         if len(self.cluster.devices) == 1 and self._plan is None and compiled.plan is None:
             compiled.devices = self._only_device(graph)
         else:
+            if compiled.plan is None and self._plan is None:
+                self._try_out(compiled, bindings)
             compiled.plan = compiled.plan or self._plan or self._make_plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)
             order = order_of(compiled.plan, graph)
@@ -384,6 +397,14 @@ class Session:
             graph, compiled.devices, order, {**self._names, **names}, self.cluster.devices
         )
         compiled.check_memory(self.cluster, bindings)
+
+    def _try_out(self, compiled: Compiled, bindings: Mapping[str, int]) -> None:
+        """Learn what the nodes of fetches take, before they are planned."""
+        if self._trial:
+            from graphflow.trial import try_out
+
+            if try_out(self._learned, self.cluster, self._surveyed(), compiled, bindings):
+                remember(self._learned, self.cluster)
 
     def _hand_out(self, compiled: Compiled) -> None:
         """Give the workers their partitions, and new variables their values."""
@@ -511,6 +532,7 @@ class Session:
             if compiled is None:
                 raise SessionError("these fetches have no plan yet; run them first, or use gf.plan")
             if compiled.plan is None:
+                self._try_out(compiled, bind(compiled.source, compiled.sizes))
                 compiled.plan = self._make_plan(compiled)
             if compiled.measured is not None:
                 return compiled.plan.with_measured(compiled.measured)
@@ -556,6 +578,10 @@ class Session:
         if not sets:
             return Replanned((), 0.0, 0.0)
         stay = [_as_placed(c, self._make_plan) for c in sets]
+        told = [learn_steps(self._learned, p, c.took) for c, p in zip(sets, stay, strict=True)]
+        if any(told):
+            remember(self._learned, self.cluster)
+            stay = [_as_placed(c, self._make_plan) for c in sets]
         one = len(self.cluster.devices) == 1
         go = stay if one else self._planned_anew(sets, stay)
         steps = [max(1, c.runs) for c in sets]

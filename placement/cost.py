@@ -400,11 +400,6 @@ class _Builder:
                 written.update([node] if all(map(sweeps, consumers[node])) else [])
         return written
 
-    def late(self) -> set[Node]:
-        """Nodes that run as the step commits: assignments, and what is computed in place."""
-        assigns = [node for node in self.nodes if node.op.name == "assign"]
-        return {*assigns, *(n.inputs[1].node for n in assigns if self._in_place(n))}
-
     def edges(self) -> tuple[list[tuple[int, int]], list[int], list[int]]:
         """Producer and consumer, bytes and tensor id of each edge."""
         edges: list[tuple[int, int]] = []
@@ -512,8 +507,6 @@ def lessons(
 ) -> dict[str, Lesson]:
     """By name, the nodes whose spans in a trace teach something.
 
-    What is computed as the step commits has no span of its own, and is left out.
-
     Args:
         devices: where each node runs; others run alone, where they may.
     """
@@ -526,12 +519,10 @@ def lessons(
     }
     busy = len(working) > 1
     compute = builder.compute(limits, rates(cluster, profiles, busy))
-    named, late = classes(cluster), builder.late()
+    named = classes(cluster)
     found = {}
     for i, node in enumerate(builder.nodes):
         device = pinned.get(node) or min(limits.allowed(node))
-        if node in late:
-            continue
         predicted = float(compute[i, at[device]])
         if 0 < predicted < np.inf:
             bucket = builder.bucket(node, named[device], busy, predicted)

@@ -23,7 +23,7 @@ from typing import Any
 from graphflow.errors import PlanError
 from graphflow.placement.calibrate import Link, fit_link, machine_key, profile_path
 
-FORMAT = 1
+FORMAT = 2
 SAMPLES = 31
 """Ratios kept of each bucket, the latest: their median is what counts."""
 BUCKETS = 4096
@@ -76,10 +76,11 @@ class Learned:
         """Grows with each observation, so that others know when to plan again."""
         self._nodes: dict[Bucket, list[float]] = {}
         self._links: dict[tuple[str, int], list[float]] = {}
+        self._steps: dict[tuple[str, int, int], list[float]] = {}
         self._families: dict[tuple[str, str, str], list[tuple[Bucket, float]]] | None = None
 
     def __len__(self) -> int:
-        return len(self._nodes) + len(self._links)
+        return len(self._nodes) + len(self._links) + len(self._steps)
 
     def observe(self, bucket: Bucket, measured: float, predicted: float) -> None:
         """Note what a node took, and what calibration alone predicted: seconds."""
@@ -94,6 +95,34 @@ class Learned:
         if 0 < measured < SLOWEST:
             _add(self._links, (link, half_octaves(nbytes)), measured)
             self.version += 1
+
+    def observe_step(self, kind: str, units: int, predicted: float, measured: float) -> None:
+        """Note what whole steps took.
+
+        Args:
+            kind: of session, "here" or "process".
+            units: what took part, see `planning.units`.
+            predicted: seconds of the step's nodes and transfers, by all that is known of these.
+            measured: seconds of steps that were not traced.
+        """
+        if predicted > 0 and 0 < measured < SLOWEST:
+            beyond = max(0.0, measured - predicted) / predicted
+            _add(self._steps, (kind, units, half_octaves(predicted * 1e9)), beyond)
+            self.version += 1
+
+    def beyond(self, kind: str, units: int, predicted: float) -> float:
+        """Seconds of a step beyond its nodes and transfers, by the steps most like it; the less,
+        the farther away they are."""
+        size = half_octaves(predicted * 1e9)
+        near = [
+            (abs(size - other) + 2 * abs(units - count), ratios)
+            for (of, count, other), ratios in self._steps.items()
+            if of == kind
+        ]
+        if not near:
+            return 0.0
+        distance, ratios = min(near, key=lambda pair: pair[0])
+        return median(ratios) * predicted / (1.0 + distance / _REACH)
 
     def knows(self, bucket: Bucket) -> bool:
         """Whether such a node was observed on a device whose neighbours were idle, or busy."""
@@ -159,6 +188,7 @@ class Learned:
                 for b, ratios in self._nodes.items()
             ],
             "links": [[name, size, seconds] for (name, size), seconds in self._links.items()],
+            "steps": [[*key, ratios] for key, ratios in self._steps.items()],
         }
 
     @staticmethod
@@ -179,6 +209,9 @@ class Learned:
                 read._nodes[bucket] = _numbers(ratios, *LIMITS)
             for name, size, seconds in data["links"][-BUCKETS:]:
                 read._links[_text(name), int(size)] = _numbers(seconds, 1e-9, SLOWEST)
+            for kind, units, size, ratios in data["steps"][-BUCKETS:]:
+                key = _text(kind), int(units), int(size)
+                read._steps[key] = _numbers(ratios, 0.0, LIMITS[1])
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return made
         return read

@@ -8,7 +8,7 @@ and baselines are judged by the same rule: what pins spread over several has bus
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
@@ -64,9 +64,11 @@ def make_plan(
     def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
         return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
 
-    def fixed(assignment: Assignment) -> float:
-        """Seconds of a step beyond what its nodes and transfers take."""
-        return 0.0 if steps is None else seconds_beyond(steps, _units(assignment, alone, cluster))
+    def fixed(assignment: Assignment, seconds: float) -> float:
+        """Seconds of a step beyond the `seconds` that its nodes and transfers take."""
+        units = _units([cluster.devices[at] for at in _working(assignment, alone)], cluster)
+        known = learned.beyond(session_kind(cluster), units, seconds) if learned else 0.0
+        return max(known, 0.0 if steps is None else seconds_beyond(steps, units))
 
     alone, shared = problems(homes)
     ones = _ones(alone, shared)
@@ -77,7 +79,7 @@ def make_plan(
     compared = {f"one device: {name}": one for name, one in zip(cluster.devices, ones, strict=True)}
     compared["round robin"] = round_robin(Evaluator(shared.problem))
     baselines = {
-        name: each.run.makespan + fixed(each.run.assignment())
+        name: each.run.makespan + fixed(each.run.assignment(), each.run.makespan)
         for name, each in compared.items()
         if each.fits
     }
@@ -92,13 +94,14 @@ def make_plan(
         {name: why for name, why in told.items() if why is not None},
     )
     timeline = model.timeline
+    beyond = fixed(assignment, timeline.makespan)
     return Plan(
         cluster=cluster,
         placer=placer if isinstance(placer, str) else type(placer).__name__,
         nodes=_nodes(made, model),
         transfers=_transfers(made, model),
-        makespan=timeline.makespan + fixed(assignment),
-        overhead=fixed(assignment),
+        makespan=timeline.makespan + beyond,
+        overhead=beyond,
         peak_memory=_peaks(made, model, cluster, bindings),
         baselines=baselines,
         shapes={graph.names.get(node, node.name): tuple(s) for node, s in shapes.items()},
@@ -144,7 +147,7 @@ def _placed(
     shared: GraphProblem,
     placer: str | Placer,
     ones: list[Candidate],
-    fixed: Callable[[Assignment], float],
+    fixed: Callable[[Assignment, float], float],
 ) -> tuple[GraphProblem, Assignment]:
     """The placer's answer, and the problem in whose numbers it is to be told.
 
@@ -165,10 +168,11 @@ def _placed(
     if isinstance(chosen, Greedy):
         quiet = [c for c in ones if c.fits and _used(c.run.assignment(), alone) <= 1]
         best = min(quiet, key=lambda c: c.key, default=None)
-        seconds = simulate(told.problem, assignment).makespan + fixed(assignment)
+        seconds = simulate(told.problem, assignment).makespan
         if best is not None:
-            single = best.run.assignment()
-            if best.run.makespan + fixed(single) <= seconds:
+            single, alone_seconds = best.run.assignment(), best.run.makespan
+            whole = seconds + fixed(assignment, seconds)
+            if alone_seconds + fixed(single, alone_seconds) <= whole:
                 return alone, single
     return told, assignment
 
@@ -185,12 +189,23 @@ def _working(assignment: Assignment, made: GraphProblem) -> set[int]:
     return set(device[busy].tolist()) - {made.problem.client}
 
 
-def _units(assignment: Assignment, made: GraphProblem, cluster: Cluster) -> int:
-    """What takes part in a step: workers, or devices of this process."""
-    working = [cluster.devices[at] for at in _working(assignment, made)]
+def _units(working: Iterable[str], cluster: Cluster) -> int:
+    """What takes part in a step, by the devices that compute: workers, or devices of this
+    process."""
     if cluster.kind == "here":
-        return len(working)
+        return len(set(working))
     return len({DeviceName.parse(name).worker for name in working})
+
+
+def session_kind(cluster: Cluster) -> str:
+    """Of sessions whose steps cost about the same beside what is computed."""
+    return "here" if cluster.kind == "here" else "process"
+
+
+def units(plan: Plan) -> int:
+    """What takes part in a step of a plan, see `Learned.observe_step`."""
+    working = {n.device for n in plan.nodes if n.finish > n.start and n.device != CLIENT}
+    return _units(working, plan.cluster)
 
 
 @dataclass(frozen=True)

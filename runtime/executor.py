@@ -16,12 +16,14 @@ import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from time import monotonic_ns
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from graphflow.graph import bind_attrs
 from graphflow.op import Node
 from graphflow.pauses import without_collection
+from graphflow.placement.rates import work
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.code import Code
 from graphflow.runtime.footprint import Taken, memory_use
@@ -59,6 +61,7 @@ class Program:
         self.partition = partition
         self._backend = backend
         self._names = partition.graph.names
+        self._bindings = bindings
         self._layout = plan_layout(partition, bindings)
         self._fetched = tuple(partition.fetches)
         write = Code if backend.xp is np else _gpu_code()
@@ -123,15 +126,39 @@ class Program:
             raise self._code.explained(error) from error
         return self._to_hosts(values)
 
-    def commit(self) -> None:
-        """Run the assignments, in place."""
+    def commit(self, spans: list[Span] | None = None) -> None:
+        """Run the assignments, in place; `spans` get what each node's share of it took."""
         if not self.commits:
             return
+        start = monotonic_ns()
         if self._is_native:
             self._commit()
-            return
-        with self._backend.active(), np.errstate(all="ignore"):
-            self._commit()
+        else:
+            with self._backend.active(), np.errstate(all="ignore"):
+                self._commit()
+        if spans is not None:
+            self._backend.synchronize()
+            spans += self._divided(start, monotonic_ns(), self._late)
+
+    def _divided(self, start: int, end: int, shares: Sequence[tuple[Node, float]]) -> list[Span]:
+        """A time as spans of several nodes, one after the other."""
+        spans, at = [], start
+        for node, share in shares:
+            here = min(at + round(share * (end - start)), end)
+            spans.append((self.partition.device, self._names[node], at, here))
+            at = here
+        return spans
+
+    @cached_property
+    def _late(self) -> Sequence[tuple[Node, float]]:
+        """The nodes that the commit part runs, and about how much of its time is each one's."""
+        layout = self._layout
+        late: dict[Node, None] = {}
+        for node in layout.deferred:
+            fused = layout.regions.get(node)
+            late |= dict.fromkeys((node,) if fused is None else fused.nodes)
+        late |= {a: None for a in layout.commits if a.inputs[1].node not in layout.deferred}
+        return self._by_flops(list(late))
 
     def rehearse(self) -> None:
         """Let kernels that compile something when they first run do so now."""
@@ -159,10 +186,7 @@ class Program:
                 taken.line(nodes[line])
                 self._taken = max(self._taken, taken.most)
             end = monotonic_ns()
-            for node, share in self._shares(nodes[line]):
-                here = min(start + round(share * (end - start)), end)
-                spans.append((self.partition.device, self._names[node], start, here))
-                start = here
+            spans.extend(self._divided(start, end, self._shares(nodes[line])))
             start = end
 
         return traced(feeds, step, draws, mark)
@@ -172,12 +196,16 @@ class Program:
         fused = self._layout.regions.get(node)
         if fused is None or len(fused.nodes) == 1:
             return ((node, 1.0),)
+        return self._by_flops(fused.nodes)
+
+    def _by_flops(self, nodes: Sequence[Node]) -> Sequence[tuple[Node, float]]:
         specs = self._layout.specs
         flops = [
-            cast(int, n.op.cost(*(specs[t] for t in n.inputs), **n.attrs).flops) if n.op.cost else 1
-            for n in fused.nodes
-        ]
-        return [(n, f / max(sum(flops), 1)) for n, f in zip(fused.nodes, flops, strict=True)]
+            work(n.op, [specs[t] for t in n.inputs], [specs[t] for t in n.outputs],
+                 bind_attrs(n.attrs, self._bindings)).flops
+            for n in nodes
+        ]  # fmt: skip
+        return [(n, f / max(sum(flops), 1.0)) for n, f in zip(nodes, flops, strict=True)]
 
 
 def _gpu_code() -> Any:

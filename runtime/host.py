@@ -299,6 +299,8 @@ class _Session:
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
         self._computed: tuple[int, list[Program]] | None = None
         self._departures: list[tuple[int, int]] | None = None
+        self._traced = False
+        self._committed: list[Span] = []  # of the last commit; told with the next step
         self._threads: ThreadPoolExecutor | None = None
         if len(backends) > 1:
             self._threads = ThreadPoolExecutor(len(backends) - 1, f"graphflow-{worker}")
@@ -359,9 +361,11 @@ class _Session:
         draws = bindings.get(DRAWS, step)
         fetches = self._run(programs, step, draws, feeds, spans if trace else None)
         if trace:
+            spans += self._committed
             spans += [("departure", str(edge), at, at) for edge, at in self._departures or ()]
             spans += [("arrival", str(edge), at, at) for edge, at in self.mail.arrivals or ()]
         self._computed = (step, programs)
+        self._committed, self._traced = [], trace
         return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
 
     def ready(self, program: str, bindings: dict[str, int]) -> Program | None:
@@ -456,7 +460,7 @@ class _Session:
         programs = self._computed[1]
         self._computed = None
         for program in programs:
-            program.commit()
+            program.commit(self._committed if self._traced else None)
         self.mail.finish(step)
 
     def changes(self) -> bool:

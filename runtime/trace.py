@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ class Trace:
         edges: Mapping[int, Edge],
         peak: Mapping[str, int] | None = None,
     ) -> None:
-        """Add what one step reported.
+        """Add what one step reported, and with it what the commit of the step before took.
 
         Args:
             start_ns, end_ns: as its caller saw the step.
@@ -90,15 +90,21 @@ class Trace:
         left: dict[int, int] = {}
         came: dict[int, int] = {}
         events = []
+        before = []
         for track, name, start, end in spans:
-            if track in (DEPARTURE, ARRIVAL):
+            if end <= start_ns:
+                before.append(Event(track, name, "compute", start, end))
+            elif track in (DEPARTURE, ARRIVAL):
                 (left if track == DEPARTURE else came)[int(name)] = start
             else:
                 kind = "wait" if name.startswith(WAIT) else "compute"
                 events.append(Event(track, name, kind, start, end))
         for edge in left.keys() & came.keys() & edges.keys():
             events.append(_transfer(edge, edges[edge], left[edge], came[edge]))
-        events.sort(key=lambda event: (event.start, event.end, event.track, event.name))
+        if before and self.steps and self.steps[-1].start <= before[0].start:
+            last = self.steps[-1]
+            self.steps[-1] = replace(last, events=tuple(_sorted((*last.events, *before))))
+        events = _sorted(events)
         self.steps.append(Step(step, start_ns, end_ns, tuple(events), dict(peak or {})))
 
     def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
@@ -186,6 +192,10 @@ def _umask() -> int:
 def link(source: str, target: str) -> str:
     """Name of the track of a link."""
     return f"{source} → {target}"
+
+
+def _sorted(events: Iterable[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: (event.start, event.end, event.track, event.name))
 
 
 def _transfer(number: int, edge: Edge, left: int, came: int) -> Event:

@@ -243,6 +243,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     matter of what else runs on this machine."""
     monkeypatch.setattr("graphflow.session.drifted", lambda *a: True)
     monkeypatch.setattr(gf.Session, "_learn", lambda self: None)
+    monkeypatch.setattr("graphflow.session.learn_steps", lambda *a: False)
 
 
 def test_the_automatic_mode_goes_over_once_and_says_so(

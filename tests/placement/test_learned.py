@@ -161,3 +161,31 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 def test_half_octaves_tell_sizes_apart_by_their_ratio() -> None:
     assert [half_octaves(2.0**n - 1) for n in range(5)] == [0, 2, 4, 6, 8]
     assert half_octaves(-1.0) == 0
+
+
+# Steps as a whole ---------------------------------------------------------------------------------
+
+
+def test_what_a_step_takes_beyond_its_nodes_is_learned_as_a_share_of_steps_like_it() -> None:
+    learned = Learned("a")
+    assert learned.beyond("process", 1, 1e-3) == 0.0
+    for measured in (1.2e-3, 1.3e-3, 9e-3):
+        learned.observe_step("process", 1, 1e-3, measured)
+    assert learned.beyond("process", 1, 1e-3) == pytest.approx(0.3e-3)
+    assert learned.beyond("process", 1, 1.02e-3) == pytest.approx(0.306e-3)
+    assert 0 < learned.beyond("process", 2, 1e-3) < 0.3e-3  # another number of workers, or size
+    assert 0 < learned.beyond("process", 1, 1e-1) < 0.3e-1
+    assert learned.beyond("here", 1, 1e-3) == 0.0
+
+
+def test_a_step_that_took_less_than_predicted_teaches_that_nothing_comes_on_top() -> None:
+    learned = Learned("a")
+    learned.observe_step("here", 1, 1e-3, 0.5e-3)
+    assert learned.beyond("here", 1, 1e-3) == 0.0 and len(learned) == 1
+
+
+def test_lessons_about_steps_are_kept() -> None:
+    learned = Learned("a")
+    learned.observe_step("process", 2, 1e-3, 1.5e-3)
+    again = Learned.from_dict(learned.to_dict(), "a")
+    assert again.beyond("process", 2, 1e-3) == learned.beyond("process", 2, 1e-3) > 0

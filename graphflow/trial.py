@@ -1,7 +1,7 @@
-"""Rehearsal: before fetches are placed for the first time, a few of their steps in this process,
-traced, so that the plan rests on what the nodes took here, and not on ratios between ops alone.
+"""Trial: a few steps of fetches in this process, traced, before they are placed for the first time,
+so that the plan rests on what the nodes took here, and not on the calibration of ops alone.
 
-    fetches + feeds ─rehearse→ spans of one device ─observe→ Learned ─→ the first plan
+    fetches + feeds ─try_out→ spans of one device ─observe→ Learned ─→ the first plan
 
 Only for devices of this machine, for fetches that touch nothing outside, and as long as it takes
 moments. What it teaches is kept with what traces teach, so that the next session that runs such
@@ -32,9 +32,9 @@ from graphflow.runtime.survey import Survey
 from graphflow.spec import evaluate, kind
 
 LONGEST = 3.0
-"""Predicted seconds of a step beyond which there is no rehearsal."""
+"""Predicted seconds of a step beyond which nothing is tried out."""
 SECONDS = 0.5
-"""Of all rehearsed steps after the first; at least one is run, and at most `STEPS`."""
+"""Of all steps after the first; at least one is run, and at most `STEPS`."""
 STEPS = 5
 SHARE = 0.1
 """Of a step's predicted time that must be in nodes that nothing was learned about."""
@@ -43,10 +43,10 @@ ROOM = 0.25
 STATEFUL = frozenset({"variable", "assign", "placeholder", "constant", "group"})
 """Ops that are not pure, and yet touch nothing outside their session."""
 
-_log = logging.getLogger("graphflow.rehearsal")
+_log = logging.getLogger("graphflow.trial")
 
 
-def rehearse(
+def try_out(
     learned: Learned,
     cluster: Cluster,
     survey: Survey,
@@ -61,10 +61,10 @@ def rehearse(
         arrays: what is fed; default: zeros, and floats from [0, 1).
 
     Returns:
-        How many steps taught something; 0 where there was no rehearsal.
+        x
     """
     graph = compiled.graph
-    if not may_rehearse(cluster, graph, bindings):
+    if not may_be_tried(cluster, graph, bindings):
         return 0
     known = lessons(graph, cluster, bindings, {}, survey.profiles)
     total = sum(lesson.predicted for lesson in known.values())
@@ -76,13 +76,13 @@ def rehearse(
     try:
         return stage.play(learned, known)
     except Exception as error:  # the real step will say it to the user
-        _log.debug("the rehearsal ended early: %s", error)
+        _log.debug("the trial ended early: %s", error)
         return 0
     finally:
         stage.close()
 
 
-def may_rehearse(cluster: Cluster, graph: Graph, bindings: Mapping[str, int]) -> bool:
+def may_be_tried(cluster: Cluster, graph: Graph, bindings: Mapping[str, int]) -> bool:
     """Whether the cluster is this machine's processors, and the graph changes nothing but its own
     variables and fits beside them."""
     here = cluster.kind in ("here", "local")
@@ -109,7 +109,7 @@ def _made_up(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray
 class _Stage:
     """One device of this process, with variables of its own."""
 
-    _NAME = "rehearsal"
+    _NAME = "trial"
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _Stage:
         computed = self._host.compute(
             self._NAME, self._NAME, step, {**self._bindings, DRAWS: step}, self._feeds, True, 60.0
         )
-        self._host.abort(self._NAME, step)
+        self._host.commit(self._NAME, step)  # its spans come with those of the next step
         took: dict[str, float] = {}
         for _, name, start, end in computed.spans:
             seconds = (end - start) * 1e-9 - mark_seconds()

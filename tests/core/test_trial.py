@@ -1,0 +1,92 @@
+"""What is tried out before fetches are placed: it teaches, changes nothing, and leaves alone what
+touches anything outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.compiled import Compiled
+from graphflow.errors import OpError
+from graphflow.graph import Graph
+from graphflow.passes import optimize
+from graphflow.placement.learned import Learned
+from graphflow.runtime.survey import Survey
+from graphflow.trial import may_be_tried, try_out
+
+TWO = gf.Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+
+
+def training() -> tuple[list[Any], gf.Tensor]:
+    x = gf.placeholder("float32", (None, 64))
+    h = gf.nn.relu(x @ gf.variable(np.ones((64, 64), "float32") / 64, name="w"))
+    loss = gf.mean(gf.square(gf.nn.dropout(h, 0.5) - 1.0))
+    return [loss, gf.optim.SGD(0.1, momentum=0.9).minimize(loss)], x
+
+
+def compiled(fetches: list[Any]) -> Compiled:
+    graph = Graph(fetches)
+    return Compiled(tuple(fetches), graph, optimize(graph))
+
+
+def dims(fetches: list[Any], x: gf.Tensor) -> dict[str, int]:
+    return {str(x.shape[0]): 32}
+
+
+def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None:
+    fetches, x = training()
+    learned = Learned("a")
+    made = compiled(fetches)
+    assert try_out(learned, TWO, Survey(), made, dims(fetches, x)) > 0
+    assert len(learned) > 5
+    assert try_out(learned, TWO, Survey(), made, dims(fetches, x)) == 0
+
+
+def test_a_session_gives_the_same_bits_with_and_without_it() -> None:
+    fetches, x = training()
+    data = np.random.default_rng(0).random((32, 64), "float32")
+    seen = []
+    for trial in (True, False):
+        with gf.Session(TWO, trial=trial) as session:
+            seen.append([session.run(fetches, {x: data})[0].tobytes() for _ in range(3)])
+    assert seen[0] == seen[1]
+
+
+def test_graphs_that_touch_anything_outside_are_left_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x = gf.placeholder("float32", (4,))
+    calls: list[int] = []
+
+    def outside(array: Any) -> Any:
+        calls.append(1)
+        return array
+
+    printed = gf.debug.print(x * 2.0, "value")
+    called = gf.host_call(outside, x, spec=gf.spec("float32", (4,)))
+    for y in (printed, called):
+        assert not may_be_tried(TWO, optimize(Graph([y])), {})
+    assert may_be_tried(TWO, optimize(Graph([x * 2.0])), {})
+    assert not may_be_tried(gf.Cluster.hypothetical("8xh100"), optimize(Graph([x * 2.0])), {})
+    with gf.Session(TWO) as session:
+        session.run([printed, called], {x: np.ones(4, "float32")})
+    assert len(calls) == 1 and capsys.readouterr().out.count("value") == 1
+
+
+def test_a_graph_that_fails_on_made_up_feeds_fails_only_in_its_step() -> None:
+    x = gf.placeholder("int64", (3,))
+    table = gf.variable(np.ones((2, 2), "float32"))
+    y = gf.take(table, x + 5, axis=0)
+    with gf.Session(TWO) as session:
+        np.testing.assert_array_equal(session.run(y, {x: [-5, -4, -5]}), np.ones((3, 2)))
+        with pytest.raises(OpError, match="take"):
+            session.run(y, {x: [0, 0, 0]})
