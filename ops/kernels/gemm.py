@@ -29,6 +29,8 @@ import numpy as np
 from graphflow.errors import ShapeError
 from graphflow.ops.kernels import gemm_text
 from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.gemm_cut import ELEMENTS, LONG
+from graphflow.ops.kernels.gemm_cut import cut as best_cut
 from graphflow.ops.kernels.gemm_text import COPIED, EXCHANGED, IN_PLACE, Form, Size
 from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
 from graphflow.ops.kernels.threads import current_pool
@@ -38,20 +40,6 @@ _SHARED = 40_000
 """Nanoseconds of work from which threads share it."""
 _FREED = 20_000
 """Nanoseconds of work from which the interpreter's lock is let go."""
-_ELEMENTS = {"float32": "float", "float64": "double"}
-_REUSED = 4
-"""Tiles that use a panel, or panels that use a tile, from which it pays to pack it."""
-_LONG = 256
-"""Terms from which columns of a transposed operand are packed, whose rows are far from each
-other."""
-_NEAR = 64 << 10
-"""Bytes of y up to which its panels are used where they are."""
-_BLOCK = 256
-"""Rows of a block, at most: a panel is packed once for each."""
-_PACKED = 512 << 10
-"""Bytes of packed tiles, at most, where there are many."""
-_PANEL = 48 << 10
-"""Bytes of a panel at a time, at most, where several tiles use it."""
 _CACHED = 512 << 10
 """Bytes of a result that stay in a cache until they are read."""
 _LINE = 64
@@ -62,89 +50,7 @@ Strides = tuple[int, ...]
 
 def available(dtype: str) -> bool:
     """Whether there are such kernels for this dtype and processor."""
-    return dtype in _ELEMENTS and vector_width() >= 8
-
-
-# How a product is cut -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """How a product is cut into tiles and panels, by its sizes alone.
-
-    Attributes:
-        tall: tiles of the full height.
-        x, y: layouts.
-        cycles: a rough guess of one thread's time.
-    """
-
-    form: Form
-    tiles: int
-    tall: int
-    block: int
-    chunk: int
-    x: int
-    y: int
-    cycles: float
-
-
-@cache
-def _cut(m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool) -> _Cut:
-    """The cheapest cut of m rows of length k times n columns.
-
-    Args:
-        x, y: how tiles and panels are packed, if they are; x may be IN_PLACE: they cannot be.
-        buffered: `out` is stored by columns or added to.
-    """
-    cuts = [_cut_of(m, k, n, dtype, x, y, buffered, vectors) for vectors in range(1, 5)]
-    return min(cuts, key=lambda cut: cut.cycles)
-
-
-def _cut_of(
-    m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool, vectors: int
-) -> _Cut:
-    registers = 32 if vector_width() == 16 else 16
-    item = np.dtype(dtype).itemsize
-    width = vector_width() * 4 // item
-    most = min(14, (registers - 1 - vectors) // vectors)
-    tiles = max(1, -(-m // most))
-    height = max(1, -(-m // tiles))
-    if height == most - 1 and height * tiles == m:
-        height = most  # of which all tiles have a row less: one form fewer
-    form = Form(_ELEMENTS[dtype], width, height, vectors)
-    panels = -(-n // form.columns)
-    block = max(1, _BLOCK // height)
-    square = 5 / width  # cycles for an element of an exchange
-    cycles = 0.0
-    if x == COPIED and k > _LONG and panels >= _REUSED:
-        block = max(1, min(block, _PACKED // (height * max(k, 1) * item)))
-        cycles += tiles * k * 2
-    elif x == COPIED and height > 8:
-        cycles += tiles * panels * k  # many elements of few lines
-        x = IN_PLACE
-    else:
-        x = IN_PLACE
-    blocks = -(-tiles // block)
-    if y == EXCHANGED:
-        cycles += blocks * k * panels * form.columns * square
-    elif min(tiles, block) >= _REUSED and k * n * item > _NEAR:
-        cycles += blocks * k * panels * (vectors + 2) + 0.05 * m * k * panels * (vectors == 4)
-    else:
-        cycles += 0 if n % form.columns == 0 else k * (vectors + 2)
-        cycles += m * k * panels * (0.5, 0.08, 0.0, 0.0)[vectors - 1]
-        y = IN_PLACE
-    if buffered:
-        cycles += m * n * square
-    # Two multiply-adds and two loads a cycle; a chain waits four cycles for each term.
-    term = max(m * vectors / 2, tiles * max((height + vectors + 1) / 2, 4))
-    if vectors < 4 and m * k * item > _PACKED:  # the fewer rows from afar at a time the better
-        term *= 1.05
-    cycles += panels * (k * term + tiles * (20 + 2 * height * vectors))
-    if (vectors, height) != (4, 6):  # the form that most products have takes no time to compile
-        cycles *= 1.03
-    chunks = -(-k // max(1, _PANEL // (form.columns * item))) if tiles > 1 else 1
-    chunk = max(1, -(-k // max(1, chunks)))
-    return _Cut(form, tiles, m - tiles * (height - 1), block, chunk, x, y, cycles)
+    return dtype in ELEMENTS and vector_width() >= 8
 
 
 @cache
@@ -313,7 +219,7 @@ def planned(
             continue
         of_x = COPIED if x[0] == item else EXCHANGED if x[1] == item else IN_PLACE
         of_y = EXCHANGED if exchanged else COPIED
-        cut = _cut(rows, k, columns, dtype, of_x, of_y, accumulate or by_columns)
+        cut = best_cut(rows, k, columns, dtype, of_x, of_y, accumulate or by_columns)
         choices.append((cut, swapped, by_columns, x, y, to))
     if not choices or axes is None:
         return None
@@ -399,7 +305,7 @@ def preferred(
     flops = 2.0 * m * k * n
     # Most of a register would be empty, which does not matter for a few elements.
     narrow = (n <= 4 or (m <= 4 and transpose_b)) and m * k * n > 4096
-    if narrow or flops > (_LARGE_APART if transpose_a and k > _LONG else _LARGE):
+    if narrow or flops > (_LARGE_APART if transpose_a and k > LONG else _LARGE):
         return None
     batch: tuple[int, ...] = broadcast_shapes(a[:-2], b[:-2])  # type: ignore[assignment]
     rank, item = len(batch) + 2, np.dtype(dtype).itemsize

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from graphflow.errors import ShapeError
 from graphflow.ops.kernels import gemm as module
+from graphflow.ops.kernels import gemm_cut
 from graphflow.ops.kernels.gemm import available, gemm, planned
 from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.threads import Pool, using
@@ -130,10 +131,10 @@ def test_registers_of_256_bits_give_the_same_bits(
         a, b = (random.normal(size=s).astype(dtype) for s in ((m, k), (n, k)))
         cases.append((a, b, np.empty((m, n), dtype)))
         gemm(cases[-1][2], a, b, transpose_b=True)
-    plans = (module._cut, module.planned, module._product)
+    plans = (gemm_cut.cut, module.planned, module._product)
     for plan in plans:
         plan.cache_clear()
-    monkeypatch.setattr(module, "vector_width", lambda: 8)
+    monkeypatch.setattr(gemm_cut, "vector_width", lambda: 8)
     try:
         for a, b, expected in cases:
             out = np.empty_like(expected)

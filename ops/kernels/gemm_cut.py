@@ -1,0 +1,109 @@
+"""How a product of matrices is cut into tiles and panels: the cheapest way, by its sizes alone.
+
+The kernel (`gemm_text.py`) gives an element the same bits however it is cut, so that what is chosen
+here is a matter of time only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from graphflow.ops.kernels.gemm_text import COPIED, EXCHANGED, IN_PLACE, Form
+from graphflow.ops.kernels.native import vector_width
+
+ELEMENTS = {"float32": "float", "float64": "double"}
+_REUSED = 4
+"""Tiles that use a panel, or panels that use a tile, from which it pays to pack it."""
+LONG = 256
+"""Terms from which columns of a transposed operand are packed, whose rows are far from each
+other."""
+_NEAR = 64 << 10
+"""Bytes of y up to which its panels are used where they are."""
+_BLOCK = 256
+"""Rows of a block, at most: a panel is packed once for each."""
+_PACKED = 512 << 10
+"""Bytes of packed tiles, at most, where there are many."""
+_PANEL = 48 << 10
+"""Bytes of a panel at a time, at most, where several tiles use it."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a product is cut into tiles and panels, by its sizes alone.
+
+    Attributes:
+        tall: tiles of the full height.
+        x, y: layouts.
+        cycles: a rough guess of one thread's time.
+    """
+
+    form: Form
+    tiles: int
+    tall: int
+    block: int
+    chunk: int
+    x: int
+    y: int
+    cycles: float
+
+
+@cache
+def cut(m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool) -> Cut:
+    """The cheapest cut of m rows of length k times n columns.
+
+    Args:
+        x, y: how tiles and panels are packed, if they are; x may be IN_PLACE: they cannot be.
+        buffered: `out` is stored by columns or added to.
+    """
+    cuts = [_cut_of(m, k, n, dtype, x, y, buffered, vectors) for vectors in range(1, 5)]
+    return min(cuts, key=lambda cut: cut.cycles)
+
+
+def _cut_of(
+    m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool, vectors: int
+) -> Cut:
+    registers = 32 if vector_width() == 16 else 16
+    item = np.dtype(dtype).itemsize
+    width = vector_width() * 4 // item
+    most = min(14, (registers - 1 - vectors) // vectors)
+    tiles = max(1, -(-m // most))
+    height = max(1, -(-m // tiles))
+    if height == most - 1 and height * tiles == m:
+        height = most  # of which all tiles have a row less: one form fewer
+    form = Form(ELEMENTS[dtype], width, height, vectors)
+    panels = -(-n // form.columns)
+    block = max(1, _BLOCK // height)
+    square = 5 / width  # cycles for an element of an exchange
+    cycles = 0.0
+    if x == COPIED and k > LONG and panels >= _REUSED:
+        block = max(1, min(block, _PACKED // (height * max(k, 1) * item)))
+        cycles += tiles * k * 2
+    elif x == COPIED and height > 8:
+        cycles += tiles * panels * k  # many elements of few lines
+        x = IN_PLACE
+    else:
+        x = IN_PLACE
+    blocks = -(-tiles // block)
+    if y == EXCHANGED:
+        cycles += blocks * k * panels * form.columns * square
+    elif min(tiles, block) >= _REUSED and k * n * item > _NEAR:
+        cycles += blocks * k * panels * (vectors + 2) + 0.05 * m * k * panels * (vectors == 4)
+    else:
+        cycles += 0 if n % form.columns == 0 else k * (vectors + 2)
+        cycles += m * k * panels * (0.5, 0.08, 0.0, 0.0)[vectors - 1]
+        y = IN_PLACE
+    if buffered:
+        cycles += m * n * square
+    # Two multiply-adds and two loads a cycle; a chain waits four cycles for each term.
+    term = max(m * vectors / 2, tiles * max((height + vectors + 1) / 2, 4))
+    if vectors < 4 and m * k * item > _PACKED:  # the fewer rows from afar at a time the better
+        term *= 1.05
+    cycles += panels * (k * term + tiles * (20 + 2 * height * vectors))
+    if (vectors, height) != (4, 6):  # the form that most products have takes no time to compile
+        cycles *= 1.03
+    chunks = -(-k // max(1, _PANEL // (form.columns * item))) if tiles > 1 else 1
+    chunk = max(1, -(-k // max(1, chunks)))
+    return Cut(form, tiles, m - tiles * (height - 1), block, chunk, x, y, cycles)
