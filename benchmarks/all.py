@@ -19,10 +19,11 @@ from typing import Any
 from peers import RESULTS
 
 FOLDER = Path(__file__).resolve().parent
-PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "chain", "first_step", "fused")
-OTHERS = ("conv", "memory", "import_time", "prediction", "placers")
-FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "prediction": [],
-       "placers": [], "memory": []}  # fmt: skip
+PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "chain", "first_step", "memory",
+          "fused", "products", "conv")  # fmt: skip
+OTHERS = ("large_graphs", "import_time", "prediction", "placers")
+FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
+       ["--nodes", "10000"], "placers": [], "memory": []}  # fmt: skip
 
 
 def results_of(name: str, threads: int, quick: bool) -> dict[str, Any] | None:
