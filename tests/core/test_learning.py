@@ -229,8 +229,8 @@ def test_a_traced_block_teaches_the_next_plan_and_the_next_session() -> None:
         with s.trace():
             for _ in range(3):
                 s.run(fetches, feeds)
-        assert s._learned
-        taught = s._make_plan(s._last)
+        assert s._planner.learned
+        taught = s._planner.plan(s._steps.last)
         assert taught.makespan != naive.makespan
     with gf.Session(ONE) as later:
         later.run(fetches, feeds)

@@ -67,7 +67,7 @@ def data(step: int) -> np.ndarray[Any, Any]:
 
 
 def states(s: gf.Session) -> dict[str, bytes]:
-    return {name: s.get(tensor).tobytes() for name, tensor in s._variables.items()}
+    return {name: s.get(tensor).tobytes() for name, tensor in s._state.variables.items()}
 
 
 def used(s: gf.Session) -> set[str]:
@@ -97,7 +97,7 @@ def test_a_run_with_a_replan_in_the_middle_gives_the_bits_of_one_without(
         told = s.replan()
         assert states(s) == before  # to the bit, before another step runs
         assert len(used(s)) == 2
-        homes = {s._names[node]: home for node, home in s._homes.items()}
+        homes = {s._state.names[node]: home for node, home in s._state.homes.items()}
         assert {homes[name] for name in told.moved} <= set(cluster.devices)
         return told
 
@@ -116,7 +116,7 @@ def test_what_lives_elsewhere_now_is_forgotten_at_its_old_home(
     x, fetches = towers()
     with gf.Session(cluster) as s:
         s.run(fetches, {x: data(0)})
-        (home,) = {s._homes[n] for n in s._homes}
+        (home,) = set(s._state.homes.values())
         machine["links"] = FAST
         (name, *_) = s.replan().moved
         if cluster is PROCESSES:
@@ -138,7 +138,7 @@ def test_other_fetches_of_the_same_variables_go_along(machine: Machine) -> None:
         before = s.run(look, {x: data(9)})
         machine["links"] = FAST
         assert s.replan().moved
-        s._steps -= 1  # the same random numbers again
+        s._steps.committed -= 1  # the same random numbers again
         assert s.run(look, {x: data(9)}).tobytes() == before.tobytes()
         s.run(fetches, {x: data(4)})
         assert s.plan(look).placement
@@ -241,9 +241,9 @@ def test_drift_is_several_steps_off_to_the_same_side() -> None:
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that always count as drifted, and teach nothing: how long they really take here is a
     matter of what else runs on this machine."""
-    monkeypatch.setattr("graphflow.session.drifted", lambda *a: True)
+    monkeypatch.setattr("graphflow.migration.drifted", lambda *a: True)
     monkeypatch.setattr(gf.Session, "_learn", lambda self: None)
-    monkeypatch.setattr("graphflow.session.learn_steps", lambda *a: False)
+    monkeypatch.setattr("graphflow.planner.learn_steps", lambda *a: False)
 
 
 def test_the_automatic_mode_goes_over_once_and_says_so(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow import session as sessions
+from graphflow import deployment
 from graphflow.errors import FeedError, FetchError
 from graphflow.ops.kernels.native import compiler
 from graphflow.runtime import host
@@ -21,7 +21,7 @@ class Work:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
         self.placed = self.programs = 0
-        place, program = sessions.partition, host.Program
+        place, program = deployment.partition, host.Program
 
         def placing(*args: Any) -> Any:
             self.placed += 1
@@ -31,7 +31,7 @@ class Work:
             self.programs += 1
             return program(*args)
 
-        monkeypatch.setattr(sessions, "partition", placing)
+        monkeypatch.setattr(deployment, "partition", placing)
         monkeypatch.setattr(host, "Program", building)
 
     def done(self) -> tuple[int, int, int]:

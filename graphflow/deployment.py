@@ -1,0 +1,198 @@
+"""Deployment: fetches are optimised, placed, partitioned, and given to the workers, once for each
+set of them.
+
+    fetches ─prepared→ Compiled ─divide→ {device: Partition} ─hand_out→ workers
+
+What can fail for the fetches' sake fails before the workers or the variables know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphflow.ahead import signatures
+from graphflow.compiled import Compiled
+from graphflow.errors import DeviceError, FeedError
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor, user_location
+from graphflow.passes import optimize
+from graphflow.pauses import without_collection
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.plan import Plan, devices_of, order_of
+from graphflow.planner import Planner
+from graphflow.progress import telling
+from graphflow.runtime.host import KEPT
+from graphflow.runtime.hosts import Hosts
+from graphflow.runtime.partition import FREE, partition
+from graphflow.state import State
+from graphflow.stepping import Steps
+from graphflow.structure import bind, concerns
+
+
+class Deployment:
+    """The sets of fetches that a cluster's workers have programs of.
+
+    Args:
+        plan: to place the first fetches by.
+
+    Attributes:
+        compiled: sets of fetches, by the identity of these.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        hosts: Hosts,
+        state: State,
+        steps: Steps,
+        planner: Planner,
+        plan: Plan | None,
+    ) -> None:
+        self.cluster = cluster
+        self.hosts = hosts
+        self.state = state
+        self.steps = steps
+        self.planner = planner
+        self.compiled: dict[tuple[int, ...], Compiled] = {}
+        self._plan = plan  # until it has placed something
+
+    def known(self, tensors: Sequence[Tensor]) -> Compiled | None:
+        """What there is of these fetches already."""
+        return self.compiled.get(key_of(tensors))
+
+    def of(self, tensors: Sequence[Tensor]) -> Compiled:
+        """The same, or else verified and optimised; then nothing is placed or sent yet."""
+        compiled = self.known(tensors)
+        if compiled is not None:
+            return compiled
+        source = Graph(tensors).verify()
+        with telling("optimising", len(source)):
+            return Compiled(tuple(tensors), source, optimize(source))
+
+    def prepare(
+        self, compiled: Compiled, shapes: Mapping[Node, Any], bindings: dict[str, int]
+    ) -> None:
+        """Place, unless that was done for other sizes: then they must fit there."""
+        if compiled.program:
+            compiled.check_memory(self.cluster, bindings)
+        else:
+            self._place(compiled, shapes, bindings)
+
+    # Ahead ------------------------------------------------------------------------------------
+
+    def place_together(self, sets: Sequence[Sequence[Tensor]], sizes: Mapping[Node, Any]) -> None:
+        """Place several sets of fetches so that variables live where it suits them all.
+
+        Raises:
+            FeedError: a shape that is missing or wrong.
+        """
+        self._choose_homes([t for tensors in sets for t in tensors], sizes)
+        for tensors in sets:
+            if self.known(tensors) is None:
+                compiled = self.of(tensors)
+                known = _shapes(compiled.source, sizes)
+                self._place(compiled, known, bind(compiled.source, known))
+
+    def warm_up(self, tensors: Sequence[Tensor], shapes: Mapping[Tensor, Any] | None) -> None:
+        """Place fetches, and let the workers compile them for feeds of some shapes.
+
+        Raises:
+            FeedError: a placeholder, a shape or the length of a list that is wrong or missing.
+        """
+        compiled = self.of(tensors)
+        steps = signatures(compiled.source, shapes)
+        if len(steps) > KEPT:
+            raise FeedError(
+                f"warmup at {user_location()}: {len(steps)} combinations of shapes, but of "
+                f"each set of fetches at most {KEPT} are kept; warm up those that come first"
+            )
+        sizes = [compiled.bindings(each) for each in steps]
+        for each, bindings in zip(steps, sizes, strict=True):
+            self.prepare(compiled, each, bindings)
+            if compiled.partitions:
+                self.hosts.prepare(compiled.program, bindings)
+            compiled.find_route(self.hosts, each, bindings)
+
+    def _choose_homes(self, tensors: Sequence[Tensor], sizes: Mapping[Node, Any]) -> None:
+        """Place variables as one graph of everything would. Sets may assign a variable each, so
+        that this is no graph to run, and it is not verified."""
+        if len(self.cluster.devices) == 1 or not tensors or self._plan is not None:
+            return
+        graph = Graph(tensors)
+        joint = Compiled(tuple(tensors), graph, graph)
+        joint.sizes = _shapes(graph, sizes)
+        for node, device in devices_of(self.planner.plan(joint), graph).items():
+            if node.op.name == "variable":
+                self.state.homes.setdefault(node, device)
+
+    # Placing ----------------------------------------------------------------------------------
+
+    @without_collection
+    def _place(
+        self, compiled: Compiled, sizes: Mapping[Node, Any], bindings: Mapping[str, int]
+    ) -> None:
+        """Place, partition and hand out; on an error the session is as it was."""
+        compiled.sizes = sizes
+        with telling("placing", len(compiled.graph)):
+            self.divide(compiled, bindings)
+            self.hand_out(compiled)
+
+    def divide(self, compiled: Compiled, bindings: Mapping[str, int]) -> None:
+        """Place, unless it has a plan, and partition; the session does not change."""
+        graph = compiled.graph
+        _check_pins(compiled.source, self.cluster)
+        order: Sequence[Node] | None = None
+        if len(self.cluster.devices) == 1 and self._plan is None and compiled.plan is None:
+            (device,) = self.cluster.devices
+            compiled.devices = {n: device for n in graph.nodes if n.op.name not in FREE}
+        else:
+            if compiled.plan is None and self._plan is None:
+                self.planner.try_out(compiled, bindings)
+            compiled.plan = compiled.plan or self._plan or self.planner.plan(compiled)
+            compiled.devices = devices_of(compiled.plan, graph)
+            order = order_of(compiled.plan, graph)
+        names = self.state.new_names(graph.variables)
+        self.state.check(names)
+        compiled.partitions = partition(
+            graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices
+        )
+        compiled.check_memory(self.cluster, bindings)
+
+    def hand_out(self, compiled: Compiled) -> None:
+        """Give the workers their partitions, and new variables their values."""
+        graph = compiled.graph
+        names = self.state.new_names(graph.variables)
+        self.steps.add(compiled)
+        self._plan = None
+        self.compiled[key_of(compiled.fetches)] = compiled
+        self.state.register(names)
+        for node in graph.variables:
+            self.state.settle(node, compiled.devices[node])
+
+
+def key_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Fetches, told apart by identity; what is compiled keeps them alive."""
+    return tuple(map(id, tensors))
+
+
+def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, ...]]:
+    """Shapes of all placeholders: those given, and those that are known anyway."""
+    shapes = {node: tuple(size) for node, size in sizes.items() if concerns(source, node)}
+    for node in source.placeholders:
+        if node not in shapes and node.specs[0].is_concrete:
+            shapes[node] = tuple(int(s) for s in node.specs[0].shape)  # type: ignore[arg-type]
+    return shapes
+
+
+def _check_pins(source: Graph, cluster: Cluster) -> None:
+    """Refuse pins that fit no device, also of nodes that need none once they are optimised."""
+    pinned = {node.device: node for node in reversed([*source.walk()]) if node.device}
+    for device, node in pinned.items():
+        try:
+            cluster.match(str(device))
+        except DeviceError as error:
+            raise DeviceError(
+                f"{source.names.get(node, node.name)!r} (made at {node.location}) is pinned: "
+                f"{error}"
+            ) from None

@@ -1,0 +1,130 @@
+"""Stepping: compiled fetches and feeds in, values out; counts the steps, and tells traces of them.
+
+Most steps are like one before, on one device of this process: they go a shorter way, a `Route`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic_ns, perf_counter
+from typing import Any
+
+import numpy as np
+
+from graphflow.compiled import Compiled, Route
+from graphflow.errors import WorkerLost
+from graphflow.op import Node
+from graphflow.replanning import window_at
+from graphflow.runtime.host import DRAWS
+from graphflow.runtime.hosts import Hosts
+from graphflow.runtime.trace import Trace
+
+Array = np.ndarray[Any, Any]
+
+
+class Steps:
+    """The steps of a session.
+
+    Args:
+        deadline: seconds that a step may take.
+        sampling: whether a few steps of the same fetches are traced now and then.
+
+    Attributes:
+        committed: steps that committed, by which random numbers are drawn.
+        trace: of the block that is open.
+        last: the fetches of the last step.
+        lost: why there will be no more steps.
+    """
+
+    def __init__(self, hosts: Hosts, deadline: float, sampling: bool) -> None:
+        self.committed = 0
+        self.trace: Trace | None = None
+        self.last: Compiled | None = None
+        self.lost: WorkerLost | None = None
+        self._hosts = hosts
+        self._deadline = deadline
+        self._sampling = sampling
+        self._attempts = 0
+        self._programs = 0
+
+    def add(self, compiled: Compiled) -> None:
+        """Give the workers the partitions of fetches, under a new name."""
+        program = f"p{self._programs}"
+        self._programs += 1
+        self._hosts.add(program, compiled.by_worker)
+        compiled.program = program
+
+    def routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
+        """A step by the shorter way; None if it is not for it. As `run` otherwise."""
+        if self.trace is not None:
+            return None
+        named = route.named(feeds)
+        if named is None:
+            found = compiled.other_route(self._hosts, feeds)
+            if found is None:
+                return None
+            route, named = found
+        self._attempts += 1
+        start = perf_counter()
+        try:
+            fetched = route.ready(self._attempts, self.committed, named, self._deadline)
+        except KeyboardInterrupt:
+            self.committed += 1
+            raise
+        if fetched is None:
+            compiled.lose_routes()
+            return None
+        self.committed += 1
+        self.last = compiled
+        compiled.runs += 1
+        compiled.took.append(perf_counter() - start)
+        return route.values(fetched, feeds)
+
+    def run(
+        self, compiled: Compiled, arrays: Mapping[Node, Array], bindings: dict[str, int]
+    ) -> list[Any]:
+        """A step over all workers: the value of each fetch.
+
+        Raises:
+            OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
+        """
+        self._attempts += 1
+        start = monotonic_ns()
+        fetched: Mapping[str, Array] = {}
+        traced = self.trace is not None or self._sampled(compiled)
+        if compiled.partitions:
+            try:
+                result = self._hosts.step(
+                    compiled.program,
+                    self._attempts,
+                    {**bindings, DRAWS: self.committed},
+                    compiled.feeds(arrays),
+                    traced,
+                    self._deadline,
+                )
+            except WorkerLost as error:
+                self.lost = error
+                raise
+            except KeyboardInterrupt:
+                self.committed += 1  # perhaps it has: its random numbers are not drawn again
+                raise
+            self.committed += 1
+            fetched = result.fetches
+            if traced:
+                edges = compiled.edges(bindings)
+                compiled.traced.append(bindings)
+                for trace in filter(None, (self.trace, compiled.trace)):
+                    trace.add_step(
+                        self._attempts, start, monotonic_ns(), result.spans, edges, result.peak
+                    )
+            elif compiled.runs:
+                compiled.took.append((monotonic_ns() - start) * 1e-9)
+        else:
+            self.committed += 1
+        self.last = compiled
+        compiled.runs += 1
+        return compiled.values(fetched, arrays)
+
+    def _sampled(self, compiled: Compiled) -> bool:
+        """Whether the next step of some fetches is traced though no block is open."""
+        return self._sampling and window_at(compiled.runs) is not None
