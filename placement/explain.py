@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from graphflow.placement.cluster import CLIENT
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.simulate import Run, Timeline, execute, simulate
+from graphflow.placement.view.text import printable
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan, PlannedNode
@@ -186,7 +187,7 @@ def explain(plan: Plan, name: str) -> str:
     lines += _waits(plan, node)
     if node.device != CLIENT:
         lines += _elsewhere(plan, node)
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _kernel(plan: Plan, node: PlannedNode) -> list[str]:

@@ -185,11 +185,29 @@ class Plan:
         """
         if isinstance(name, Tensor):
             name = name.name
+        if not isinstance(name, str):
+            raise PlanError(f"explain takes the name of a node, or a tensor, not {name!r}")
         if name not in self.by_name:
-            close = difflib.get_close_matches(str(name), list(self.by_name), n=3)
-            hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
-            raise PlanError(f"no node {name!r} is placed by this plan{hint} (constants are not)")
+            name = self._meant(name)
         return explain(self, name)
+
+    def _meant(self, name: str) -> str:
+        """The node that a tensor's name speaks of ("split:1").
+
+        Raises:
+            PlanError: it speaks of none; says what is near, or what a scope of that name holds.
+        """
+        if self.maker(name) in self.by_name and name.rpartition(":")[2].isdigit():
+            return self.maker(name)
+        inside = [each for each in self.by_name if each.startswith(f"{name}/")] if name else []
+        if inside:
+            told = ", ".join(map(repr, inside[:3]))
+            raise PlanError(
+                f"{name!r} is a scope of {len(inside)} nodes: explain one of them, such as {told}"
+            )
+        close = difflib.get_close_matches(name, list(self.by_name), n=3)
+        hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
+        raise PlanError(f"no node {name!r} is placed by this plan{hint} (constants are not)")
 
     def report(self) -> Report:
         """A table: busy and idle time and peak memory of each device, predicted and measured;
@@ -257,7 +275,7 @@ class Plan:
             PlanError: another suffix, a folder that cannot be written, or (.html) a drawing
                 library that is not installed.
         """
-        target = Path(path)
+        target = _path(path)
         if target.suffix not in SUFFIXES:
             raise PlanError(
                 f"a plan is saved as {', '.join(SUFFIXES)}, not {target.suffix or 'no suffix'!r}: "
@@ -297,22 +315,26 @@ class Plan:
         from graphflow.placement.plan_file import loads
 
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = _path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"cannot read the plan {path}: {error}") from None
         return loads(text, str(path))
 
     def to_networkx(self) -> networkx.DiGraph:
         """The placed graph: attributes of nodes are those of `PlannedNode`; edges have `bytes`, and
-        `transfer` (seconds) where they cross devices."""
+        `transfer` (seconds) where they cross devices. `Problem.from_networkx` reads it."""
         import networkx
 
         graph = networkx.DiGraph(makespan=self.makespan, placer=self.placer)
+        graph.graph |= self._machine()
+        needs = self._demands()
         for node in self.nodes:
             attributes = {
                 k: v for k, v in vars(node).items() if k not in ("name", "inputs", "holds")
             }
-            graph.add_node(node.name, **attributes)
+            if node.device == CLIENT:
+                attributes["candidates"] = {CLIENT: 0.0}
+            graph.add_node(node.name, **attributes, **needs.get(node.name, {}))
         took = {(self.maker(t.tensor), t.target): t.finish - t.start for t in self.transfers}
         for node in self.nodes:
             for name in node.inputs:
@@ -321,8 +343,43 @@ class Plan:
                 graph.add_edge(name, node.name, bytes=source.bytes, transfer=crossing)
         return graph
 
+    def _machine(self) -> dict[str, Any]:
+        """What the placed graph's problem says of devices, under the names of `from_networkx`."""
+        if self.model is None:
+            return {"devices": [*self.cluster.devices, CLIENT], "client": CLIENT}
+        problem = self.model.problem
+        return {
+            "devices": list(self.model.devices), "client": CLIENT,
+            "contention": problem.contention, "latency": problem.latency.tolist(),
+            "bandwidth": problem.bandwidth.tolist(), "capacity": problem.capacity.tolist(),
+            "shared": problem.shared.tolist(), "routes": problem.routes.tolist(),
+        }  # fmt: skip
+
+    def _demands(self) -> dict[str, dict[str, Any]]:
+        """What it says of each node's memory and of what must live together."""
+        if self.model is None:
+            return {}
+        problem = self.model.problem
+        needs: dict[str, dict[str, Any]] = {}
+        columns = {"memory": problem.memory.tolist(), "group": problem.groups.tolist()}
+        if problem.output_memory is not None:
+            columns["output_memory"] = problem.output_memory.tolist()
+        for i, name in enumerate(self.model.names):
+            if name not in needs:  # a fetch has the name of what is fetched, and comes after it
+                needs[name] = {key: column[i] for key, column in columns.items()}
+                if needs[name]["group"] < 0:
+                    del needs[name]["group"]
+        return needs
+
     def _repr_html_(self) -> str:
         return self._rendered(".svg")
+
+    def __repr__(self) -> str:
+        """Short: a plan of 100,000 nodes is not read in a traceback."""
+        return (
+            f"<Plan of {len(self.nodes)} nodes on {len(self.cluster.devices)} devices by "
+            f"{self.placer}: {show_seconds(self.makespan)}>"
+        )
 
     def __str__(self) -> str:
         rows = [f"plan of {len(self.nodes)} nodes by {self.placer}: {show_seconds(self.makespan)}"]
@@ -342,6 +399,12 @@ class Plan:
         if not self.reproducible:
             rows.append("  not reproducible: it was searched for against a clock")
         return "\n".join(rows)
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise PlanError(f"a plan is in a file: give its path, such as 'plan.json', not {path!r}")
+    return Path(path)
 
 
 def _traffic(plan: Plan) -> int:

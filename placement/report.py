@@ -10,11 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING
 
 from graphflow.errors import PlanError
 from graphflow.placement.explain import show_bytes, show_seconds
+from graphflow.placement.notices import PortUse, Taken, ports, taken
 from graphflow.placement.tables import Table
+from graphflow.placement.view.text import printable
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan, PlannedNode, PlannedTransfer
@@ -73,6 +76,10 @@ class Report:
     Args:
         idle: share of the devices' time in which they compute nothing, predicted.
         critical_path: from the step's start to its end, each waiting for the one before.
+        ports: what several pairs of devices share on their way, where something went through it.
+        taken: constraints and fallbacks that took choices away.
+        overhead: the part of the makespan that no node and no transfer takes.
+        steps: that were measured.
     """
 
     makespan: float
@@ -80,6 +87,12 @@ class Report:
     devices: tuple[DeviceUse, ...]
     links: tuple[LinkUse, ...]
     critical_path: tuple[Segment, ...]
+    ports: tuple[PortUse, ...] = ()
+    taken: tuple[Taken, ...] = ()
+    placer: str = ""
+    reproducible: bool = True
+    overhead: float = 0.0
+    steps: int = 0
 
     @property
     def idle(self) -> float:
@@ -88,16 +101,20 @@ class Report:
         return 1.0 - sum(use.busy for use in self.devices) / total if total else 0.0
 
     def _tables(self) -> Iterator[Table]:
-        heads = ("device", "nodes", "busy", "measured", "idle", "peak memory", "measured", "of")
+        heads = (
+            "device", "nodes", "busy", "measured", "off by", "idle", "peak memory", "measured",
+            "of",
+        )  # fmt: skip
         rows = [
             (
                 use.device, str(use.nodes), show_seconds(use.busy), _seconds(use.busy_measured),
+                off_by(use.busy, use.busy_measured),
                 f"{100 * use.idle:.0f} %", _bytes(use.peak_memory), _bytes(use.peak_measured),
                 show_bytes(use.memory),
             )
             for use in self.devices
         ]  # fmt: skip
-        yield Table("Devices", heads, tuple(rows))
+        yield _told("Devices", heads, rows)
         links = sorted(self.links, key=lambda use: -use.bytes)
         shown = tuple(
             (
@@ -106,10 +123,9 @@ class Report:
             )
             for use in links[:SHOWN]
         )  # fmt: skip
-        yield Table(
-            f"Links{_more(len(links))}", ("from → to", "tensors", "bytes", "moving", "measured"),
-            shown,
-        )  # fmt: skip
+        columns = ("from → to", "tensors", "bytes", "moving", "measured")
+        yield _told(f"Links{_more(len(links))}", columns, shown)
+        yield from self._notices()
         parts: dict[str, float] = {}
         for each in self.critical_path:
             parts[each.kind] = parts.get(each.kind, 0.0) + each.finish - each.start
@@ -128,19 +144,46 @@ class Report:
             title += f"; the longest {len(path)}"
         yield Table(title, ("node", "", "where", "at", "takes", "line"), tuple(path), left=3)
 
+    def _notices(self) -> Iterator[Table]:
+        if self.ports:
+            heads = ("port", "tensors", "bytes", "bytes/s", "busy", "of its bandwidth")
+            rows = tuple(
+                (
+                    use.title, str(use.transfers), show_bytes(use.bytes),
+                    f"{show_bytes(use.bandwidth)}/s", busy_share(use.busy, self.makespan),
+                    f"{100 * use.used:.0f} %",
+                )
+                for use in self.ports[:SHOWN]
+            )  # fmt: skip
+            yield Table(f"Ports that links share{_more(len(self.ports))}", heads, rows)
+        if self.taken:
+            cells = tuple(
+                (each.why, f"{each.nodes:,}" if each.nodes else "", each.example)
+                for each in self.taken[:SHOWN]
+            )
+            columns = ("what took choices away", "nodes", "such as")
+            yield Table(f"Constraints{_more(len(self.taken))}", columns, cells)
+
     @property
     def _headline(self) -> str:
-        measured = f", measured {show_seconds(self.measured)}" if self.measured is not None else ""
-        return (
-            f"predicted step: {show_seconds(self.makespan)}{measured}; "
-            f"devices idle {100 * self.idle:.0f} % of it"
-        )
+        text = f"predicted step: {show_seconds(self.makespan)}"
+        if self.overhead:
+            text += f" ({show_seconds(self.overhead)} of it beyond nodes and transfers)"
+        if self.measured is not None:
+            text += f", measured {show_seconds(self.measured)} (median of {self.steps} steps"
+            text += f", {off_by(self.makespan, self.measured)})" if self.makespan else ")"
+        text += f"; devices idle {100 * self.idle:.0f} % of it"
+        if self.placer:
+            again = "reproducible" if self.reproducible else "not reproducible: see below"
+            text += f"; placer: {self.placer}, {again}"
+        return text
 
     def __str__(self) -> str:
         return "\n".join([self._headline, *map(str, self._tables())])
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._headline}</p>" + "".join(table.html() for table in self._tables())
+        headline = escape(printable(self._headline))
+        return f"<p>{headline}</p>" + "".join(table.html() for table in self._tables())
 
 
 def report(plan: Plan) -> Report:
@@ -180,7 +223,10 @@ def report(plan: Plan) -> Report:
         for (source, target), rows in links.items()
     )  # fmt: skip
     seconds = None if measured is None else measured.makespan
-    return Report(plan.makespan, seconds, devices, uses, critical_path(plan))
+    return Report(
+        plan.makespan, seconds, devices, uses, critical_path(plan), ports(plan), taken(plan),
+        plan.placer, plan.reproducible, plan.overhead, measured.steps if measured else 0,
+    )  # fmt: skip
 
 
 def critical_path(plan: Plan) -> tuple[Segment, ...]:
@@ -298,6 +344,7 @@ class Difference:
     Args:
         makespans, measured: of the first and the other plan, seconds.
         moved: nodes on other devices, in the first plan's order.
+        one_graph: whether both are plans of the same graph.
         only_first, only_other: names of nodes that the other plan does not place.
         links: (source, target) -> bytes a step, in the first and in the other.
     """
@@ -309,6 +356,7 @@ class Difference:
     only_other: tuple[str, ...]
     links: Mapping[tuple[str, str], tuple[int, int]]
     nodes: int
+    one_graph: bool = True
 
     def __bool__(self) -> bool:
         """Whether anything differs."""
@@ -318,11 +366,12 @@ class Difference:
     @property
     def _headline(self) -> str:
         first, other = self.makespans
-        ratio = f" ({other / first:.2f}×)" if first else ""
+        ratio = f" ({_times(first, other)})" if first and other else ""
         text = f"predicted step: {show_seconds(first)} → {show_seconds(other)}{ratio}"
         if any(each is not None for each in self.measured):
             text += f"; measured {' → '.join(_seconds(each) or '–' for each in self.measured)}"
-        return f"{text}; {len(self.moved)} of {self.nodes} nodes moved"
+        text += f"; {len(self.moved)} of {self.nodes} nodes moved"
+        return text if self.one_graph else f"{text}; these are plans of different graphs"
 
     def _tables(self) -> Iterator[Table]:
         if self.moved:
@@ -341,10 +390,9 @@ class Difference:
             if names:
                 rows = tuple((name,) for name in names[:SHOWN])
                 yield Table(f"{title}{_more(len(names))}", ("node",), rows)
-        if self.links:
-            ranked_links = sorted(
-                self.links.items(), key=lambda item: -abs(item[1][1] - item[1][0])
-            )
+        changed = [(ends, sizes) for ends, sizes in self.links.items() if sizes[0] != sizes[1]]
+        if changed:
+            ranked_links = sorted(changed, key=lambda item: -abs(item[1][1] - item[1][0]))
             yield Table(
                 f"Bytes a step{_more(len(ranked_links))}",
                 ("from → to", "first", "other", "change"),
@@ -359,7 +407,8 @@ class Difference:
         return "\n".join([self._headline, *map(str, self._tables())])
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._headline}</p>" + "".join(table.html() for table in self._tables())
+        headline = escape(printable(self._headline))
+        return f"<p>{headline}</p>" + "".join(table.html() for table in self._tables())
 
 
 def difference(first: Plan, other: Plan) -> Difference:
@@ -388,6 +437,7 @@ def difference(first: Plan, other: Plan) -> Difference:
         only_other=tuple(name for name in there if name not in here),
         links={ends: (a, b) for ends, (a, b) in links.items()},
         nodes=len(here),
+        one_graph=first.fingerprint == other.fingerprint,
     )  # fmt: skip
 
 
@@ -515,6 +565,34 @@ def _seconds(value: float | None) -> str:
 
 def _bytes(value: int | None) -> str:
     return "" if value is None else show_bytes(value)
+
+
+def _times(first: float, other: float) -> str:
+    """1.5× as long; 2× as fast"""
+    if first == other:
+        return "as long"
+    return f"{other / first:.3g}× as long" if other > first else f"{first / other:.3g}× as fast"
+
+
+def _told(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table without the columns that say nothing: those of measurements, before a trace."""
+    kept = [i for i in range(len(heads)) if not rows or any(row[i] for row in rows)]
+    return Table(
+        title, tuple(heads[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows)
+    )
+
+
+def off_by(predicted: float, measured: float | None) -> str:
+    """How much longer than predicted it took: "+12 %"."""
+    if measured is None or predicted <= 0:
+        return ""
+    return f"{100 * (measured / predicted - 1):+.0f} %"
+
+
+def busy_share(busy: float, makespan: float) -> str:
+    """Seconds, and their share of a step."""
+    share = f" ({100 * busy / makespan:.0f} %)" if makespan > 0 else ""
+    return show_seconds(busy) + share
 
 
 def _change(seconds: float | None) -> str:

@@ -245,6 +245,20 @@ def shared_links(cluster: Cluster) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
     Ports of one name are one, and each direction is a link of its own, unless a port says
     otherwise. What only one pair uses is left out: the pair's own link says it already.
     """
+    users, width = port_users(cluster)
+    shared = [key for key, ways in users.items() if len(ways) > 1]
+    rows = [(a, b, i) for i, key in enumerate(shared) for a, b in users[key]]
+    return (
+        np.array([width[key] for key in shared], dtype=np.float64),
+        np.array(sorted(rows), dtype=np.int64).reshape(-1, 3),
+    )
+
+
+def port_users(
+    cluster: Cluster,
+) -> tuple[dict[tuple[str, str], dict[tuple[int, int], None]], dict[tuple[str, str], float]]:
+    """(port, "out", "in" or "" for both) -> the pairs of devices, source and target, that use it;
+    and its bytes/s."""
     index = {name: i for i, name in enumerate(cluster.devices)}
     users: dict[tuple[str, str], dict[tuple[int, int], None]] = {}
     width: dict[tuple[str, str], float] = {}
@@ -258,12 +272,7 @@ def shared_links(cluster: Cluster) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
                 for key, way in (((port.name, ways[0]), (a, b)), ((port.name, ways[1]), (b, a))):
                     users.setdefault(key, {})[way] = None
                     width[key] = port.bandwidth
-    shared = [key for key, ways_used in users.items() if len(ways_used) > 1]
-    rows = [(a, b, i) for i, key in enumerate(shared) for a, b in users[key]]
-    return (
-        np.array([width[key] for key in shared], dtype=np.float64),
-        np.array(sorted(rows), dtype=np.int64).reshape(-1, 3),
-    )
+    return users, width
 
 
 def _expand(cluster: Cluster, names: Sequence[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 // A node is a number below N, a group is N + its number; both are "items". The nodes of a group are
 // the range [from, to). Every text that a user chose reaches the page as text, never as HTML.
 
+const KERNEL = "kernel: "  // how the labels of kernels begin
 const BOX_W = 158, BOX_H = 40
 const START = [150, 110, 80, 60, 45, 34, 25, 16, 1], LEGIBLE = 0.62  // boxes at first; their scale
 const MOST = 1200  // boxes beyond which "open all" stops
@@ -56,10 +57,11 @@ const OTHER = "#7a8592"
 
 // The plan ----------------------------------------------------------------------------------------
 
-let D, N, G, state, sums, kids, groupOf
+let D, N, G, state, sums, kids, groupOf, kernelOf
 const isGroup = item => item >= N
 const range = item => isGroup(item) ? [G.from[item - N], G.to[item - N]] : [item, item + 1]
 const labelOf = item => isGroup(item) ? G.label[item - N] || "everything" : D.nodes.label[item]
+const isKernel = item => isGroup(item) && G.kernel[item - N] > 0
 const parentOf = item => isGroup(item)
   ? (G.parent[item - N] < 0 ? -1 : G.parent[item - N] + N) : groupOf[item]
 const total = (name, item) => {
@@ -97,6 +99,8 @@ function prepare() {
     groupOf[i] = group
     if (!owned.has(i)) kids[group - N].push(i)
   }
+  kernelOf = new Int32Array(N).fill(-1)
+  D.kernels.forEach((nodes, k) => nodes.forEach(i => { kernelOf[i] = k }))
   const top = Object.entries(D.nodes.op.reduce((seen, op) => {
     seen[op] = (seen[op] ?? 0) + 1
     return seen
@@ -274,6 +278,10 @@ function strongOf(item) {
   if (state.by === "op") return state.opColour.get(opOf(item)) ?? OTHER
   return D.devices[devicesOf(item)[0][0]].strong
 }
+function frameFill(item, t) {
+  return isKernel(item) ? mix(t.paper, strongOf(item), dark ? 0.16 : 0.08)
+    : mix(t.paper, t.frame, [0.05, 0.11][ancestry(item).length % 2])
+}
 function amount(item) { return total(state.by === "memory" ? "bytes" : "took", item) }
 
 function paint() {
@@ -309,8 +317,12 @@ function paint() {
   const ink = b => strong(fill(b)) ? "#ffffff" : "#1c2430"
   const soft = b => strong(fill(b)) ? "#c9d3df" : "#4d5866"
   // A folded group looks like a stack of cards.
+  // One that runs as one kernel is one thing: a box with a double border.
   const stacks = closed.filter(b => isGroup(b.item))
-  model("gf-stacks").data = columns(stacks.flatMap(b => [2, 1].map(k => ({
+  model("gf-stacks").data = columns(stacks.flatMap(b => isKernel(b.item) ? [{
+    x: b.x + b.w / 2, y: b.y + b.h / 2, w: b.w + 8, h: b.h + 8, fill: t.paper, line: line(b),
+    alpha: alpha(b),
+  }] : [2, 1].map(k => ({
     x: b.x + b.w / 2 + 3.5 * k, y: b.y + b.h / 2 + 3.5 * k, w: b.w, h: b.h, fill: fill(b),
     line: line(b), alpha: alpha(b) * 0.75,
   }))), ["x", "y", "w", "h", "fill", "line", "alpha"])
@@ -322,15 +334,16 @@ function paint() {
   model("gf-frames").data = columns(frames.map(b => ({
     x: b.x + b.w / 2, y: b.y + b.h / 2, w: b.w, h: b.h,
     line: state.path && total("critical", b.item) > 0 ? mix(t.paper, t.gold, 0.7)
-      : state.picked === b.item ? t.ink : mix(t.paper, t.frame, 0.45),
-    fill: mix(t.paper, t.frame, [0.05, 0.11][ancestry(b.item).length % 2]),
+      : state.picked === b.item ? t.ink
+        : isKernel(b.item) ? edgeOf(strongOf(b.item)) : mix(t.paper, t.frame, 0.45),
+    fill: frameFill(b.item, t),
   })), ["x", "y", "w", "h", "line", "fill"])
   model("gf-titles").data = columns(frames.map(b => ({
-    x: b.x + 12, y: b.y + 15, ink: t.faint,
+    x: b.x + 12, y: b.y + 15, ink: t.faint, behind: frameFill(b.item, t),
     text: "▾ " + shorten(labelOf(b.item), Math.max(8, Math.floor((b.w - 30) / 6.6))),
-  })), ["x", "y", "text", "ink"])
+  })), ["x", "y", "text", "ink", "behind"])
   model("gf-labels").data = columns(closed.map(b => ({
-    x: b.x + b.w / 2, y: b.y + 13.5, text: shorten(labelOf(b.item), 21), ink: ink(b),
+    x: b.x + b.w / 2, y: b.y + 13.5, text: shorten(boxLabel(b.item), 21), ink: ink(b),
     alpha: alpha(b),
   })), ["x", "y", "text", "ink", "alpha"])
   model("gf-details").data = columns(closed.map(b => ({
@@ -363,8 +376,14 @@ function bars(b, longest, alpha) {
 function columns(rows, names) {
   return Object.fromEntries(names.map(name => [name, rows.map(row => row[name] ?? "")]))
 }
-const fullName = item => !isGroup(item) ? D.nodes.name[item]
-  : G.path[item - N] + (G.label[item - N].includes(" … ") ? `: ${G.label[item - N]}` : "")
+function fullName(item) {
+  if (!isGroup(item)) return D.nodes.name[item]
+  const path = G.path[item - N], label = G.label[item - N]
+  if (isKernel(item) && label.includes(KERNEL))
+    return (path ? path + ": " : "") + label.slice(label.indexOf(KERNEL))
+  return label.includes(" … ") ? (path ? `${path}: ${label}` : label) : path
+}
+const boxLabel = item => isKernel(item) ? labelOf(item).replace(KERNEL, "") : labelOf(item)
 function detail(item) {
   if (!isGroup(item)) {
     const output = D.nodes.outputs[D.nodes.output[item]], at = output.indexOf("(")
@@ -373,7 +392,8 @@ function detail(item) {
   const own = G.own[item - N], n = total("nodes", item)
   if (own >= 0) return `${D.nodes.ops[D.nodes.op[own]]} · holds ${count(
     range(item)[1] - range(item)[0] - 1, "node")}`
-  return `${count(n, "node")} · ${seconds(total("took", item))}`
+  const took = seconds(total("took", item))
+  return isKernel(item) ? `kernel of ${n} · ${took}` : `${count(n, "node")} · ${took}`
 }
 function tip(item) {
   const took = seconds(total("took", item)), measured = total("measured", item)
@@ -383,7 +403,8 @@ function tip(item) {
   if (isGroup(item))
     return {
       what: `${count(total("nodes", item), "node")}, mostly ${D.nodes.ops[opOf(item)]}`, where,
-      took: times, makes: bytes(total("bytes", item)), why: "click to open",
+      took: times, makes: bytes(total("bytes", item)),
+      why: isKernel(item) ? "one kernel; click to open" : "click to open",
     }
   return {
     what: D.nodes.ops[D.nodes.op[item]], where, why: D.nodes.whys[D.nodes.why[item]],
@@ -483,6 +504,7 @@ function paintLegend(t) {
   add("a tensor leaves its device", {background: t.cut}, "u")
   add("stays on it", {background: t.wire}, "u")
   if (state.path) add("critical path", {background: t.gold}, "u")
+  if (D.kernels.length) add("one kernel", {border: `3px double ${t.frame}`})
   add("bar in a box: its seconds, against the longest box's", {display: "none"})
 }
 
@@ -575,6 +597,25 @@ function pick(item) {
   panel()
 }
 
+// With what a node, or a group, runs as one kernel, and what that takes. A kernel is predicted as a
+// whole; what its nodes take is their part of it.
+function kernelFacts(item) {
+  if (isGroup(item) && !isKernel(item)) return []
+  const nodes = D.kernels[kernelOf[range(item)[0]]]
+  if (!nodes) return []
+  const [from, to] = range(item), sum = list => list.reduce((s, i) => s + D.nodes.took[i], 0)
+  const inside = i => i >= from && i < to
+  const all = nodes.every(inside), others = all ? nodes : nodes.filter(i => !inside(i))
+  const names = others.slice(0, 12).map(i => D.nodes.name[i]).join(", ")
+    + (others.length > 12 ? `, … (${others.length})` : "")
+  const whole = sum(nodes), percent = share => `${three(100 * share)} %`
+  const facts = [[all ? "one kernel of" : "one kernel with", names]]
+  if (!all && whole > 0)
+    facts.push(["its share", `${percent(total("took", item) / whole)} of the kernel's ${seconds(whole)}`])
+  if (D.makespan > 0) facts.push(["of the step", `${percent(whole / D.makespan)} is this kernel`])
+  return facts
+}
+
 function panel() {
   const box = $("detail")
   box.replaceChildren()
@@ -598,6 +639,7 @@ function panel() {
   row("device", told.where)
   row("takes", told.took)
   row("makes", told.makes)
+  for (const [what, text] of kernelFacts(item)) row(what, text)
   if (isGroup(item)) {
     const n = total("critical", item)
     if (n) row("critical", `${count(n, "node")} on the critical path`)

@@ -76,7 +76,8 @@ def _labels(made: Tree, limit: int) -> dict[int, tuple[int, str]]:
 
 
 def _name(group: Group) -> str:
-    return group.label if " … " in group.label else group.path or "everything"
+    told = " … " in group.label or group.kernel
+    return group.label if told else group.path or "everything"
 
 
 def _clusters(plan: Plan, made: Tree, limit: int) -> list[_Cluster]:
@@ -166,4 +167,5 @@ def _box(box: _Cluster, name: str, of: dict[str, str]) -> PlannedNode:
         why="",
         candidates={},
         holds=(),
+        fused="",
     )

@@ -14,11 +14,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
 from graphflow.errors import PlanError
+from graphflow.placement.notices import ports, taken
+from graphflow.placement.report import busy_share, off_by
 from graphflow.placement.view import colours
 from graphflow.placement.view.page import fill
 from graphflow.placement.view.payload import LINKS, pack, payload
 from graphflow.placement.view.scene import Usage, headlines, usage
-from graphflow.placement.view.text import seconds, shorten, size, time_unit
+from graphflow.placement.view.text import printable, seconds, shorten, size, time_unit
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -63,6 +65,8 @@ def render(plan: Plan) -> str:
         tiles=_tiles(plan),
         devices=_devices(plan),
         timeline=divs["timeline"],
+        ports=_ports(plan),
+        taken=_taken(plan),
         links=f" · the {LINKS} links that move most; {hidden:,} more are not shown"
         if hidden
         else "",
@@ -101,7 +105,10 @@ def _devices(plan: Plan) -> str:
 def _device(use: Usage, makespan: float) -> str:
     share = 100 * use.busy / makespan if makespan > 0 else 0.0
     full = min(100.0, 100 * use.peak / use.limit) if use.limit > 0 else 0.0
-    measured = "" if use.busy_measured is None else f", measured {seconds(use.busy_measured)}"
+    measured = ""
+    if use.busy_measured is not None:
+        off = off_by(use.busy, use.busy_measured)
+        measured = f", measured {seconds(use.busy_measured)}" + (f" ({off})" if off else "")
     peak = "" if use.peak_measured is None else f", measured {size(use.peak_measured)}"
     strong = use.shade.strong
     return (
@@ -110,6 +117,42 @@ def _device(use: Usage, makespan: float) -> str:
         f"background:{strong}'></span></span>{seconds(use.busy)} ({share:.0f} %){measured}"
         f"<td><span class=meter><span style='width:{full:.1f}%;background:{strong}'>"
         f"</span></span>{size(use.peak)} of {size(use.limit)}{peak}"
+    )
+
+
+def _ports(plan: Plan) -> str:
+    """A section, if transfers shared anything."""
+    rows = "".join(
+        f"<tr><td>{escape(printable(use.title))}<td>{use.transfers:,}<td>{size(use.bytes)}"
+        f"<td>{size(use.bandwidth)}/s<td><span class=meter><span style='background:{colours.CUT};"
+        f"width:{min(100 * use.busy / (plan.makespan or 1.0), 100):.1f}%'></span></span>"
+        f"{escape(busy_share(use.busy, plan.makespan))}<td>{100 * use.used:.0f} %"
+        for use in ports(plan)
+    )
+    return rows and _section(
+        "Ports that links share",
+        "network cards and switches · busy: something is on its way through it",
+        "<th>Port<th>Tensors<th>Bytes<th>Bandwidth<th>Busy in a step<th>Of its bandwidth",
+        rows,
+    )
+
+
+def _taken(plan: Plan) -> str:
+    """A section, if anything took choices away."""
+    rows = "".join(
+        f"<tr><td>{escape(printable(each.why))}<td>{each.nodes or '':}"
+        f"<td>{escape(printable(each.example))}"
+        for each in taken(plan)
+    )
+    heads = "<th>What<th>Nodes<th>Such as"
+    return rows and _section("What took choices away", "pins, kernels, memory", heads, rows)
+
+
+def _section(title: str, remark: str, heads: str, rows: str) -> str:
+    return (
+        f"<section><header><h2>{title}</h2><span class=faint>{remark}</span></header>"
+        f"<div class=scroll><table><thead><tr>{heads}</thead><tbody>{rows}</tbody></table></div>"
+        "</section>"
     )
 
 
@@ -280,13 +323,17 @@ def _graph() -> Any:
     for kind, style, align in (
         ("label", "bold", "center"), ("detail", "normal", "center"), ("title", "bold", "left"),
     ):  # fmt: skip
-        columns = ("x", "y", "text", "ink", *(() if kind == "title" else ("alpha",)))
-        plot.text(
+        title = kind == "title"
+        columns = ("x", "y", "text", "ink", "behind" if title else "alpha")
+        texts = plot.text(
             "x", "y", "text", text_align=align, text_baseline="middle", text_color="ink",
-            text_alpha=1.0 if kind == "title" else "alpha", text_font={"value": FONT},
+            text_alpha=1.0 if title else "alpha",
+            text_font={"value": FONT},
             text_font_style=style, text_font_size="6px", source=_source(f"gf-{kind}s", *columns),
             name=f"gf-{kind}-text",
         )  # fmt: skip
+        if title:  # wires that pass behind it leave it readable
+            texts.glyph.background_fill_color = "behind"
     told = {"what": "", "where": "on", "took": "takes", "makes": "makes", "why": ""}
     facts = "".join(_FACT.format(title, column) for column, title in told.items())
     shown = _TIP.format("<b>@{node}</b>" + facts)

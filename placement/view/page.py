@@ -136,6 +136,8 @@ $memory
 <tbody>$devices</tbody></table>
 </div>
 </section>
+$ports
+$taken
 </main>
 <aside id="detail" hidden></aside>
 <script type="application/octet-stream" id="gf-plan">$plan</script>

@@ -81,6 +81,7 @@ def payload(plan: Plan) -> dict[str, Any]:
         "groups": groups,
         "edges": {"to": [to for to, _ in edges], "from": [source for _, source in edges]},
         "critical": path,
+        "kernels": _kernels(plan, made, place),
         "timeline": _timeline(plan, at, number),
         "memory": [
             {"device": number[name], "x": [_short(x) for x, _ in c], "y": [int(y) for _, y in c]}
@@ -93,6 +94,15 @@ def payload(plan: Plan) -> dict[str, Any]:
             if name in number
         },
     }
+
+
+def _kernels(plan: Plan, made: Tree, place: Sequence[int]) -> list[list[int]]:
+    """The nodes of each kernel that has several."""
+    found: dict[str, list[int]] = {}
+    for i, leaf in enumerate(made.leaves):
+        if not leaf.held and plan.nodes[leaf.index].fused:
+            found.setdefault(plan.nodes[leaf.index].fused, []).append(place[i])
+    return [nodes for nodes in found.values() if len(nodes) > 1]
 
 
 def _short(value: float) -> float:
@@ -108,7 +118,8 @@ def _devices(plan: Plan) -> tuple[list[str], list[colours.Shade]]:
 
 def _walk(made: Tree) -> tuple[dict[str, list[Any]], list[int]]:
     """Columns of the groups, parents first, and the number of each leaf."""
-    groups: dict[str, list[Any]] = {k: [] for k in ("label", "path", "parent", "from", "to", "own")}
+    names = ("label", "path", "parent", "from", "to", "own", "kernel")
+    groups: dict[str, list[Any]] = {name: [] for name in names}
     place = [-1] * len(made.leaves)
     count = 0
     pending: list[tuple[Group | int, int]] = [(made.root, -1)]
@@ -121,7 +132,10 @@ def _walk(made: Tree) -> tuple[dict[str, list[Any]], list[int]]:
             place[member], count = count, count + 1
             continue
         group = len(groups["label"])
-        row = (printable(member.label), printable(member.path), parent, count, count, -1)
+        row = (
+            printable(member.label), printable(member.path), parent, count, count, -1,
+            int(bool(member.kernel)),
+        )  # fmt: skip
         for column, value in zip(groups.values(), row, strict=True):
             column.append(value)
         if member.own >= 0:

@@ -7,6 +7,7 @@ values: names are still raw text and must be escaped by whoever writes them out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ class Box:
     longest node's seconds."""
 
     node: PlannedNode
+    kernel: str
     left: float
     top: float
     label: str
@@ -48,6 +50,7 @@ class Box:
             ("output", f"{node.output} · {size(node.bytes)}"),
             ("device", node.device),
             ("takes", f"{took}, from {seconds(node.start)}"),
+            ("one kernel with", self.kernel),
             ("why here", node.why),
             ("made at", node.location),
         ]
@@ -128,7 +131,9 @@ class Scene:
 
 def headlines(plan: Plan) -> list[tuple[str, str, str]]:
     """(title, number, remark): the step, what it would be otherwise, what moves."""
-    lines = [("Predicted step", seconds(plan.makespan), f"placer: {printable(plan.placer)}")]
+    again = "reproducible" if plan.reproducible else "not reproducible: a clock ended the search"
+    remark = f"placer: {printable(plan.placer)}, {again}"
+    lines = [("Predicted step", seconds(plan.makespan), remark)]
     if plan.measured is not None:
         steps = plan.measured.steps
         remark = f"median of {steps} step{'s' if steps != 1 else ''}"
@@ -154,6 +159,8 @@ def _gain(plan: Plan, baseline: float) -> str:
     if plan.makespan <= 0:
         return "predicted"
     ratio = baseline / plan.makespan
+    if ratio < 0.995:
+        return f"this plan takes {1 / ratio:.2f}× as long"
     return f"this plan is {ratio:.2f}× as fast" if ratio > 1.005 else "this plan gains nothing"
 
 
@@ -207,9 +214,11 @@ def _boxes(plan: Plan, layout: Layout, shades: dict[str, colours.Shade]) -> tupl
     for bar in plan.measured.timeline if plan.measured else ():
         key = (bar.track, bar.name)
         measured[key] = measured.get(key, 0.0) + bar.finish - bar.start
+    others = kernels(plan)
     return tuple(
         Box(
             node,
+            _told(others.get(node.fused, ()), node),
             x - NODE_WIDTH / 2,
             y,
             printable(shorten(node.name, LABEL_LETTERS)),
@@ -220,6 +229,21 @@ def _boxes(plan: Plan, layout: Layout, shades: dict[str, colours.Shade]) -> tupl
         )
         for node, x, y in zip(plan.nodes, layout.x, layout.y, strict=True)
     )
+
+
+def kernels(plan: Plan) -> dict[str, list[PlannedNode]]:
+    """The nodes of each kernel that has several, by the name of its last."""
+    found: dict[str, list[PlannedNode]] = {}
+    for node in plan.nodes:
+        if node.fused:
+            found.setdefault(node.fused, []).append(node)
+    return {name: nodes for name, nodes in found.items() if len(nodes) > 1}
+
+
+def _told(kernel: Sequence[PlannedNode], node: PlannedNode) -> str:
+    others = [each.name for each in kernel if each is not node]
+    more = f" and {len(others) - 6} more" if len(others) > 6 else ""
+    return ", ".join(others[:6]) + more
 
 
 def _detail(node: PlannedNode) -> str:

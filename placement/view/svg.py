@@ -22,6 +22,7 @@ MARGIN, NARROWEST = 32.0, 1120.0
 ROW, BAR = 24.0, 16.0
 MANY = 500  # bars in a row, beyond which those too thin to tell apart are drawn as one
 LABELS = 300.0  # room for the names of tracks
+BAND = 120.0  # pixels down, beyond which a band would cross too much of the drawing
 LETTER = 5.9  # width of a character of the smallest text, in pixels
 
 _STYLE = f"""
@@ -34,6 +35,7 @@ text {{ font-family: Inter, "Helvetica Neue", Helvetica, Arial, "DejaVu Sans", s
 .detail {{ font-size: 9.5px; fill: {colours.FAINT}; text-anchor: middle; }}
 .inbar {{ font-size: 9.5px; fill: #fff; pointer-events: none; }}
 .wire {{ fill: none; stroke: {colours.WIRE}; stroke-width: 1.1; }}
+.band {{ fill: none; stroke-width: 12; stroke-opacity: 0.28; }}
 .cut {{ fill: none; stroke: {colours.CUT}; stroke-width: 1.9; }}
 """
 
@@ -179,6 +181,7 @@ def _graph(drawn: Scene, width: float) -> tuple[str, float]:
             f'<text x="{(x0 + x1) / 2:.1f}" y="2" text-anchor="middle" class="track" '
             f'style="fill:{shade.strong};font-weight:600">{escape(printable(name))}</text>'
         )
+    parts += _kernels(drawn)
     parts += [_wire(wire) for wire in sorted(drawn.wires, key=lambda wire: wire.cut)]
     parts += [_box(box) for box in drawn.boxes]
     parts += [_mark(wire) for wire in drawn.wires if wire.cut]
@@ -188,8 +191,27 @@ def _graph(drawn: Scene, width: float) -> tuple[str, float]:
 
 LEGEND = (
     "colour: device · red edge: a tensor that leaves its device · "
-    "bar under a node: its share of the longest node's time"
+    "bar under a node: its share of the longest node's time · wide band: one kernel"
 )
+
+
+def _kernels(drawn: Scene) -> Iterator[str]:
+    """A band between nodes that run as one kernel: what one hands to another is never stored."""
+    at = {box.node.name: box for box in drawn.boxes}
+    for box in drawn.boxes:
+        for name in dict.fromkeys(box.node.inputs):
+            source = at.get(name)
+            if source is None or not box.kernel or source.node.fused != box.node.fused:
+                continue
+            x0, y0 = source.left + NODE_WIDTH / 2, source.top + NODE_HEIGHT
+            x1, y1 = box.left + NODE_WIDTH / 2, box.top
+            if y1 - y0 > BAND:
+                continue
+            ym = (y0 + y1) / 2
+            yield (
+                f'<path class="band" stroke="{box.shade.strong}" '
+                f'd="M{x0:.1f} {y0:.1f}C{x0:.1f} {ym:.1f} {x1:.1f} {ym:.1f} {x1:.1f} {y1:.1f}"/>'
+            )
 
 
 def _wire(wire: Wire) -> str:

@@ -39,12 +39,16 @@ class Leaf:
 
 @dataclass(eq=False)
 class Group:
-    """A scope: `own` is the leaf of the node that holds bodies, and is itself no member."""
+    """A scope: `own` is the leaf of the node that holds bodies, and is itself no member.
+
+    `kernel` names the last node of the kernel as which all of its members run; "" if they do not.
+    """
 
     label: str
     path: str
     members: list[Group | int] = field(default_factory=list)
     own: int = -1
+    kernel: str = ""
     key: tuple[int, int] = (0, 0)
     scopes: dict[str, Group] = field(default_factory=dict)
 
@@ -85,7 +89,8 @@ def tree(plan: Plan) -> Tree:
 
 
 def _gather_kernels(plan: Plan, leaves: Sequence[Leaf], labels: list[str], root: Group) -> None:
-    """Nodes of one kernel become a group inside their scope, unless they are all that is there."""
+    """Nodes of one kernel become a group inside their scope; where they are all that is there, the
+    scope is that group."""
     pending = [root]
     while pending:
         scope = pending.pop()
@@ -97,8 +102,10 @@ def _gather_kernels(plan: Plan, leaves: Sequence[Leaf], labels: list[str], root:
                 if fused:
                     kernels.setdefault(fused, []).append(member)
         for fused, members in kernels.items():
-            if 1 < len(members) < len(scope.members):
-                group = Group(_kernel_label(labels, members), scope.path)
+            if 1 < len(members) == len(scope.members) and scope.own < 0:
+                scope.kernel = fused
+            elif len(members) > 1:
+                group = Group(_kernel_label(labels, members), scope.path, kernel=fused)
                 group.members += members
                 inside = set(members)
                 scope.members = [m for m in scope.members if m not in inside] + [group]

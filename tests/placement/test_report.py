@@ -6,6 +6,7 @@ import dataclasses
 import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import graphflow as gf
@@ -110,7 +111,7 @@ def test_the_parts_of_a_critical_path_follow_each_other_to_the_end() -> None:
 def test_reports_print_columns_that_line_up_and_names_and_lines() -> None:
     text = str(small(MEASURED).report())
     rows = [line for line in text.splitlines() if "/cpu:0" in line and "→" not in line]
-    assert re.search(r"/worker:1/cpu:0 +2 +5 s +5\.5 s +17 % +300 B +310 B", text)
+    assert re.search(r"/worker:1/cpu:0 +2 +5 s +5\.5 s +\+10 % +17 % +300 B +310 B", text)
     assert len({line.index(" s ") for line in rows[:2]}) == 1
     assert "Critical path: 3 parts, 3 s computing, 3 s moving" in text
     assert "train.py:1" in text
@@ -165,6 +166,16 @@ def test_a_plan_does_not_differ_from_itself() -> None:
     made = small().diff(small())
     assert not made and not made.moved
     assert "0 of 3 nodes moved" in str(made)
+
+
+def test_a_difference_says_how_much_faster_and_of_what_graphs() -> None:
+    first = small()
+    assert "; these are plans of different graphs" not in str(first.diff(first))
+    assert "Bytes a step" not in str(first.diff(first))
+    other = dataclasses.replace(first, makespan=first.makespan / 250, fingerprint="1" * 16)
+    assert "(250× as fast)" in str(first.diff(other))
+    assert "(250× as long)" in str(other.diff(first))
+    assert "; these are plans of different graphs" in str(first.diff(other))
 
 
 def test_plans_for_other_hardware_differ_without_costs_where_a_device_is_missing() -> None:
@@ -236,3 +247,40 @@ def test_a_large_plan_s_report_is_quick_and_whole() -> None:
     made = plan.report()
     assert sum(use.nodes for use in made.devices) == sum(n.device != "/client" for n in plan.nodes)
     assert made.critical_path[-1].finish == pytest.approx(plan.makespan)
+
+
+def test_explaining_a_scope_a_tensor_or_nonsense_says_what_is_meant() -> None:
+    x = gf.placeholder("float32", (4, 4), name="x")
+    with gf.name_scope("block"):
+        values, places = gf.top_k(x, 2)
+        y = [values * 2.0, places]
+    plan = gf.plan(y, gf.Cluster.local(workers=2, threads=1))
+    assert plan.explain("block/top_k:1").startswith("block/top_k: top_k on ")
+    with pytest.raises(PlanError, match=r"'block' is a scope of 2 nodes: .* such as 'block/"):
+        plan.explain("block")
+    for nonsense in (["block"], 3, None):
+        with pytest.raises(PlanError, match="takes the name of a node, or a tensor, not"):
+            plan.explain(nonsense)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"give its path, such as 'plan\.json', not 3"):
+        plan.save(3)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"give its path, such as 'plan\.json', not None"):
+        gf.Plan.load(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["2x2xt4", "3xh100"])
+def test_a_plan_as_a_networkx_graph_is_the_problem_that_was_placed(name: str) -> None:
+    plan = gf.plan(_model(), gf.Cluster.hypothetical(name, network="10gbe"))
+    graph = plan.to_networkx()
+    problem = gf.placement.Problem.from_networkx(graph)
+    names = {name: i for i, name in enumerate(graph.graph["devices"])}
+    device = np.array([names[node.device] for node in plan.nodes])
+    order = np.arange(len(plan.nodes))
+    timeline = gf.placement.simulate(problem, gf.placement.Assignment(device, order))
+    assert timeline.makespan == pytest.approx(plan.makespan - plan.overhead)
+    assert [graph.nodes[node.name]["memory"] for node in plan.nodes if node.op == "variable"] == [
+        node.bytes for node in plan.nodes if node.op == "variable"
+    ]
+
+
+def test_a_plan_is_short_in_messages() -> None:
+    assert repr(towers()).startswith("<Plan of 151 nodes on 2 devices by greedy: ")

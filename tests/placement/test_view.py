@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -13,14 +14,15 @@ from typing import Any
 
 import pytest
 
+import graphflow as gf
 from graphflow.errors import PlanError
 from graphflow.placement.cluster import CLIENT
 from graphflow.placement.plan import Plan
 from graphflow.placement.view import colours, dot, html, svg
 from graphflow.placement.view.payload import unpack
 from graphflow.placement.view.scene import headlines, scene
-from graphflow.placement.view.text import seconds, shorten, size, ticks
-from tests.placement.view_plans import HOSTILE, chain, hostile, measured, towers
+from graphflow.placement.view.text import printable, seconds, shorten, size, ticks
+from tests.placement.view_plans import HOSTILE, chain, hostile, kernels, measured, towers
 
 SVG = "{http://www.w3.org/2000/svg}"
 # Attributes with which a page loads something, and the elements that exist to do so.
@@ -122,7 +124,9 @@ def test_hostile_names_stay_text_in_the_page() -> None:
     assert not [script for script in evil.scripts if script.strip().startswith("alert")]
     page = html.render(hostile())
     assert "<script>alert" not in page
-    assert packed(page)["nodes"]["name"][0].startswith(HOSTILE[:20])
+    names = packed(page)["nodes"]["name"]
+    assert names[0].startswith(HOSTILE[:20])
+    assert not [letter for name in names for letter in name if letter in "\u202e\x1b\x00"]
 
 
 def test_dollar_signs_in_names_are_not_placeholders_of_the_page() -> None:
@@ -171,9 +175,34 @@ def test_hostile_names_stay_text_in_the_svg() -> None:
     drawn = svg.render(hostile())
     root = ET.fromstring(drawn)
     assert not list(root.iter(f"{SVG}script"))
-    assert any(
-        HOSTILE.replace("\x00", "\ufffd") in (t.text or "") for t in root.iter(f"{SVG}title")
-    )
+    shown = printable(HOSTILE)
+    assert shown.count("\ufffd") == 3  # a zero, a right-to-left override, an escape
+    assert any(shown in (t.text or "") for t in root.iter(f"{SVG}title"))
+
+
+def test_nodes_of_one_kernel_are_joined_in_the_svg_and_named_on_hovering() -> None:
+    drawn = svg.render(kernels())
+    assert drawn.count('class="band"') == 5  # two in each kernel of three, one in that of two
+    titles = [t.text or "" for t in ET.fromstring(drawn).iter(f"{SVG}title")]
+    assert any("one kernel with: net/multiply, net/subtract" in title for title in titles)
+
+
+def test_the_page_tells_shared_ports_constraints_and_whether_a_clock_ended_the_search() -> None:
+    pytest.importorskip("bokeh")
+    x = gf.placeholder("float32", (256, 256), name="x")
+    with gf.device("/worker:0"):
+        a, b = gf.tanh(x), gf.exp(x)
+    with gf.device("/worker:1"):
+        y = a @ b
+    made = gf.plan(y, gf.Cluster.hypothetical("2x2xt4", network="10gbe"))
+    text = html.render(made)
+    assert "Ports that links share" in text and "host 0 nic, out" in text
+    assert "pinned by gf.device(&#x27;/worker:0&#x27;)" in text
+    assert "placer: greedy, reproducible" in text
+    hurried = dataclasses.replace(made, reproducible=False)
+    assert "not reproducible: a clock ended the search" in html.render(hurried)
+    assert "a clock ended the search" in svg.render(hurried)
+    assert "Ports that links share" not in html.render(chain(3))
 
 
 @pytest.mark.parametrize("drawing", [svg, dot, html], ids=["svg", "dot", "html"])

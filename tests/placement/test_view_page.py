@@ -12,7 +12,7 @@ import pytest
 from graphflow.placement.plan import Plan
 from graphflow.placement.view import html
 from tests.placement.chromium import Page, find
-from tests.placement.view_plans import chain, holding, hostile, measured, network, towers
+from tests.placement.view_plans import chain, holding, hostile, kernels, measured, network, towers
 
 pytestmark = pytest.mark.browser
 
@@ -62,11 +62,12 @@ def panel(page: Page) -> str:
     [
         lambda: measured(towers()),
         hostile,
+        lambda: measured(kernels()),
         lambda: chain(0),
         lambda: chain(1),
         lambda: network(3000),
     ],
-    ids=["towers", "hostile", "empty", "one", "large"],
+    ids=["towers", "hostile", "kernels", "empty", "one", "large"],
 )
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_browser_opens_the_page_without_errors_or_requests(
@@ -156,6 +157,53 @@ def test_a_node_that_holds_bodies_shows_them_when_it_is_opened(tmp_path: Path) -
         assert lit(page) == {"net/scan"}  # as a part of which it runs
         assert "net/scan/cond, net/scan/multiply" in panel(page)
         assert page.errors == []
+
+
+def test_a_kernel_is_opened_searched_and_followed_into_the_timeline(tmp_path: Path) -> None:
+    with opened(measured(kernels()), tmp_path) as page:
+        page.click("#fold")
+        page.until("!gfShown().includes('net/matmul')")
+        page.click("gfWhere('net')")
+        page.until("gfShown().includes('net: kernel: multiply … subtract')")
+        assert "net/tanh" not in shown(page)
+        details = column(page, "gf-details", "text")
+        assert any(text.startswith("kernel of 3") for text in details)
+
+        page.click("gfWhere('net: kernel: multiply … subtract')")
+        page.until("gfShown().includes('net/tanh')")
+        facts = panel(page).splitlines()
+        assert {"one kernel of", "net/multiply, net/tanh, net/subtract"} <= set(facts)
+        assert any(line.endswith("% is this kernel") for line in facts)
+        assert {"net/multiply", "net/tanh", "net/subtract"} & lit(page)
+        assert "net/matmul" not in lit(page)
+
+        page.click("gfWhere('net: kernel: multiply … subtract')")  # its title folds it
+        page.until("!gfShown().includes('net/tanh')")
+        page.click("#find")
+        page.write("net/tan")
+        page.until("document.querySelectorAll('#results li').length === 1")
+        page.write("\n")
+        page.until("document.querySelector('#detail h2')?.textContent === 'net/tanh'")
+        assert "net/tanh" in shown(page)  # what was folded around it is open
+        assert {"one kernel with", "net/multiply, net/subtract"} <= set(panel(page).splitlines())
+        assert "33.3 % of the kernel's 30 µs" in panel(page)
+        assert lit(page) == {"net/tanh"}
+
+        bar = column(page, "gf-bars", "name").index("gate/exp")
+        sides = [column(page, "gf-bars", side)[bar] for side in ("left", "right", "top", "bottom")]
+        page.click(f"gfAt('gf-timeline', {sum(sides[:2]) / 2}, {sum(sides[2:]) / 2})")
+        page.until("document.querySelector('#detail h2').textContent === 'gate/exp'")
+        assert page.errors == []
+        assert all(url.startswith("data:") for url in page.requests[1:])
+
+
+def test_a_kernel_over_two_scopes_names_the_part_that_is_elsewhere(tmp_path: Path) -> None:
+    with opened(kernels(), tmp_path) as page:
+        page.click("#open")
+        page.until("gfShown().includes('right/sign')")
+        page.click("gfWhere('right/sign')")
+        page.until("document.querySelector('#detail h2')?.textContent === 'right/sign'")
+        assert "left/add, left/abs" in panel(page).splitlines()
 
 
 def test_light_becomes_dark_on_a_click(page: Page) -> None:

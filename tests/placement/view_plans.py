@@ -17,7 +17,7 @@ from graphflow.placement.plan import (
     PlannedTransfer,
 )
 
-HOSTILE = '<script>alert("x&y\')</script>\x00"\\-->]]>{{ x }}'
+HOSTILE = '<script>alert("x&y\')</script>\x00"\\-->]]>{{ x }}\u202e\x1b[2J'
 
 
 class Drawing:
@@ -216,6 +216,31 @@ def _part(d: Drawing, scope: str, worker: int, at: str) -> str:
     for j, op in enumerate(("relu", "mul", "layer_norm", "sub", "exp", "add")):
         at = d.add(f"{scope}/{op}_{j}", op, worker, [at], (128, 64), (j + 1) * 1e-6)
     return at
+
+
+def kernels() -> Plan:
+    """Nodes that run as one kernel: a part of a scope, a whole scope, and some of two scopes."""
+    d = Drawing(2)
+    d.add("x", "placeholder", None, (), (64, 64))
+    at = d.add("net/matmul", "matmul", 0, ["x"], (64, 64), 2e-4)
+    for name in ("net/multiply", "net/tanh", "net/subtract"):
+        at = d.add(name, name[4:], 0, [at], (64, 64), 1e-5)
+    at = d.add("net/matmul_1", "matmul", 0, [at], (64, 64), 2e-4)
+    for name in ("gate/exp", "gate/divide"):
+        at = d.add(name, name[5:], 0, [at], (64, 64), 3e-5)
+    at = d.add("left/neg", "neg", 1, [at], (64, 64), 1e-5)
+    at = d.add("left/matmul", "matmul", 1, [at], (64, 64), 1e-4)
+    for name in ("left/add", "left/abs", "right/sign"):
+        at = d.add(name, name.rpartition("/")[2], 1, [at], (64, 64), 1e-5)
+    d.add("right/matmul", "matmul", 1, [at], (64, 64), 1e-4)
+    for name, last in (
+        ("net/multiply", "net/subtract"), ("net/tanh", "net/subtract"),
+        ("net/subtract", "net/subtract"), ("gate/exp", "gate/divide"),
+        ("gate/divide", "gate/divide"), ("left/add", "right/sign"), ("left/abs", "right/sign"),
+        ("right/sign", "right/sign"),
+    ):  # fmt: skip
+        d.nodes[name] = replace(d.nodes[name], fused=last)
+    return d.plan()
 
 
 def holding() -> Plan:
