@@ -139,16 +139,16 @@ class _Nest(Passes):
                 lines += self._joined(s, f"%w1{k}.{number(s)}", f"%u1{k}.{number(s)}",
                                       f"%w0{k}.{number(s)}")  # fmt: skip
             lines += [
-                f"  %more1{k} = icmp ult i64 %next{k}, %to2{k}",
-                f"  br i1 %more1{k}, label %k{k}.chunk, label %k{k}.block.end",
+                f"  %more.chunk{k} = icmp ult i64 %next{k}, %to2{k}",
+                f"  br i1 %more.chunk{k}, label %k{k}.chunk, label %k{k}.block.end",
                 f"k{k}.block.end:",
             ]
             for s in sums:
                 lines += self._joined(s, f"%w2{k}.{number(s)}", f"%u2{k}.{number(s)}",
                                       f"%w1{k}.{number(s)}")  # fmt: skip
             lines += [
-                f"  %more2{k} = icmp ult i64 %next{k}, {stop}",
-                f"  br i1 %more2{k}, label %k{k}.block, label %k{k}.after",
+                f"  %more.block{k} = icmp ult i64 %next{k}, {stop}",
+                f"  br i1 %more.block{k}, label %k{k}.block, label %k{k}.after",
             ]
         lines.append(f"k{k}.after:")
         last, done = (2, f"%k{k}.block.end") if deep else (0, f"%k{k}.vec")

@@ -317,3 +317,15 @@ def test_random_graphs_of_reductions_are_close_to_plain_kernels(steps: Any) -> N
         patch.setenv("GRAPHFLOW_JIT", "off")
         want = evaluate([values[-1]], fed)[0]
     assert np.allclose(have, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("first", [gf.sum, gf.max])
+def test_a_region_of_more_than_ten_passes_over_its_rows_compiles(first: Any) -> None:
+    x = gf.placeholder("float32", (6, 40), name="x")
+    y = x - first(x, axis=-1, keepdims=True)
+    for i in range(12):
+        reduced = (gf.sum, gf.max)[i % 2]
+        y = gf.tanh(y - reduced(y, axis=-1, keepdims=True))
+    fed = {x: np.random.default_rng(0).normal(size=(6, 40)).astype("float32")}
+    with gf.Session() as session:
+        assert session.run(y, fed).tobytes() == np.asarray(evaluate([y], fed)[0]).tobytes()
