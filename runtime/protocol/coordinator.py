@@ -176,6 +176,7 @@ class _Peer:
     inbox: Assembler
     heard: float
     welcomed: bool = False
+    opened: bool = False  # it was told of the session: before, it would not know what a Ping is of
     link: bool = False  # the transport vouches for the process
     lost: str = ""  # why, once it is lost
 
@@ -190,10 +191,6 @@ class _Operation:
     @property
     def is_step(self) -> bool:
         return any(isinstance(order.message, Compute) for order in self.begin.orders.values())
-
-    @property
-    def is_hello(self) -> bool:
-        return any(isinstance(order.message, Hello) for order in self.begin.orders.values())
 
     @property
     def what(self) -> str:
@@ -268,6 +265,8 @@ class CoordinatorMachine:
         self._operations[begin.request] = operation
         actions: list[CoordinatorAction] = []
         for worker, order in begin.orders.items():
+            if isinstance(order.message, Open):
+                self._peers[worker].opened = True
             actions += [
                 self._send(worker, chunk, begin.step, data) for chunk, data in pieces[worker]
             ]
@@ -342,12 +341,10 @@ class CoordinatorMachine:
         for operation in list(self._operations.values()):
             if now >= operation.deadline:
                 actions += self._end(operation, self._late(operation))
-        # Who has welcomed us knows the session only once all have, and it was opened.
-        meeting = any(operation.is_hello for operation in self._operations.values())
-        if now >= self._beat + BEAT and not meeting:
+        if now >= self._beat + BEAT:
             self._beat = now
             for worker, peer in enumerate(self._peers):
-                if peer.welcomed and not peer.lost:
+                if peer.opened and not peer.lost:
                     actions.append(self._send(worker, Ping(), 0))
         return actions
 

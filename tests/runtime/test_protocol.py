@@ -196,6 +196,14 @@ def test_silence_is_death_unless_the_transport_vouches_for_the_process() -> None
     assert "worker 1" in str(settled(actions).outcome) and set(desk.machine.lost()) == {1}
 
 
+def test_no_heartbeat_goes_to_a_worker_that_does_not_know_the_session_yet() -> None:
+    desk = Desk()
+    assert not told(desk.machine.handle(c.Tick(), 1.1), Ping)
+    addresses = [f"tcp://127.0.0.1:{7000 + index}" for index in range(2)]
+    desk.begin(2, {w: Open(2, w, addresses, 30.0, [], []) for w in range(2)}, 1.2)
+    assert told(desk.machine.handle(c.Tick(), 2.2), Ping) == [0, 1]
+
+
 def test_a_worker_that_never_answers_the_first_call_is_a_rendezvous_timeout() -> None:
     machine = c.CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0)
     order = c.Order(Hello(1, "", 0, ""))
