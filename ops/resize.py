@@ -74,12 +74,15 @@ def _cost(x: TensorSpec, axes: Ints, sizes: Shape, rules: Any, transpose: bool) 
 
 _IMAGE, _GROWN = spec("float32", (2, 3, 4)), spec("float32", (2, 5, 3))
 _LINEAR, _CUBIC = Rule("linear"), Rule("cubic", "align_corners")
-_CALLS = (
-    (_LINEAR, Rule("cubic", exclude_outside=True)),
-    (_CUBIC, Rule("nearest", "asymmetric", rounding="floor")),
-    (Rule("area"), Rule("linear", antialias=True)),
-    (Rule("linear", "tf_crop_and_resize", begin=-0.2, end=0.7), Rule("cubic", antialias=True)),
-)
+_CALLS = tuple(
+    tuple(map(tuple, rules))
+    for rules in (
+        (_LINEAR, Rule("cubic", exclude_outside=True)),
+        (_CUBIC, Rule("nearest", "asymmetric", rounding="floor")),
+        (Rule("area"), Rule("linear", antialias=True)),
+        (Rule("linear", "tf_crop_and_resize", begin=-0.2, end=0.7), Rule("cubic", antialias=True)),
+    )
+)  # attributes are plain tuples, as they come over a wire
 resize_op: Op = register(
     Op(
         "resize",
@@ -104,7 +107,7 @@ resize_op: Op = register(
                 spec("uint8", (2, 3)),
                 axes=(1,),
                 sizes=(7,),
-                rules=(Rule("nearest"),),
+                rules=(tuple(Rule("nearest")),),
                 transpose=False,
             ),
         ),
