@@ -40,6 +40,11 @@ def signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[N
                 f"shape for {node.name!r} (made at {node.location}): nothing fetched depends on "
                 "it; leave it out"
             )
+        if isinstance(given, list) and not given and node.specs[0].shape:
+            raise FeedError(
+                f"{node.name!r} (made at {node.location}) is given an empty list of shapes; give "
+                "it a shape for each step to prepare"
+            )
         if isinstance(given, list) and not all(_is_size(each) for each in given):
             wanted[node] = [_shape(node, each) for each in given]
         else:

@@ -87,6 +87,8 @@ class Session:
     ) -> None:
         if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
+        if not isinstance(trial, bool):
+            raise ArgumentError(f"trial is True or False, not {trial!r}")
         get_placer(placer)
         self._automatic = check_replan(replan)
         names = module_names(ops, "ops")

@@ -11,7 +11,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.compiled import Compiled
-from graphflow.errors import OpError
+from graphflow.errors import ArgumentError, OpError
 from graphflow.graph import Graph
 from graphflow.passes import optimize
 from graphflow.placement.learned import Learned
@@ -90,3 +90,9 @@ def test_a_graph_that_fails_on_made_up_feeds_fails_only_in_its_step() -> None:
         np.testing.assert_array_equal(session.run(y, {x: [-5, -4, -5]}), np.ones((3, 2)))
         with pytest.raises(OpError, match="take"):
             session.run(y, {x: [0, 0, 0]})
+
+
+@pytest.mark.parametrize("trial", ["no", 1, None])
+def test_whether_to_try_out_is_yes_or_no(trial: Any) -> None:
+    with pytest.raises(ArgumentError, match="trial is True or False"):
+        gf.Session(trial=trial)

@@ -107,7 +107,7 @@ def test_a_list_goes_with_one_shape_for_all_and_a_list_of_sizes_is_a_shape(work:
 
 MISTAKES = [
     "missing", "rank", "size", "shared", "unknown", "string", "tensor", "lists", "text",
-    "negative", "many", "mapping", "array",
+    "negative", "many", "mapping", "array", "empty",
 ]  # fmt: skip
 
 
@@ -130,6 +130,7 @@ def test_a_mistake_is_told_and_the_session_goes_on(how: str) -> None:
                  "18 combinations of shapes.*at most 16"),
         "mapping": ([(4, 5)], "a dict from placeholders"),
         "array": ({x: np.zeros((4, 5)), y: 3}, "not 3"),
+        "empty": ({x: [], y: []}, r"'x' \(made at .*\) is given an empty list of shapes"),
     }  # fmt: skip
     given, text = shapes[how]
     with gf.Session() as s:
