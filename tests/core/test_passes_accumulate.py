@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,13 @@ from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.partition import Partition
 
 pytestmark = pytest.mark.skipif(not available("float32"), reason="made for AVX2 and up")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _generated() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:  # also where a whole run has GRAPHFLOW_JIT=off
+        patch.delenv("GRAPHFLOW_JIT", raising=False)
+        yield
 
 
 def _fed(*shapes: tuple[int, ...], dtype: str = "float32") -> dict[gf.Tensor, Any]:
