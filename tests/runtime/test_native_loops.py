@@ -17,7 +17,7 @@ import graphflow as gf
 from graphflow.errors import StepTimeout
 from graphflow.interpret import evaluate
 from graphflow.op import Tensor
-from graphflow.runtime import code
+from graphflow.runtime import routines
 from graphflow.runtime.executor import Program
 from tests.properties.random_graphs import same_bits
 from tests.runtime.programs import NoChannel, alone, compiled
@@ -43,8 +43,8 @@ def native(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(node.op.name)
         return real(node, *args)
 
-    real = code.native_runner
-    monkeypatch.setattr(code, "native_runner", noted)
+    real = routines.native_runner
+    monkeypatch.setattr(routines, "native_runner", noted)
     return found
 
 
