@@ -129,7 +129,8 @@ def _plain_put(xp: Any, out: Any, g: Any, chosen: Any, sizes: Ints, **attrs: Any
     out[...] = 0
     for number, where, elements in taps(sizes, windows_of(g, **attrs)):
         view = out[elements]
-        xp.add(view, g[where] * (chosen[where] == number), out=view)
+        # no product with 0: an infinite gradient would leave NaN at the other elements
+        xp.add(view, xp.where(chosen[where] == number, g[where], g.dtype.type(0)), out=view)
 
 
 max_pool_op: Op = register(

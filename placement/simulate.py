@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from graphflow.errors import ProblemError
 from graphflow.placement.problem import Assignment, Floats, Ints, Problem
 from graphflow.placement.sharing import Clock, Flow, Flows
 
@@ -92,8 +93,14 @@ def simulate(problem: Problem, assignment: Assignment) -> Timeline:
     Time O((n + e) log n) for n nodes and e edges.
 
     Raises:
-        ProblemError: the assignment does not fit the problem (see `Assignment.validate`).
+        ProblemError: not a problem and an assignment, or they do not fit each other (see
+            `Assignment.validate`).
     """
+    if not (isinstance(problem, Problem) and isinstance(assignment, Assignment)):
+        raise ProblemError(
+            "simulate() takes a Problem and an Assignment (what place() gives), not "
+            f"{type(problem).__name__} and {type(assignment).__name__}"
+        )
     assignment.validate(problem)
     order = assignment.order.tolist()
     position = [0] * len(order)

@@ -86,7 +86,17 @@ class Exact(Placer):
         return self.prove(problem).assignment
 
     def prove(self, problem: Problem) -> Proof:
-        """The best assignment found, and the bound."""
+        """The best assignment found, and the bound.
+
+        Raises:
+            PlacementError: not a Problem.
+            MemoryLimitError: nothing was found that fits the devices' memory.
+        """
+        if not isinstance(problem, Problem):
+            raise PlacementError(
+                f"prove() takes a Problem, not {type(problem).__name__}; graphs are placed by "
+                "gf.plan"
+            )
         known = Auto().place(problem)
         proof = Proof(known, simulate(problem, known).makespan, lower_bound(problem))
         if problem.nodes and not proof.optimal:

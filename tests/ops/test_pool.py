@@ -271,3 +271,21 @@ def test_wrong_arguments_are_told_with_their_line(name: str) -> None:
     call, kind, message = WRONG[name]
     with pytest.raises(kind, match=rf"(?s)test_pool\.py:\d+.*({message})"):
         call()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_gradient_that_is_not_finite_goes_to_the_largest_element_only(
+    dtype: str, bad: float
+) -> None:
+    x = np.arange(16, dtype=dtype).reshape(1, 1, 4, 4)
+    g = np.array([[bad, 1.0], [2.0, 3.0]], dtype).reshape(1, 1, 2, 2)
+    image, weight = placeholder(dtype, x.shape), placeholder(dtype, g.shape)
+    grads = gradients([nn.max_pool(image, 2)], [image], [weight])
+    for plain in ("on", "off"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GRAPHFLOW_JIT", plain)
+            (have,) = evaluate(grads, {image: x, weight: g})
+        want = np.zeros((4, 4), dtype)
+        want[[1, 1, 3, 3], [1, 3, 1, 3]] = g.ravel()
+        assert np.array_equal(have[0, 0], want, equal_nan=True)

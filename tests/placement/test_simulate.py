@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphflow.errors import PlacementError, ProblemError
 from graphflow.placement import Assignment, Problem, Timeline, simulate
 from graphflow.placement.placers.evaluate import lower_bound
+from graphflow.placement.placers.exact import Exact
 from graphflow.placement.simulate import execute, peak_memory, schedule
 from tests.placement.instances import problems, topcuoglu
 
@@ -207,3 +209,11 @@ def test_peak_memory_is_at_least_what_is_alive_when_any_node_runs(
         }
         resident = problem.memory[np.array(device) == at].sum()
         assert peak[at] >= resident + problem.output_memory[node] + sum(inputs.values()) - 1e-9
+
+
+def test_what_is_no_problem_or_no_assignment_is_told() -> None:
+    problem = Problem(np.ones((2, 1)), np.zeros((0, 2), int), np.zeros(0))
+    with pytest.raises(ProblemError, match="not Problem and list"):
+        simulate(problem, [0, 0])  # type: ignore[arg-type]
+    with pytest.raises(PlacementError, match="takes a Problem, not str"):
+        Exact().prove("problem")  # type: ignore[arg-type]
