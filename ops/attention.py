@@ -11,8 +11,7 @@ Source: Dao et al., NeurIPS 2022; Rabe & Staats, arXiv:2112.05682.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,21 +19,13 @@ import numpy as np
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching
+from graphflow.ops.attention_blocks import Heads, Pattern, split_heads, widened
 from graphflow.ops.attention_pairs import pair_gradients
 from graphflow.ops.convert import astype
 from graphflow.ops.kernels import attend
-from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.reduce import sum
 from graphflow.ops.rules import is_zeros, require_kind
 from graphflow.spec import Dim, Size, TensorSpec, equate, kind, product, show_shape, spec
-
-# Queries and keys of a block: its scores, and what is made of them, stay in a core's cache.
-_QUERIES, _KEYS = 128, 512
-# Scores that one task takes at most, in several heads if these are small.
-_SCORES = 1 << 17
-# A task below this many flops is not worth a hand-over to a thread.
-_WORTH_A_THREAD = 2e7
-
 
 # Shapes -----------------------------------------------------------------------------------------
 
@@ -85,129 +76,6 @@ def _flops(q: TensorSpec, k: TensorSpec, products: int) -> Cost:
     return Cost(flops=pairs * (q.shape[-1] * (2 * products) + 20))
 
 
-# Blocks -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """How scores come about, and which keys a query may see: from `left` keys before its own place
-    (its index + offset) to `right` after it."""
-
-    scale: float
-    left: int | None
-    right: int | None
-    offset: int
-    softcap: float | None
-
-    def keys(self, first: int, last: int, number: int) -> tuple[int, int]:
-        """The range of keys that some query in [first, last) sees."""
-        start = 0 if self.left is None else first + self.offset - self.left
-        stop = number if self.right is None else last + self.offset + self.right
-        return max(0, start), max(0, min(number, stop))
-
-    def hidden(self, xp: Any, t: slice, s: slice) -> Any:
-        """Where a block's queries do not see its keys; None: nowhere."""
-        ahead = None if self.right is None else self.right + self.offset
-        behind = None if self.left is None else self.left - self.offset
-        cut = ahead is not None and s.stop - 1 - t.start > ahead
-        if not cut and (behind is None or t.stop - 1 - s.start <= behind):
-            return None
-        distance = xp.arange(s.start, s.stop) - xp.arange(t.start, t.stop)[:, None]
-        hidden = xp.zeros(distance.shape, bool)
-        if ahead is not None:
-            hidden |= distance > ahead
-        if behind is not None:
-            hidden |= -distance > behind
-        return hidden
-
-
-@dataclass(frozen=True)
-class _Heads:
-    """q, k, v (and others) as (n, g, T, d) and (n, S, d): g heads of queries share one of keys."""
-
-    xp: Any
-    q: Any
-    k: Any
-    v: Any
-    mask: Any  # a view (batch…, shared heads, g, T, S), or None
-    pattern: Pattern
-
-    @classmethod
-    def of(cls, xp: Any, q: Any, k: Any, v: Any, mask: Sequence[Any], pattern: Pattern) -> _Heads:
-        shared, group = k.shape[-3], q.shape[-3] // k.shape[-3]
-        view = None
-        if mask:
-            m = mask[0].reshape((1,) * (q.ndim - mask[0].ndim) + mask[0].shape)
-            parts = (shared, group) if m.shape[-3] != 1 else (1, 1)
-            m = m.reshape((*m.shape[:-3], *parts, *m.shape[-2:]))
-            scores = (*q.shape[:-3], shared, group, q.shape[-2], k.shape[-2])
-            view = m if all(n == 1 for n in m.shape[:-3]) else xp.broadcast_to(m, scores)
-        grouped = split_heads(q, shared)
-        n = math.prod(k.shape[:-2])  # not -1: there may be no keys
-        k, v = (x.reshape(n, *x.shape[-2:]) for x in (k, v))
-        return cls(xp, grouped, k, v, view, pattern)
-
-    def tasks(self) -> list[tuple[slice, slice]]:
-        """Ranges of (shared heads, queries): each is one block's rows. On a GPU all heads go
-        together."""
-        n, group, rows, _ = self.q.shape
-        queries = max(1, min(rows, _QUERIES))
-        keys = max(1, min(self.k.shape[1], _KEYS))
-        together = n if self.xp is not np else max(1, _SCORES // max(1, group * queries * keys))
-        return [
-            (slice(i, min(n, i + together)), slice(t, min(rows, t + queries)))
-            for i in range(0, n, max(1, together))
-            for t in range(0, rows, queries)
-        ]
-
-    def key_blocks(self, t: slice) -> Iterator[slice]:
-        start, stop = self.pattern.keys(t.start, t.stop, self.k.shape[1])
-        for s in range(start - start % _KEYS, stop, _KEYS):
-            yield slice(max(s, start), min(stop, s + _KEYS))
-
-    def mask_block(self, n: slice, t: slice, s: slice) -> Any:
-        """The mask of a block, (n or 1, g, t, s) or broadcast to it."""
-        mask = self.mask
-        mine = tuple(slice(None) if have == 1 else want
-                     for have, want in zip(mask.shape[-2:], (t, s), strict=True))  # fmt: skip
-        lead = mask.shape[:-3]
-        if all(size == 1 for size in lead):
-            block = mask[(0,) * len(lead)][(slice(None), *mine)]
-            return block[None]
-        places = (np.unravel_index(i, lead) for i in range(n.start, n.stop))
-        return self.xp.stack([mask[place][(slice(None), *mine)] for place in places])
-
-    def scores(self, qs: Any, n: slice, t: slice, s: slice) -> tuple[Any, Any]:
-        """Masked scores of a block from scaled queries, and the slope of the soft cap (or None)."""
-        xp, cap = self.xp, self.pattern.softcap
-        z = xp.matmul(qs, _wide(self.k[n, None, s]).swapaxes(-1, -2))
-        slope = None
-        if cap is not None:
-            z /= cap
-            xp.tanh(z, out=z)
-            slope = 1 - z * z
-            z *= cap
-        if self.mask is not None:
-            block = self.mask_block(n, t, s)
-            z = xp.where(block, z, -xp.inf) if block.dtype == bool else xp.add(z, block, out=z)
-            z = z.astype(qs.dtype, copy=False)
-        hidden = self.pattern.hidden(xp, t, s)
-        if hidden is not None:
-            xp.copyto(z, z.dtype.type(-np.inf), where=hidden)
-        return z, slope
-
-    def share_out(self, tasks: Sequence[Any], work: Callable[[Any], None], flops: float) -> None:
-        """Do the tasks, on threads where that pays."""
-        if self.xp is not np or len(tasks) < 2 or flops < 2 * _WORTH_A_THREAD:
-            for task in tasks:
-                work(task)
-        else:
-            run_parts(lambda i: work(tasks[i]), len(tasks))
-
-    def flops(self, products: int) -> float:
-        return float(2 * products * self.q.size * self.k.shape[1])
-
-
 def native_pattern(softcap: float | None, **attrs: Any) -> attend.Pattern:
     """The pattern of native calls, which know no soft cap."""
     return attend.Pattern(**attrs)
@@ -218,22 +86,13 @@ def attention_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _attention_kernel, _attention_grad_kernel
 
 
-def split_heads(x: Any, shared: int) -> Any:
-    """(…, heads, T, d) as (n, g, T, d)."""
-    return x.reshape(math.prod(x.shape[:-3]) * shared, x.shape[-3] // shared, *x.shape[-2:])
-
-
-def _wide(x: Any) -> Any:
-    return x.astype("float32") if x.dtype.itemsize == 2 else x
-
-
 # Forward ----------------------------------------------------------------------------------------
 
 
-def _attend_block(heads: _Heads, y: Any, logs: Any, task: tuple[slice, slice]) -> None:
+def _attend_block(heads: Heads, y: Any, logs: Any, task: tuple[slice, slice]) -> None:
     """Results and log-sum-exps of a block of queries, (n, g, t, …)."""
     xp, (n, t) = heads.xp, task
-    qs = _wide(heads.q[n, :, t]) * heads.pattern.scale
+    qs = widened(heads.q[n, :, t]) * heads.pattern.scale
     rows = qs.shape[:-1]
     top = xp.full((*rows, 1), -xp.inf, qs.dtype)
     total = xp.zeros((*rows, 1), qs.dtype)
@@ -244,7 +103,7 @@ def _attend_block(heads: _Heads, y: Any, logs: Any, task: tuple[slice, slice]) -
         level = xp.where(xp.isneginf(highest), qs.dtype.type(0), highest)  # no key seen so far
         xp.subtract(z, level, out=z)
         xp.exp(z, out=z)
-        part = xp.matmul(z, _wide(heads.v[n, None, s]))
+        part = xp.matmul(z, widened(heads.v[n, None, s]))
         if i:
             fading = xp.exp(top - level)
             total *= fading
@@ -264,7 +123,7 @@ def _attention_into(xp: Any, out: Any, q: Any, k: Any, v: Any, *mask: Any, **att
     if attend.is_native(xp, q, k, v, attrs["softcap"]):
         attend.forward(out[0], out[1], q, k, v, mask, native_pattern(**attrs))
         return
-    heads = _Heads.of(xp, q, k, v, mask, Pattern(**attrs))
+    heads = Heads.of(xp, q, k, v, mask, Pattern(**attrs))
     y = split_heads(out[0], k.shape[-3])
     logs = out[1].reshape(y.shape[:-1])
     heads.share_out(heads.tasks(), lambda task: _attend_block(heads, y, logs, task), heads.flops(2))
@@ -299,7 +158,7 @@ def _attention_vjp(
 # Backward ---------------------------------------------------------------------------------------
 
 
-def _probabilities(heads: _Heads, qs: Any, logs: Any, n: slice, t: slice, s: slice) -> Any:
+def _probabilities(heads: Heads, qs: Any, logs: Any, n: slice, t: slice, s: slice) -> Any:
     """exp(scores - log-sum-exp) of a block, and the slope of the soft cap."""
     p, slope = heads.scores(qs, n, t, s)
     level = logs[n, :, t, None]
@@ -308,27 +167,25 @@ def _probabilities(heads: _Heads, qs: Any, logs: Any, n: slice, t: slice, s: sli
     return xp.exp(p, out=p), slope
 
 
-def _grad_heads(heads: _Heads, g: Any, delta: Any, logs: Any, out: Sequence[Any], n: slice) -> None:
+def _grad_heads(heads: Heads, g: Any, delta: Any, logs: Any, out: Sequence[Any], n: slice) -> None:
     """Gradients of some shared heads: every block of their queries and keys."""
     xp, (dq, dk, dv) = heads.xp, out
     scale = heads.pattern.scale
     wide = logs.dtype
     sums_k, sums_v = (xp.zeros(x[n].shape, wide) for x in (dk, dv))
-    rows = heads.q.shape[2]
-    for first in range(0, rows, _QUERIES):
-        t = slice(first, min(rows, first + _QUERIES))
-        qs = _wide(heads.q[n, :, t]) * scale
-        gt, level = _wide(g[n, :, t]), delta[n, :, t, None]
+    for t in heads.query_blocks():
+        qs = widened(heads.q[n, :, t]) * scale
+        gt, level = widened(g[n, :, t]), delta[n, :, t, None]
         sums_q = xp.zeros(qs.shape, wide)
         for s in heads.key_blocks(t):
             p, slope = _probabilities(heads, qs, logs, n, t, s)
             sums_v[:, s] += _over_group(xp, p, gt)
-            dz = xp.matmul(gt, _wide(heads.v[n, None, s]).swapaxes(-1, -2))
+            dz = xp.matmul(gt, widened(heads.v[n, None, s]).swapaxes(-1, -2))
             dz -= level
             dz *= p
             if slope is not None:
                 dz *= slope
-            sums_q += xp.matmul(dz, _wide(heads.k[n, None, s]))
+            sums_q += xp.matmul(dz, widened(heads.k[n, None, s]))
             sums_k[:, s] += _over_group(xp, dz, qs)
         xp.multiply(sums_q, scale, out=dq[n, :, t], casting="same_kind")
     xp.copyto(dk[n], sums_k, casting="same_kind")
@@ -349,7 +206,7 @@ def _attention_grad_into(
     if attend.is_native(xp, q, k, v, attrs["softcap"]):
         attend.backward(out, g, delta, q, k, v, logs, mask, native_pattern(**attrs))
         return
-    heads = _Heads.of(xp, q, k, v, mask, Pattern(**attrs))
+    heads = Heads.of(xp, q, k, v, mask, Pattern(**attrs))
     shared = k.shape[-3]
     rows = heads.q.shape[:-1]
     outs = split_heads(out[0], shared), out[1].reshape(heads.k.shape), out[2].reshape(heads.v.shape)
@@ -372,17 +229,17 @@ def _mask_grad_kernel(
     xp: Any, g: Any, delta: Any, q: Any, k: Any, v: Any, logs: Any, mask: Any, **attrs: Any
 ) -> Any:
     """The cotangents of the scores, summed over what the mask is broadcast along."""
-    heads = _Heads.of(xp, q, k, v, (mask,), Pattern(**attrs))
+    heads = Heads.of(xp, q, k, v, (mask,), Pattern(**attrs))
     shared = k.shape[-3]
     rows = heads.q.shape[:-1]
     g, delta, logs = split_heads(g, shared), delta.reshape(rows), logs.reshape(rows)
     total = xp.zeros(mask.shape, logs.dtype)
     full = total.reshape((1,) * (q.ndim - mask.ndim) + mask.shape)
     for n, t in heads.tasks():
-        qs, gt, level = _wide(heads.q[n, :, t]) * attrs["scale"], g[n, :, t], delta[n, :, t, None]
+        qs, gt, level = widened(heads.q[n, :, t]) * attrs["scale"], g[n, :, t], delta[n, :, t, None]
         for s in heads.key_blocks(t):
             p, _ = _probabilities(heads, qs, logs, n, t, s)
-            p *= xp.matmul(_wide(gt), _wide(heads.v[n, None, s]).swapaxes(-1, -2)) - level
+            p *= xp.matmul(widened(gt), widened(heads.v[n, None, s]).swapaxes(-1, -2)) - level
             _add_block(xp, full, p, (*q.shape[:-3], shared), n, t, s)
     return total.astype(mask.dtype, copy=False)
 

@@ -15,7 +15,7 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY
 from graphflow.ops import attention as module
-from graphflow.ops import nn
+from graphflow.ops import attention_blocks, nn
 from graphflow.ops.kernels.threads import Pool, using
 
 
@@ -57,7 +57,7 @@ def test_blocks_of_any_size_give_what_the_whole_matrix_gives(
     seen &= distance >= -(s + t if left is None else left)
     with pytest.MonkeyPatch.context() as patch:
         for name, size in zip(("_QUERIES", "_KEYS", "_SCORES"), blocks, strict=True):
-            patch.setattr(module, name, size)
+            patch.setattr(attention_blocks, name, size)
         have = value(nn.attention(q, k, v, causal=causal, window=window, offset=offset))
     np.testing.assert_allclose(have, plain(q, k, v, seen), rtol=1e-10, atol=1e-12)
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphflow.ops import attention as module
-from graphflow.ops import nn
+from graphflow.ops import attention_blocks, nn
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'graphflow[bench]'")
 
@@ -22,9 +21,9 @@ F = torch.nn.functional
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few rows, so that small arrays have several."""
-    monkeypatch.setattr(module, "_QUERIES", 3)
-    monkeypatch.setattr(module, "_KEYS", 4)
-    monkeypatch.setattr(module, "_SCORES", 30)
+    monkeypatch.setattr(attention_blocks, "_QUERIES", 3)
+    monkeypatch.setattr(attention_blocks, "_KEYS", 4)
+    monkeypatch.setattr(attention_blocks, "_SCORES", 30)
 
 
 @given(
