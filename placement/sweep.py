@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +155,8 @@ class Sweep:
         """
         from graphflow.placement.view.curves import page
 
+        if not isinstance(path, str | os.PathLike):
+            raise PlanError(f"a sweep is saved in a file: give its path, not {path!r}")
         target = Path(path)
         if target.suffix not in (".svg", ".html"):
             raise PlanError(
@@ -241,7 +243,7 @@ def _families(clusters: Any, over: Any) -> tuple[dict[str, Maker], list[Any]]:
 
 
 def _numbers(over: Any) -> list[Any]:
-    xs = list(over) if not isinstance(over, str | bytes) else []
+    xs = list(over) if isinstance(over, Iterable) and not isinstance(over, str | bytes) else []
     if not xs:
         raise PlanError(f"a sweep needs numbers to go over, not {over!r}")
     for x in xs:

@@ -5,7 +5,7 @@
 
 const KERNEL = "kernel: "  // how the labels of kernels begin
 const BOX_W = 158, BOX_H = 40
-const START = [150, 110, 80, 60, 45, 34, 25, 16, 1], LEGIBLE = 0.62  // boxes at first; their scale
+const START = [150, 110, 80, 60, 45, 34, 25, 16, 1], LEGIBLE = 0.72  // boxes at first; their scale
 const MOST = 1200  // boxes beyond which "open all" stops
 const $ = id => document.getElementById(id)
 const model = name => Bokeh.documents.map(d => d.get_model_by_name(name)).find(m => m)
@@ -149,7 +149,8 @@ function openSome(limit, bodies) {
     turn.sort((a, b) => kids[a - N].length - kids[b - N].length)
     for (const item of turn) {
       const inside = kids[item - N]
-      if (shown + inside.length > limit || !bodies && G.own[item - N] >= 0) continue
+      const closed = G.own[item - N] >= 0 || isKernel(item)  // one thing, at first
+      if (shown + inside.length > limit || !bodies && closed) continue
       state.open.add(item)
       shown += inside.length
       next.push(...inside.filter(isGroup))
@@ -610,9 +611,11 @@ function kernelFacts(item) {
     + (others.length > 12 ? `, … (${others.length})` : "")
   const whole = sum(nodes), percent = share => `${three(100 * share)} %`
   const facts = [[all ? "one kernel of" : "one kernel with", names]]
-  if (!all && whole > 0)
-    facts.push(["its share", `${percent(total("took", item) / whole)} of the kernel's ${seconds(whole)}`])
-  if (D.makespan > 0) facts.push(["of the step", `${percent(whole / D.makespan)} is this kernel`])
+  const step = D.makespan > 0 ? `${percent(whole / D.makespan)} of the step` : ""
+  if (all) facts.push(["its share", step])
+  else if (whole > 0)
+    facts.push(["its share", `${percent(total("took", item) / whole)} of the kernel's ${
+      seconds(whole)}${step && `, which are ${step}`}`])
   return facts
 }
 

@@ -75,7 +75,7 @@ aside { position: fixed; right: 22px; bottom: 22px; width: 430px; max-width: cal
 aside h2 { margin: 8px 0 6px; }
 .tools { display: flex; gap: 6px; flex-wrap: wrap; }
 .tools button { font-size: 12px; padding: 2px 9px; } .tools button:last-child { margin-left: auto; }
-dl { display: grid; grid-template-columns: 80px 1fr; gap: 2px 12px; margin: 0; }
+dl { display: grid; grid-template-columns: 104px 1fr; gap: 2px 12px; margin: 0; }
 dt { color: var(--faint); } dd { margin: 0; }
 [hidden] { display: none !important; }
 @media print { body { background: #fff; } section { break-inside: avoid; } input, aside, button {

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WIDEST = 40
 """Members of a group at most."""
+KERNEL = "kernel: "
+"""How the labels of groups that are one kernel begin."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _gather_kernels(plan: Plan, leaves: Sequence[Leaf], labels: list[str], root:
 def _kernel_label(labels: list[str], members: Sequence[int]) -> str:
     """kernel: add … relu"""
     first, last = labels[members[0]], labels[members[-1]]
-    return f"kernel: {first}, {last}" if len(members) == 2 else f"kernel: {first} … {last}"
+    return f"{KERNEL}{first}, {last}" if len(members) == 2 else f"{KERNEL}{first} … {last}"
 
 
 def _holds(leaves: Sequence[Leaf], i: int) -> bool:
@@ -170,7 +172,8 @@ def _settle(root: Group, keys: list[tuple[int, int]], labels: list[str]) -> None
     """Sort members along the data's way, drop groups of one, divide those that are too wide.
 
     A group is where the first quarter of its nodes is: its backward half does not count, and one
-    node of the gradients that is ready early does not either.
+    node of the gradients that is ready early does not either. A kernel waits for all that any of
+    its nodes reads: it is where its last node is.
     """
     pending, found = [root], []
     while pending:  # no recursion: scopes may be nested deeply
@@ -182,7 +185,7 @@ def _settle(root: Group, keys: list[tuple[int, int]], labels: list[str]) -> None
         for scope in group.scopes.values():
             mine += inside.pop(scope)
         mine.sort()
-        group.key = mine[len(mine) // 4] if mine else (0, 0)
+        group.key = mine[-1 if group.kernel else len(mine) // 4] if mine else (0, 0)
         if group.own >= 0:
             group.key, mine = keys[group.own], [keys[group.own]]
         inside[group] = mine
@@ -217,10 +220,16 @@ def _divided(group: Group, keys: list[tuple[int, int]], labels: list[str]) -> li
         if len(some) == 1:
             parts += some
             continue
-        ends = [labels[m] if isinstance(m, int) else m.label for m in (some[0], some[-1])]
-        label = _from_to(ends[0].partition(" … ")[0], ends[1])
+        first, last = (labels[m] if isinstance(m, int) else _range(m) for m in (some[0], some[-1]))
+        label = _from_to(first.partition(" … ")[0], last)
         parts.append(Group(label, group.path, some, key=_key(some[0], keys)))
     return parts
+
+
+def _range(group: Group) -> str:
+    """What a group is called in the name of a larger one: of a kernel its nodes, first … last."""
+    name = group.label
+    return name.replace(KERNEL, "").replace(", ", " … ") if group.kernel else name
 
 
 def _from_to(first: str, last: str) -> str:

@@ -163,6 +163,8 @@ def test_a_sweep_is_saved_as_a_drawing_or_a_page(tmp_path: Path) -> None:
     )
     with pytest.raises(PlanError, match=r"saved as \.svg or \.html, not '\.pdf'"):
         found.save(tmp_path / "s.pdf")
+    with pytest.raises(PlanError, match="give its path, not 3"):
+        found.save(3)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="cannot write the sweep"):
         found.save(tmp_path / "nowhere" / "s.svg")
 
@@ -177,6 +179,7 @@ def one_device(n: float) -> gf.Cluster:
         (one_device, None, r"needs over=\[…\]"),
         (one_device, [], r"needs numbers to go over, not \[\]"),
         (one_device, "12", "needs numbers"),
+        (one_device, 4, "needs numbers to go over, not 4"),
         (one_device, [1, 0], "finite numbers above 0, not 0"),
         (one_device, [1, math.nan], "finite numbers above 0, not nan"),
         (one_device, [True], "not True"),

@@ -15,7 +15,16 @@ from graphflow.placement.view.fold import LARGEST, folded
 from graphflow.placement.view.memory import POINTS, curves
 from graphflow.placement.view.payload import LINKS, pack, payload, unpack
 from graphflow.placement.view.tree import WIDEST, Group, tree
-from tests.placement.view_plans import Drawing, chain, holding, hostile, measured, network, towers
+from tests.placement.view_plans import (
+    Drawing,
+    chain,
+    holding,
+    hostile,
+    kernels,
+    measured,
+    network,
+    towers,
+)
 
 names = st.lists(
     st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map("/".join),
@@ -84,6 +93,24 @@ def test_no_group_is_wider_than_a_screen(count: int) -> None:
 def test_a_divided_group_tells_from_where_to_where() -> None:
     labels = [m.label for m in tree(chain(100)).root.members if isinstance(m, Group)]
     assert labels[:2] == ["tanh_0 … 9", "tanh_10 … 19"]
+
+
+def test_kernels_are_groups_and_lend_their_nodes_names_to_ranges() -> None:
+    groups = payload(kernels())["groups"]
+    marked = [label for label, one in zip(groups["label"], groups["kernel"], strict=True) if one]
+    assert marked == ["kernel: multiply … subtract", "gate", "kernel: add, abs"]
+    d = Drawing(1)
+    for i in range(200):
+        d.add(f"exp_{i}", "exp", 0, [f"neg_{i - 1}"] if i else [])
+        d.add(f"neg_{i}", "neg", 0, [f"exp_{i}"])
+        for name in (f"exp_{i}", f"neg_{i}"):
+            d.nodes[name] = replace(d.nodes[name], fused=f"neg_{i}")
+    wide = payload(d.plan())["groups"]
+    ranges = [
+        label for label, one in zip(wide["label"], wide["kernel"], strict=True) if label and not one
+    ]
+    assert ranges and not [label for label in ranges if "kernel" in label]
+    assert ranges[0].startswith("exp_0 … neg_")
 
 
 def test_groups_stand_in_the_order_in_which_data_passes_them() -> None:
