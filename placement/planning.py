@@ -31,6 +31,7 @@ from graphflow.placement.held import held
 from graphflow.placement.learned import Learned
 from graphflow.placement.limits import Limits, teams
 from graphflow.placement.placers import Placer, get_placer, place
+from graphflow.placement.placers.auto import Auto
 from graphflow.placement.placers.evaluate import Candidate, Evaluator
 from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.round_robin import round_robin
@@ -151,7 +152,7 @@ def _placed(
 ) -> tuple[GraphProblem, Assignment]:
     """The placer's answer, and the problem in whose numbers it is to be told.
 
-    `greedy` promises to be no slower than one device; other placers are taken at their word.
+    `greedy` and `auto` promise to be no slower than one device; others are taken at their word.
     """
     try:
         chosen = get_placer(placer)
@@ -165,7 +166,7 @@ def _placed(
         ]
         raise memory_limit(alone, error.nodes, needed) from None
     told = alone if _used(assignment, alone) <= 1 else shared
-    if isinstance(chosen, Greedy):
+    if isinstance(chosen, Greedy | Auto):
         quiet = [c for c in ones if c.fits and _used(c.run.assignment(), alone) <= 1]
         best = min(quiet, key=lambda c: c.key, default=None)
         seconds = simulate(told.problem, assignment).makespan
@@ -173,7 +174,7 @@ def _placed(
             single, alone_seconds = best.run.assignment(), best.run.makespan
             whole = seconds + fixed(assignment, seconds)
             if alone_seconds + fixed(single, alone_seconds) <= whole:
-                return alone, single
+                return alone, replace(single, reproducible=assignment.reproducible)
     return told, assignment
 
 

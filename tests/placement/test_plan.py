@@ -96,9 +96,10 @@ def test_towers_stay_together_where_transfers_are_dear() -> None:
     assert made.makespan == min(made.baselines.values())
 
 
-def test_a_plan_is_never_slower_than_one_device_or_round_robin() -> None:
+@pytest.mark.parametrize("placer", ["greedy", "auto"])
+def test_a_plan_is_never_slower_than_one_device_or_round_robin(placer: str) -> None:
     for links in (None, SLOW, {"process": [1e-3, 1e8]}):
-        made = planned(links=links)
+        made = planned(links=links, placer=placer)
         assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9)
 
 
