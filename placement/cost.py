@@ -352,7 +352,8 @@ class _Builder:
         """What a lesson about a node is about, on a class of devices."""
         outputs = [self.specs[t] for t in node.outputs]
         attrs = bind_attrs(node.attrs, self.bindings)
-        amount = work(node.op, [self.specs[t] for t in node.inputs], outputs, attrs)
+        inputs = [self.specs[t] for t in node.inputs]
+        amount = work(node.op, inputs, outputs, attrs, self.bindings)
         flops = predicted * 1e9 if is_control(node.op) else amount.flops
         return Bucket(
             device, busy, op_class(node.op), node.op.name,

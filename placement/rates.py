@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,23 @@ class Work:
 
 
 def work(
-    op: Op, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+    op: Op,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+    bindings: Mapping[str, int] = MappingProxyType({}),
 ) -> Work:
-    """The work of an op on concrete specs; without a cost rule, a flop for each output element."""
+    """The work of an op on concrete specs; without a cost rule, a flop for each output element.
+
+    Args:
+        bindings: sizes of the symbols that bodies among the attributes may speak of.
+    """
     moved = sum(map(nbytes, inputs)) + sum(map(nbytes, outputs))
     if op.cost is None:
         return Work(float(sum(evaluate(s.size, {}) for s in outputs)), moved)
     cost = op.cost(*inputs, **attrs)
-    given = moved if cost.bytes is None else evaluate(cost.bytes, {})
-    return Work(float(evaluate(cost.flops, {})), float(given))
+    given = moved if cost.bytes is None else evaluate(cost.bytes, bindings)
+    return Work(float(evaluate(cost.flops, bindings)), float(given))
 
 
 def op_class(op: Op) -> str:

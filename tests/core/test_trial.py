@@ -96,3 +96,13 @@ def test_a_graph_that_fails_on_made_up_feeds_fails_only_in_its_step() -> None:
 def test_whether_to_try_out_is_yes_or_no(trial: Any) -> None:
     with pytest.raises(ArgumentError, match="trial is True or False"):
         gf.Session(trial=trial)
+
+
+def test_loops_over_a_batch_of_unknown_size_are_placed_by_what_they_taught() -> None:
+    x = gf.placeholder("float32", (None, 64), name="x")
+    w = gf.constant(np.eye(64, dtype="float32"))
+    start = (gf.constant(0), x)
+    loop = gf.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, s[1] @ w), start)
+    data = np.ones((256, 64), "float32")
+    with gf.Session(TWO) as session:
+        assert np.array_equal(session.run(loop[1], {x: data}), data)
