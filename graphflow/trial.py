@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from graphflow.compiled import Compiled
-from graphflow.device import DeviceName
 from graphflow.graph import Graph
 from graphflow.learning import mark_seconds
 from graphflow.op import Node
@@ -72,8 +71,9 @@ def try_out(
     if new <= SHARE * total or total > LONGEST:
         return 0
     device = cluster.workers[0].devices[0]
-    stage = _Stage(graph, device.threads, bindings, arrays or _made_up(graph, bindings))
+    stage = _Stage(device.threads)
     try:
+        stage.set(graph, bindings, arrays or _made_up(graph, bindings))
         return stage.play(learned, known)
     except Exception as error:  # the real step will say it to the user
         _log.debug("the trial ended early: %s", error)
@@ -110,22 +110,30 @@ class _Stage:
     """One device of this process, with variables of its own."""
 
     _NAME = "trial"
+    _DEVICE = "/worker:0/cpu:0"
 
-    def __init__(
+    def __init__(self, threads: int | None) -> None:
+        self._host = Host(0, [self._DEVICE], threads, lambda parcel: None)
+        self._host.open(self._NAME)
+        self._bindings: Mapping[str, int] = {}
+        self._feeds: dict[str, np.ndarray[Any, Any]] = {}
+
+    def set(
         self,
         graph: Graph,
-        threads: int | None,
         bindings: Mapping[str, int],
         arrays: Mapping[Node, np.ndarray[Any, Any]],
     ) -> None:
-        device = str(DeviceName.parse("/worker:0/cpu:0"))
+        """Take a graph and its feeds.
+
+        Raises:
+            DeviceError: a node inside a body is pinned to another device.
+        """
         self._bindings = bindings
         self._feeds = {graph.names[node]: array for node, array in arrays.items()}
-        self._host = Host(0, [device], threads, lambda parcel: None)
-        self._host.open(self._NAME)
-        devices = {node: device for node in graph.nodes if node.op.name not in FREE}
+        devices = {node: self._DEVICE for node in graph.nodes if node.op.name not in FREE}
         names = {node: graph.names[node] for node in graph.variables}
-        parts = partition(graph, devices, None, names, [device])
+        parts = partition(graph, devices, None, names, [self._DEVICE])
         self._host.add(self._NAME, self._NAME, list(parts.values()))
 
     def play(self, learned: Learned, known: Mapping[str, Lesson]) -> int:

@@ -106,3 +106,17 @@ def test_loops_over_a_batch_of_unknown_size_are_placed_by_what_they_taught() -> 
     data = np.ones((256, 64), "float32")
     with gf.Session(TWO) as session:
         assert np.array_equal(session.run(loop[1], {x: data}), data)
+
+
+def test_a_body_that_is_pinned_to_several_devices_is_not_tried_out_and_runs() -> None:
+    x = gf.placeholder("float32", (4,))
+
+    def body(carry: gf.Tensor, row: gf.Tensor) -> tuple[gf.Tensor, gf.Tensor]:
+        with gf.device("cpu:0"):
+            carry = gf.sin(carry) + row
+        with gf.device("cpu:1"):
+            return carry * 2.0, carry
+
+    _, ys = gf.scan(body, x, gf.placeholder("float32", (3, 4), name="xs"))
+    made = compiled([ys])
+    assert try_out(Learned("a"), TWO, Survey(), made, {}) == 0
