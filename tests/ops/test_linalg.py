@@ -124,8 +124,14 @@ BY_BLAS = [
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("a", "b", "ta", "tb"), [*BY_KERNEL, *BY_BLAS], ids=str)
 def test_a_kernel_by_itself_in_a_program_or_on_threads_gives_the_same_bits(
-    a: tuple[int, ...], b: tuple[int, ...], ta: bool, tb: bool, dtype: str
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    ta: bool,
+    tb: bool,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
     x, y = (RNG.normal(size=shape).astype(dtype) for shape in (a, b))
     left, right = (placeholder(dtype, shape) for shape in (a, b))
     product = G["matmul"](left, right, transpose_a=ta, transpose_b=tb)
@@ -141,7 +147,8 @@ def test_a_kernel_by_itself_in_a_program_or_on_threads_gives_the_same_bits(
     np.testing.assert_allclose(alone, exact, rtol=0, atol=1e-3 if dtype == "float32" else 1e-11)
 
 
-def test_a_row_has_the_bits_that_it_has_in_a_larger_batch() -> None:
+def test_a_row_has_the_bits_that_it_has_in_a_larger_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
     x, w = RNG.normal(size=(128, 96)).astype("f4"), RNG.normal(size=(96, 70)).astype("f4")
     (whole,) = MATMUL.run(np, [x, w], {})
     (part,) = MATMUL.run(np, [x[5:21], w], {})
