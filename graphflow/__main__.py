@@ -1,0 +1,7 @@
+"""`python -m graphflow`: the command line, where its script is not on the path."""
+
+import sys
+
+from graphflow.cli import main
+
+sys.exit(main())
