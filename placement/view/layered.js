@@ -155,8 +155,9 @@ function stacked(items, layers, cells, rows, chains, edges) {
     layer.tops = lines.map((_, k) => lines.slice(0, k).reduce((sum, h) => sum + h + ROW_GAP, 0))
     return lines.reduce((sum, h) => sum + h + ROW_GAP, -ROW_GAP)
   })
-  const left = Math.min(0, ...cells.map(c => c.x - c.w / 2))
-  const wide = Math.max(1, ...cells.map(c => c.x + c.w / 2)) - left
+  // Where the layers have come to lie, which may be far from 0.
+  const left = cells.length ? Math.min(...cells.map(c => c.x - c.w / 2)) : 0
+  const wide = Math.max(left + 1, ...cells.map(c => c.x + c.w / 2)) - left
   const total = heights.reduce((sum, h) => sum + h + LAYER, -LAYER)
   let columns = 1
   while (total / columns > 1.6 * (wide + 40) * columns && columns < layers.length) columns++

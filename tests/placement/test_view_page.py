@@ -242,6 +242,16 @@ def test_boxes_of_a_group_do_not_overlap(page: Page) -> None:
             assert apart
 
 
+@pytest.mark.parametrize("make", [towers, kernels, lambda: network(3000)])
+def test_the_drawing_fills_its_frame_from_edge_to_edge(make: Any, tmp_path: Path) -> None:
+    with opened(make(), tmp_path) as page:
+        page.click("#fold")
+        page.until("state.open.size === 1")
+        lefts = "state.items.map(i => state.boxes.get(i))"
+        assert page.evaluate(f"Math.min(...{lefts}.map(b => b.x))") < 200
+        assert page.evaluate(f"state.root.w - Math.max(...{lefts}.map(b => b.x + b.w))") < 200
+
+
 def test_hostile_names_are_text_in_the_panel_and_in_the_results(tmp_path: Path) -> None:
     with opened(hostile(), tmp_path) as page:
         page.click("#find")
