@@ -75,8 +75,9 @@ def test_the_graph_of_a_plan_is_a_problem_again() -> None:
     made = gf.plan(y, gf.Cluster.hypothetical("2xh100")).to_networkx()
     made.remove_node("x")
     problem = Problem.from_networkx(made)
-    assert problem.devices == 2 and problem.nodes == len(made)
-    assert np.isfinite(problem.compute).all()
+    assert problem.devices == 3 and problem.client == 2  # who feeds and fetches is one, too
+    assert problem.nodes == len(made)
+    assert np.isfinite(problem.compute[:, :2]).all() and np.isinf(problem.compute[:, 2]).all()
 
 
 def test_an_empty_graph_is_an_empty_problem() -> None:
