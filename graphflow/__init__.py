@@ -7,9 +7,10 @@ with gf.Session() as s:
     s.run(x @ w, {x: images})
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from graphflow import errors, init, optim, placement
+from graphflow import errors, init, optim
 from graphflow._version import __version__
 from graphflow.autodiff import gradients
 from graphflow.build import assign, constant, placeholder, variable
@@ -127,29 +128,39 @@ from graphflow.ops.transcendental import (
     tanh,
 )
 from graphflow.ops.window import concat, flip, pad, roll, split, stack, unstack
-from graphflow.placement.cluster import Cluster, Device, Link, Worker
-from graphflow.placement.plan import Plan, plan
 from graphflow.spec import TensorSpec, spec
 from graphflow.vmap import vmap
 
 if TYPE_CHECKING:
     from graphflow import onnx as onnx
+    from graphflow import placement as placement
+    from graphflow.placement.cluster import Cluster, Device, Link, Worker
+    from graphflow.placement.plan import Plan, plan
     from graphflow.session import Session
+
+_CLUSTERS, _PLANS = "graphflow.placement.cluster", "graphflow.placement.plan"
+_LATER = {
+    "Cluster": _CLUSTERS, "Device": _CLUSTERS, "Link": _CLUSTERS, "Worker": _CLUSTERS,
+    "Plan": _PLANS, "plan": _PLANS, "Session": "graphflow.session",
+    "placement": "", "onnx": "",
+}  # fmt: skip
+"""Names, and the modules that they are in; "" for those that are modules themselves."""
 
 
 def __getattr__(name: str) -> Any:
-    """`Session` brings the runtime along, which who only builds graphs does not wait for; `onnx`
-    needs the package of that name."""
-    if name == "Session":
-        from graphflow.session import Session
+    """What plans graphs and runs them is loaded when it is asked for: who only builds graphs does
+    not wait for it. `onnx` needs the package of that name."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'graphflow' has no attribute {name!r}")
+    home = _LATER[name]
+    module = import_module(home or f"graphflow.{name}")
+    found = getattr(module, name) if home else module
+    globals()[name] = found
+    return found
 
-        globals()[name] = Session
-        return Session
-    if name == "onnx":
-        import importlib
 
-        return importlib.import_module("graphflow.onnx")
-    raise AttributeError(f"module 'graphflow' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [
