@@ -108,7 +108,8 @@ class Planner:
         if self._trial:
             from graphflow.trial import try_out
 
-            if try_out(self.learned, self._cluster, self._surveyed(), compiled, bindings):
+            survey = self._surveyed()  # first, for it brings what was learned before
+            if try_out(self.learned, self._cluster, survey, compiled, bindings):
                 remember(self.learned, self._cluster)
 
     def learn(self, sets: Iterable[Compiled]) -> None:

@@ -120,3 +120,22 @@ def test_a_body_that_is_pinned_to_several_devices_is_not_tried_out_and_runs() ->
     _, ys = gf.scan(body, x, gf.placeholder("float32", (3, 4), name="xs"))
     made = compiled([ys])
     assert try_out(Learned("a"), TWO, Survey(), made, {}) == 0
+
+
+def test_the_first_plan_of_a_session_rests_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetches, x = training()
+    told: list[float] = []
+    observe = Learned.observe
+
+    def slower(self: Learned, bucket: Any, measured: float, predicted: float) -> None:
+        told.append(measured)
+        observe(self, bucket, 1000 * measured, predicted)
+
+    monkeypatch.setattr(Learned, "observe", slower)
+    with gf.Session(TWO) as session:
+        session.run(fetches, {x: np.ones((32, 64), "float32")})
+        slow = session.plan(fetches).makespan
+    assert told and slow > 100 * min(told)
+    with gf.Session(TWO) as session:  # kept for the next
+        session.run(fetches, {x: np.ones((32, 64), "float32")})
+        assert session.plan(fetches).makespan > slow / 2
