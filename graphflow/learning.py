@@ -6,7 +6,7 @@ nothing, to time what a step costs by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import median
 from time import monotonic_ns, perf_counter
@@ -98,13 +98,24 @@ def learn_steps(learned: Learned, plan: Plan, took: Sequence[float]) -> bool:
 
 
 def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: Step) -> None:
+    timed = ((e.name, e.start, e.end) for e in step.events if e.kind == "compute")
+    teach(learned, known, node_seconds(timed))
+
+
+def node_seconds(timed: Iterable[tuple[str, int, int]]) -> dict[str, float]:
+    """Seconds of each node, by name, from the names, starts and ends (ns) of its spans."""
     took: dict[str, float] = {}
-    for event in step.events:
-        if event.kind == "compute" and event.name in known:
-            seconds = (event.end - event.start) * 1e-9 - mark_seconds()
-            took[event.name] = took.get(event.name, 0.0) + max(seconds, 1e-9)
+    for name, start, end in timed:
+        seconds = (end - start) * 1e-9 - mark_seconds()
+        took[name] = took.get(name, 0.0) + max(seconds, 1e-9)
+    return took
+
+
+def teach(learned: Learned, known: Mapping[str, Lesson], took: Mapping[str, float]) -> None:
+    """Note what nodes took of which there is something to learn."""
     for name, seconds in took.items():
-        learned.observe(known[name].bucket, seconds, known[name].predicted)
+        if name in known:
+            learned.observe(known[name].bucket, seconds, known[name].predicted)
 
 
 def _travelled(

@@ -19,7 +19,7 @@ import numpy as np
 
 from graphflow.compiled import Compiled
 from graphflow.graph import Graph
-from graphflow.learning import mark_seconds
+from graphflow.learning import node_seconds, teach
 from graphflow.op import Node
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import Lesson, lessons
@@ -148,9 +148,7 @@ class _Stage:
             steps.append(self._step(1 + len(steps)))
         steps.sort(key=lambda took: sum(took.values()))
         for took in steps[: (len(steps) + 1) // 2]:
-            for name, seconds in took.items():
-                if name in known:
-                    learned.observe(known[name].bucket, seconds, known[name].predicted)
+            teach(learned, known, took)
         return len(steps)
 
     def _step(self, step: int) -> dict[str, float]:
@@ -159,11 +157,7 @@ class _Stage:
             self._NAME, self._NAME, step, {**self._bindings, DRAWS: step}, self._feeds, True, 60.0
         )
         self._host.commit(self._NAME, step)  # its spans come with those of the next step
-        took: dict[str, float] = {}
-        for _, name, start, end in computed.spans:
-            seconds = (end - start) * 1e-9 - mark_seconds()
-            took[name] = took.get(name, 0.0) + max(seconds, 1e-9)
-        return took
+        return node_seconds((name, start, end) for _, name, start, end in computed.spans)
 
     def close(self) -> None:
         self._host.close(self._NAME)

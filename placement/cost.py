@@ -255,12 +255,14 @@ class _Builder:
         columns: dict[int, list[int]] = {}
         for at, name in enumerate(self.cluster.devices):
             columns.setdefault(id(speeds[name]), []).append(at)
+        regions = [
+            (nodes, [self.index[node] for node in nodes], self._moved(nodes))
+            for nodes in self._together(limits)
+        ]
         known: dict[Hashable, list[float]] = {}
         for members in columns.values():
             rate = speeds[self.cluster.devices[members[0]]]
-            for nodes in self._together(limits):
-                rows = [self.index[node] for node in nodes]
-                moved = self._moved(nodes)
+            for nodes, rows, moved in regions:
                 key = (id(rate), tuple(self._alike[rows].tolist()), moved)
                 if key not in known:
                     known[key] = self._shared(nodes, rate, moved)
