@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
+from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
 from graphflow.modules import admit
+from graphflow.runtime.links import Link
 from graphflow.runtime.messages import (
     Abort,
     Array,
@@ -41,7 +42,7 @@ from graphflow.runtime.protocol.stream import Stream
 from graphflow.runtime.protocol.worker import Finished, Outcome, Run
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.wire import BUDGET, chunks, encode
+from graphflow.runtime.wire import BUDGET
 
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 _ECHO_SECONDS = 10.0  # for an echo to be taken by the socket
@@ -78,50 +79,6 @@ class HostLike(Protocol):
 
 
 HostFactory = Callable[[int, Sequence[str], int | None, Callable[[Parcel], None]], HostLike]
-
-
-class Link:
-    """The way to one other worker: a connection and the numbering of what goes over it."""
-
-    def __init__(self, channel: Any, stream: Stream) -> None:
-        self._channel = channel
-        self._stream = stream
-
-    def send(
-        self,
-        purpose: str,
-        number: int,
-        name: Key,
-        array: Array,
-        *,
-        owned: bool,
-        go_on: Callable[[], bool],
-    ) -> None:
-        """Sends an array, as one run of chunks; waits while the peer takes no more and `go_on`.
-
-        Raises:
-            TransportError: `go_on` said to stop; the link is then at an unfinished array.
-        """
-        step = number if purpose == "edge" else 0
-        with self._channel.lock:
-            for chunk, data in chunks(purpose, number, name, array):
-                numbered = self._stream.sent
-                try:
-                    head = encode(self._stream.stamp(step), chunk)
-                    self._push([head, data if owned else bytes(data)], go_on)
-                except BaseException:
-                    self._stream.sent = numbered  # a number that is never sent would be a gap
-                    raise
-
-    def _push(self, frames: list[bytes | memoryview], go_on: Callable[[], bool]) -> None:
-        while not self._channel.send_unlocked(frames):
-            if not go_on():
-                raise TransportError(f"{self._channel.address} takes no more messages")
-            self._channel.wait_writable(_SLICE)
-
-    def close(self) -> None:
-        """Ends the connection."""
-        self._channel.close()
 
 
 class HostedSession:
