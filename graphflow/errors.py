@@ -75,6 +75,10 @@ class ProblemError(PlacementError):
     """The arrays of a placement problem contradict each other."""
 
 
+class ScheduleError(PlacementError):
+    """A pipeline schedule misses or repeats tasks, would deadlock, or cannot be made so."""
+
+
 # Running --------------------------------------------------------------------------------------
 
 
