@@ -105,8 +105,39 @@ class CheckError(OpError):
     singular matrix, a signal shorter than its frames)."""
 
 
+class DeviceOutOfMemory(OpError, MemoryLimitError):
+    """A device's memory ran out while a step ran; names the node, the bytes and the device."""
+
+
+class NonFiniteError(OpError):
+    """A step of a session with `check_finite` made a number that is not finite, and was undone;
+    names the first node that did."""
+
+
 class WorkerLost(GraphflowError):
-    """A worker process died, froze or cannot be reached."""
+    """A worker process died, froze or cannot be reached.
+
+    Attributes:
+        worker: its index; None where that is not known.
+        step: the step in which it was lost, if it was in one.
+        reason: in a few words, such as "out of memory".
+        op: the op that a signal ended it in, with its node and the user's line; "" if unknown.
+    """
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        worker: int | None = None,
+        step: int | None = None,
+        reason: str = "",
+        op: str = "",
+    ) -> None:
+        super().__init__(text)
+        self.worker = worker
+        self.step = step
+        self.reason = reason
+        self.op = op
 
 
 class StateLost(WorkerLost):
