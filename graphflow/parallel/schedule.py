@@ -1,0 +1,364 @@
+"""A pipeline schedule as pure data: what each device does, one task after the other, and how long
+that takes.
+
+    timeline = run(one_f_one_b(4, 8), forward=1.0, backward=2.0)
+    timeline.idle, timeline.stored
+    print(draw(one_f_one_b(stages=2, microbatches=4)))
+
+A task is the forward pass (F), the backward pass (B) or, where a schedule divides that, the
+gradient of the weights (W) of one stage for one micro-batch. A device takes the tasks in its order
+and waits for what each one needs; nothing else is decided while they run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from graphflow.errors import ScheduleError
+
+Phase = Literal["F", "B", "W"]
+
+Updates = Literal["flush", "stash", "vertical", "double-buffered"]
+"""Weights change once, when all micro-batches are done (flush); or at each backward pass of a
+stage, which uses the weights that its forward pass used (stash), or those that the first stage had
+when the micro-batch entered (vertical sync); or every `group` micro-batches, with two versions."""
+
+
+class Task(NamedTuple):
+    """One phase of one stage for one micro-batch."""
+
+    phase: Phase
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.phase} of micro-batch {self.microbatch} at stage {self.stage}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order of tasks for each device.
+
+    Args:
+        name: as the literature calls it.
+        stages: of the network; with several on a device, more than there are devices.
+        microbatches: parts of one batch.
+        orders: by device, its tasks.
+        updates: when weights change; see `Updates`.
+        group: micro-batches an update, where it is double-buffered.
+        recompute: whether the backward pass does the forward pass again instead of storing it.
+
+    Raises:
+        ScheduleError: a task is missing, comes twice, is divided at some places only, or all
+            devices would end up waiting for each other.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    orders: tuple[tuple[Task, ...], ...]
+    updates: Updates = "flush"
+    group: int = 1
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        _check_complete(self)
+        for _ in sequence(self):
+            pass
+
+    @property
+    def devices(self) -> int:
+        """How many devices it is for."""
+        return len(self.orders)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradient of the weights is a task of its own."""
+        return any(task.phase == "W" for task in self.orders[0])
+
+    @property
+    def homes(self) -> dict[tuple[int, int], int]:
+        """The device of each (stage, micro-batch)."""
+        return {
+            (task.stage, task.microbatch): device
+            for device, order in enumerate(self.orders)
+            for task in order
+        }
+
+    def needs(self, task: Task) -> list[Task]:
+        """The tasks whose results a task reads."""
+        phase, stage, microbatch = task
+        if phase == "W":
+            return [Task("B", stage, microbatch)]
+        if phase == "F":
+            return [Task("F", stage - 1, microbatch)] if stage else []
+        found = [Task("F", stage, microbatch)]
+        if stage + 1 < self.stages:
+            found.append(Task("B", stage + 1, microbatch))
+        return found
+
+
+def sequence(schedule: Schedule) -> Iterator[tuple[int, Task]]:
+    """All tasks and their devices in an order in which they can run.
+
+    Raises:
+        ScheduleError: there is none; the message shows what each device waits for.
+    """
+    done: set[Task] = set()
+    at = [0] * schedule.devices
+    left = sum(map(len, schedule.orders))
+    while left:
+        before = left
+        for device, order in enumerate(schedule.orders):
+            while at[device] < len(order) and done.issuperset(schedule.needs(order[at[device]])):
+                task = order[at[device]]
+                yield device, task
+                done.add(task)
+                at[device] += 1
+                left -= 1
+        if left == before:
+            raise ScheduleError(_stuck(schedule, at, done))
+
+
+def _stuck(schedule: Schedule, at: Sequence[int], done: set[Task]) -> str:
+    waits = []
+    for device, order in enumerate(schedule.orders):
+        if at[device] < len(order):
+            task = order[at[device]]
+            missing = next(need for need in schedule.needs(task) if need not in done)
+            waits.append(f"device {device} has {task} next, which needs {missing}")
+    return (
+        f"schedule {schedule.name!r} would deadlock after {len(done)} tasks: {'; '.join(waits)}; "
+        "reorder the tasks so that each one's needs come before it"
+    )
+
+
+def _check_complete(schedule: Schedule) -> None:
+    counts = Counter(task for order in schedule.orders for task in order)
+    phases: tuple[Phase, ...] = (
+        ("F", "B", "W") if any(t.phase == "W" for t in counts) else ("F", "B")
+    )
+    wanted = {
+        Task(phase, stage, microbatch)
+        for phase in phases
+        for stage in range(schedule.stages)
+        for microbatch in range(schedule.microbatches)
+    }
+    what = f"schedule {schedule.name!r} of {schedule.stages} stages"
+    for problem, found in (
+        ("misses", sorted(wanted - counts.keys())),
+        ("has no place for", sorted(counts.keys() - wanted)),
+        ("repeats", sorted(task for task, count in counts.items() if count > 1)),
+    ):
+        if found:
+            raise ScheduleError(f"{what} {problem} {found[0]} and {len(found) - 1} other tasks")
+    homes: dict[tuple[int, int], int] = {}
+    for device, order in enumerate(schedule.orders):
+        for task in order:
+            home = homes.setdefault((task.stage, task.microbatch), device)
+            if home != device:
+                raise ScheduleError(f"{what} has {task} on device {device}, but F on {home}")
+
+
+# Time ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each task of a schedule runs, in seconds.
+
+    Attributes:
+        spans: by device: task, start, end.
+        stored: by device, the most micro-batches (of one of its stages) whose activations it holds.
+    """
+
+    spans: tuple[tuple[tuple[Task, float, float], ...], ...]
+    stored: tuple[int, ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first start to the last end."""
+        return max(spans[-1][2] for spans in self.spans)
+
+    @property
+    def period(self) -> float:
+        """Seconds between two batches that follow one another: the longest that a device takes
+        from its first task to its last."""
+        return max(spans[-1][2] - spans[0][1] for spans in self.spans)
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """Seconds that each device computes."""
+        return tuple(sum(end - start for _, start, end in spans) for spans in self.spans)
+
+    @property
+    def idle(self) -> tuple[float, ...]:
+        """Seconds of each period in which a device waits."""
+        return tuple(self.period - busy for busy in self.busy)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the devices' time that is idle."""
+        return sum(self.idle) / (self.period * len(self.spans))
+
+
+def run(
+    schedule: Schedule,
+    forward: float | Sequence[float],
+    backward: float | Sequence[float],
+    weight: float | Sequence[float] = 0.0,
+    transfer: float = 0.0,
+) -> Timeline:
+    """The timeline of a schedule.
+
+    Args:
+        forward, backward, weight: seconds a micro-batch, of each stage or the same for all: the
+            forward pass, the gradient of a stage's input, and that of its weights. Where the
+            schedule does not divide them, a backward pass takes both.
+        transfer: seconds between two devices.
+    """
+    seconds = _durations(schedule, forward, backward, weight)
+    homes = schedule.homes
+    ends: dict[Task, float] = {}
+    free = [0.0] * schedule.devices
+    spans: list[list[tuple[Task, float, float]]] = [[] for _ in schedule.orders]
+    for device, task in sequence(schedule):
+        start = free[device]
+        for need in schedule.needs(task):
+            away = homes[need.stage, need.microbatch] != device
+            start = max(start, ends[need] + (transfer if away else 0.0))
+        free[device] = ends[task] = start + seconds[task.phase][task.stage]
+        spans[device].append((task, start, free[device]))
+    return Timeline(tuple(map(tuple, spans)), tuple(map(_most_stored, schedule.orders)))
+
+
+def _durations(
+    schedule: Schedule,
+    forward: float | Sequence[float],
+    backward: float | Sequence[float],
+    weight: float | Sequence[float],
+) -> dict[Phase, list[float]]:
+    def of_stages(given: float | Sequence[float], what: str) -> list[float]:
+        found = [float(given)] * schedule.stages if isinstance(given, int | float) else list(given)
+        if len(found) != schedule.stages or min(found) < 0:
+            raise ScheduleError(
+                f"{what} is {given!r}: give seconds (0 or more), the same for all or one for each "
+                f"of the {schedule.stages} stages"
+            )
+        return found
+
+    f, b, w = (
+        of_stages(given, what)
+        for given, what in ((forward, "forward"), (backward, "backward"), (weight, "weight"))
+    )
+    if schedule.recompute:
+        b = [x + y for x, y in zip(b, f, strict=True)]
+    if not schedule.splits_backward:
+        b = [x + y for x, y in zip(b, w, strict=True)]
+    return {"F": f, "B": b, "W": w}
+
+
+def _most_stored(order: Sequence[Task]) -> int:
+    """Activations are held from the forward pass to the last task that reads them."""
+    last: Phase = "W" if any(task.phase == "W" for task in order) else "B"
+    held = most = 0
+    for task in order:
+        held += (task.phase == "F") - (task.phase == last)
+        most = max(most, held)
+    return most
+
+
+# Weights --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """What a schedule does to the weights of one stage.
+
+    Attributes:
+        used: by micro-batch, how many updates the weights had that its passes used.
+        late: by micro-batch, how many updates came between the weights that it used and the update
+            that it takes part in.
+        versions: the most versions of the weights that are held at once.
+    """
+
+    used: tuple[int, ...]
+    late: tuple[int, ...]
+    versions: int
+
+
+def staleness(schedule: Schedule, stage: int) -> Staleness:
+    """How stale the gradients of a stage are.
+
+    Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
+    """
+    if schedule.updates == "flush":
+        zeros = (0,) * schedule.microbatches
+        return Staleness(zeros, zeros, 1)
+    at_forward = _updates_before(schedule, stage, "F")
+    at_backward = _updates_before(schedule, stage, "B")
+    if schedule.updates == "vertical":
+        used = _updates_before(schedule, 0, "F")
+    elif schedule.updates == "double-buffered":
+        groups = [i // schedule.group for i in range(schedule.microbatches)]
+        used = [max(0, group - 1) for group in groups]
+        at_backward = groups
+    else:
+        used = at_forward
+    late = [now - then for now, then in zip(at_backward, used, strict=True)]
+    return Staleness(tuple(used), tuple(late), _versions(schedule, stage, used))
+
+
+def _order_at(schedule: Schedule, stage: int) -> list[Task]:
+    return [task for order in schedule.orders for task in order if task.stage == stage]
+
+
+def _updates_before(schedule: Schedule, stage: int, phase: Phase) -> list[int]:
+    """By micro-batch, the updates of a stage before a task of it, if each backward pass is one."""
+    found, updates = [0] * schedule.microbatches, 0
+    for task in _order_at(schedule, stage):
+        if task.phase == phase:
+            found[task.microbatch] = updates
+        updates += task.phase == "B"
+    return found
+
+
+def _versions(schedule: Schedule, stage: int, used: Sequence[int]) -> int:
+    """Versions are held from when they are made until no micro-batch to come needs them."""
+    order = _order_at(schedule, stage)
+    backward = most = 0
+    for at, task in enumerate(order):
+        newest = backward // schedule.group
+        ahead = {used[later.microbatch] for later in order[at:]}
+        most = max(most, len({v for v in ahead if v <= newest} | {newest}))
+        backward += task.phase == "B"
+    return most
+
+
+# Drawing --------------------------------------------------------------------------------------
+
+
+def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 1) -> str:
+    """A picture in text, one line a device, one column a unit of time; `..` is idle.
+
+    With several stages on a device, a task's stage follows it: F0/4 is of stage 4.
+    """
+    timeline = run(schedule, forward, backward, weight if schedule.splits_backward else 0)
+    several = schedule.stages > schedule.devices or len({s for s, _ in schedule.homes}) == 1
+    cells: list[dict[int, str]] = []
+    for spans in timeline.spans:
+        row: dict[int, str] = {}
+        for task, start, end in spans:
+            where = f"/{task.stage}" if several else ""
+            for time in range(int(start), int(end)):
+                row[time] = f"{task.phase}{task.microbatch}{where}"
+        cells.append(row)
+    width = max(len(cell) for row in cells for cell in row.values())
+    columns = int(timeline.makespan)
+    return "\n".join(
+        " ".join(row.get(time, "." * width).ljust(width) for time in range(columns)).rstrip()
+        for row in cells
+    )
