@@ -212,8 +212,8 @@ class _Loop:
                 self._handle(LinkDown(worker, self._reason(worker)))
 
     def _reason(self, worker: int) -> str:
-        ended = self._local.describe_end(worker, _LOCAL_EXIT_SECONDS) if self._local else ""
-        if ended:
+        ended = self._local.ended(worker, _LOCAL_EXIT_SECONDS) if self._local else None
+        if ended is not None:
             return f"its process has ended, {ended}"
         return "its process ended, froze or cannot be reached"
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from graphflow.op import Node
 from graphflow.runtime.parts import Line
+from graphflow.runtime.recorder import is_generated, named
 from graphflow.runtime.segments import Segment
 from graphflow.runtime.wide import Strands
-
-_OURS = ("<compute>", "<traced>", "<routine>")
 
 
 class Text:
@@ -35,12 +34,14 @@ class Text:
     def computing(self, name: str = "compute") -> Callable[..., Any]:
         """The compute part as a function (feeds, step, draws) -> fetched values."""
         lines = [self._text(line) for line in self.lines]
-        return self._function(name, "feeds, step, draws", lines, self._result)
+        of = (_told(line) for line in self.lines)
+        return self._function(name, "feeds, step, draws", lines, self._result, of)
 
     def committing(self) -> Callable[[], None]:
         """The commit part as a function."""
         lines = [self._text(line) for line in self._commit]
-        return self._function("commit", "", lines, "None")
+        of = (_told(line) for line in self._commit)
+        return self._function("commit", "", lines, "None", of)
 
     def traced(self) -> tuple[Callable[..., Any], list[Node]]:
         """The compute part with a fourth argument, which is told after each node by the number of
@@ -62,7 +63,8 @@ class Text:
                     add(each.node, f"{name}({i})")
             else:
                 add(*line)
-        return self._function("traced", "feeds, step, draws, mark", lines, self._result), nodes
+        of = (_named(node) for node in nodes)
+        return self._function("traced", "feeds, step, draws, mark", lines, self._result, of), nodes
 
     def _text(self, line: Line, how: str = "run") -> str:
         if not isinstance(line, Segment | Strands):
@@ -72,22 +74,36 @@ class Text:
         return f"{name}()" if how == "run" else name
 
     def _function(
-        self, name: str, arguments: str, lines: list[str], result: str
+        self, name: str, arguments: str, lines: list[str], result: str, of: Iterable[str]
     ) -> Callable[..., Any]:
         source = "\n ".join([f"def {name}({arguments}):", *lines, f"return {result}"])
         # The text is made of our own identifiers only; nothing from a graph or the wire enters it.
-        exec(compile(source, f"<{name}>", "exec"), self._scope)
+        exec(compile(source, named(name, of), "exec"), self._scope)
         function: Callable[..., Any] = self._scope[name]
         return function
 
     def failed(self, error: Exception) -> Node | None:
         """The node of the line that raised an error."""
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [f for f in frames if f.filename in _OURS]
+        lines = [f for f in frames if is_generated(f.filename)]
         if not lines or lines[0].lineno is None:
             return None
         at = lines[0].lineno - 2
-        if lines[0].filename == "<traced>":
+        if lines[0].filename.startswith("<traced"):
             return self.traced()[1][at]
         line = self.lines[at]
         return line[0] if isinstance(line, tuple) else line.calls[0].node
+
+
+def _told(line: Line) -> str:
+    """What a line is of, for whoever reads of a crash in it."""
+    if isinstance(line, tuple):
+        return _named(line[0])
+    nodes = list(dict.fromkeys(call.node for call in line.calls))
+    if len(nodes) == 1:
+        return _named(nodes[0])
+    return f"one of {len(nodes)} kernels, from {_named(nodes[0])} to {_named(nodes[-1])}"
+
+
+def _named(node: Node) -> str:
+    return f"{node.op.name} {node.name!r} (made at {node.location})"

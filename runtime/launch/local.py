@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -12,16 +13,38 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import IO, TextIO
 
 from graphflow.errors import RendezvousTimeout
 from graphflow.modules import folders
 from graphflow.runtime.launch import child
+from graphflow.runtime.launch.memory_kills import MemoryKills
+from graphflow.runtime.recorder import Recorder
 
 _GRACE = 2.0  # seconds between the request to end and the kill
 _TAIL_LINES = 20
 _READY = " listening on "
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended.
+
+    Attributes:
+        reason: in a few words: "exit status 1", "killed by signal 9", `OUT_OF_MEMORY`.
+        op: what it was in at a signal, with its node and the user's line; "" if that is unknown.
+    """
+
+    reason: str
+    op: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}, in {self.op}" if self.op else self.reason
 
 
 class LocalWorker:
@@ -50,9 +73,13 @@ class LocalWorker:
         for folder in folders(ops):
             command += ["--ops-path", folder]
         pipe = subprocess.PIPE
+        self._recorder = Recorder()
+        kept = self._recorder.descriptors
+        command += ["--recorder", ",".join(map(str, kept))]
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(threads)
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(threads), pass_fds=kept
         )
+        self._kills = MemoryKills(self._process.pid)
         self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         assert self._process.stdout is not None and self._process.stderr is not None
@@ -84,16 +111,26 @@ class LocalWorker:
         if line is None:
             what = f"did not start within {time.monotonic() - started:.1f} s"
         else:
-            what = f"ended before it listened, {self.describe_end(1.0) or 'it printed ' + line!r}"
+            what = f"ended before it listened, {self.ended(1.0) or 'it printed ' + line!r}"
         raise RendezvousTimeout(f"local worker {self.index} {what}; it wrote:\n{self.tail()}")
 
-    def describe_end(self, seconds: float) -> str:
-        """How the process ended, or "" if it has not within some seconds."""
+    def ended(self, seconds: float) -> Ended | None:
+        """How the process ended; None if it has not within some seconds."""
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return ""
-        return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
+            return None
+        if self._is_out_of_memory(status):
+            return Ended(OUT_OF_MEMORY)
+        if status >= 0:
+            return Ended(f"exit status {status}")
+        return Ended(f"killed by signal {-status}", self._recorder.op())
+
+    def _is_out_of_memory(self, status: int) -> bool:
+        """Whether the kernel ended it for want of memory, or it could not go on without more."""
+        if status == -signal.SIGKILL:
+            return self._kills.happened()
+        return status > 0 and "MemoryError" in self.tail()
 
     def tail(self) -> str:
         """The last lines that it wrote to stderr."""
@@ -119,6 +156,7 @@ class LocalWorker:
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
+        self._recorder.close()
 
     # Reading what it prints ----------------------------------------------------------------------
 
@@ -192,9 +230,9 @@ class LocalWorkers:
         """The processes' numbers, in order."""
         return [worker.pid for worker in self._workers]
 
-    def describe_end(self, index: int, seconds: float = 0.0) -> str:
-        """How a worker ended, or "" if it has not within some seconds."""
-        return self._workers[index].describe_end(seconds)
+    def ended(self, index: int, seconds: float = 0.0) -> Ended | None:
+        """How a worker ended; None if it has not within some seconds."""
+        return self._workers[index].ended(seconds)
 
     def stop(self) -> None:
         """Ends the processes: by request, and after a grace by force. Idempotent."""

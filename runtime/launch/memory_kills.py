@@ -1,0 +1,44 @@
+"""Whether Linux ended a process because memory ran out: its control group counts such ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+class MemoryKills:
+    """The ends by want of memory in the control group of a process that has just started."""
+
+    def __init__(self, pid: int) -> None:
+        self._file = _counter(pid)
+        self._before = _count(self._file)
+
+    def happened(self) -> bool:
+        """Whether there was one since."""
+        return _count(self._file) > self._before
+
+
+def _counter(pid: int) -> Path | None:
+    """The file that counts, of the group's own version; None where there is none."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    groups = {kinds: path.lstrip("/") for _, kinds, path in (line.split(":", 2) for line in lines)}
+    found = [_ROOT / "memory" / groups.get("memory", "") / "memory.oom_control"]
+    for root in (_ROOT, _ROOT / "unified"):
+        found.append(root / groups.get("", "") / "memory.events")
+    # Inside a container its own group is the root that it sees, whatever its path says.
+    found += [_ROOT / "memory" / "memory.oom_control", _ROOT / "memory.events"]
+    return next((file for file in found if file.is_file()), None)
+
+
+def _count(file: Path | None) -> int:
+    if file is None:
+        return 0
+    try:
+        words = dict(line.split(maxsplit=1) for line in file.read_text().splitlines())
+        return int(words.get("oom_kill", "0"))
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,103 @@
+"""Flight recorder: which op a process was in when a signal ended it.
+
+Two files outlive the process, and whoever started it reads them: where each line of its generated
+code comes from, written when that is compiled, and the Python stacks at the signal, by
+`faulthandler`. A process without a recorder writes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+
+_MOST = 64 << 20
+"""Bytes of lines that are kept; what is compiled after that goes unnamed."""
+_FRAME = re.compile(r'^  File "<(?:compute|commit|traced|routine) (\d+)>", line (\d+)', re.M)
+_THREAD = re.compile(r"^(?:Current thread|Thread) ", re.M)
+
+
+class _Pen:
+    """Where this process notes its lines, if anywhere."""
+
+    def __init__(self) -> None:
+        self.file: int | None = None
+        self.written = 0
+        self.numbers = itertools.count(1)
+
+
+_pen = _Pen()
+
+
+def record(stacks: int, lines: int) -> None:
+    """From now on, this process writes to these two descriptors, which a `Recorder` gave."""
+    faulthandler.enable(stacks, all_threads=True)
+    _pen.file = lines
+
+
+def named(kind: str, lines: Iterable[str]) -> str:
+    """The file name of generated code, `kind` being compute, commit, traced or routine.
+
+    Args:
+        lines: what each line of the function is of, from its second line on.
+    """
+    if _pen.file is None or _pen.written > _MOST:
+        return f"<{kind}>"
+    number = next(_pen.numbers)
+    text = "".join(
+        f"{number}:{at}\t{' '.join(line.split())}\n" for at, line in enumerate(lines, start=2)
+    ).encode()
+    _pen.written += len(text)
+    with contextlib.suppress(OSError):  # a full disk costs a name, not a step
+        os.write(_pen.file, text)
+    return f"<{kind} {number}>"
+
+
+def is_generated(filename: str) -> bool:
+    """Whether a file name is one of those above."""
+    return filename.startswith(("<compute", "<commit", "<traced", "<routine"))
+
+
+class Recorder:
+    """The two files of one process that is about to start."""
+
+    def __init__(self) -> None:
+        self._stacks = tempfile.TemporaryFile(prefix="graphflow-")  # noqa: SIM115 - see `close`
+        self._lines = tempfile.TemporaryFile(prefix="graphflow-")  # noqa: SIM115
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """What `record` takes, in the process that inherits them."""
+        return self._stacks.fileno(), self._lines.fileno()
+
+    def op(self) -> str:
+        """The op that the process was in at a signal, with its node and the user's line; of a body,
+        the node in it. "" where no signal came, or it was in no op."""
+        stacks = self._read(self._stacks.fileno()).decode(errors="replace")
+        starts = [found.start() for found in _THREAD.finditer(stacks)]
+        threads = [stacks[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        # The thread of the signal is told first; one of a device's pool works for another thread.
+        threads.sort(key=lambda text: not text.startswith("Current"))
+        for thread in threads:
+            frame = _FRAME.search(thread)
+            if frame is not None:
+                return self._line(f"{frame[1]}:{frame[2]}\t")
+        return ""
+
+    def _line(self, start: str) -> str:
+        for line in self._read(self._lines.fileno()).decode(errors="replace").splitlines():
+            if line.startswith(start):
+                return line.removeprefix(start)
+        return ""
+
+    def _read(self, descriptor: int) -> bytes:
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._stacks.close()
+        self._lines.close()
