@@ -75,6 +75,10 @@ class ProblemError(PlacementError):
     """The arrays of a placement problem contradict each other."""
 
 
+class ShardingError(PlacementError):
+    """A graph cannot be cut over a mesh of devices as a strategy says."""
+
+
 class ScheduleError(PlacementError):
     """A pipeline schedule misses or repeats tasks, would deadlock, or cannot be made so."""
 
@@ -122,6 +126,8 @@ class WorkerLost(GraphflowError):
         step: the step in which it was lost, if it was in one.
         reason: in a few words, such as "out of memory".
         op: the op that a signal ended it in, with its node and the user's line; "" if unknown.
+        program: the program that it was computing; "" if none.
+        ended: whether its process is known to have ended; else it may be frozen, or cut off.
     """
 
     def __init__(
@@ -132,16 +138,24 @@ class WorkerLost(GraphflowError):
         step: int | None = None,
         reason: str = "",
         op: str = "",
+        program: str = "",
+        ended: bool = False,
     ) -> None:
         super().__init__(text)
         self.worker = worker
         self.step = step
         self.reason = reason
         self.op = op
+        self.program = program
+        self.ended = ended
 
 
 class StateLost(WorkerLost):
     """A worker took variables with it when it was lost, and no checkpoint restores them."""
+
+
+class PoisonedTask(GraphflowError):
+    """The same op, or program, ended three workers that computed it; it is not tried on another."""
 
 
 class StepTimeout(GraphflowError):
@@ -178,6 +192,14 @@ class VersionMismatch(ProtocolError):
 
 class NotAuthorised(ProtocolError):
     """A peer's key does not allow what it asked for."""
+
+
+class StaleEpoch(ProtocolError):
+    """The session was recovered meanwhile, and goes on without the one who missed that."""
+
+
+class StaleSession(ProtocolError):
+    """A message belongs to another session: one that is over, or whose secret it does not have."""
 
 
 class MessageTooLarge(ProtocolError):

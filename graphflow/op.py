@@ -164,21 +164,24 @@ def _pinned(device: DeviceName) -> Iterator[None]:
 
 class made_by:
     """Nodes built in the block (gradients, updates) count as made at the line of `origin`, and
-    stay near it. Their dtypes follow from their inputs: autocasting ends here.
+    stay near it, or on a `device`. Their dtypes follow from their inputs: autocasting ends here.
 
     Not a generator: every node that is differentiated opens one.
     """
 
-    __slots__ = ("_device", "_origin", "_prefix", "_scope")
+    __slots__ = ("_device", "_origin", "_pin", "_prefix", "_scope")
 
-    def __init__(self, origin: Node, prefix: str = "gradients/") -> None:
+    def __init__(
+        self, origin: Node, prefix: str = "gradients/", device: DeviceName | None = None
+    ) -> None:
         self._origin = origin
         self._prefix = prefix
+        self._pin = origin.device if device is None else device
 
     def __enter__(self) -> None:
         origin, streams = self._origin, _name_scope.get().streams
         self._scope = _name_scope.set(NameScope(self._prefix, origin.location, origin, streams))
-        self._device = _device_scope.set(origin.device)
+        self._device = _device_scope.set(self._pin)
 
     def __exit__(self, *raised: object) -> None:
         _device_scope.reset(self._device)
@@ -261,6 +264,37 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Sharding:
+    """How one application of an op may be cut into shards (see ops/sharding.py).
+
+    Attributes:
+        equation: for each input and output a letter for each of its axes, "ik,kj->ij". What has one
+            letter is cut together; a letter missing on the right is reduced, so that each shard has
+            a partial result. `.` is an axis that is needed whole; a capital is one that an `expand`
+            is needed for.
+        scale: of (tensor, axis), inputs first, that has so many elements for each of its letter's.
+        linear: sets of inputs, together in each of which the op is linear: partial sums may pass.
+        kind: how partial results are combined: "sum", "max", "min", "prod", "any" or "all".
+        sizes: the attribute that holds the shape of the (first) output.
+        build: (op, cut, *inputs, **attrs) -> outputs of one shard, where the op itself will not do.
+        needs: (letter, start, stop) of an output -> (start, stop) of the first input, along letters
+            of windows: a halo.
+        expand: (*inputs, **attrs) -> the outputs, by simpler ops, for letters that are capitals.
+        view: moves or renames numbers only.
+    """
+
+    equation: str
+    scale: Mapping[tuple[int, int], Size] = field(default_factory=dict)
+    linear: tuple[tuple[int, ...], ...] = ()
+    kind: str = "sum"
+    sizes: str | None = None
+    build: Callable[..., Any] | None = None
+    needs: Callable[..., Any] | None = None
+    expand: Callable[..., Any] | None = None
+    view: bool = False
+
+
+@dataclass(frozen=True)
 class Sample:
     """One example call of an op for the tests over the whole registry.
 
@@ -311,11 +345,15 @@ class Op:
         native: (*specs, **attrs) -> the generated kernel of the same bits for inputs of these sizes
             on a cpu, a `kernels.native.Task`; None where there is none.
         vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
+        joint: of collectives, whose nodes differ in `rank` only: (nodes, gs) -> one cotangent for
+            each input, of all ranks together; None where each rank's vjp is to be taken.
         jvp: (tangents, y, *inputs, **attrs) -> the tangent(s) of the output(s), where that is
             cheaper than what follows from vjp; a tangent is None where it is zero.
         batch: (op, inputs, batched, **attrs) -> the outputs for inputs that have a new first axis
             where `batched` says so (one at least); it leads each output, too. See ops/batching.py.
             Elementwise ops need none.
+        sharding: (*specs, **attrs) -> `Sharding`, or just its equation: how it is cut over devices.
+            Elementwise ops need none; others without one get their inputs whole.
         cost: (*specs, **attrs) -> Cost; default: one flop an output element.
         samples: calls for the tests over the registry.
         doc: what it computes, in words: the first line of its `help`.
@@ -335,8 +373,10 @@ class Op:
     native: Callable[..., Any] | None = None
     ufunc: str | None = None  # the name in xp of the ufunc that is the whole op
     vjp: Callable[..., Sequence[Tensor | None]] | None = None
+    joint: Callable[..., Sequence[Tensor] | None] | None = None
     jvp: Callable[..., Any] | None = None
     batch: Callable[..., Any] | None = None
+    sharding: Callable[..., Any] | None = None
     cost: Callable[..., Cost] | None = None
     samples: Sequence[Sample] = ()
     promotes: bool = False  # inputs are converted to one dtype; Python scalars take the tensors'
@@ -929,7 +969,7 @@ def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
 
 
 __all__ = [
-    "FUNCTIONS", "PLAIN", "REGISTRY", "Autocast", "Cost", "Location", "Node", "Op", "Sample",
+    "FUNCTIONS", "PLAIN", "REGISTRY", "Autocast", "Cost", "Location", "Node", "Op", "Sample", "Sharding",
     "Tensor",
     "as_tensor", "autocast", "autocasted", "device", "function", "located", "made_by", "make_node",
     "name_scope",

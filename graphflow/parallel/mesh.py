@@ -1,0 +1,241 @@
+"""A mesh of devices, and how sizes are cut along it.
+
+A mesh has named axes, {"data": 2, "model": 2}; each of its places is a device. A size that is cut
+along some of these axes has a piece at each place: the first pieces are larger by one where it does
+not divide, as numpy's array_split has it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+from graphflow.device import DeviceName
+from graphflow.errors import ShardingError
+from graphflow.spec import Dim, Size, evaluate
+
+Place = tuple[int, ...]
+"""The place of a shard: its number along each axis of the mesh."""
+
+
+class Piece(NamedTuple):
+    """The part of a size that a shard has."""
+
+    start: Size
+    size: Size
+    total: Size
+
+    @property
+    def stop(self) -> Size:
+        return self.start + self.size
+
+    @property
+    def is_all(self) -> bool:
+        return self.size == self.total
+
+    def scaled(self, factor: Size) -> Piece:
+        """The same, each element being `factor` many."""
+        return Piece(self.start * factor, self.size * factor, self.total * factor)
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a size is cut: along which axes of the mesh, the first one outermost, in multiples of a
+    unit."""
+
+    axes: tuple[str, ...] = ()
+    unit: Size = 1
+
+    def __bool__(self) -> bool:
+        return bool(self.axes)
+
+    def without_last(self) -> Split:
+        axes = self.axes[:-1]
+        return Split(axes, self.unit) if axes else WHOLE
+
+    def scaled(self, factor: Size) -> Split:
+        return Split(self.axes, self.unit * factor) if self.axes else self
+
+
+WHOLE = Split()
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Named axes, and a device for each place.
+
+    Args:
+        sizes: of the axes, in order.
+        devices: of the places, the last axis running fastest.
+        local: axes along which the places share a device: they take turns.
+    """
+
+    sizes: Mapping[str, int]
+    devices: Sequence[DeviceName]
+    local: frozenset[str] = field(default_factory=frozenset)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.sizes)
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        return tuple(itertools.product(*map(range, self.sizes.values())))
+
+    def number(self, place: Place) -> int:
+        """The place's number, by which what has a value at each place is ordered."""
+        number = 0
+        for at, size in zip(place, self.sizes.values(), strict=True):
+            number = number * size + at
+        return number
+
+    def at(self, place: Place, axis: str) -> int:
+        """The place's number along an axis."""
+        return place[self.names.index(axis)]
+
+    def moved(self, place: Place, axis: str, to: int) -> Place:
+        """The place with another number along an axis."""
+        i = self.names.index(axis)
+        return (*place[:i], to, *place[i + 1 :])
+
+    def group(self, place: Place, axis: str) -> list[Place]:
+        """The places along an axis that differ in nothing else."""
+        return [self.moved(place, axis, i) for i in range(self.sizes[axis])]
+
+    def groups(self, axis: str) -> Iterator[list[Place]]:
+        """All groups along an axis."""
+        for place in self.places:
+            if self.at(place, axis) == 0:
+                yield self.group(place, axis)
+
+    def parts(self, axes: Sequence[str]) -> int:
+        return prod(self.sizes[a] for a in axes)
+
+    def tag(self, place: Place) -> str:
+        """How what is at a place is named: `@data=0,model=1`."""
+        return "@" + ",".join(f"{n}={i}" for n, i in zip(self.names, place, strict=True))
+
+
+class Cuts:
+    """The pieces of sizes along one mesh, symbolic ones too.
+
+    A symbol that is cut has a symbol of its own for the piece at each place, `n@data=0`; what sizes
+    these are is known when a step is fed (`bindings`). Each symbol is cut in one way only.
+    """
+
+    def __init__(self, mesh: Mesh, nominal: int = 64) -> None:
+        self.mesh = mesh
+        self.nominal = nominal
+        self.symbols: dict[str, tuple[str, ...]] = {}
+
+    def can(self, size: Size, split: Split) -> bool:
+        """Whether a size has a piece that is not empty for every place."""
+        if not split:
+            return True
+        base = size // split.unit
+        if isinstance(base, int) and isinstance(size, int):
+            return size % int(split.unit) == 0 and base >= self.mesh.parts(split.axes)  # type: ignore[arg-type]
+        symbol = _linear(base)
+        if symbol is None:
+            return False
+        known = self.symbols.setdefault(symbol, split.axes)
+        return known[: len(split.axes)] == split.axes
+
+    def pieces(self, size: Size, split: Split) -> list[Piece]:
+        """The piece of a size at each place."""
+        return [self.piece(size, split, place) for place in self.mesh.places]
+
+    def piece(self, size: Size, split: Split, place: Place) -> Piece:
+        if not split:
+            return Piece(0, size, size)
+        at = [(self.mesh.at(place, a), self.mesh.sizes[a]) for a in split.axes]
+        if isinstance(size, int):
+            unit = evaluate(split.unit, {})
+            start, stop = _nested(size // unit, at)
+            return Piece(start * unit, (stop - start) * unit, size)
+        base = size // split.unit
+        symbol = _linear(base)
+        if symbol is None:
+            raise ShardingError(f"a size {size} cannot be cut along {', '.join(split.axes)}")
+        axes = self.symbols.setdefault(symbol, split.axes)
+        numbers = [i for i, _ in at]
+        begin = self._part(symbol, axes, numbers, before=True)
+        own = self._part(symbol, axes, numbers, before=False)
+        factor = base // Dim.symbol(symbol)
+        return Piece(begin * factor * split.unit, own * factor * split.unit, size)
+
+    def _part(self, symbol: str, axes: Sequence[str], numbers: Sequence[int], before: bool) -> Size:
+        """A piece of a symbol, or all before it, as a sum of the smallest pieces."""
+        total: Size = 0
+        depth = len(numbers)
+        for leaf in itertools.product(*(range(self.mesh.sizes[a]) for a in axes)):
+            head = list(leaf[:depth])
+            if head < list(numbers) if before else head == list(numbers):
+                total = total + Dim.symbol(_leaf(symbol, axes, leaf))
+        return total
+
+    def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of the symbols of pieces.
+
+        Raises:
+            ShardingError: a piece would be empty.
+        """
+        found = {}
+        for symbol, axes in self.symbols.items():
+            if symbol not in sizes:
+                continue
+            count = self.mesh.parts(axes)
+            if sizes[symbol] < count:
+                raise ShardingError(
+                    f"a batch of {sizes[symbol]} (size {symbol!r}) is smaller than the {count} "
+                    f"shards along {' × '.join(axes)}; feed at least {count}, or use fewer shards"
+                )
+            for leaf in itertools.product(*(range(self.mesh.sizes[a]) for a in axes)):
+                at = [(i, self.mesh.sizes[a]) for i, a in zip(leaf, axes, strict=True)]
+                start, stop = _nested(sizes[symbol], at)
+                found[_leaf(symbol, axes, leaf)] = stop - start
+        return found
+
+    def guess(self, size: Size) -> int:
+        """A size, or what stands for one that is not known yet."""
+        if not isinstance(size, Dim):
+            return int(size)
+        return evaluate(size, _Nominal(self.nominal))
+
+
+class _Nominal(dict[str, int]):
+    """Every symbol has one size; pieces of it, too."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+
+    def __missing__(self, key: str) -> int:
+        return self._size
+
+
+def _leaf(symbol: str, axes: Sequence[str], numbers: Sequence[int]) -> str:
+    return f"{symbol}@" + ",".join(f"{a}={i}" for a, i in zip(axes, numbers, strict=True))
+
+
+def _nested(size: int, at: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Start and stop of a piece of a piece of …"""
+    start, stop = 0, size
+    for i, parts in at:
+        whole, rest = divmod(stop - start, parts)
+        begin = start + i * whole + min(i, rest)
+        start, stop = begin, begin + whole + (i < rest)
+    return start, stop
+
+
+def _linear(size: Any) -> str | None:
+    """The one symbol of which a size is a multiple."""
+    if not isinstance(size, Dim) or len(size.terms) != 1:
+        return None
+    ((monomial, _),) = size.terms.items()
+    names = [atom for atom in monomial if isinstance(atom, str)]
+    return names[0] if len(names) == len(monomial) == 1 else None
