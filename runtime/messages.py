@@ -66,8 +66,10 @@ class Envelope:
     """What every message carries beside its content.
 
     `epoch` fences what a session sent before it was recovered. `sequence` counts the messages of
-    one sender to one receiver within a session, from 1; `acknowledged` is the last one that the
-    sender has received in the other direction.
+    one sender to one receiver within a session and epoch, from 1; a message of `UNNUMBERED` repeats
+    the number of the last one before it, so that its receiver sees what it lacks. `acknowledged` is
+    the last one that the sender has received in the other direction. `token` is the secret that the
+    parties of a session share, and nobody else has.
     """
 
     session: str
@@ -76,6 +78,7 @@ class Envelope:
     step: Count
     sequence: Count
     acknowledged: Count = 0
+    token: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,8 @@ class Load(Message):
 
 @dataclass(frozen=True)
 class Compute(Message):
-    """Runs the compute half of the envelope's step; its feeds were sent before it."""
+    """Runs the compute half of the envelope's step; its feeds were sent before it. The step before
+    it that commits, if it was not told yet, is `commits`; else that is -1."""
 
     request: Count
     program: str
@@ -138,6 +142,7 @@ class Compute(Message):
     feeds: list[str]
     trace: bool
     deadline: float
+    commits: int = -1
 
 
 @dataclass(frozen=True)
@@ -214,12 +219,48 @@ class Close(Message):
 
 @dataclass(frozen=True)
 class Ping(Message):
-    """Keeps a session's lease."""
+    """Keeps a session's lease. `resent` is the last `Resend` that its sender has answered."""
+
+    resent: Count = 0
 
 
 @dataclass(frozen=True)
 class Pong(Message):
-    """Answers a ping."""
+    """Answers a ping; the envelope's step is the one that is being computed, or 0."""
+
+    resent: Count = 0
+
+
+@dataclass(frozen=True)
+class Ack(Message):
+    """Says what was received and what was sent, where no other message does."""
+
+    resent: Count = 0
+
+
+@dataclass(frozen=True)
+class Resend(Message):
+    """Messages from number `first` on were lost, or damaged: send them again. Each gap is asked for
+    by an `attempt` of its own, which is answered once."""
+
+    first: Count
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class Fenced(Message):
+    """What was sent belongs to another epoch or session, and was not applied: StaleEpoch, with the
+    epoch that counts in the envelope, or StaleSession."""
+
+    error: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Draining(Message):
+    """The worker is asked to end, and waits so many seconds for its sessions to leave it."""
+
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -228,7 +269,8 @@ class Chunk(Message):
 
     `purpose` says what the array is for, `number` is the step (edges) or the request (all others),
     and `name` the edge, feed, fetch or part. `axes` orders the axes from the slowest to the fastest
-    in memory, so that an array keeps its layout when it travels.
+    in memory, so that an array keeps its layout when it travels. `checksum` is of the piece's bytes;
+    0 where it travels by what cannot damage it.
     """
 
     purpose: str
@@ -239,6 +281,7 @@ class Chunk(Message):
     axes: list[Count]
     nbytes: Count
     offset: Count
+    checksum: Count = 0
 
 
 @dataclass(frozen=True)
@@ -293,9 +336,12 @@ class Failed(Message):
 
 @dataclass(frozen=True)
 class Broken(Message):
-    """The worker cannot go on with the session: it does not know it, or lost messages of it."""
+    """The worker cannot go on with the session."""
 
     reason: str
 
 
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
+
+UNNUMBERED = (Ping, Pong, Ack, Resend, Fenced)
+"""What is neither kept nor sent again: a later one says all that a lost one did."""

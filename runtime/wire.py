@@ -16,11 +16,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
+import xxhash
 
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Message
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 4 << 20  # bytes of an array in one frame
 DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
@@ -281,11 +282,19 @@ _CHECKS: dict[type, dict[str, Check]] = {
 # Arrays ----------------------------------------------------------------------------------------
 
 
+def checksum(data: Buffer) -> int:
+    """XXH3 of 64 bits without the lowest, never 0; ten times as quick as a CRC."""
+    return xxhash.xxh3_64_intdigest(data) >> 1 or 1
+
+
 def chunks(
-    purpose: str, number: int, name: Key, array: Array
+    purpose: str, number: int, name: Key, array: Array, *, checked: bool = True
 ) -> Iterator[tuple[Chunk, memoryview[Any]]]:
     """The pieces of an array in the order of its memory, without a copy where it is contiguous
     in some order of its axes; any other array is copied into C order first.
+
+    Args:
+        checked: each piece has a checksum; what shares memory needs none.
 
     Raises:
         ProtocolError: the array's dtype has no name on the wire.
@@ -298,10 +307,14 @@ def chunks(
     compact, axes = _compact(array)
     raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
     for offset in range(0, max(raw.nbytes, 1), CHUNK_BYTES):
+        piece = raw[offset : offset + CHUNK_BYTES]
         yield (
-            Chunk(purpose, number, name, dtype, list(array.shape), axes, raw.nbytes, offset),
-            raw[offset : offset + CHUNK_BYTES],
-        )
+            Chunk(
+                purpose, number, name, dtype, list(array.shape), axes, raw.nbytes, offset,
+                checksum(piece) if checked else 0,
+            ),
+            piece,
+        )  # fmt: skip
 
 
 def _compact(array: Array) -> tuple[Array, list[int]]:
