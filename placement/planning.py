@@ -39,6 +39,7 @@ from graphflow.placement.placers.single import singles
 from graphflow.placement.plan import Plan, PlannedNode, PlannedTransfer
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.simulate import simulate
+from graphflow.placement.turns import in_turns
 from graphflow.spec import nbytes
 
 SENDING = 0.5
@@ -74,6 +75,7 @@ def make_plan(
     alone, shared = problems(homes)
     ones = _ones(alone, shared)
     made, assignment = _placed(alone, shared, placer, ones, fixed)
+    assignment = in_turns(assignment, made.problem, made.nodes)
     if any(node in homes for node in graph.variables):
         alone, shared = problems({})  # "one device" holds the variables, too
         ones = _ones(alone, shared)

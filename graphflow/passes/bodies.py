@@ -131,7 +131,7 @@ def _inlined(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
                 inner.op, operands, inner.attrs, inner.specs,
                 name=f"{node.name}/{inner.name.rpartition('/')[2]}",
                 device=node.device.refined(inner.device), location=inner.location,
-                origin=inner.origin, equations=inner.equations,
+                origin=inner.origin, equations=inner.equations, turn=node.turn,
             ).outputs  # fmt: skip
         mapped.update(zip(inner.outputs, outputs, strict=True))
     return [mapped[t] for t in body.outputs]

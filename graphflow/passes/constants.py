@@ -64,4 +64,5 @@ def _constant(node: Node, value: np.ndarray[Any, Any], index: int) -> Tensor:
         device=node.device,
         location=node.location,
         origin=node.origin,
+        turn=node.turn,
     ).outputs[0]

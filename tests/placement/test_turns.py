@@ -1,0 +1,61 @@
+"""The order that a schedule asks of devices."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import graphflow as gf
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.problem import Assignment, Problem
+from graphflow.placement.turns import in_turns
+
+
+def with_turns(outputs: list[Tensor], turns: dict[Node, int]) -> list[Tensor]:
+    """The same graph, its nodes in turns."""
+    twins: dict[Tensor, Tensor] = {}
+    for node in Graph(outputs).nodes:
+        twin = Node(
+            node.op, tuple(twins[t] for t in node.inputs), node.attrs, node.specs, name=node.name,
+            device=node.device, location=node.location, turn=turns.get(node, -1),
+        )  # fmt: skip
+        twins.update(zip(node.outputs, twin.outputs, strict=True))
+    return [twins[t] for t in outputs]
+
+
+@given(st.permutations(range(5)))
+@settings(max_examples=20)
+def test_a_device_runs_what_is_ready_in_turns(turns: list[int]) -> None:
+    x = gf.placeholder("float32", (4, 4), name="x")
+    products = []
+    for i in range(5):
+        with gf.name_scope(f"product{i}"):
+            products.append(gf.matmul(x, x[::-1] * float(i + 2)))
+    wanted = {y.node: turn for y, turn in zip(products, turns, strict=True)}
+    plan = gf.plan(with_turns(products, wanted), Cluster.local(2))
+    for device in plan.cluster.devices:
+        mine = [n.name for n in plan.nodes if n.device == device and n.op == "matmul"]
+        assert mine == sorted(mine, key=lambda name: turns[int(name[len("product")])])
+
+
+def test_what_a_node_reads_comes_before_it_whatever_the_turns() -> None:
+    edges = [(0, 1), (1, 2), (0, 3)]
+    problem = Problem(np.ones((4, 1)), np.array(edges), np.zeros(3))
+    x = gf.placeholder("float32", (), name="x")
+    made = [
+        Node(x.node.op, (), x.node.attrs, x.node.specs, name="n", device=x.node.device,
+             location=x.node.location, turn=turn)
+        for turn in (-1, 5, 0, 1)
+    ]  # fmt: skip
+    placed = Assignment(np.zeros(4, int), np.array([0, 1, 2, 3]))
+    assert in_turns(placed, problem, made).order.tolist() == [0, 3, 1, 2]
+
+
+def test_without_turns_nothing_changes() -> None:
+    problem = Problem(np.ones((2, 1)), np.empty((0, 2), int), np.empty(0))
+    x = gf.placeholder("float32", (), name="x").node
+    placed = Assignment(np.zeros(2, int), np.array([1, 0]))
+    assert in_turns(placed, problem, [x, x]) is placed
