@@ -601,7 +601,7 @@ class Node:
 
     __slots__ = (
         "attrs", "device", "equations", "inputs", "location", "name", "op", "origin", "outputs",
-        "serial", "specs",
+        "serial", "specs", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -616,6 +616,7 @@ class Node:
         location: Location,
         origin: Node | None = None,
         equations: tuple[Equation, ...] = (),
+        turn: int = -1,
     ) -> None:
         self.op = op
         self.inputs = inputs
@@ -626,6 +627,7 @@ class Node:
         self.location = location
         self.origin = origin
         self.equations = equations
+        self.turn = turn  # a device runs nodes of a lower one first; -1: as soon as it can
         self.serial = next(_serial)
         self.outputs: tuple[Tensor, ...] = (
             (Tensor(self, 0),)
@@ -650,6 +652,7 @@ class Node:
             location=self.location,
             origin=self.origin,
             equations=self.equations,
+            turn=self.turn,
         )
 
     def __repr__(self) -> str:
