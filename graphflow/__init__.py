@@ -133,6 +133,7 @@ from graphflow.vmap import vmap
 
 if TYPE_CHECKING:
     from graphflow import onnx as onnx
+    from graphflow import parallel as parallel
     from graphflow import placement as placement
     from graphflow.placement.cluster import Cluster, Device, Link, Worker
     from graphflow.placement.plan import Plan, plan
@@ -142,7 +143,7 @@ _CLUSTERS, _PLANS = "graphflow.placement.cluster", "graphflow.placement.plan"
 _LATER = {
     "Cluster": _CLUSTERS, "Device": _CLUSTERS, "Link": _CLUSTERS, "Worker": _CLUSTERS,
     "Plan": _PLANS, "plan": _PLANS, "Session": "graphflow.session",
-    "placement": "", "onnx": "",
+    "placement": "", "onnx": "", "parallel": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
 
@@ -290,6 +291,7 @@ __all__ = [
     "optim",
     "outer",
     "pad",
+    "parallel",
     "permute_dims",
     "placeholder",
     "placement",

@@ -14,6 +14,7 @@ from typing import Any
 from graphflow.errors import DifferentiationError, DTypeError, GraphflowError, ShapeError
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, made_by, user_location
+from graphflow.ops.collectives import groups_of
 from graphflow.ops.rules import zeros_like
 from graphflow.pauses import without_collection
 from graphflow.spec import is_inexact, kind, show_shape
@@ -59,13 +60,17 @@ def pulled_back(
     wanted = _depends_on(nodes, xs)
     results: dict[Tensor, Tensor] = {}
     targets = set(xs)
+    groups = _groups(nodes)
     for node in reversed(nodes):
         for tensor in node.outputs:
             if tensor in targets:
                 with made_by(node):
                     results[tensor] = cotangents.total(tensor)
         flows = any(t.node in wanted for t in node.inputs)
-        if flows and any(cotangents.has(t) for t in node.outputs):
+        if node in groups:
+            if flows and groups[node][0] is node:  # the first: all that reads any of them is done
+                _step_back_together(groups[node], cotangents, wanted)
+        elif flows and any(cotangents.has(t) for t in node.outputs):
             _step_back(node, cotangents, wanted)
     return [results[x] if x in results else zeros_like(x) for x in xs]
 
@@ -121,6 +126,37 @@ def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
         for tensor, part in zip(node.inputs, parts, strict=True):
             if part is not None and tensor.node in wanted:
                 cotangents.add(tensor, _of_dtype(part, tensor))
+
+
+def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Of each node of a complete group of collectives: its group, in build order."""
+    return {
+        node: sorted(group, key=lambda each: each.serial)
+        for group in groups_of(nodes)
+        for node in group
+    }
+
+
+def _step_back_together(group: Sequence[Node], cotangents: _Cotangents, wanted: set[Node]) -> None:
+    """Pass the cotangents of a group of collectives on: by collectives again, if at least two
+    ranks have one."""
+    reached = [node for node in group if cotangents.has(node.outputs[0])]
+    ranked = sorted(group, key=lambda node: int(node.attrs["rank"]))
+    joint, parts = ranked[0].op.joint, None
+    if joint is not None and len(reached) > 1:
+        gs = []
+        for node in ranked:
+            with made_by(node):
+                gs.append(cotangents.total(node.outputs[0]))
+        with made_by(ranked[0]):
+            parts = joint(ranked, gs)
+    if parts is None:
+        for node in reversed(reached):
+            _step_back(node, cotangents, wanted)
+        return
+    for tensor, part in zip(ranked[0].inputs, parts, strict=True):
+        if tensor.node in wanted:
+            cotangents.add(tensor, part)
 
 
 def _of_dtype(part: Tensor, tensor: Tensor) -> Tensor:
