@@ -10,14 +10,22 @@ import ipaddress
 import re
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from graphflow.errors import AddressInUse, InsecureAddress, KeyFileError, TransportError
+from graphflow.errors import (
+    AddressInUse,
+    InsecureAddress,
+    KeyFileError,
+    MessageTooLarge,
+    ProtocolError,
+    TransportError,
+)
+from graphflow.runtime.security.door import HANDSHAKE_SECONDS, Door
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.wire import CHUNK_BYTES, DIRECT_BYTES
 
@@ -26,6 +34,7 @@ Frames = Sequence[bytes | memoryview]
 _FRAME_CAP = CHUNK_BYTES  # of one frame; control frames have a lower cap of their own
 _SEALED = 64  # more than a frame grows by when it is encrypted: ZeroMQ counts it as it travels
 _FRAMES_KEPT = 4  # one more than any valid message has, so that it is seen to be invalid
+_FRAMES_SKIPPED = 4096  # of a message with more, before anything else has its turn
 _HIGH_WATER = 1000  # messages in a socket's queue
 _BEAT_MS = 1000
 _SILENCE_MS = 2500  # after a beat: a stopped worker is noticed within 3.5 s
@@ -104,15 +113,17 @@ def _receive(sock: zmq.Socket[bytes], lent_from: int) -> list[Any] | None:
         first: Any = sock.recv(zmq.NOBLOCK)
     except zmq.Again:
         return None
-    return _rest(sock, [first], lent_from)
+    frames = _rest(sock, [first], lent_from)
+    while len(frames) >= _FRAMES_KEPT and sock.getsockopt(zmq.RCVMORE):
+        sock.recv()
+    return frames
 
 
 def _rest(sock: zmq.Socket[bytes], frames: list[Any], lent_from: int) -> list[Any]:
-    """All frames of a message whose first one was read."""
-    while sock.getsockopt(zmq.RCVMORE):
+    """The frames of a message whose first one was read, up to one more than a valid one has."""
+    while len(frames) < _FRAMES_KEPT and sock.getsockopt(zmq.RCVMORE):
         frame: Any = sock.recv(copy=False).buffer if len(frames) >= lent_from else sock.recv()
-        if len(frames) < _FRAMES_KEPT:
-            frames.append(frame)
+        frames.append(frame)
     return frames
 
 
@@ -126,8 +137,14 @@ class Listener:
         *,
         insecure: bool,
         guard: Guard | None = None,
+        most: int | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Binds the address. With a guard, only those connect whom it lets in.
+
+        Args:
+            most: connections at a time; None: by the limit on the process's file descriptors.
+            wake: has the thread of this listener call `receive` soon.
 
         Raises:
             AddressInUse: another socket listens there.
@@ -140,10 +157,13 @@ class Listener:
         if guard is not None:
             guard.listens(self.socket)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_SECONDS * 1000))
+        self._skipping = False  # the rest of a message with too many frames
+        self.door = Door(self.socket, most, wake)
         try:
             self.socket.bind(str(_numeric(parts)))
         except zmq.ZMQError as error:
-            self.socket.close()
+            self.close()
             if error.errno == zmq.EADDRINUSE:
                 raise AddressInUse(
                     f"another process listens at {address} already; choose another port, or "
@@ -158,15 +178,36 @@ class Listener:
     def receive(self) -> tuple[bytes, list[Any], str] | None:
         """The next message: the connection that it came by, its frames, and, with a guard, the key
         of who sent it; None if there is none now."""
-        if not self._guarded:
-            frames = _receive(self.socket, 2)
-            return (frames[0], frames[1:], "") if frames else None
-        try:
-            route = self.socket.recv(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
+        if self._skipping and not self._skip():
             return None
-        frames = _rest(self.socket, [route.bytes], 2)
-        return frames[0], frames[1:], str(route.get("User-Id"))
+        try:
+            first: Any = self.socket.recv(zmq.NOBLOCK, copy=not self._guarded)
+        except zmq.Again:
+            self.door.drained()
+            return None
+        route: bytes = first.bytes if self._guarded else first
+        if self.door.knows(route):
+            frames = _rest(self.socket, [route], 2)
+        else:
+            head: Any = self.socket.recv(copy=False)
+            self.door.meet(route, head.get(zmq.SRCFD))
+            frames = _rest(self.socket, [route, head.bytes], 2)
+        self._skipping = len(frames) >= _FRAMES_KEPT
+        return frames[0], frames[1:], str(first.get("User-Id")) if self._guarded else ""
+
+    def _skip(self) -> bool:
+        """Goes on with the frames that no valid message has; whether there are no more."""
+        for _ in range(_FRAMES_SKIPPED):
+            if not self.socket.getsockopt(zmq.RCVMORE):
+                self._skipping = False
+                return True
+            self.socket.recv()
+        return False
+
+    def blame(self, route: bytes, error: ProtocolError) -> None:
+        """Notes that a message was not valid; drops the connection of who sent several, or one
+        that is too large."""
+        self.door.blame(route, str(error), at_once=isinstance(error, MessageTooLarge))
 
     def send(self, route: bytes, frames: Frames) -> bool:
         """Sends to a connection; False when its queue is full. For a peer that is gone there is
@@ -182,6 +223,7 @@ class Listener:
 
     def close(self) -> None:
         """Stops listening; what is queued is dropped."""
+        self.door.close()
         self.socket.close(linger=0)
 
 

@@ -1,0 +1,296 @@
+"""The door of a listening socket: how many may stand in it, how long in silence, and with how much.
+
+ZeroMQ accepts whoever connects, keeps who says nothing, and collects the frames of a message in
+its own memory until the last one has come, however many there are. So a thread of ours watches:
+its monitor tells of connections, the kernel how many bytes came over each. Beyond the cap those
+who said least go first; who stays silent goes after a while; so does who has more under way than
+any valid message has, and who keeps sending what is not valid.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import fcntl
+import os
+import resource
+import socket
+import struct
+import sys
+import termios
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from graphflow.runtime.logs import Log
+from graphflow.runtime.transport.bell import Bell
+
+HANDSHAKE_SECONDS = 10.0
+"""For a new connection to say who it is; longer than the guard keeps an unknown key waiting."""
+SILENCE_SECONDS = 30.0
+"""Without a byte, after which a connection is dropped: peers of ours have a heartbeat."""
+UNDER_WAY = 10 << 20
+"""Bytes of one message that is not whole; a valid one has at most half as many."""
+STRIKES = 16
+"""Messages that are not valid, after which who sent them is dropped."""
+
+_LOOK_SECONDS = 0.2
+_CLOSE_LOOK_SECONDS = 0.01  # while somebody has much under way
+_MUCH = UNDER_WAY // 4
+_FEWEST, _MOST = 16, 4096
+_TCP_INFO_BYTES_RECEIVED = 128  # where struct tcp_info of Linux has them: 64 bits
+_NOTHING = bytes(16)  # an address of no family
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+
+_log = Log("graphflow.security")
+
+
+def most_connections() -> int:
+    """The connections that a process can serve: a quarter of its file descriptors, since each
+    session takes some for its own."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MOST
+    return max(_FEWEST, min(_MOST, limit // 4))
+
+
+@dataclass
+class _Visitor:
+    """One connection."""
+
+    descriptor: int
+    peer: Any  # its address, by which the descriptor is known not to be another's by now
+    since: float
+    heard: float  # when its last byte came
+    received: int = 0  # bytes
+    route: bytes | None = None  # known by its first message
+    messages: int = 0  # that it had sent when `whole` was noted
+    whole: int = 0  # bytes that belong to messages that are whole
+    drains: int | None = None  # of the socket, when it had too much under way
+
+
+@dataclass
+class _Sender:
+    """Whom messages come from, by their route."""
+
+    descriptor: int
+    messages: int = 0
+    strikes: int = 0
+
+
+@dataclass
+class Door:
+    """Watches one bound socket, on a thread of its own.
+
+    `took`, `drained` and `blame` are for the thread that reads the socket.
+
+    Args:
+        socket: before it is bound.
+        most: connections at a time; None: by the limit on the process's file descriptors.
+        wake: has the reading thread look at its socket soon.
+    """
+
+    socket: zmq.Socket[bytes]
+    most: int | None = None
+    wake: Callable[[], None] = lambda: None
+    _visitors: dict[int, _Visitor] = field(default_factory=dict)
+    _senders: dict[bytes, _Sender] = field(default_factory=dict)
+    _drains: int = 0
+
+    def __post_init__(self) -> None:
+        self._cap = most_connections() if self.most is None else self.most
+        self._end = Bell()
+        self._monitor = self.socket.get_monitor_socket(_EVENTS)
+        self._thread = threading.Thread(target=self._watch, name="door", daemon=True)
+        self._thread.start()
+
+    @property
+    def visitors(self) -> int:
+        """The connections that there are."""
+        return len(self._visitors)
+
+    # From the reading thread ----------------------------------------------------------------------
+
+    def knows(self, route: bytes) -> bool:
+        """Whether a message came by a route before; if not, `meet` is told the next frame's
+        descriptor."""
+        sender = self._senders.get(route)
+        if sender is None:
+            return False
+        sender.messages += 1
+        return True
+
+    def meet(self, route: bytes, descriptor: int) -> None:
+        """The first message of a route, and the connection that it came over."""
+        if len(self._senders) > 4 * max(self._cap, len(self._visitors)):
+            gone = set(self._senders) - {each.route for each in list(self._visitors.values())}
+            for each in gone:
+                del self._senders[each]
+        self._senders[route] = _Sender(descriptor, messages=1)
+        visitor = self._visitors.get(descriptor)
+        if visitor is not None and visitor.route is None:
+            visitor.route = route
+
+    def drained(self) -> None:
+        """The socket has no message: what is under way is not whole."""
+        self._drains += 1
+
+    def blame(self, route: bytes, why: str, *, at_once: bool = False) -> None:
+        """A message that came by a route is not valid: who sent several is dropped."""
+        sender = self._senders.get(route)
+        if sender is None:
+            return
+        sender.strikes += 1
+        if at_once or sender.strikes >= STRIKES:
+            visitor = self._visitors.get(sender.descriptor)
+            if visitor is not None and visitor.route in (route, None):
+                self._drop(visitor, why)
+
+    # On its own thread ----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        try:
+            self._watch_on()
+        except zmq.ZMQError:
+            return  # the context was destroyed, and the socket with it
+
+    def _watch_on(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._monitor, zmq.POLLIN)
+        poller.register(self._end.fileno(), zmq.POLLIN)
+        seconds = _LOOK_SECONDS
+        while True:
+            ready = dict(poller.poll(int(seconds * 1000) if self._visitors else None))
+            if self._end.fileno() in ready:
+                return
+            while self._monitor.poll(0):
+                event = recv_monitor_message(self._monitor)
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    self._arrive(event["value"])
+                elif event["event"] == zmq.EVENT_DISCONNECTED:
+                    self._leave(event["value"])
+                else:
+                    return  # the socket is closed
+            seconds = self._look(monotonic())
+
+    def _arrive(self, descriptor: int) -> None:
+        now = monotonic()
+        with _Connection(descriptor) as connection:
+            self._visitors[descriptor] = _Visitor(descriptor, connection.peer, now, now)
+
+    def _leave(self, descriptor: int) -> None:
+        visitor = self._visitors.pop(descriptor, None)
+        if visitor is not None and visitor.route is not None:
+            self._senders.pop(visitor.route, None)
+
+    def _look(self, now: float) -> float:
+        """Look at everybody; the seconds until the next time."""
+        much = False
+        for visitor in self._visitors.values():
+            self._measure(visitor, now)
+            under_way = visitor.received - visitor.whole
+            much = much or under_way > _MUCH
+            patience = SILENCE_SECONDS if visitor.route else HANDSHAKE_SECONDS
+            if now > visitor.heard + patience:
+                self._drop(visitor, f"nothing came from it for {patience:g} s")
+            elif under_way <= UNDER_WAY:
+                visitor.drains = None
+            elif visitor.drains is None:  # unless they are whole messages that nobody has read yet
+                visitor.drains = self._drains
+                self.wake()
+            elif self._drains > visitor.drains + 1:
+                self._drop(visitor, f"a message of over {under_way} bytes did not come to its end")
+        beyond = len(self._visitors) - self._cap
+        if beyond > 0:
+            least = sorted(
+                self._visitors.values(), key=lambda v: (v.route is not None, v.received, v.since)
+            )
+            for visitor in least[:beyond]:
+                self._drop(visitor, f"there are over {self._cap} connections")
+        return _CLOSE_LOOK_SECONDS if much else _LOOK_SECONDS
+
+    def _measure(self, visitor: _Visitor, now: float) -> None:
+        with _Connection(visitor.descriptor, visitor.peer) as connection:
+            received = connection.received()
+        if received is None:  # not told by this system: then ZeroMQ's own time limits have to do
+            visitor.heard = now
+            return
+        if received != visitor.received:
+            visitor.received, visitor.heard = received, now
+        sender = self._senders.get(visitor.route or b"")
+        messages = 0 if sender is None else sender.messages
+        if messages != visitor.messages:
+            visitor.messages, visitor.whole, visitor.drains = messages, received, None
+
+    def _drop(self, visitor: _Visitor, why: str) -> None:
+        with _Connection(visitor.descriptor, visitor.peer) as connection:
+            if connection.shut():
+                _log.tell("connection.dropped", address=_shown(visitor.peer), reason=why)
+
+    def close(self) -> None:
+        """Watches no longer; before the socket is closed. Idempotent."""
+        if self._thread.is_alive():
+            self._end.ring()
+            self._thread.join()
+            self._end.close()
+            self.socket.disable_monitor()
+
+
+class _Connection:
+    """A connection of ZeroMQ's, by a descriptor of our own: it stays what it is while we look.
+
+    `peer` is None where the descriptor is no connection any more, or not the one that was meant.
+    """
+
+    def __init__(self, descriptor: int, peer: Any = None) -> None:
+        self.peer: Any = None
+        self._own: socket.socket | None = None
+        try:
+            self._own = socket.socket(fileno=os.dup(descriptor))
+            found = self._own.getpeername()
+        except OSError:
+            return
+        if peer is None or peer == found:
+            self.peer = found
+
+    def received(self) -> int | None:
+        """Bytes that ZeroMQ has read of it; None where the system does not tell."""
+        if self.peer is None or self._own is None or sys.platform != "linux":
+            return None
+        try:
+            told = self._own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            waiting = array.array("i", [0])
+            fcntl.ioctl(self._own, termios.FIONREAD, waiting)
+            (arrived,) = struct.unpack_from("<Q", told, _TCP_INFO_BYTES_RECEIVED)
+        except (OSError, struct.error):
+            return None
+        return int(arrived) - waiting[0]
+
+    def shut(self) -> bool:
+        """Ends it, as if the other side had; whether it was there."""
+        if self.peer is None or self._own is None:
+            return False
+        try:
+            self._own.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return False
+        # Who goes on sending keeps a socket busy that is shut: "connected to nothing" resets it.
+        ctypes.CDLL(None).connect(self._own.fileno(), _NOTHING, len(_NOTHING))
+        return True
+
+    def __enter__(self) -> _Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._own is not None:
+            self._own.close()
+
+
+def _shown(peer: Any) -> str:
+    """The host, not the port: what one host causes is told together."""
+    return str(peer[0]) if isinstance(peer, tuple) and peer else "somebody"

@@ -1,0 +1,222 @@
+"""The door of a listener: real connections that are too many, silent, or send what never ends."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from graphflow.runtime.security import door
+from graphflow.runtime.transport.tcp import Channel, Listener
+
+SECONDS = 10.0
+ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+
+
+def wait_for(what: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, "nothing happened in time"
+        time.sleep(0.005)
+    return found
+
+
+def connected(address: str) -> socket.socket:
+    host, port = address.removeprefix("tcp://").split(":")
+    made = socket.create_connection((host, int(port)))
+    made.settimeout(SECONDS)
+    return made
+
+
+def shaken(address: str) -> socket.socket:
+    """A connection that speaks ZMTP by hand: its greeting and READY are done."""
+    made = connected(address)
+    made.sendall(ZMTP)
+    with made.makefile("rb", buffering=0) as answers:
+        greeting = b""
+        while len(greeting) < 64:
+            greeting += answers.read(64 - len(greeting)) or b""
+        made.sendall(READY)
+        assert answers.read(1) == b"\x04"  # its READY
+    return made
+
+
+def closed(sock: socket.socket, seconds: float) -> bool:
+    """Whether the other side ends the connection in time."""
+    sock.settimeout(seconds)
+    try:
+        while sock.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+class Served:
+    """A listener whose messages are read by a thread, which blames nobody."""
+
+    def __init__(self, context: Any, most: int | None = None) -> None:
+        self.listener = Listener(context, "tcp://127.0.0.1:*", insecure=False, most=most)
+        self.messages: list[tuple[bytes, list[Any], str]] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while not self._end.is_set():
+            while (message := self.listener.receive()) is not None:
+                self.messages.append(message)
+            self.listener.socket.poll(20)
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self.listener.close()
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    context: Any = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def served(context: Any) -> Iterator[Served]:
+    made = Served(context, most=20)
+    yield made
+    made.close()
+
+
+def test_those_who_say_nothing_make_room_for_who_does(served: Served, context: Any) -> None:
+    channel = Channel(context, served.listener.address, insecure=False, watch=True)
+    channel.send([b"hello"])
+    wait_for(lambda: served.messages)
+    silent = [connected(served.listener.address) for _ in range(60)]
+    wait_for(lambda: 0 < served.listener.door.visitors <= 20)
+    late = Channel(context, served.listener.address, insecure=False)
+    late.send([b"late"])
+    wait_for(lambda: [m for m in served.messages if bytes(m[1][0]) == b"late"])
+    assert False not in channel.changes()
+    for each in (*silent, channel, late):
+        each.close()
+    wait_for(lambda: served.listener.door.visitors == 0)
+
+
+def test_silence_is_not_waited_for_longer_than_a_handshake(
+    monkeypatch: pytest.MonkeyPatch, served: Served
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(door, "SILENCE_SECONDS", 0.3)
+    web = connected(served.listener.address)
+    web.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")  # ZeroMQ waits for 71 more bytes
+    assert closed(web, 3.0)
+    web.close()
+
+
+def test_a_peer_with_a_heartbeat_stays_though_it_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, served: Served, context: Any
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 2.5)
+    monkeypatch.setattr(door, "SILENCE_SECONDS", 2.5)
+    channel = Channel(context, served.listener.address, insecure=False, watch=True)
+    time.sleep(4.0)
+    assert channel.changes() == [True] and served.listener.door.visitors == 1
+    channel.close()
+
+
+def _rss() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def flood(sock: socket.socket, frame: bytes, seconds: float) -> float:
+    """Sends frames of one message that does not end; the seconds until the connection did."""
+    started = time.monotonic()
+    batch = frame * max(1, (1 << 18) // len(frame))
+    while time.monotonic() < started + seconds:
+        try:
+            sock.sendall(batch)
+        except OSError:
+            return time.monotonic() - started
+    raise AssertionError("the connection was not ended")
+
+
+@pytest.mark.parametrize("size", [1 << 20, 100, 0])
+def test_a_message_without_an_end_ends_its_connection(
+    served: Served, context: Any, size: int
+) -> None:
+    channel = Channel(context, served.listener.address, insecure=False, watch=True)
+    channel.send([b"hello"])
+    wait_for(lambda: served.messages)
+    before = _rss()
+    sock = shaken(served.listener.address)
+    head = bytes([1, size]) if size < 256 else b"\x03" + struct.pack(">Q", size)
+    flood(sock, head + bytes(size), SECONDS)
+    assert _rss() - before < 1 << 30
+    channel.send([b"still here"])
+    wait_for(lambda: len(served.messages) == 2)
+    assert False not in channel.changes()
+    sock.close()
+    channel.close()
+
+
+def test_large_messages_that_wait_to_be_read_end_nothing(context: Any) -> None:
+    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    channel = Channel(context, listener.address, insecure=False, watch=True)
+    for _ in range(30):
+        channel.send([b"head", bytes(4 << 20)])
+    time.sleep(1.0)  # nobody reads
+    for _ in range(30):
+        assert len(wait_for(listener.receive)[1]) == 2
+    assert channel.changes() == [True]
+    channel.close()
+    listener.close()
+
+
+def test_frames_beyond_those_of_a_valid_message_are_passed_over_in_turns(
+    served: Served, context: Any
+) -> None:
+    sock: Any = context.socket(zmq.DEALER)
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.connect(served.listener.address)
+    sock.send_multipart([b"x"] * 50_000)
+    sock.send_multipart([b"after"])
+    wait_for(lambda: len(served.messages) == 2)
+    assert [len(m[1]) for m in served.messages] == [3, 1]
+    sock.close()
+
+
+def test_who_keeps_sending_what_is_not_valid_is_dropped(context: Any) -> None:
+    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    channel = Channel(context, listener.address, insecure=False, watch=True)
+    for _ in range(door.STRIKES):
+        channel.send([b"nonsense"])
+        route, _, _ = wait_for(listener.receive)
+        assert False not in channel.changes()
+        listener.door.blame(route, "nonsense")
+    wait_for(lambda: False in channel.changes())
+    wait_for(lambda: True in channel.changes())  # it may come again
+    channel.send([b"too much"])
+    again, _, _ = wait_for(listener.receive)
+    assert again != route
+    listener.door.blame(again, "too large", at_once=True)
+    wait_for(lambda: False in channel.changes())
+    channel.close()
+    listener.close()
+
+
+def test_the_cap_follows_the_limit_on_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = door.resource.RLIM_INFINITY
+    for limit, most in ((1024, 256), (20, 16), (1 << 20, 4096), (endless, 4096)):
+        monkeypatch.setattr(door.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert door.most_connections() == most
