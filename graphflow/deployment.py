@@ -9,6 +9,7 @@ What can fail for the fetches' sake fails before the workers or the variables kn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graphflow.ahead import signatures
@@ -35,6 +36,7 @@ class Deployment:
 
     Args:
         plan: to place the first fetches by.
+        checks: what partitions look at (`finite.CHECKS`).
 
     Attributes:
         compiled: sets of fetches, by the identity of these.
@@ -48,7 +50,9 @@ class Deployment:
         steps: Steps,
         planner: Planner,
         plan: Plan | None,
+        checks: str = "",
     ) -> None:
+        self.checks = checks
         self.cluster = cluster
         self.hosts = hosts
         self.state = state
@@ -154,9 +158,10 @@ class Deployment:
             order = order_of(compiled.plan, graph)
         names = self.state.new_names(graph.variables)
         self.state.check(names)
-        compiled.partitions = partition(
+        parts = partition(
             graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices
         )
+        compiled.partitions = {d: replace(p, checks=self.checks) for d, p in parts.items()}
         compiled.check_memory(self.cluster, bindings)
 
     def hand_out(self, compiled: Compiled) -> None:

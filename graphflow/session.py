@@ -37,6 +37,7 @@ from graphflow.planner import Planner
 from graphflow.progress import telling
 from graphflow.replanning import GAIN, Replanned, check_replan
 from graphflow.runtime.checkpoint import Checkpoint, load, save
+from graphflow.runtime.finite import RESULTS
 from graphflow.runtime.trace import Trace
 from graphflow.state import State
 from graphflow.stepping import Steps
@@ -66,6 +67,9 @@ class Session:
             a few steps in this process first, on variables of their own, so that the plan rests on
             what their nodes take. It takes moments, and is left out where it would not, where
             enough is known, and where a graph touches anything outside (`print`, `host_call`).
+        check_finite: whether a step whose fetches or updates hold NaN or infinity is undone, and
+            raises NonFiniteError, which names the first node that made one of finite values. It
+            costs a look at each result, and updates memory of their own until they are committed.
 
     Raises:
         SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
@@ -84,11 +88,14 @@ class Session:
         ops: Sequence[str] = (),
         replan: str | None = None,
         trial: bool = True,
+        check_finite: bool = False,
     ) -> None:
         if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
         if not isinstance(trial, bool):
             raise ArgumentError(f"trial is True or False, not {trial!r}")
+        if not isinstance(check_finite, bool):
+            raise ArgumentError(f"check_finite is True or False, not {check_finite!r}")
         get_placer(placer)
         self._automatic = check_replan(replan)
         names = module_names(ops, "ops")
@@ -104,7 +111,10 @@ class Session:
         self._steps = steps = Steps(hosts, float(deadline), self._automatic and several)
         self._state = state = State(hosts)
         self._planner = Planner(self.cluster, hosts, state, steps, placer, trial)
-        self._deployment = Deployment(self.cluster, hosts, state, steps, self._planner, plan)
+        checks = RESULTS if check_finite else ""
+        self._deployment = Deployment(
+            self.cluster, hosts, state, steps, self._planner, plan, checks
+        )
         self._compiled = self._deployment.compiled
 
     # Running ----------------------------------------------------------------------------------
@@ -124,6 +134,7 @@ class Session:
         Raises:
             FetchError, FeedError: before the step starts.
             OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
+            NonFiniteError: with `check_finite`, the same, for a result that is not finite.
         """
         with self._lock:
             self._check_open()

@@ -6,15 +6,17 @@ Most steps are like one before, on one device of this process: they go a shorter
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from time import monotonic_ns, perf_counter
 from typing import Any
 
 import numpy as np
 
 from graphflow.compiled import Compiled, Route
-from graphflow.errors import WorkerLost
+from graphflow.errors import NonFiniteError, WorkerLost
 from graphflow.op import Node
 from graphflow.replanning import window_at
+from graphflow.runtime.finite import EVERY
 from graphflow.runtime.host import DRAWS
 from graphflow.runtime.hosts import Hosts
 from graphflow.runtime.trace import Trace
@@ -68,6 +70,8 @@ class Steps:
         start = perf_counter()
         try:
             fetched = route.ready(self._attempts, self.committed, named, self._deadline)
+        except NonFiniteError:
+            return None  # the long way finds out where it came from
         except KeyboardInterrupt:
             self.committed += 1
             raise
@@ -105,6 +109,8 @@ class Steps:
             except WorkerLost as error:
                 self.lost = error
                 raise
+            except NonFiniteError as error:
+                raise self._located(error, compiled, arrays, bindings) from None
             except KeyboardInterrupt:
                 self.committed += 1  # perhaps it has: its random numbers are not drawn again
                 raise
@@ -124,6 +130,36 @@ class Steps:
         self.last = compiled
         compiled.runs += 1
         return compiled.values(fetched, arrays)
+
+    def _located(
+        self,
+        error: NonFiniteError,
+        compiled: Compiled,
+        arrays: Mapping[Node, Array],
+        bindings: Mapping[str, int],
+    ) -> NonFiniteError:
+        """What is to be said of a step that was undone because a result is not finite: it runs
+        again, node by node, to name the first that was not. Nothing is committed."""
+        program = f"{compiled.program}-{EVERY}"
+        parts = {
+            worker: [replace(part, checks=EVERY) for part in mine]
+            for worker, mine in compiled.by_worker.items()
+        }
+        self._attempts += 1
+        self._hosts.add(program, parts)
+        try:
+            self._hosts.step(
+                program, self._attempts, {**bindings, DRAWS: self.committed},
+                compiled.feeds(arrays), False, self._deadline,
+            )  # fmt: skip
+        except NonFiniteError as found:
+            return found
+        finally:
+            self._hosts.forget([program], {})
+        return NonFiniteError(
+            f"{error}; the step was undone. No node made it of finite values alone: look at "
+            "infinities among the feeds, variables and constants"
+        )
 
     def _sampled(self, compiled: Compiled) -> bool:
         """Whether the next step of some fetches is traced though no block is open."""

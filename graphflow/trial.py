@@ -20,7 +20,7 @@ import numpy as np
 from graphflow.compiled import Compiled
 from graphflow.graph import Graph
 from graphflow.learning import node_seconds, teach
-from graphflow.op import Node
+from graphflow.op import Node, owner
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import Lesson, lessons
 from graphflow.placement.host import host_memory
@@ -91,6 +91,8 @@ def may_be_tried(cluster: Cluster, graph: Graph, bindings: Mapping[str, int]) ->
         return False
     if not all(n.op.pure or n.op.random or n.op.name in STATEFUL for n in graph.walk()):
         return False
+    if any(owner(n.op) is not None for n in graph.walk()):
+        return False  # a user's op may end its process: that is to be a worker's, not this one
     sizes = (evaluate(t.spec.nbytes, bindings) for node in graph.nodes for t in node.outputs)
     return sum(sizes) <= ROOM * host_memory()
 

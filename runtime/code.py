@@ -24,6 +24,7 @@ from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.regions import SHARED, Launch, enabled, kernel_of
 from graphflow.ops.kernels.sweeps import Sweep
 from graphflow.runtime.backend import Backend, require_dtype
+from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch, results_of
 from graphflow.runtime.layout import Layout
 from graphflow.runtime.lines import (
     Arrival,
@@ -104,11 +105,17 @@ class Code:
         self._operands = Operands(
             layout, backend, self.memory, self.scope, self.numbers, self.compute.line
         )
+        every = partition.checks == EVERY
+        watch = Watch(backend.xp, partition.device, layout.specs, self.inside) if every else None
         # An update may write straight to a variable that is made after it: variables come first.
         for node in sorted(self.graph.nodes, key=lambda n: n.op.name != "variable"):
             self._add(node, variables)
+            if watch is not None and watch.watches(node):
+                self._look(node, watch.looking(node), watch.watches(node))
+        if partition.checks == RESULTS and not self.inside:
+            self._look_at_results()
         self.compute.flush()
-        for assign in layout.commits:
+        for assign in layout.commits if watch is None else ():
             self._commit_line(assign)
         self._sweep()
         self.commit.flush()
@@ -183,6 +190,22 @@ class Code:
             value = f"copy({value})"  # handed over by reference, and its reader may commit after us
         self.scope[f"t{number}"] = target
         self._line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
+
+    # Checks -------------------------------------------------------------------------------------
+
+    def _look(self, node: Node, look: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        """A line that looks whether tensors are finite."""
+        names = [self._operands.name(t) for t in tensors]
+        self.scope[f"w{self.numbers[node]}"] = look
+        self._line(node, f"w{self.numbers[node]}({', '.join(names)})")
+
+    def _look_at_results(self) -> None:
+        tensors = results_of(
+            [*self.partition.fetches.values()], self.layout.commits, self.layout.specs
+        )
+        if tensors:
+            look = Results(self.backend.xp, tensors, self.partition.device)
+            self._look(tensors[-1].node, look, tensors)
 
     # Bodies -------------------------------------------------------------------------------------
 

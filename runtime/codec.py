@@ -23,6 +23,7 @@ from graphflow.modules import admitted_function
 from graphflow.op import REGISTRY, Location, Node, Tensor
 from graphflow.ops.host import HostFunction
 from graphflow.placement.host import host_memory
+from graphflow.runtime.finite import CHECKS
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Dim, TensorSpec, as_dtype
 
@@ -51,6 +52,7 @@ def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]])
         "outputs": [reference(t) for t in graph.outputs],
         "feeds": list(partition.feeds),
         "fetches": {name: reference(t) for name, t in partition.fetches.items()},
+        "checks": partition.checks,
     }
 
 
@@ -179,7 +181,9 @@ def _decode_partition(
         raise ProtocolError("a graph from the wire fetches what its outputs do not need")
     if sorted(feeds) != sorted(graph.names[node] for node in graph.placeholders):
         raise ProtocolError("the feeds of a graph from the wire are not its placeholders")
-    return Partition(str(device), graph, feeds, fetches)
+    if header["checks"] not in CHECKS:
+        raise ProtocolError(f"a graph from the wire asks for unknown checks {header['checks']!r}")
+    return Partition(str(device), graph, feeds, fetches, header["checks"])
 
 
 def _tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:

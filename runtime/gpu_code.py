@@ -19,6 +19,7 @@ from graphflow.ops.control import call, scan
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide
 from graphflow.ops.kernels.regions import enabled
 from graphflow.runtime.backend import require_dtype
+from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch, results_of
 from graphflow.runtime.gpu import GpuBackend
 from graphflow.runtime.gpu_graphs import Step, Steps
 from graphflow.runtime.gpu_libraries import library_kernel
@@ -80,13 +81,19 @@ class GpuCode:
         if not self.inside:
             backend.compile([*_kernels(layout)])
         self.memory = backend.empty(layout.arena.nbytes) if memory is None else memory
+        every = partition.checks == EVERY
+        watch = Watch(backend.xp, partition.device, layout.specs, self.inside) if every else None
         with backend.active():
             for node in self.graph.variables:
                 value = variables[node.name]
                 self.values[node.outputs[0]] = self.variables[node.name] = value
             for node in self.graph.nodes:
                 self._add(node)
-            for assign in layout.commits:
+                if watch is not None and watch.watches(node):
+                    self._look(node, watch.looking(node), watch.watches(node))
+            if partition.checks == RESULTS and not self.inside:
+                self._look_at_results()
+            for assign in layout.commits if watch is None else ():
                 self._assign(assign)
         self.steps = Steps(self._compute, backend, partition.device)
         self.commit_steps = Steps(self._commit, backend, partition.device)
@@ -123,6 +130,19 @@ class GpuCode:
 
     def _start(self, node: Node, run: Callable[[], None]) -> None:
         self._compute.append(Step(node, run, is_steady(node, self.bindings)))
+
+    def _look(self, node: Node, look: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        """A step that looks whether tensors are finite; the device is waited for."""
+        values = self.values
+        self._compute.append(Step(node, lambda: look(*[values[t] for t in tensors]), steady=False))
+
+    def _look_at_results(self) -> None:
+        tensors = results_of(
+            [*self.partition.fetches.values()], self.layout.commits, self.layout.specs
+        )
+        if tensors:
+            look = Results(self.backend.xp, tensors, self.partition.device)
+            self._look(tensors[-1].node, look, tensors)
 
     def _fed(self, node: Node) -> None:
         tensor = node.outputs[0]

@@ -16,6 +16,7 @@ from graphflow.ops.kernels.emit import attributes
 from graphflow.ops.kernels.fusion import Fused, plan_regions, roots_of
 from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.regions import SHARED, enabled, kernel_of
+from graphflow.runtime.finite import EVERY
 from graphflow.runtime.memory import Arena, Block, aligned, plan_arena
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.wide import Stretch, Unit, plan_branches, stretch_at, stretches
@@ -86,8 +87,10 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     commits = graph.of_op("assign")
     kind = DeviceName.parse(partition.device).kind or "cpu"
     wanted = partition.fetches.values()
-    regions = plan_regions(graph, kind, wanted, specs, bindings, roots)
-    deferred = _deferred(partition, roots, commits, regions)
+    whole = partition.checks != EVERY  # else each node is a line of its own
+    regions = plan_regions(graph, kind, wanted, specs, bindings, roots) if whole else {}
+    # What is checked before it is committed cannot run straight into its variable.
+    deferred = {} if partition.checks else _deferred(partition, roots, commits, regions)
     assigned = {assign.inputs[0] for assign in commits}
     staged = frozenset(
         a
@@ -96,8 +99,8 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     )
     position = {node: i for i, node in enumerate(graph.nodes)}
     position.update({node: position[fused.last] for node, fused in regions.items()})
-    inner = {n: _plan_inner(n, partition.device, bindings) for n in graph.nodes if bodies(n)}
-    tasks = _tasks(partition, specs, bindings, regions)
+    inner = {n: _plan_inner(n, partition, bindings) for n in graph.nodes if bodies(n)}
+    tasks = _tasks(partition, specs, bindings, regions) if whole else {}
     needs = {node: need.nbytes for node, need in inner.items()}
     needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})
     is_cpu = DeviceName.parse(partition.device).kind == "cpu"
@@ -240,11 +243,11 @@ def _tasks(
     return tasks
 
 
-def _plan_inner(node: Node, device: str, bindings: Mapping[str, int]) -> Inner:
+def _plan_inner(node: Node, outer: Partition, bindings: Mapping[str, int]) -> Inner:
     """Lay out the bodies of a node: one after the other, but only one branch of a cond runs."""
     parts, places, end = [], [], 0
     for body in bodies(node):
-        part = _body_partition(body, device)
+        part = _body_partition(body, outer)
         layout = plan_layout(part, bindings)
         places.append(0 if node.op is cond else end)
         end = max(end, places[-1] + aligned(layout.arena.nbytes))
@@ -257,11 +260,12 @@ def _plan_inner(node: Node, device: str, bindings: Mapping[str, int]) -> Inner:
     return Inner(tuple(parts), tuple(places), tuple(carried), end)
 
 
-def _body_partition(body: Body, device: str) -> Partition:
+def _body_partition(body: Body, outer: Partition) -> Partition:
     """A body as what a device computes: its parameters are fed, its results are fetched."""
     graph = body.graph
     feeds = tuple(graph.names[node] for node in graph.placeholders)
-    return Partition(device, graph, feeds, {str(i): t for i, t in enumerate(body.outputs)})
+    results = {str(i): t for i, t in enumerate(body.outputs)}
+    return Partition(outer.device, graph, feeds, results, outer.checks)
 
 
 def _carried(node: Node) -> tuple[Tensor, ...]:

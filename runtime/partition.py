@@ -34,12 +34,14 @@ class Partition:
             groups.
         feeds: names of the placeholders that it reads.
         fetches: names under which the client gets outputs, with the tensors.
+        checks: whether results must be finite (`finite.CHECKS`).
     """
 
     device: str
     graph: Graph
     feeds: tuple[str, ...]
     fetches: Mapping[str, Tensor]
+    checks: str = ""
 
 
 @dataclass
