@@ -1,0 +1,206 @@
+"""Stages of a network: which of its nodes each device of a pipeline has.
+
+Given as name scopes, as lists of nodes, or as a number, for which the planner looks for the split
+whose slowest stage is fastest. A variable lives in the first stage that reads it; placeholders and
+constants are in none, for they are wherever they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphflow.errors import ScheduleError
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor, user_location
+from graphflow.spec import Dim, symbols
+
+if TYPE_CHECKING:
+    from graphflow.placement.cluster import Cluster
+
+FREE = ("constant", "placeholder")
+NOMINAL = 64
+"""Stands for sizes that are known only when a step is fed."""
+
+
+def stages_of(
+    loss: Tensor, stages: int | Sequence[Any], cluster: Cluster | None = None
+) -> dict[Node, int]:
+    """The stage of each node that a loss depends on.
+
+    Args:
+        stages: how many; or a list with, for each stage, a name scope, a tensor, or a list of
+            these. A tensor stands for its node.
+        cluster: whose speeds count where the planner decides; default: equal devices of a usual
+            ratio of arithmetic to memory traffic.
+
+    Raises:
+        ScheduleError: a node is in no stage or in two, a scope has no nodes, a stage reads from a
+            later one, or there are more stages than nodes to divide.
+    """
+    graph = Graph([loss])
+    nodes = [n for n in graph.nodes if n.op.name not in (*FREE, "variable")]
+    if isinstance(stages, int) and not isinstance(stages, bool):
+        found = _divided(graph, nodes, stages, cluster)
+    elif isinstance(stages, list | tuple) and stages:
+        found = _listed(graph, nodes, stages)
+    else:
+        raise ScheduleError(
+            f"stages at {user_location()} is {stages!r}: give a number, or a list with a name "
+            "scope or nodes for each stage"
+        )
+    _check_direction(graph, found)
+    for variable in graph.variables:
+        found[variable] = min(found[reader] for reader in graph.consumers[variable])
+    return found
+
+
+def _listed(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[Node, int]:
+    found: dict[Node, int] = {}
+    for number, given in enumerate(stages):
+        for part in given if isinstance(given, list | tuple) else [given]:
+            for node in _members(graph, nodes, part, number):
+                if found.setdefault(node, number) != number:
+                    raise ScheduleError(
+                        f"{node.name!r} (made at {node.location}) is in stages {found[node]} and "
+                        f"{number}; leave it out of one"
+                    )
+    missing = [node for node in nodes if node not in found]
+    if missing:
+        told = ", ".join(f"{n.name!r} ({n.location})" for n in missing[:5])
+        raise ScheduleError(
+            f"{len(missing)} of {len(nodes)} nodes are in none of the {len(stages)} stages: {told}"
+            f"{', …' if len(missing) > 5 else ''}; put them under one of the scopes, or list them"
+        )
+    return found
+
+
+def _members(graph: Graph, nodes: Sequence[Node], part: Any, stage: int) -> list[Node]:
+    if isinstance(part, Tensor):
+        part = part.node
+    if isinstance(part, Node):
+        if part not in graph.names:
+            raise ScheduleError(
+                f"{part.name!r} (made at {part.location}) is in stage {stage}, but the loss does "
+                "not depend on it"
+            )
+        return [part]
+    if not isinstance(part, str):
+        raise ScheduleError(f"stage {stage} has {part!r}: give name scopes, tensors or nodes")
+    scope = part.rstrip("/") + "/"
+    members = [node for node in nodes if node.name.startswith(scope)]
+    if not members:
+        scopes = sorted({node.name.partition("/")[0] for node in nodes if "/" in node.name})
+        raise ScheduleError(
+            f"stage {stage}: no node is under the name scope {part!r}; there are "
+            f"{', '.join(scopes) or 'none (use gf.name_scope)'}"
+        )
+    return members
+
+
+def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:
+    for node, stage in found.items():
+        for source in (t.node for t in node.inputs):
+            if found.get(source, -1) > stage:
+                raise ScheduleError(
+                    f"{node.name!r} (made at {node.location}) in stage {stage} reads "
+                    f"{source.name!r} of stage {found[source]}; a stage reads from earlier ones "
+                    "only"
+                )
+
+
+# By the planner -------------------------------------------------------------------------------
+
+
+def _divided(
+    graph: Graph, nodes: Sequence[Node], count: int, cluster: Cluster | None
+) -> dict[Node, int]:
+    if count < 1 or count > len(nodes):
+        raise ScheduleError(
+            f"{count} stages for a network of {len(nodes)} nodes; give 1 to {len(nodes)}"
+        )
+    from graphflow.placement.cluster import Cluster
+    from graphflow.placement.cost import build_problems
+    from graphflow.placement.problem import Problem
+    from graphflow.placement.stages import split_stages
+
+    there = cluster or Cluster.hypothetical(
+        count, flops=1e13, bandwidth=5e11, memory=1 << 50, link_bandwidth=1e10
+    )
+    if len(there.devices) < count:
+        raise ScheduleError(
+            f"{count} stages for a cluster of {len(there.devices)} devices; give at most as many"
+        )
+    bindings = dict.fromkeys(_symbols(graph), NOMINAL)
+    whole = build_problems(graph, there, bindings)[0]
+    problem = whole.problem
+    kept = np.array([whole.index[node] for node in nodes])
+    row = np.full(problem.nodes, -1)
+    row[kept] = np.arange(len(kept))
+    inside = (row[problem.edges] >= 0).all(axis=1)
+    part = Problem(
+        problem.compute[kept, :count],
+        row[problem.edges[inside]],
+        problem.bytes[inside],
+        tensor=problem.tensor[inside],
+        latency=problem.latency[:count, :count],
+        bandwidth=problem.bandwidth[:count, :count],
+    )
+    split = split_stages(part, count, budget=0, pivots=0)
+    device = dict(zip(nodes, split.device.tolist(), strict=True))
+    numbers = _in_order(graph, nodes, device)
+    return {node: numbers[device[node]] for node in nodes}
+
+
+def _in_order(graph: Graph, nodes: Sequence[Node], device: Mapping[Node, int]) -> dict[int, int]:
+    """Devices numbered so that each reads from those before it only."""
+    before: dict[int, set[int]] = {device[node]: set() for node in nodes}
+    mine = set(nodes)
+    for node in nodes:
+        for source in (t.node for t in node.inputs):
+            if source in mine and device[source] != device[node]:
+                before[device[node]].add(device[source])
+    numbers: dict[int, int] = {}
+    while len(numbers) < len(before):
+        free = [d for d in before if d not in numbers and before[d] <= numbers.keys()]
+        if not free:
+            raise ScheduleError("the planner found stages that read from each other")
+        numbers[free[0]] = len(numbers)
+    return numbers
+
+
+def _symbols(graph: Graph) -> set[str]:
+    sizes = (size for node in graph.nodes for spec in node.specs for size in spec.shape)
+    return {name for size in sizes if isinstance(size, Dim) for name in symbols(size)}
+
+
+# Phases ---------------------------------------------------------------------------------------
+
+
+def origin_of(node: Node) -> Node:
+    """The node of the user's that a node was made for: a gradient's, an update's."""
+    while node.origin is not None:
+        node = node.origin
+    return node
+
+
+def weight_gradients(graph: Graph, forward: Mapping[Node, int]) -> set[Node]:
+    """Of the nodes of a training graph that are not in its forward pass, those that only weights'
+    gradients need: no other node's gradient waits for them.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024: B and W.
+    """
+    passes_on: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in forward:
+            continue
+        mine = origin_of(node)
+        for reader in graph.consumers[node]:
+            other = origin_of(reader)
+            onward = other is not mine and other in forward and other.op.name != "variable"
+            if reader in passes_on or onward:
+                passes_on.add(node)
+                break
+    return {n for n in graph.nodes if n not in forward and n not in passes_on}
