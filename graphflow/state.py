@@ -17,9 +17,10 @@ import numpy as np
 from graphflow.compiled import worker_of
 from graphflow.errors import CheckpointError, VariableError
 from graphflow.op import Node, Tensor
-from graphflow.runtime.checkpoint import Checkpoint
+from graphflow.runtime.checkpoint import Checkpoint, differences
+from graphflow.runtime.checkpoint.folder import signature
+from graphflow.runtime.checkpoint.manifest import Signature
 from graphflow.runtime.hosts import Hosts
-from graphflow.spec import show_shape
 
 Array = np.ndarray[Any, Any]
 
@@ -40,6 +41,8 @@ class State:
         self._hosts = hosts
         self._loaded: set[Node] = set()  # variables that their home holds
         self._pending: dict[str, Array] = {}
+        self._loaded_from = ""  # the last checkpoint, for errors
+        self._resumed: frozenset[str] = frozenset()  # names of variables that it began with
 
     # Names ------------------------------------------------------------------------------------
 
@@ -83,11 +86,20 @@ class State:
         """Refuse variables for which a value of another kind waits.
 
         Raises:
-            CheckpointError: one was loaded that does not fit.
+            CheckpointError: one was loaded that does not fit; all differences are listed.
         """
-        for node, name in names.items():
-            if name in self._pending:
-                _check_value(node, name, self._pending[name])
+        known = {name: tensor.node for name, tensor in self.variables.items()}
+        fresh = {name: node for node, name in names.items()}
+        wrong = [name for name in fresh if not self._fits(fresh[name], name)]
+        if self._resumed and fresh and not self._resumed & {*known, *fresh}:
+            wrong = wrong or [next(iter(fresh))]
+        if wrong:
+            raise _misfit({**known, **fresh}, _signatures(self._pending), wrong, self._loaded_from)
+
+    def _fits(self, node: Node, name: str) -> bool:
+        """Whether a value that waits, if any, is of the variable's kind."""
+        value = self._pending.get(name)
+        return value is None or signature(value) == _signature(node)
 
     def settle(self, node: Node, device: str) -> None:
         """Note where a variable lives, and give it the value that it was set to before."""
@@ -120,7 +132,8 @@ class State:
         if node in self._loaded:
             return self._hosts.read(worker_of(self.homes[node]), name)
         if name in self._pending:
-            _check_value(node, name, self._pending[name])
+            if not self._fits(node, name):
+                raise _misfit({name: node}, _signatures(self._pending), [name], self._loaded_from)
             return self._pending[name].copy()
         initial = node.attrs["initial"]
         return np.array(initial() if callable(initial) else initial)
@@ -147,14 +160,12 @@ class State:
         Raises:
             CheckpointError: it does not fit the variables; nothing is changed.
         """
-        missing = sorted(set(self.variables) - set(checkpoint.variables))
-        if missing:
-            raise CheckpointError(
-                f"checkpoint {folder} has no value for {', '.join(missing)}; it has "
-                f"{', '.join(sorted(checkpoint.variables))}"
-            )
-        for name, tensor in self.variables.items():
-            _check_value(tensor.node, name, checkpoint.variables[name])
+        there = checkpoint.signatures
+        nodes = {name: tensor.node for name, tensor in self.variables.items()}
+        wrong = [name for name, node in nodes.items() if there.get(name) != _signature(node)]
+        if wrong:
+            raise _misfit(nodes, there, wrong, os.fspath(folder))
+        self._loaded_from = os.fspath(folder)
         for name, value in checkpoint.variables.items():
             known = self.variables.get(name)
             if known is not None and known.node in self._loaded:
@@ -162,12 +173,64 @@ class State:
             else:
                 self._pending[name] = value
 
+    def resume(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
+        """As `load`, at the session's start: a model that has none of the variables is another."""
+        self.load(checkpoint, folder)
+        self._resumed = frozenset(checkpoint.variables)
 
-def _check_value(node: Node, name: str, value: Array) -> None:
-    """Refuse a checkpoint's value that does not fit the variable."""
+    def restore(self, checkpoint: Checkpoint, *, homes: bool) -> None:
+        """Go back to a checkpoint after all homes were lost; values wait until they are there again.
+
+        Args:
+            homes: whether variables will live where they did.
+        """
+        self._loaded.clear()
+        if not homes:
+            self.homes.clear()
+        self._pending = dict(checkpoint.variables)
+
+    def placed(self) -> dict[int, dict[str, Signature]]:
+        """Names and kinds of the variables that each worker holds."""
+        result: dict[int, dict[str, Signature]] = {}
+        for node in self._loaded:
+            of = result.setdefault(worker_of(self.homes[node]), {})
+            of[self.names[node]] = _signature(node)
+        return result
+
+    def waiting(self) -> dict[str, Array]:
+        """The values that no worker holds, by name."""
+        here = {
+            name: self.get(tensor.node)
+            for name, tensor in self.variables.items()
+            if tensor.node not in self._loaded
+        }
+        return {**self._pending, **here}
+
+
+def misfit(nodes: Mapping[str, Node], there: Mapping[str, Signature]) -> str:
+    """What a checkpoint has otherwise than variables, in words; "" where it fits them."""
+    wanted = {name: _signature(node) for name, node in nodes.items()}
+    if all(there.get(name) == kind for name, kind in wanted.items()):
+        return ""
+    return differences(wanted, there)
+
+
+def _misfit(
+    nodes: Mapping[str, Node], there: Mapping[str, Signature], wrong: Sequence[str], folder: str
+) -> CheckpointError:
+    wanted = {name: _signature(node) for name, node in nodes.items()}
+    made = ", ".join(f"{name!r} (made at {nodes[name].location})" for name in wrong[:3])
+    return CheckpointError(
+        f"checkpoint {folder} does not fit {made}{', …' if len(wrong) > 3 else ''}; "
+        f"{differences(wanted, there)}; load one of this model, or set the variables"
+    )
+
+
+def _signature(node: Node) -> Signature:
+    """The dtype and shape of a variable."""
     spec = node.specs[0]
-    if value.shape != spec.shape or value.dtype != spec.dtype:
-        raise CheckpointError(
-            f"variable {name!r} (made at {node.location}) is {spec}, but in the checkpoint it is "
-            f"{value.dtype}{show_shape(value.shape)}; load one of this model, or set the variable"
-        )
+    return spec.dtype.name, tuple(int(size) for size in spec.shape)  # type: ignore[arg-type]
+
+
+def _signatures(values: Mapping[str, Array]) -> dict[str, Signature]:
+    return {name: signature(value) for name, value in values.items()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import graphflow as gf
-from graphflow.errors import CheckpointError, VariableError
-from graphflow.runtime import checkpoint as module
-from graphflow.runtime.checkpoint import Checkpoint, load, save
+from graphflow.errors import CheckpointError, ProtocolError, StaleEpoch, VariableError
+from graphflow.runtime.checkpoint import Checkpoint, differences, load, save
+from graphflow.runtime.checkpoint.folder import read_manifest
+from graphflow.runtime.checkpoint.manifest import fingerprint
+from graphflow.runtime.checkpoint.remote import write_under
+from graphflow.runtime.checkpoint.store import Store
 from graphflow.spec import BFLOAT16, DTYPES
 
-STATE, MANIFEST = "state.safetensors", "manifest.json"
+STATE, MANIFEST = "worker-0.safetensors", "manifest.json"
 names = st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__" and n.isprintable())
 
 
@@ -139,20 +144,20 @@ def _as_file(folder: Path) -> None:
 DAMAGES = {
     "missing": (_missing, "no checkpoint"),
     "a file": (_as_file, "cannot read"),
-    "no state": (_without(STATE), "no checkpoint"),
+    "no state": (_without(STATE), "missing"),
     "no manifest": (_without(MANIFEST), "no checkpoint"),
     "a flipped bit": (_flipped(STATE, -1), "digest"),
     "a flipped bit in the header": (_flipped(STATE, 12), "digest"),
-    "a truncated state": (_truncated(STATE, 10), "digest"),
-    "an empty state": (_truncated(STATE, 0), "digest"),
+    "a truncated state": (_truncated(STATE, 10), "has 10 bytes"),
+    "an empty state": (_truncated(STATE, 0), "has 0 bytes"),
     "a truncated manifest": (_truncated(MANIFEST, 20), "cannot read"),
     "a manifest that is no text": (
         lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"),
         "cannot read",
     ),
     "a manifest that is a list": (lambda f: (f / MANIFEST).write_text("[]"), "cannot read"),
-    "no digest": (_manifest(sha256=None), "cannot read"),
-    "a newer format": (_manifest(format=99, sha256=None), "format 99.*update graphflow"),
+    "no digest": (_manifest(digest=None), "cannot read"),
+    "a newer format": (_manifest(format=99, digest=None), "format 99.*update graphflow"),
     "a format that is no number": (_manifest(format="x"), "cannot read"),
 }
 
@@ -198,15 +203,12 @@ class _Crash(BaseException):
     """The process ends here."""
 
 
-CALLS = ["mkdtemp", "write", "fsync", "rename"]
+CALLS = ["mkdir", "open", "write", "fsync", "rename"]
+CHANGING = [*CALLS, "unlink", "rmdir"]
 
 
 def _failing(call: str, number: int, error: BaseException) -> Callable[..., Any]:
-    original = {
-        "mkdtemp": module.tempfile.mkdtemp, "write": module._write, "fsync": os.fsync,
-        "rename": os.rename,
-    }[call]  # fmt: skip
-    seen = 0
+    original, seen = getattr(os, call), 0
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         nonlocal seen
@@ -221,32 +223,306 @@ def _failing(call: str, number: int, error: BaseException) -> Callable[..., Any]
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), _Crash()], ids=["full", "crash"]
 )
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("call", "number"), [("mkdir", 1), *itertools.product(CALLS[1:], (1, 2))])
 def test_whatever_stops_a_save_the_old_checkpoint_is_there(
     call: str, number: int, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "c"
     save(_one(1.0), target)
-    where: Any = {"mkdtemp": module.tempfile, "write": module}.get(call, os)
     with monkeypatch.context() as patch:
-        patch.setattr(where, "_write" if call == "write" else call, _failing(call, number, error))
+        patch.setattr(os, call, _failing(call, number, error))
         with pytest.raises(CheckpointError if isinstance(error, OSError) else _Crash):
             save(_one(2.0), target)
     assert load(target).variables["w"][0] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
-def test_a_checkpoint_set_aside_by_a_save_that_was_killed_is_found(tmp_path: Path) -> None:
-    """Power fails between the two renames: no code of ours runs after the first."""
+def _counted(patch: pytest.MonkeyPatch, at: tuple[int, str]) -> list[str]:
+    """Let the process end at a call that changes the disk: before it, after it, or, where it
+    writes, in its midst. The calls are noted."""
+    calls: list[str] = []
+
+    def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            number, when = at
+            here = len(calls) == number + 1
+            if here and when == "before":
+                os._exit(9)
+            if here and when == "torn" and name == "write":
+                original(args[0], bytes(args[1])[: len(args[1]) // 2])
+                os._exit(9)
+            result = original(*args, **kwargs)
+            if here and when == "after":
+                os._exit(9)
+            return result
+
+        return call
+
+    for name in CHANGING:
+        patch.setattr(os, name, wrapped(name, getattr(os, name)))
+    return calls
+
+
+def _killed_at(work: Callable[[], None], at: tuple[int, str]) -> bool:
+    """Do some work in a process that ends at a call; whether it came so far."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _counted(pytest.MonkeyPatch(), at)
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 9
+
+
+def _points(work: Callable[[], None]) -> list[tuple[int, str]]:
+    with pytest.MonkeyPatch.context() as patch:
+        calls = _counted(patch, (-1, ""))
+        work()
+    assert {"mkdir", "write", "fsync", "rename"} <= set(calls)
+    return [
+        (number, when)
+        for number, call in enumerate(calls)
+        for when in ("before", "after", *(["torn"] if call == "write" else []))
+    ]
+
+
+@pytest.mark.fault(37)
+def test_a_process_killed_at_any_call_of_a_save_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     target = tmp_path / "run[1]"
-    save(_one(1.0), target)
-    aside = tmp_path / ".run[1]-old-abc"
-    aside.mkdir()
-    os.rename(target, aside / target.name)
-    assert load(target).variables["w"][0] == 1
-    save(_one(2.0), target)
-    assert load(target).variables["w"][0] == 2
+    two = {"worker-0.safetensors": ["w"], "worker-1.safetensors": ["b"]}
+
+    def write(value: float) -> None:
+        both = {"w": np.full(4, value, "float32"), "b": np.full((2, 3), value, "int8")}
+        save(Checkpoint(both, int(value)), target, two)
+
+    write(1.0)
+    points = _points(lambda: write(1.0))
+    found = []
+    for at in points:
+        write(1.0)
+        assert _killed_at(lambda: write(2.0), at), at
+        there = load(target)
+        found.append(there.step)
+        assert {int(v.flat[0]) for v in there.variables.values()} == {there.step}, at
+    assert sorted(found) == found and set(found) == {1, 2}  # the old, and from some call on the new
+    write(3.0)
+    assert [p.name for p in tmp_path.iterdir()] == [
+        target.name
+    ]  # no crash leaves anything for long
+
+
+@pytest.mark.fault(37)
+def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) -> None:
+    """Writing the third of two that are kept: the newest that is there is always whole."""
+
+    def third(root: Path) -> None:
+        store = Store(root, keep=2)
+        draft = store.begin(3)
+        draft.write("worker-0.safetensors", {"w": np.full(4, 3, "float32")})
+        draft.commit({"w": ("float32", (4,))})
+        store.prune()
+
+    def two(name: str) -> Path:
+        root = tmp_path / name
+        for step in (1, 2):
+            save(Checkpoint({"w": np.full(4, step, "float32")}, step), root / f"step-{step:08d}")
+        return root
+
+    whole = two("whole")
+    found = []
+    for at in _points(lambda: third(whole)):
+        root = two(f"{at[0]}{at[1]}")
+        assert _killed_at(partial(third, root), at), at
+        skipped: list[str] = []
+        there = Store(root, keep=2).newest(skipped.append)
+        assert there is not None and int(there.variables["w"][0]) == there.step, at
+        assert not skipped, skipped
+        found.append(there.step)
+        left = [p.name for p in root.iterdir() if p.name.startswith(".")]
+        assert not left, left
+    assert sorted(found) == found and set(found) == {2, 3}
+
+
+# Damage ---------------------------------------------------------------------------------------
+
+
+def _two_shards(folder: Path, step: int) -> None:
+    variables = {"a": np.full(3, step, "float32"), "b": np.full(5, step, "int64")}
+    divided = {"worker-0.safetensors": ["a"], "worker-1.safetensors": ["b"]}
+    save(Checkpoint(variables, step), folder, divided)
+
+
+@pytest.mark.fault(38)
+def test_every_flipped_bit_and_every_truncation_is_told(tmp_path: Path) -> None:
+    _two_shards(tmp_path / "c", 7)
+    for file in sorted((tmp_path / "c").iterdir()):
+        whole = file.read_bytes()
+        for at in range(0, len(whole), 5):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << (at % 8)
+            file.write_bytes(bytes(damaged))
+            try:
+                back = load(tmp_path / "c")
+            except CheckpointError:
+                continue
+            # Only what JSON does not care for, between its words, may change unseen.
+            assert file.name == MANIFEST and back.step == 7, (file, at)
+            assert back.variables["b"].tolist() == [7] * 5
+        for size in (0, 1, len(whole) // 2, len(whole) - 1):
+            file.write_bytes(whole[:size])
+            with pytest.raises(CheckpointError, match="use an older one"):
+                load(tmp_path / "c")
+        file.write_bytes(whole)
+    assert load(tmp_path / "c").step == 7
+
+
+@pytest.mark.fault(39)
+def test_a_shard_that_is_missing_or_of_another_step_is_named(tmp_path: Path) -> None:
+    _two_shards(tmp_path / "old", 100)
+    _two_shards(tmp_path / "c", 120)
+    shard = tmp_path / "c" / "worker-1.safetensors"
+    shard.write_bytes((tmp_path / "old" / "worker-1.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"worker-1\.safetensors is of step 100, not 120"):
+        load(tmp_path / "c")
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=r"shard worker-1\.safetensors is missing"):
+        load(tmp_path / "c")
+
+
+@pytest.mark.fault(38, 39, 40)
+def test_the_newest_checkpoint_that_is_whole_is_taken_and_the_others_are_told(
+    tmp_path: Path,
+) -> None:
+    for step in (1, 2, 3, 4, 5):
+        _two_shards(tmp_path / f"step-{step:08d}", step)
+    _flipped("worker-0.safetensors", -1)(tmp_path / "step-00000005")
+    (tmp_path / "step-00000004" / "worker-1.safetensors").unlink()
+    _manifest(format=99)(tmp_path / "step-00000003")
+    skipped: list[str] = []
+    there = Store(tmp_path, keep=3).newest(skipped.append)
+    assert there is not None and there.step == 2
+    assert ["digest" in skipped[0], "missing" in skipped[1], "format 99" in skipped[2]] == [
+        True
+    ] * 3
+    assert [f"step-0000000{n}" in told for n, told in zip((5, 4, 3), skipped, strict=True)]
+
+
+def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path) -> None:
+    import hashlib
+
+    from safetensors.numpy import save as encoded
+
+    data = encoded({"z": np.array([[1.0, 2.0]], "float32"), "w": np.ones(3, "float16")})
+    manifest = {
+        "format": 1,
+        "step": 12,
+        "sha256": {"state.safetensors": hashlib.sha256(data).hexdigest()},
+        "variables": {"z": ["complex64", [1]], "w": ["float16", [3]]},
+    }
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "state.safetensors").write_bytes(data)
+    (tmp_path / "c" / MANIFEST).write_text(json.dumps(manifest))
+    back = load(tmp_path / "c")
+    assert back.step == 12
+    assert back.variables["z"].tolist() == [1 + 2j] and back.variables["w"].dtype == "float16"
+
+
+def test_a_fingerprint_knows_the_model_and_not_its_placement(tmp_path: Path) -> None:
+    variables = {"a": np.ones(3, "float32"), "b": np.ones((2, 2), "int8")}
+    divisions: list[dict[str, list[str]]] = [
+        {"worker-0.safetensors": ["a", "b"]},
+        {"worker-1.safetensors": ["b"], "worker-0.safetensors": ["a"]},
+    ]
+    prints = set()
+    for number, divided in enumerate(divisions):
+        save(Checkpoint(variables, 1), tmp_path / str(number), divided)
+        prints.add(read_manifest(tmp_path / str(number)).fingerprint)
+    assert len(prints) == 1
+    for other in ({"a": ("float32", (4,))}, {"a": ("float32", (3,))}, {"c": ("float32", (3,))}):
+        assert fingerprint(other) not in prints
+
+
+def test_differences_are_listed_by_kind() -> None:
+    wanted = {"w": ("float32", (3, 4)), "b": ("float32", (4,)), "m": ("int64", ())}
+    there = {"w": ("float32", (3, 5)), "b": ("float16", (4,)), "x": ("bool", (1,))}
+    told = differences(wanted, there)
+    assert "w is float32(3, 4) and float32(3, 5) in the checkpoint" in told
+    assert "b is float32(4,) and float16(4,) in the checkpoint" in told
+    assert "missing in the checkpoint: m int64()" in told and "unexpected there: x bool(1,)" in told
+    assert differences(wanted, wanted) == ""
+    assert "and 12 more" in differences({}, {f"v{n}": ("bool", ()) for n in range(20)})
+
+
+# What a worker writes -------------------------------------------------------------------------
+
+FOLDER = ".step-00000007.partial-0123456789abcdef"
+HOSTILE = [
+    "..", "../c", "/etc", "a/b", "a\\b", "a\0b", "", ".", "step-00000007", FOLDER + "/..", FOLDER + "\n",
+    FOLDER.upper(), "．．/x", "x" * 5000, ".step-00000007.partial-0123456789abcde/",
+]  # fmt: skip
+
+
+@pytest.mark.fault(34)
+@pytest.mark.parametrize("name", HOSTILE, ids=lambda n: repr(n[:20]))
+def test_a_name_from_the_wire_that_is_none_of_ours_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "root" / FOLDER).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    for folder, file in ((name, "worker-0.safetensors"), (FOLDER, name)):
+        with pytest.raises(ProtocolError, match="no name of"):
+            write_under(tmp_path / "root", folder, file, {"w": np.ones(1)}, 7)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.fault(34)
+def test_a_worker_follows_no_link_and_overwrites_nothing(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    (root / FOLDER).symlink_to(elsewhere)
+    shard = "worker-0.safetensors"
+    assert write_under(root, FOLDER, shard, {"w": np.ones(1)}, 7) is None
+    (root / FOLDER).unlink()
+    (root / FOLDER).mkdir()
+    (root / FOLDER / shard).symlink_to(elsewhere / "file")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        write_under(root, FOLDER, shard, {"w": np.ones(1)}, 7)
+    assert not list(elsewhere.iterdir())
+    assert write_under(None, FOLDER, shard, {"w": np.ones(1)}, 7) is None
+
+
+# A directory of them --------------------------------------------------------------------------
+
+
+def test_a_directory_keeps_the_last_few_and_a_new_start_takes_the_next_epoch(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "a" / "ckpt", keep=2)
+    for step in (5, 10, 15, 10):
+        draft = store.begin(step)
+        draft.write("worker-0.safetensors", {"w": np.full(2, step, "float32")})
+        draft.commit({"w": ("float32", (2,))})
+        store.prune()
+    assert [f.name for f in store.folders()] == ["step-00000015", "step-00000010"]
+    again = Store(tmp_path / "a" / "ckpt", keep=2)
+    assert (again.session, again.epoch) == (store.session, store.epoch + 1)
+    with pytest.raises(StaleEpoch, match="taken over"):
+        store.begin(20)
+    assert again.begin(20).epoch == again.epoch
+
+
+def test_a_directory_for_checkpoints_is_no_checkpoint_and_no_file(tmp_path: Path) -> None:
+    _two_shards(tmp_path / "one", 3)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="one checkpoint"):
+        Store(tmp_path / "one", keep=1)
+    with pytest.raises(CheckpointError, match="cannot keep checkpoints"):
+        Store(tmp_path / "file", keep=1)
+    for wrong in (None, 3, b"x", "a\0b"):
+        with pytest.raises(CheckpointError):
+            Store(wrong, keep=1)  # type: ignore[arg-type]
 
 
 # Sessions -------------------------------------------------------------------------------------
@@ -295,7 +571,7 @@ def test_a_checkpoint_that_does_not_fit_the_variables_changes_nothing(tmp_path: 
         s.save(tmp_path / "only w")
     with gf.Session() as s:
         s.run([gf.assign(w, w * 5), gf.assign(b, b * 5)])
-        with pytest.raises(CheckpointError, match=r"no value for b.*it has w"):
+        with pytest.raises(CheckpointError, match=r"missing in the checkpoint: b float32\(1,\)"):
             s.load(tmp_path / "only w")
         assert s.run([w, b])[0].tolist() == [5, 10]
     for other in (gf.variable([1.0, 2.0, 3.0], name="w"), gf.variable([1, 2], name="w")):

@@ -1,0 +1,169 @@
+"""Files and folders that are there after a crash, whole, or not at all.
+
+All that a checkpoint does to a disk goes through here: written, synced, then renamed. What a crash
+leaves behind has a name by which the next start knows it:
+
+    .NAME.partial-…   was being written
+    .NAME.old-…       made room for a new NAME; it is NAME where that never came
+    .NAME.gone-…      was being removed
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from graphflow.errors import CheckpointError
+
+Buffer = bytes | memoryview
+_PIECE = 8 * 2**20  # bytes, hashed and written by turns while they are in the cache
+
+
+def write_new(
+    path: str | os.PathLike[str], parts: Iterable[Buffer], within: int | None = None
+) -> tuple[str, int]:
+    """Write a file that is not there yet, to the disk itself.
+
+    Args:
+        parts: its content, as bytes.
+        within: descriptor of the folder that a relative path is in.
+
+    Returns:
+        Its SHA-256, and its size in bytes.
+
+    Raises:
+        OSError: it exists, or the disk does not take it.
+    """
+    digest, size = hashlib.sha256(), 0
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(path, flags, 0o666, dir_fd=within)
+    try:
+        for part in parts:
+            rest = memoryview(part)
+            size += len(rest)
+            while rest:
+                written = os.write(file, rest[:_PIECE])
+                digest.update(rest[:written])
+                rest = rest[written:]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    return digest.hexdigest(), size
+
+
+def sync(folder: str | os.PathLike[str]) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def begin(target: Path) -> Path:
+    """A new folder beside a target, to write what will take its place."""
+    if not target.parent.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+    for left in _left(target, "partial"):
+        remove(left)
+    partial = _beside(target, "partial")
+    os.mkdir(partial)
+    return partial
+
+
+def put_in_place(partial: Path, target: Path) -> None:
+    """Rename a folder that is complete; one that was there goes when the new one is there.
+
+    Raises:
+        OSError: it cannot; what was there is there.
+    """
+    sync(partial)
+    old = None
+    if target.exists():
+        old = _beside(target, "old")
+        os.rename(target, old)
+    try:
+        os.rename(partial, target)
+    except BaseException:
+        if old is not None:
+            os.rename(old, target)
+        raise
+    sync(target.parent)
+    for each in _left(target, "old"):
+        remove(each)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file in place of another: a crash leaves either."""
+    fresh = _beside(path, "partial")
+    try:
+        write_new(fresh, [data])
+        os.rename(fresh, path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder as a whole: one of which files are missing is never seen under its name."""
+    name = folder.name
+    gone = folder if name.startswith(".") else _beside(folder, "gone")
+    try:
+        if gone is not folder:
+            os.rename(folder, gone)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def found(target: Path) -> Path:
+    """The place of a checkpoint: where it was set aside, if saving stopped just then."""
+    return target if target.exists() else next(iter(_left(target, "old")), target)
+
+
+def clean(root: Path) -> list[str]:
+    """Remove what a crash left in a folder, and put back what had only made room. What was done,
+    in words."""
+    done = []
+    for old in sorted(root.glob(".*.old-*")):
+        target = root / old.name[1:].rpartition(".old-")[0]
+        if not target.exists():
+            os.rename(old, target)
+            done.append(f"put {target.name} back")
+    for kind in ("old", "partial", "gone"):
+        for left in sorted(root.glob(f".*.{kind}-*")):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+            done.append(f"removed {left.name}")
+    return done
+
+
+def absolute(folder: str | os.PathLike[str]) -> Path:
+    """A path from the root.
+
+    Raises:
+        CheckpointError: no path, or one that no file can have.
+    """
+    try:
+        path = os.path.abspath(folder)
+    except TypeError:
+        raise CheckpointError(f"a checkpoint's folder is a path, not {folder!r}") from None
+    if not isinstance(path, str) or "\0" in path:
+        raise CheckpointError(f"{folder!r} is no name of a folder")
+    return Path(path)
+
+
+def _beside(target: Path, kind: str) -> Path:
+    return target.parent / f".{target.name}.{kind}-{secrets.token_hex(8)}"
+
+
+def _left(target: Path, kind: str) -> list[Path]:
+    return sorted(target.parent.glob(f".{glob.escape(target.name)}.{kind}-*"))

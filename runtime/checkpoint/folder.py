@@ -1,0 +1,228 @@
+"""One checkpoint: a folder with shards and a manifest, written so that a crash leaves the old.
+
+    Draft.begin → shards, by whoever has the variables → commit: manifest, sync, rename
+
+`load` reads what any version wrote, and checks every byte of it before anything is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import CheckpointError
+from graphflow.runtime.checkpoint import files
+from graphflow.runtime.checkpoint.manifest import Manifest, Shard, Signature
+from graphflow.runtime.checkpoint.shard import arrays_of, metadata_of, pieces
+
+Array = np.ndarray[Any, Any]
+MANIFEST = "manifest.json"
+CLIENT = "client.safetensors"
+"""The shard of variables that no worker has yet."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a session: variables by name, and how many steps were committed."""
+
+    variables: Mapping[str, Array]
+    step: int
+
+    @property
+    def signatures(self) -> dict[str, Signature]:
+        """Dtypes and shapes, by name."""
+        return {name: signature(value) for name, value in self.variables.items()}
+
+
+@dataclass
+class Draft:
+    """A checkpoint that is being written, in a folder beside its place.
+
+    Attributes:
+        folder: where shards are written.
+    """
+
+    target: Path
+    folder: Path
+    step: int
+    epoch: int
+    shards: list[Shard] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, target: Path, step: int, epoch: int = 0) -> Draft:
+        """A new folder beside a target.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        return cls(target, files.begin(target), step, epoch)
+
+    def write(self, file: str, variables: Mapping[str, Array]) -> None:
+        """Write a shard from here."""
+        self.add(write_shard(self.folder / file, variables, self.step))
+
+    def add(self, shard: Shard) -> None:
+        """Take in a shard that has been written."""
+        self.shards.append(shard)
+
+    def commit(self, variables: Mapping[str, Signature]) -> None:
+        """Write the manifest, and put the checkpoint in its place.
+
+        Raises:
+            CheckpointError: variables are in no shard.
+            OSError: it cannot be written; what was there is there.
+        """
+        held = {name for shard in self.shards for name in shard.variables}
+        missing = sorted(set(variables) - held)
+        if missing:
+            raise CheckpointError(f"no shard holds {', '.join(missing)}")
+        manifest = Manifest(self.step, tuple(self.shards), variables, self.epoch)
+        files.write_new(self.folder / MANIFEST, [manifest.to_bytes()])
+        files.put_in_place(self.folder, self.target)
+
+    def discard(self) -> None:
+        """Remove it, if it has not been put in its place."""
+        files.remove(self.folder)
+
+
+def write_shard(
+    path: str | os.PathLike[str],
+    variables: Mapping[str, Array],
+    step: int,
+    within: int | None = None,
+) -> Shard:
+    """Write the variables of one worker."""
+    parts = pieces(variables, {"step": str(step)})
+    digest, size = files.write_new(path, parts, within)
+    return Shard(os.path.basename(path), digest, size, tuple(variables))
+
+
+def save(
+    checkpoint: Checkpoint,
+    folder: str | os.PathLike[str],
+    shards: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """Write a checkpoint; one that is there already is replaced when the new one is complete.
+
+    Args:
+        shards: names of variables by file; default: one file for all.
+
+    Raises:
+        CheckpointError: the place cannot be written; what was there is intact.
+    """
+    target = files.absolute(folder)
+    variables = checkpoint.variables
+    divided = shards if shards is not None else {"worker-0.safetensors": list(variables)}
+    draft = None
+    try:
+        if target.exists() and not (target / MANIFEST).is_file():
+            raise CheckpointError(
+                f"{target} exists and is no checkpoint; give a new folder, or remove it first"
+            )
+        draft = Draft.begin(target, checkpoint.step)
+        for file, names in divided.items():
+            draft.write(file, {name: variables[name] for name in names})
+        draft.commit(checkpoint.signatures)
+    except OSError as error:
+        raise CheckpointError(unwritable(target, error)) from error
+    finally:
+        if draft is not None:  # it still has this name only if something went wrong
+            draft.discard()
+
+
+def load(folder: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        CheckpointError: missing, truncated, changed since it was written, with a shard that is not
+            its own, or of a newer format.
+    """
+    source = files.found(files.absolute(folder))
+    manifest = read_manifest(source)
+    variables: dict[str, Array] = {}
+    for shard in manifest.shards:
+        try:
+            data = _read(source, shard, manifest.step)
+            variables |= arrays_of(data, {n: manifest.dtype(n) for n in shard.variables})
+        except CheckpointError as error:
+            raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
+    wrong = {n for n, s in manifest.variables.items() if signature_of(variables, n) != s}
+    if wrong or len(variables) != len(manifest.variables):
+        raise CheckpointError(
+            f"cannot read checkpoint {source}: its shards do not hold "
+            f"{', '.join(sorted(wrong)) or 'only'} what the manifest says; use an older one"
+        )
+    return Checkpoint(variables, manifest.step)
+
+
+def read_manifest(source: Path) -> Manifest:
+    """The manifest of a checkpoint's folder.
+
+    Raises:
+        CheckpointError: there is none that can be read.
+    """
+    try:
+        return Manifest.from_bytes((source / MANIFEST).read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{source} is no checkpoint: {error}; give a folder that Session.save wrote"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read checkpoint {source}: {error}; use an older one"
+        ) from error
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"cannot read checkpoint {source}: {error}; use an older one"
+        ) from error
+
+
+def _read(source: Path, shard: Shard, step: int) -> bytes:
+    """A shard's bytes, as they were written.
+
+    Raises:
+        CheckpointError: missing, damaged, or of another step.
+    """
+    if os.path.basename(shard.file) != shard.file:
+        raise CheckpointError(f"its manifest names {shard.file!r}, which is not in the folder")
+    try:
+        data = (source / shard.file).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"its shard {shard.file} is missing; use an older one") from None
+    except OSError as error:
+        raise CheckpointError(f"{error}; use an older one") from error
+    if hashlib.sha256(data).hexdigest() == shard.sha256:
+        return data
+    if shard.nbytes is not None and len(data) != shard.nbytes:
+        raise CheckpointError(
+            f"its shard {shard.file} has {len(data)} bytes, {shard.nbytes} were written; use an "
+            "older one"
+        )
+    of = metadata_of(data).get("step", str(step))
+    if of != str(step):
+        raise CheckpointError(f"its shard {shard.file} is of step {of}, not {step}; use another")
+    raise CheckpointError(
+        f"the digest of {shard.file} differs: it was changed or damaged after it was written; use "
+        "an older one"
+    )
+
+
+def signature(value: Array) -> Signature:
+    """An array's dtype and shape."""
+    return value.dtype.name, value.shape
+
+
+def signature_of(variables: Mapping[str, Array], name: str) -> Signature | None:
+    """The same of one by name; None where there is none."""
+    return signature(variables[name]) if name in variables else None
+
+
+def unwritable(target: Path, error: BaseException) -> str:
+    """What to say where a checkpoint could not be written."""
+    return f"cannot write checkpoint {target}: {error}; what was there before is intact"

@@ -1,0 +1,176 @@
+"""The manifest of a checkpoint: which shards belong to it, of which step, and what they hold.
+
+It tells damage: each shard's bytes and SHA-256 are in it, and its own digest. And it tells whether
+a checkpoint is of a model: its fingerprint and its list of variables know nothing of placement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import CheckpointError
+from graphflow.spec import as_dtype, show_shape
+
+FORMAT = 2
+"""1 had one shard, "state.safetensors", and no digest of its own."""
+_FIRST_STATE = "state.safetensors"
+_LISTED = 8  # differences of a kind that an error names
+
+Signature = tuple[str, tuple[int, ...]]
+"""A variable's dtype, by name, and its shape."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint."""
+
+    file: str
+    sha256: str
+    nbytes: int | None
+    variables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is of.
+
+    Args:
+        step: steps that the session had committed: where its data goes on, and from which random
+            numbers are drawn.
+        variables: all of them, by name.
+        epoch: of the session that wrote it.
+    """
+
+    step: int
+    shards: tuple[Shard, ...]
+    variables: Mapping[str, Signature]
+    epoch: int = 0
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Of a variable.
+
+        Raises:
+            CheckpointError: there is no such variable.
+        """
+        if name not in self.variables:
+            raise CheckpointError(f"its manifest knows no variable {name!r}")
+        return as_dtype(self.variables[name][0])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of names, dtypes and shapes: equal for a model wherever it is placed."""
+        return fingerprint(self.variables)
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        told = {
+            "format": FORMAT,
+            "step": self.step,
+            "epoch": self.epoch,
+            "position": {"steps": self.step},
+            "fingerprint": self.fingerprint,
+            "shards": [
+                {
+                    "file": shard.file,
+                    "sha256": shard.sha256,
+                    "bytes": shard.nbytes,
+                    "variables": list(shard.variables),
+                }
+                for shard in self.shards
+            ],
+            "variables": {
+                name: [dtype, list(shape)] for name, (dtype, shape) in self.variables.items()
+            },
+        }
+        return json.dumps({**told, "digest": _digest(told)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """The manifest that is in a file.
+
+        Raises:
+            CheckpointError: damaged, or of a newer format.
+        """
+        try:
+            told = json.loads(data)
+            if told["format"] > FORMAT:
+                raise CheckpointError(
+                    f"it has format {told['format']}, this version reads up to {FORMAT}; update "
+                    "graphflow"
+                )
+            variables = {
+                str(name): (as_dtype(dtype).name, tuple(int(size) for size in shape))
+                for name, (dtype, shape) in told["variables"].items()
+            }
+            if told["format"] == 1:
+                only = Shard(
+                    _FIRST_STATE, str(told["sha256"][_FIRST_STATE]), None, tuple(variables)
+                )
+                return cls(int(told["step"]), (only,), variables)
+            if told.pop("digest") != _digest(told):
+                raise CheckpointError("its manifest was changed: the digest differs")
+            shards = tuple(
+                Shard(s["file"], s["sha256"], s["bytes"], tuple(s["variables"]))
+                for s in told["shards"]
+            )
+            return cls(int(told["step"]), shards, variables, int(told["epoch"]))
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever a file can be instead of a manifest
+            raise CheckpointError(f"its manifest cannot be read: {error!r}") from error
+
+
+def fingerprint(variables: Mapping[str, Signature]) -> str:
+    """A digest of names, dtypes and shapes, in no order."""
+    rows = sorted((name, dtype, list(shape)) for name, (dtype, shape) in variables.items())
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def differences(
+    wanted: Mapping[str, Signature], there: Mapping[str, Signature], *, complete: bool = True
+) -> str:
+    """What a checkpoint has otherwise than a model, in words; "" where it fits.
+
+    Args:
+        wanted: the model's variables.
+        there: the checkpoint's.
+        complete: whether all variables of the model are known by now: only then a variable that is
+            only in the checkpoint tells anything.
+    """
+    changed = [
+        f"{name} is {_show(wanted[name])} and {_show(there[name])} in the checkpoint"
+        for name in wanted
+        if name in there and wanted[name] != there[name]
+    ]
+    missing = [f"{name} {_show(wanted[name])}" for name in wanted if name not in there]
+    unexpected = [f"{name} {_show(there[name])}" for name in there if name not in wanted]
+    told = [
+        f"{what}: {_some(names)}"
+        for what, names in (
+            ("another shape or dtype", changed),
+            ("missing in the checkpoint", missing),
+            ("unexpected there", unexpected if complete else []),
+        )
+        if names
+    ]
+    return "; ".join(told)
+
+
+def _digest(told: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _show(signature: Signature) -> str:
+    dtype, shape = signature
+    return f"{dtype}{show_shape(shape)}"
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")

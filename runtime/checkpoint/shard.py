@@ -1,0 +1,95 @@
+"""Shards: arrays by name as a safetensors file, which any reader of that format opens.
+
+The file is made in pieces, so that writing it takes no second copy of the arrays: 8 bytes with the
+length of the header, the header in JSON (for each array its dtype, shape and place), the arrays.
+Complex numbers are stored as pairs of floats, (real, imaginary) along a last axis of size 2, and
+named in the file's metadata under "complex"; the manifest holds every array's own dtype and shape.
+
+Source: the description of the format at github.com/huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import CheckpointError
+from graphflow.spec import real_dtype
+
+Array = np.ndarray[Any, Any]
+
+_NAMES = {
+    "bool": "BOOL", "bfloat16": "BF16",
+    "float16": "F16", "float32": "F32", "float64": "F64",
+    "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+}  # fmt: skip
+RESERVED = "__metadata__"
+
+
+def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[memoryview]:
+    """The bytes of a shard, in order.
+
+    Raises:
+        CheckpointError: the format keeps the name of a variable for itself.
+    """
+    if RESERVED in arrays:
+        raise CheckpointError(f"the format keeps the name {RESERVED!r}; rename that variable")
+    pairs = sorted(name for name, array in arrays.items() if array.dtype.kind == "c")
+    if pairs:
+        metadata = {**metadata, "complex": json.dumps(pairs)}
+    # The largest items come first, so that every array lies where its dtype wants it.
+    order = sorted(arrays, key=lambda name: (-real_dtype(arrays[name].dtype).itemsize, name))
+    header: dict[str, Any] = {RESERVED: dict(metadata)} if metadata else {}
+    offset = 0
+    for name in order:
+        array = arrays[name]
+        real = real_dtype(array.dtype)
+        header[name] = {
+            "dtype": _NAMES[real.name],
+            "shape": [*array.shape, 2] if name in pairs else list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        little = arrays[name].dtype.newbyteorder("<")
+        flat = np.ascontiguousarray(arrays[name], little).reshape(-1)
+        yield flat.view(np.uint8).data
+
+
+def arrays_of(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
+    """The arrays of a shard that the manifest names, of the dtypes that it says.
+
+    Raises:
+        CheckpointError: no shard, or one of other arrays.
+    """
+    import safetensors  # loads with its own extension module
+
+    read: Any = safetensors.deserialize  # typed in some versions, untyped in others
+    arrays = {}
+    try:
+        for name, entry in read(data):
+            if name not in dtypes:  # the worker had it left over from something that failed
+                continue
+            dtype, shape = dtypes[name], entry["shape"]
+            array = np.frombuffer(entry["data"], dtype.newbyteorder("<")).astype(dtype, copy=False)
+            arrays[name] = array.reshape(shape[:-1] if dtype.kind == "c" else shape)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"no shard of this checkpoint: {error!r}") from error
+    return arrays
+
+
+def metadata_of(data: bytes) -> dict[str, str]:
+    """What a shard says of itself; nothing where it cannot be read."""
+    try:
+        size = int.from_bytes(data[:8], "little")
+        told = json.loads(data[8 : 8 + size]).get(RESERVED, {})
+        return {str(key): str(value) for key, value in told.items()}
+    except (ValueError, AttributeError):
+        return {}
