@@ -2,22 +2,29 @@
 
 A graph from the wire names registered ops only; every node goes through its op's shape rule again,
 inputs come before consumers (so there is no cycle), and counts and bytes are limited before
-anything is built.
+anything is built. Whether a loop ends cannot be told of every one: one that cannot end is refused,
+any other ends by the deadline of its step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import GraphError, GraphflowError, GraphLimitError, ProtocolError
-from graphflow.graph import Body, Graph
+from graphflow.errors import (
+    ArgumentError,
+    GraphError,
+    GraphflowError,
+    GraphLimitError,
+    ProtocolError,
+)
+from graphflow.graph import Body, Graph, bodies
 from graphflow.init import Initializer
 from graphflow.modules import admitted_function
 from graphflow.op import REGISTRY, Location, Node, Tensor
@@ -27,17 +34,56 @@ from graphflow.runtime.finite import CHECKS
 from graphflow.runtime.partition import Partition
 from graphflow.spec import Dim, TensorSpec, as_dtype
 
-MAX_NODES = 1_000_000
 MAX_DEPTH = 32  # of bodies in bodies
 MAX_RANK = 64  # numpy's
 MAX_LENGTH = 4096  # entries of a tuple
 MAX_TERMS = 256  # of the number of elements of a tensor, a polynomial in the sizes of the feeds
 
+_NODE_BYTES = 256  # of a header, for each node that may be in it; where it was made takes most
+_NODE_PARTS = 12  # lists and maps, likewise
+_FREE_PARTS = 100_000
+
 Header = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a worker takes on of graphs from the wire; each partition by itself.
+
+    Attributes:
+        nodes: those of bodies included.
+        nbytes: of the variables together, and of any one tensor; None: the memory of this host.
+        iterations: of all loops, those of nested ones multiplied.
+        bounded: whether loops must have a bound at all (`max_iterations`).
+    """
+
+    nodes: int = 1_000_000
+    nbytes: int | None = None
+    iterations: int = 10**12
+    bounded: bool = False
+
+    def __post_init__(self) -> None:
+        given = (self.nodes, self.iterations, 1 if self.nbytes is None else self.nbytes)
+        if any(type(each) is not int or each < 1 for each in given):
+            raise ArgumentError(f"limits are whole numbers from 1 on, not {self}")
+
+
+LIMITS = Limits()
+
+
 def encode(partitions: Sequence[Partition]) -> tuple[bytes, list[np.ndarray[Any, Any]]]:
-    """The partitions of one worker as a header and the arrays it refers to."""
+    """The partitions of one worker as a header and the arrays it refers to.
+
+    Raises:
+        GraphLimitError: it has more nodes than workers take by default.
+        GraphError: an attribute cannot travel.
+    """
+    for each in partitions:
+        if len(each.graph.nodes) > LIMITS.nodes:
+            raise GraphLimitError(
+                f"the part of {each.device} has {len(each.graph.nodes)} nodes, and workers take "
+                f"{LIMITS.nodes}; put what repeats into gf.function, gf.scan or gf.while_loop"
+            )
     buffers: list[np.ndarray[Any, Any]] = []
     header = [_encode_partition(p, buffers) for p in partitions]
     return msgpack.packb(header), buffers
@@ -122,21 +168,21 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
 
 
 def decode(
-    header: bytes, buffers: Sequence[np.ndarray[Any, Any]], budget: int | None = None
+    header: bytes, buffers: Sequence[np.ndarray[Any, Any]], limits: Limits = LIMITS
 ) -> list[Partition]:
     """Partitions from the wire.
 
-    Args:
-        budget: bytes that the variables may take together, or any one tensor whose size is known;
-            default: the memory of this host.
-
     Raises:
-        GraphLimitError: too many nodes or bytes, or an op that is not registered here.
+        GraphLimitError: too many nodes, bytes or iterations, a loop that cannot end, or an op that
+            is not registered here.
         ProtocolError: malformed in any other way.
     """
-    budget = host_memory() if budget is None else budget
+    budget = host_memory() if limits.nbytes is None else limits.nbytes
     try:
-        partitions = [_decode_partition(each, buffers, budget) for each in _unpacked(header)]
+        partitions = [
+            _decode_partition(each, _Wire(buffers, budget, limits))
+            for each in _unpacked(header, limits.nodes)
+        ]
     except ProtocolError:
         raise
     except GraphflowError as error:
@@ -148,11 +194,34 @@ def decode(
     return partitions
 
 
-def _unpacked(header: bytes) -> Any:
+def _unpacked(header: bytes, nodes: int) -> Any:
+    """The plain data of a header, which takes little memory beyond its own length."""
+    if len(header) > nodes * _NODE_BYTES + _FREE_PARTS:
+        raise GraphLimitError(
+            f"the header of a graph from the wire has {len(header)} bytes; the limit for {nodes} "
+            f"nodes is {nodes * _NODE_BYTES + _FREE_PARTS}"
+        )
+    left = nodes * _NODE_PARTS + _FREE_PARTS
+
+    def counted(part: list[Any]) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise GraphLimitError(f"the header of a graph for {nodes} nodes has too many parts")
+        return part
+
+    def once(pairs: list[tuple[Any, Any]]) -> Any:
+        made = dict(counted(pairs))
+        if len(made) != len(pairs):
+            raise ProtocolError("a map in a graph from the wire holds a key twice")
+        return made
+
     try:
         return msgpack.unpackb(
-            header, strict_map_key=True, max_ext_len=0, max_array_len=MAX_NODES, max_bin_len=0
-        )
+            header, strict_map_key=True, max_ext_len=0, max_bin_len=0,
+            max_array_len=max(nodes, _FREE_PARTS), max_map_len=_FREE_PARTS,
+            list_hook=counted, object_pairs_hook=once,
+        )  # fmt: skip
     except ValueError as error:
         too_long = "exceeds max_array_len" in str(error)
         kind = GraphLimitError if too_long else ProtocolError
@@ -167,12 +236,10 @@ def _check_bytes(what: str, nbytes: Any, budget: int) -> None:
         )
 
 
-def _decode_partition(
-    header: Header, buffers: Sequence[np.ndarray[Any, Any]], budget: int
-) -> Partition:
-    device = DeviceName.parse(header["device"])
-    wire = _Wire(device, buffers, budget)
+def _decode_partition(header: Header, wire: _Wire) -> Partition:
+    device = wire.device = DeviceName.parse(header["device"])
     nodes, names = wire.nodes(header["nodes"])
+    wire.loops(nodes)
     outputs = [_tensor(nodes, reference) for reference in header["outputs"]]
     fetches = {_text(name): _tensor(nodes, r) for name, r in header["fetches"].items()}
     feeds = tuple(map(_text, header["feeds"]))
@@ -195,17 +262,20 @@ def _tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:
 class _Wire:
     """What nodes from the wire are made with, and how many there were, at which depth of bodies."""
 
-    device: DeviceName
     buffers: Sequence[np.ndarray[Any, Any]]
     budget: int
+    limits: Limits
+    device: DeviceName = field(default_factory=DeviceName)
     count: int = 0
     depth: int = 0
+    iterations: dict[int, int] = field(default_factory=dict)  # of the loops in a body, by its id
 
     def nodes(self, entries: Sequence[Any]) -> tuple[list[Node], dict[Node, str]]:
         self.count += len(entries)
-        if self.count > MAX_NODES or self.depth > MAX_DEPTH:
+        if self.count > self.limits.nodes or self.depth > MAX_DEPTH:
             raise GraphLimitError(
-                f"a graph from the wire has over {MAX_NODES} nodes, or bodies {MAX_DEPTH} deep"
+                f"a graph from the wire has over {self.limits.nodes} nodes, or bodies {MAX_DEPTH} "
+                "deep"
             )
         nodes: list[Node] = []
         names: dict[Node, str] = {}
@@ -257,7 +327,58 @@ class _Wire:
             raise ProtocolError("a body from the wire does not have its placeholders as parameters")
         if any(node.op.name != "placeholder" for node in inputs):
             raise ProtocolError("a parameter of a body from the wire is no placeholder")
-        return Body(inputs, graph.verify(), results)
+        body = Body(inputs, graph.verify(), results)
+        self.iterations[id(body)] = self.loops(nodes)
+        return body
+
+    def loops(self, nodes: Sequence[Node]) -> int:
+        """How often the loops among some nodes run a body, at most; those without a bound once.
+
+        Raises:
+            GraphLimitError: more often than the limit, or one of them cannot end.
+        """
+        total = 0
+        for node in nodes:
+            held = bodies(node)
+            if not held:
+                continue
+            times = node.attrs.get("length", node.attrs.get("limit"))
+            if node.op.name == "while_loop" and times is None:
+                self._check_end(node)
+            once = node.op.name not in ("scan", "while_loop") or not isinstance(times, int)
+            inner = sum(self.iterations[id(body)] for body in held)
+            total += inner if once else max(0, times) * (1 + inner)
+            if total > self.limits.iterations:
+                raise GraphLimitError(
+                    f"loops in a graph from the wire run {total:,} times, the last one being {node} "
+                    f"at {node.location}; the limit is {self.limits.iterations:,}"
+                )
+        return total
+
+    def _check_end(self, loop: Node) -> None:
+        if self.limits.bounded:
+            raise GraphLimitError(
+                f"{loop} at {loop.location} has no bound, and this worker wants one: give it "
+                "max_iterations"
+            )
+        if _never_changes(loop.attrs["test"], loop.attrs["body"], loop.attrs["states"]):
+            raise GraphLimitError(
+                f"{loop} at {loop.location} cannot end: its condition depends on nothing that its "
+                "body changes"
+            )
+
+
+def _never_changes(test: Body, body: Body, states: int) -> bool:
+    """Whether a loop's condition has the same value before each iteration."""
+    nodes = test.graph.nodes
+    if not all(node.op.pure or node.op.name == "placeholder" for node in nodes):
+        return False  # random, or by a function of the user's
+    kept = [
+        before.outputs[0] is after
+        for before, after in zip(body.inputs[:states], body.outputs, strict=False)
+    ]
+    changed = {node for node, same in zip(test.inputs, kept, strict=False) if not same}
+    return not changed & set(nodes)
 
 
 def _check_node(node: Node, budget: int) -> None:

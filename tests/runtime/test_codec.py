@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -12,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow as gf
-from graphflow.errors import GraphError, GraphLimitError, ProtocolError
+from graphflow.errors import ArgumentError, GraphError, GraphLimitError, ProtocolError
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Op, Sample
 from graphflow.placement.host import host_memory
-from graphflow.runtime import codec
-from graphflow.runtime.codec import decode, encode
+from graphflow.runtime.codec import LIMITS, Limits, decode, encode
 from graphflow.runtime.partition import FREE, Partition, partition
 from graphflow.spec import TensorSpec, kind
 from tests.properties.random_graphs import random_case, same_bits
@@ -235,7 +235,7 @@ TOO_MUCH: dict[str, Callable[[Any], Any]] = {
         "placeholder", "shape", [{"dim": [[[f"n{i}"], 1] for i in range(1000)]}]
     ),
     "a very long attribute": set_attr("reshape", "shape", [2**62] * 100_000),
-    "too many nodes": set_part("nodes", [None] * (codec.MAX_NODES + 1)),
+    "too many nodes": set_part("nodes", [None] * (LIMITS.nodes + 1)),
     "ten million nodes": set_part("nodes", [None] * 10_000_000),
 }  # fmt: skip
 
@@ -254,9 +254,90 @@ def test_variables_that_fit_alone_but_not_together_are_refused() -> None:
     with pytest.raises(GraphLimitError, match=r"its variables take .* GB"):
         decode(header, buffers)
     small = encode([alone(gf.variable(np.zeros(10), name="v"))])
-    assert len(decode(*small, budget=80)) == 1
+    assert len(decode(*small, Limits(nbytes=80))) == 1
     with pytest.raises(GraphLimitError):
-        decode(*small, budget=79)
+        decode(*small, Limits(nbytes=79))
+
+
+def loop(test: Callable[[Any], Any], body: Callable[[Any], Any], **more: Any) -> Any:
+    return gf.while_loop(test, body, gf.constant(np.float32(1)), **more)
+
+
+def scanned(lengths: Sequence[int], x: Any) -> Any:
+    """Loops in loops, which add one each time."""
+    if not lengths:
+        return x + 1.0
+    return gf.scan(lambda c, _: (scanned(lengths[1:], c), ()), x, length=lengths[0])[0]
+
+
+def on_captured(go: Any) -> Any:
+    return loop(lambda v: go, lambda v: v + 1.0)
+
+
+ENDLESS: dict[str, Callable[[], Any]] = {
+    "a condition that is true": lambda: loop(lambda v: gf.constant(True), lambda v: v + 1.0),
+    "a condition on what is captured": lambda: on_captured(gf.placeholder("bool", (), name="go")),
+    "a body that changes nothing": lambda: loop(lambda v: v > 0.0, lambda v: v),
+    "a loop in a loop": lambda: loop(
+        lambda v: v < 9.0, lambda v: loop(lambda w: w > 0.0, lambda w: w) + v
+    ),
+    "loops in loops beyond the limit": lambda: scanned([10_000] * 4, gf.constant(np.float32(0))),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_a_loop_that_cannot_end_is_refused(what: str) -> None:
+    part = alone(ENDLESS[what]())
+    with pytest.raises(GraphLimitError, match=r"cannot end|run 1,000,100,010,000 times"):
+        travelled(part)
+
+
+def test_a_loop_that_may_end_is_taken_on_unless_the_worker_wants_a_bound() -> None:
+    while_changes = loop(lambda v: v < 9.0, lambda v: v + 1.0)
+    by_chance = loop(lambda v: gf.random.uniform(()) < 0.5, lambda v: v)
+    bounded = loop(lambda v: v > 0.0, lambda v: v, max_iterations=5)
+    for each in (while_changes, by_chance, bounded, scanned([100, 100], gf.constant(1.0))):
+        assert travelled(alone(each)).graph.nodes
+    strict = Limits(bounded=True, iterations=10_100)
+    for each in (bounded, scanned([100, 100], gf.constant(1.0))):
+        assert decode(*encode([alone(each)]), strict)
+    for each in (while_changes, by_chance, scanned([101, 100], gf.constant(1.0))):
+        with pytest.raises(GraphLimitError, match=r"max_iterations|limit is 10,100"):
+            decode(*encode([alone(each)]), strict)
+
+
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"nbytes": -1}, {"iterations": 1.5}])
+def test_limits_are_whole_numbers(wrong: Any) -> None:
+    with pytest.raises(ArgumentError, match="whole numbers"):
+        Limits(**wrong)
+
+
+def test_a_graph_that_no_worker_takes_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphflow.runtime.codec.LIMITS", Limits(nodes=3))
+    x = gf.placeholder("float32", (), name="x")
+    with pytest.raises(GraphLimitError, match=r"has 4 nodes, and workers take 3"):
+        encode([alone(gf.exp(gf.tanh(gf.sin(x))))])
+
+
+BOMBS = {
+    "maps": b"\xdd\x00\x0f\x42\x00" + b"\x80" * 1_000_000,
+    "maps in lists": b"\x91" + (b"\xdc\xff\xff" + b"\x80" * 0xFFFF) * 300,
+    "lists": b"\xdd\x00\x0f\x42\x00" + b"\x90" * 1_000_000,
+    "a header too long": bytes(300 << 20),
+    "a claim of many": b"\xdd\xff\xff\xff\xff",
+    "a map with a key twice": b"\x91\x82\xa1a\x01\xa1a\x02",
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_a_header_that_unpacks_to_much_is_refused_in_little_memory(what: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            decode(BOMBS[what], [], Limits(nodes=10_000))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("depth", [100, 400, 10_000, 1_000_000])
@@ -322,7 +403,7 @@ def test_any_structure_in_any_place_gives_a_partition_or_a_protocol_error(
         container, key = data.draw(st.sampled_from(places(header)))
         container[key] = data.draw(plain)
     with contextlib.suppress(ProtocolError):
-        decode(msgpack.packb(header), buffers, budget=10**6)
+        decode(msgpack.packb(header), buffers, Limits(nbytes=10**6))
 
 
 @given(st.data())
@@ -334,7 +415,7 @@ def test_any_bytes_give_a_partition_or_a_protocol_error(data: st.DataObject) -> 
     cut = data.draw(st.integers(0, len(header)))
     for spoilt in (bytes(header), bytes(header[:cut]), bytes(header) + b"\x00"):
         with contextlib.suppress(ProtocolError):
-            decode(spoilt, MESSAGE[1], budget=10**6)
+            decode(spoilt, MESSAGE[1], Limits(nbytes=10**6))
 
 
 @pytest.mark.parametrize("op", [op for op in REGISTRY.values() if op.samples], ids=lambda o: o.name)
@@ -352,4 +433,4 @@ def test_no_shape_rule_makes_more_of_hostile_attributes_than_a_protocol_error(op
             spoilt = msgpack.unpackb(header)
             spoilt[0]["nodes"][node][ATTRS][name] = value
             with contextlib.suppress(ProtocolError):
-                decode(msgpack.packb(spoilt), [rng.random(3)], budget=10**6)
+                decode(msgpack.packb(spoilt), [rng.random(3)], Limits(nbytes=10**6))
