@@ -3,6 +3,7 @@ and out."""
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import DeviceError, MemoryLimitError
+from graphflow.errors import DeviceError, DeviceOutOfMemory
 from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.threads import Pool, using
 from graphflow.runtime.memory import ALIGNMENT
@@ -57,13 +58,7 @@ class CpuBackend:
 
     def empty(self, nbytes: int) -> np.ndarray[Any, Any]:
         """Uninitialised bytes at an aligned address."""
-        try:
-            memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError):  # numpy's word for more than any address reaches
-            raise MemoryLimitError(
-                f"{nbytes / 1e9:.3g} GB cannot be had on this host; feed smaller batches, or use "
-                "more workers"
-            ) from None
+        memory = _taken(nbytes + ALIGNMENT)
         start = -address(memory) % ALIGNMENT
         return memory[start : start + nbytes]
 
@@ -102,6 +97,26 @@ class CpuBackend:
     def close(self) -> None:
         """End the threads; what still runs goes on without them."""
         self._pool.close()
+
+
+def _taken(nbytes: int) -> np.ndarray[Any, Any]:
+    """Bytes of this host's memory. Where there is not enough, what nobody refers to is freed, and
+    it is tried once more.
+
+    Raises:
+        DeviceOutOfMemory: there is not enough then, either.
+    """
+    for is_last in (False, True):
+        try:
+            return np.empty(nbytes, np.uint8)
+        except (MemoryError, ValueError):  # numpy's word for more than any address reaches
+            if is_last:
+                break
+            gc.collect()
+    raise DeviceOutOfMemory(
+        f"{nbytes / 1e9:.3g} GB cannot be had on this host ({nbytes:,} bytes); feed smaller "
+        "batches, or use more workers"
+    )
 
 
 class _Active:

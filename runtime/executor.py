@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.errors import DeviceOutOfMemory
 from graphflow.graph import bind_attrs
 from graphflow.op import Node
 from graphflow.pauses import without_collection
@@ -28,7 +29,7 @@ from graphflow.runtime.backend import Backend
 from graphflow.runtime.code import Code
 from graphflow.runtime.footprint import Taken, memory_use
 from graphflow.runtime.layout import plan_layout
-from graphflow.runtime.lines import Channel
+from graphflow.runtime.lines import Channel, short
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.rehearsal import rehearse
 
@@ -65,7 +66,10 @@ class Program:
         self._layout = plan_layout(partition, bindings)
         self._fetched = tuple(partition.fetches)
         write = Code if backend.xp is np else _gpu_code()
-        code = write(partition, bindings, self._layout, variables, backend, channel)
+        try:
+            code = write(partition, bindings, self._layout, variables, backend, channel)
+        except DeviceOutOfMemory as error:
+            raise short(error, self._layout, partition) from None
         self.memory = memory_use(partition, self._layout)
         self._taken = 0  # most that kernels were seen to take
         self._code = code

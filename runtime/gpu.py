@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import CompileError, DeviceError, MemoryLimitError, ShapeError
+from graphflow.errors import CompileError, DeviceError, DeviceOutOfMemory, ShapeError
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
 from graphflow.ops.kernels.emit import Region
 from graphflow.runtime.memory import ALIGNMENT
@@ -148,28 +148,46 @@ class GpuBackend:
 
     def empty(self, nbytes: int) -> Any:
         """Uninitialised bytes: a plain allocation, not one of a pool's."""
-        cuda = self.xp.cuda
         size = max(nbytes, ALIGNMENT)
         with self._device:
-            try:
-                memory = self._memory(size)
-            except (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
-                free, total = cuda.runtime.memGetInfo()
-                raise MemoryLimitError(
-                    f"gpu:{self.index} has {free / 1e9:.3g} of {total / 1e9:.3g} GB free, and "
-                    f"{size / 1e9:.3g} GB are needed ({error}); feed smaller batches, checkpoint "
-                    "layers (gf.checkpoint), or use more devices"
-                ) from None
+            memory = self._taken(size, self._memory)
             self._plain += size
             weakref.finalize(memory, self._freed, size)
-            return self.xp.ndarray((nbytes,), np.uint8, memptr=cuda.MemoryPointer(memory, 0))
+            place = self.xp.cuda.MemoryPointer(memory, 0)
+            return self.xp.ndarray((nbytes,), np.uint8, memptr=place)
 
     def _freed(self, size: int) -> None:
         self._plain -= size
 
     def _allocated(self, nbytes: int) -> Any:
         self.allocations += 1
-        return self._pool.malloc(nbytes)
+        return self._taken(nbytes, self._pool.malloc)
+
+    def _taken(self, size: int, take: Callable[[int], Any]) -> Any:
+        """Memory of the device. Where there is not enough, the pools let go of what they keep, and
+        it is tried once more.
+
+        Raises:
+            DeviceOutOfMemory: there is not enough then, either.
+        """
+        cuda = self.xp.cuda
+        errors = (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
+        try:
+            return take(size)
+        except errors as error:
+            if not _is_shortage(error):
+                raise
+        for pool in (self._pool, self._kept):
+            pool.free_all_blocks()
+        try:
+            return take(size)
+        except errors as error:
+            free, total = cuda.runtime.memGetInfo()
+            raise DeviceOutOfMemory(
+                f"gpu:{self.index} has {free / 1e9:.3g} of {total / 1e9:.3g} GB free, and "
+                f"{size / 1e9:.3g} GB ({size:,} bytes) are needed ({error}); feed smaller batches, "
+                "checkpoint layers (gf.checkpoint), or use more devices"
+            ) from None
 
     def memory(self) -> GpuMemory:
         pool, kept = (int(pool.total_bytes()) for pool in (self._pool, self._kept))
@@ -359,6 +377,11 @@ class Inlet:
         np.copyto(_view(pinned, self._size).view(host.dtype).reshape(host.shape), host)
         backend.bring(self.buffer, pinned, self._size)
         self._sent[turn] = backend.arrived
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether it is memory that lacks, and not, say, a capture that allows none to be taken."""
+    return isinstance(error, MemoryError) or "cudaErrorMemoryAllocation" in str(error)
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

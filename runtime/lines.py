@@ -3,11 +3,18 @@ a line that fails is told."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from graphflow.errors import CheckError, GraphflowError, OpError, ProtocolError
+from graphflow.errors import (
+    CheckError,
+    DeviceOutOfMemory,
+    GraphflowError,
+    OpError,
+    ProtocolError,
+)
 from graphflow.op import Node, Op
 from graphflow.ops.kernels.driver import copy_task, texts
 from graphflow.ops.kernels.native import compiler
@@ -78,14 +85,20 @@ def explained(
     error: Exception, node: Node | None, layout: Layout, partition: Partition
 ) -> Exception:
     """An error with the node that failed, unless it says already what went wrong."""
-    if isinstance(error, GraphflowError) and not isinstance(error, CheckError):
+    kind: type[OpError] = OpError
+    if isinstance(error, CheckError | DeviceOutOfMemory):
+        kind = type(error)
+    elif isinstance(error, MemoryError):
+        kind = DeviceOutOfMemory
+    elif isinstance(error, GraphflowError):
         return error
     if isinstance(error, OpError) and error.explained:
         return error
-    kind = CheckError if isinstance(error, CheckError) else OpError
     if node is None:
         return kind(f"a step failed on {partition.device}: {error!r}")
-    text = str(error) if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) and hasattr(error, "shape") and hasattr(error, "dtype"):
+        text = f"{math.prod(error.shape) * error.dtype.itemsize:,} bytes cannot be had ({error})"
     shapes = ", ".join(str(layout.specs[t]) for t in node.inputs)
     told = kind(
         f"{node.op.name} {partition.graph.names[node]!r} (made at {node.location}) failed on "
@@ -93,6 +106,21 @@ def explained(
     )
     told.explained = True
     return told
+
+
+def short(error: DeviceOutOfMemory, layout: Layout, partition: Partition) -> DeviceOutOfMemory:
+    """An error of a program whose memory cannot be had, with its largest tensors."""
+    kept = [t for t in layout.blocks if layout.roots[t] is t]
+    largest = sorted(kept, key=lambda t: -nbytes(layout.specs[t]))[:3]
+    told = ", ".join(
+        f"{partition.graph.names[t.node]!r} of {nbytes(layout.specs[t]):,} bytes (made at "
+        f"{t.node.location})"
+        for t in largest
+    )
+    return DeviceOutOfMemory(
+        f"the program of {partition.device} cannot begin: {error}"
+        + (f"; its largest tensors are {told}" if told else "")
+    )
 
 
 def carried_buffers(inner: Inner, own: Any) -> Carried:

@@ -191,7 +191,7 @@ class Memory:
 
 
 class MemoryPointer:
-    def __init__(self, mem: Memory, offset: int) -> None:
+    def __init__(self, mem: Memory | Block, offset: int) -> None:
         self.mem = mem
         self.ptr = mem.ptr + offset
 
@@ -211,19 +211,38 @@ class MemoryPointer:
         (stream or _world.stream()).add(lambda: ctypes.memmove(to, source, size))
 
 
+class Block:
+    """Memory of a pool's: it goes back there, and the device does not get it."""
+
+    def __init__(self, memory: Memory, held: list[Memory]) -> None:
+        self._memory, self._held = memory, held
+        self.size, self.bytes, self.ptr = memory.size, memory.bytes, memory.ptr
+
+    def __del__(self) -> None:
+        self._held.append(self._memory)
+
+
 class MemoryPool:
     def __init__(self) -> None:
         self._total = 0
+        self.held: list[Memory] = []
 
     def malloc(self, size: int) -> MemoryPointer:
         self._total += size
-        return MemoryPointer(Memory(size), 0)
+        for memory in self.held:
+            if memory.size == size:
+                self.held.remove(memory)
+                return MemoryPointer(Block(memory, self.held), 0)
+        try:
+            return MemoryPointer(Block(Memory(size), self.held), 0)
+        except CUDARuntimeError as error:
+            raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes") from error
 
     def total_bytes(self) -> int:
         return self._total
 
     def free_all_blocks(self) -> None:
-        """Nothing is held."""
+        self.held.clear()
 
 
 class Pinned(np.ndarray):

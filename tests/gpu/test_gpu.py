@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import DeviceError, MemoryLimitError, OpError
+from graphflow.errors import DeviceError, DeviceOutOfMemory, OpError
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Tensor
 from graphflow.runtime.executor import Program
@@ -183,8 +183,8 @@ def test_a_step_that_waits_is_left_out_of_graphs_with_one_word(
     assert len({r.tobytes() for r in results}) == 1
     assert world.violations == ["a copy to the host"]
     assert [r.message for r in caplog.records] == [
-        f"{GPU} runs waits (made at {waits_line(z)}) outside of CUDA graphs: CUDARuntimeError: "
-        "cudaErrorStreamCaptureUnsupported: a copy to the host"
+        f'gpu.uncaptured program={GPU} what="waits (made at {waits_line(z)})" '
+        'error=CUDARuntimeError reason="cudaErrorStreamCaptureUnsupported: a copy to the host"'
     ]
     assert here.code.steps.graphs == 2
 
@@ -222,8 +222,52 @@ def test_a_predicate_is_the_hosts(world: fake_cupy.World) -> None:
 
 def test_more_memory_than_there_is_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cupy.install(monkeypatch, memory=10_000)
-    with pytest.raises(MemoryLimitError, match=r"gpu:0 has .*GB free.*smaller batches"):
+    with pytest.raises(DeviceOutOfMemory, match=r"gpu:0 has .*GB free.*20,000 bytes.*smaller"):
         GpuBackend(0).empty(20_000)
+
+
+@pytest.mark.fault(42)
+def test_pools_let_go_of_what_they_keep_before_memory_is_said_to_be_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_cupy.install(monkeypatch, memory=10_000)
+    backend = GpuBackend(0)
+    with backend.active():
+        kept = backend._pool.malloc(6_000)
+        del kept
+        assert len(backend._pool.held) == 1, "CuPy's pools keep what was freed"
+        there = backend._allocated(8_000)
+    assert backend._pool.held == [] and there.mem.size == 8_000
+
+
+@pytest.mark.fault(42)
+def test_an_op_that_finds_no_memory_is_named_with_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_cupy.install(monkeypatch, memory=1 << 16)
+    monkeypatch.setenv("GRAPHFLOW_JIT", "off")  # each op takes memory for its result
+    here = OnGpu(gf.cumsum(gf.placeholder("float32", (6, 40), name="x"), axis=1, name="summed"))
+    told = []
+
+    def malloc(size: int) -> Any:
+        told.append(size)
+        raise fake_cupy.OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
+
+    monkeypatch.setattr(here.backend._pool, "malloc", malloc)
+    with pytest.raises(DeviceOutOfMemory) as failure:
+        here.step(x=X)
+    text = str(failure.value)
+    assert "cumsum 'summed'" in text and f"{__file__}:" in text and "960 bytes" in text
+    assert told == [960, 960], "tried once more when the pools had let go"
+
+
+@pytest.mark.fault(42)
+def test_a_program_whose_memory_is_not_there_names_its_largest_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_cupy.install(monkeypatch, memory=10_000)
+    with pytest.raises(DeviceOutOfMemory, match=r"gpu:0 cannot begin.*'large' of 40,000 bytes"):
+        OnGpu(gf.cumsum(gf.placeholder("float32", (10_000,), name="x"), axis=0, name="large"))
 
 
 def test_memory_is_one_plain_allocation_and_comes_back(world: fake_cupy.World) -> None:
