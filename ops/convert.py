@@ -8,7 +8,7 @@ import numpy as np
 
 from graphflow.errors import DTypeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.elementwise import BOOL, COMPLEX, INT, F, elementwise, no_gradient
 from graphflow.spec import TensorSpec, as_dtype, is_inexact, kind, spec
 
@@ -79,6 +79,7 @@ stop_gradient = register(
         into=lambda xp, out, x: xp.copyto(out, x),
         vjp=no_gradient,
         batch=batching.rows,
+        sharding=sharding.alike,
         cost=lambda x: Cost(flops=0),
         halves=True,
         samples=(sample(INT),),

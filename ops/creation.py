@@ -9,6 +9,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ops import sharding
 from graphflow.ops.convert import astype
 from graphflow.ops.rules import require_buildable, whole
 from graphflow.ops.shape import broadcast_to
@@ -36,6 +37,7 @@ fill = register(
         infer=lambda shape, value, dtype: TensorSpec(shape, as_dtype(dtype)),
         kernel=lambda xp, shape, value, dtype: xp.full(shape, value, dtype),
         into=_fill_into,
+        sharding=sharding.created,
         cost=lambda shape, value, dtype: Cost(
             flops=0, bytes=product(shape) * as_dtype(dtype).itemsize
         ),
@@ -105,6 +107,7 @@ arange_op = register(
         "arange",
         infer=lambda start, step, size, dtype: TensorSpec((size,), as_dtype(dtype)),
         kernel=_arange_kernel,
+        sharding=sharding.counted,
         cost=lambda start, step, size, dtype: Cost(
             flops=size * 2, bytes=size * as_dtype(dtype).itemsize
         ),
@@ -190,6 +193,7 @@ eye_op = register(
         infer=lambda rows, columns, k, dtype: TensorSpec((rows, columns), as_dtype(dtype)),
         kernel=_eye_kernel,
         into=_eye_into,
+        sharding=sharding.eye,
         cost=lambda rows, columns, k, dtype: Cost(
             flops=0, bytes=rows * columns * as_dtype(dtype).itemsize
         ),

@@ -16,6 +16,7 @@ from graphflow.op import (
     Cost,
     Op,
     Sample,
+    Sharding,
     Tensor,
     function,
     promoted,
@@ -32,6 +33,7 @@ from graphflow.ops.rules import (
     truth,
 )
 from graphflow.ops.rules import unbroadcast as _sum_to
+from graphflow.ops.sharding import joint
 from graphflow.spec import (
     TensorSpec,
     broadcast_shapes,
@@ -86,6 +88,7 @@ def elementwise(
     promotes: bool = True,
     halves: bool = False,
     doc: str = "",
+    sharding: Callable[..., Sharding] | None = None,
 ) -> Op:
     """Register an elementwise op: `expr` is a ufunc's name, or a function (xp, *scalars, **attrs).
 
@@ -115,6 +118,7 @@ def elementwise(
             elementwise=True,
             halves=halves,
             doc=doc,
+            sharding=sharding,
         )
     )
 
@@ -134,6 +138,7 @@ add = elementwise(
     lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(g, b.shape)),
     same_number,
     BINARY_NUMBER,
+    sharding=joint,
 )
 subtract = elementwise(
     "subtract",
@@ -141,6 +146,7 @@ subtract = elementwise(
     lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(-g, b.shape)),
     same_number,
     BINARY_NUMBER,
+    sharding=joint,
 )
 multiply = elementwise(
     "multiply",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import Op, Tensor, function, located, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.convert import astype
 from graphflow.ops.elementwise import equal
 from graphflow.ops.kernels.rowwise import by_rows, over_axes
@@ -54,6 +54,7 @@ def _extremum(name: str) -> Op:
             rows=over_axes,
             vjp=_extremum_vjp,
             batch=batching.along("axis"),
+            sharding=sharding.combined(name),
             cost=per_element(1),
             samples=(*FLOAT_SAMPLES, sample(INT, axis=(0,), keepdims=False)),
         )

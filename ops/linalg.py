@@ -26,7 +26,7 @@ from graphflow.op import (
     register,
     sample,
 )
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.gemm import Product, preferred
 from graphflow.ops.kernels.native import Task, vector_width
@@ -231,6 +231,7 @@ matmul_op = register(
         native=_native_matmul,
         vjp=_matmul_vjp,
         batch=batching.product,
+        sharding=sharding.product_rule,
         cost=_cost_matmul,
         autocast="low",
         samples=(

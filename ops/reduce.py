@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.convert import astype, size_of
 from graphflow.ops.kernels.rowwise import by_rows, over_axes
 from graphflow.ops.rules import (
@@ -153,6 +153,7 @@ _sum = register(
         rows=over_axes,
         vjp=_sum_vjp,
         batch=batching.along("axis"),
+        sharding=sharding.reduced,
         cost=per_element(1),
         autocast="high",
         samples=(
@@ -208,6 +209,7 @@ _mean = register(
             spread(divided(g, count(x.shape, axis)), x, axis, keepdims),
         ),
         batch=batching.along("axis"),
+        sharding=sharding.averaged,
         cost=per_element(1),
         autocast="high",
         samples=(*FLOAT_SAMPLES, sample(COMPLEX, axis=(1,), keepdims=False)),
@@ -358,6 +360,7 @@ def _truth(name: str) -> Op:
             expr=lambda xp, x, axis, keepdims: getattr(xp, name)(x.astype(bool)),
             rows=over_axes,
             batch=batching.along("axis"),
+            sharding=sharding.combined(name),
             cost=per_element(1),
             samples=(
                 sample(BOOL, axis=(0,), keepdims=False),

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import REGISTRY, Cost, Op, Rows, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.rules import listed, normalize_axes, normalize_axis, unbroadcast
 from graphflow.spec import (
     Dim,
@@ -55,6 +55,7 @@ reshape_op = register(
         kernel=lambda xp, x, shape: xp.reshape(x, shape),
         vjp=lambda g, y, x, shape: (reshape(g, x.shape),),
         batch=batching.leading("shape"),
+        sharding=sharding.reshaped,
         cost=_nothing,
         samples=(
             sample(F, shape=(2, 6)),
@@ -113,6 +114,7 @@ expand_dims_op = register(
         kernel=lambda xp, x, axes: xp.expand_dims(x, axes),
         vjp=lambda g, y, x, axes: (squeeze(g, axes),),
         batch=batching.along("axes"),
+        sharding=sharding.expanded,
         cost=_nothing,
         samples=(sample(F, axes=(0,)), sample(F, axes=(1, 3))),
         alias=True,
@@ -151,6 +153,7 @@ squeeze_op = register(
         ),
         vjp=lambda g, y, x, axes: (expand_dims(g, axes),),
         batch=batching.along("axes"),
+        sharding=sharding.squeezed,
         cost=_nothing,
         samples=(
             sample(spec("float32", (3, 1)), axes=(1,)),
@@ -192,6 +195,7 @@ permute_dims_op = register(
         into=lambda xp, out, x, axes: xp.copyto(out, xp.transpose(x, axes)),
         vjp=lambda g, y, x, axes: (permute_dims(g, _inverse(axes)),),
         batch=batching.permuted,
+        sharding=sharding.permuted,
         cost=_copying,
         halves=True,
         samples=(sample(F, axes=(1, 0)), sample(CUBE, axes=(2, 0, 1))),
@@ -284,6 +288,7 @@ broadcast_to_op = register(
         rows=lambda x, shape: Rows(None, (x,), shape),
         vjp=lambda g, y, x, shape: (unbroadcast(g, x.shape),),
         batch=batching.broadcast,
+        sharding=sharding.broadcast,
         cost=_copying,
         halves=True,
         samples=(

@@ -1,0 +1,421 @@
+"""Emission: a whole graph written once more, a node for each place of a mesh.
+
+For each node the emitter chooses how it is cut, so that the fewest bytes travel: along which letters
+of its op's equation the axes of the mesh go. It brings the inputs into the layouts which that asks
+for, and builds the op, with attributes of the local sizes, at each place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphflow.errors import GraphflowError
+from graphflow.graph import Graph
+from graphflow.op import Node, Sharding, Tensor, make_node
+from graphflow.ops import sharding as rules
+from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
+from graphflow.parallel.moves import Layout, Moves, Value, whole
+from graphflow.spec import Size, TensorSpec, floordiv, product
+
+KEEP = "+"
+"""A choice: partial sums are handed on."""
+FLOPS_A_BYTE = 40.0
+"""Floating point operations that are as dear as a byte which travels."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An op's sharding rule for one node, its equation taken apart."""
+
+    sharding: Sharding
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sizes: Mapping[str, Size]
+
+    def scale(self, tensor: int, axis: int) -> Size:
+        return self.sharding.scale.get((tensor, axis), 1)
+
+    def windows(self, letter: str) -> bool:
+        """Whether a letter needs more of the first input than its own piece."""
+        return self.sharding.needs is not None and letter in self.inputs[0]
+
+
+def rule_of(node: Node) -> Rule:
+    """The rule of a node's op; what has none needs its inputs whole."""
+    specs = [t.spec for t in node.inputs]
+    op = node.op
+    found: Any
+    if op.sharding is not None:
+        found = op.sharding(*specs, **node.attrs)
+    elif op.elementwise and specs:
+        found = rules.elementwise(*specs)
+    else:
+        found = Sharding(
+            rules.equation(["." * s.rank for s in specs], ["." * s.rank for s in node.specs])
+        )
+    if isinstance(found, str):
+        found = Sharding(found)
+    left, right = found.equation.split("->")
+    inputs = tuple(left.split(",")) if specs else ()
+    outputs = tuple(right.split(","))
+    sizes: dict[str, Size] = {}
+    every = [*zip(inputs, specs, strict=True), *zip(outputs, node.specs, strict=True)]
+    for number, (names, spec) in reversed([*enumerate(every)]):
+        for axis, (letter, size) in enumerate(zip(names, spec.shape, strict=True)):
+            if letter != "." and size != 1:
+                sizes[letter] = floordiv(size, found.scale.get((number, axis), 1))
+    return Rule(found, inputs, outputs, sizes)
+
+
+class Emitter:
+    """Writes nodes for all places of a mesh.
+
+    Args:
+        moves: moves values of the mesh.
+        wishes: layouts that tensors would best have, as annotations and propagation say.
+        readers: how many nodes (and fetches) read each tensor.
+        overrides: (node) -> what stands for its op's rule, or None.
+
+    Attributes:
+        values: what stands for each tensor so far.
+    """
+
+    def __init__(
+        self,
+        moves: Moves,
+        wishes: Mapping[Tensor, Layout],
+        readers: Mapping[Tensor, int],
+        overrides: Callable[[Node], Sharding | None] | None = None,
+    ) -> None:
+        self.moves = moves
+        self.mesh = moves.mesh
+        self.cuts = moves.cuts
+        self.wishes = dict(wishes)
+        self.readers = dict(readers)
+        self.values: dict[Tensor, Value] = {}
+        self.whole_inputs: dict[Node, str] = {}
+
+    def value(self, tensor: Tensor) -> Value:
+        return self.values[tensor]
+
+    # Generic nodes --------------------------------------------------------------------------------
+
+    def emit(self, node: Node) -> None:
+        """Write a node that computes."""
+        rule = rule_of(node)
+        splits, kept = self._choose(node, rule)
+        if any(letter.isupper() for letter in splits):
+            self._expand(node, rule)
+            return
+        inputs, ranges = self._inputs(node, rule, splits, kept)
+        outputs = self._at_places(node, rule, splits, inputs, ranges)
+        self._keep(node, rule, splits, kept, outputs)
+
+    def _inputs(
+        self, node: Node, rule: Rule, splits: Mapping[str, Split], kept: Mapping[str, Any]
+    ) -> tuple[list[tuple[Tensor, ...]], list[dict[str, tuple[Any, Any]]]]:
+        """Each input's parts, in the layout asked for; and what of windows each place has."""
+        parts: list[tuple[Tensor, ...]] = []
+        ranges: list[dict[str, tuple[Any, Any]]] = [{} for _ in self.mesh.places]
+        for i, (tensor, names) in enumerate(zip(node.inputs, rule.inputs, strict=True)):
+            dims = [
+                splits.get(letter, WHOLE).scaled(rule.scale(i, axis))
+                for axis, letter in enumerate(names)
+            ]
+            partial = tuple(
+                (m, kind) for m, (members, kind) in kept.items() if i in members
+            )
+            value = self.values[tensor]
+            windows = [
+                (d, letter)
+                for d, letter in enumerate(names)
+                if i == 0 and letter in splits and rule.windows(letter)
+            ]
+            for d, _ in windows:
+                dims[d] = value.layout.dims[d] if len(value.layout.dims[d].axes) == 1 else WHOLE
+                used = {a for e, s in enumerate(dims) if e != d for a in s.axes}
+                if used & set(dims[d].axes):
+                    dims[d] = WHOLE
+            value = self.moves.to(value, Layout(tuple(dims), partial), node, tensor.name)
+            for d, letter in windows:
+                value = self._window(node, rule, splits[letter], letter, d, value, ranges)
+            parts.append(value.parts)
+        return parts, ranges
+
+    def _window(
+        self,
+        node: Node,
+        rule: Rule,
+        split: Split,
+        letter: str,
+        d: int,
+        value: Value,
+        ranges: list[dict[str, tuple[Any, Any]]],
+    ) -> Value:
+        """The input with, at each place, what the windows of its outputs see along an axis."""
+        assert rule.sharding.needs is not None
+        wanted = []
+        for place, own in zip(self.mesh.places, ranges, strict=True):
+            piece = self.cuts.piece(rule.sizes[letter], split, place)
+            own[letter] = rule.sharding.needs(letter, piece.start, piece.stop)
+            wanted.append(own[letter])
+        parts = self.moves.windows(value, d, wanted, node, node.inputs[0].name)
+        return Value(value.spec, value.layout.with_dim(d, WHOLE), parts)
+
+    def _at_places(
+        self,
+        node: Node,
+        rule: Rule,
+        splits: Mapping[str, Split],
+        inputs: Sequence[tuple[Tensor, ...]],
+        ranges: Sequence[dict[str, tuple[Any, Any]]],
+    ) -> list[tuple[Tensor, ...]]:
+        """The op at each place; once where places share device and inputs."""
+        found: list[tuple[Tensor, ...]] = []
+        known: dict[Any, tuple[Tensor, ...]] = {}
+        for number, place in enumerate(self.mesh.places):
+            own = tuple(parts[number] for parts in inputs)
+            pieces = {
+                letter: self.cuts.piece(size, splits.get(letter, WHOLE), place)
+                for letter, size in rule.sizes.items()
+            }
+            device = self.moves.device(node, place)
+            key = (device, own, tuple(pieces.items())) if self.mesh.local else number
+            if key not in known:
+                with self.moves.at(place, node):
+                    known[key] = self._built(node, rule, own, pieces, splits, place, ranges[number])
+            found.append(known[key])
+        return found
+
+    def _built(
+        self,
+        node: Node,
+        rule: Rule,
+        inputs: tuple[Tensor, ...],
+        pieces: Mapping[str, Piece],
+        splits: Mapping[str, Split],
+        place: Place,
+        ranges: Mapping[str, tuple[Any, Any]],
+    ) -> tuple[Tensor, ...]:
+        shapes = tuple(
+            tuple(
+                self.cuts.piece(size, splits.get(letter, WHOLE).scaled(scale), place).size
+                for size, letter, scale in zip(
+                    spec.shape,
+                    names,
+                    [rule.scale(len(node.inputs) + o, axis) for axis in range(len(names))],
+                    strict=True,
+                )
+            )
+            for o, (names, spec) in enumerate(zip(rule.outputs, node.specs, strict=True))
+        )
+        attrs = dict(node.attrs)
+        try:
+            if rule.sharding.build is not None and any(s for s in splits.values()):
+                cut = rules.Cut(
+                    {letter: p.start for letter, p in pieces.items()},
+                    {letter: p.size for letter, p in pieces.items()},
+                    {letter: p.total for letter, p in pieces.items()},
+                    shapes,
+                    ranges,
+                )
+                made = rule.sharding.build(node.op, cut, *inputs, **attrs)
+                return made if isinstance(made, tuple) else (made,)
+            if rule.sharding.sizes is not None:
+                attrs[rule.sharding.sizes] = shapes[0]
+            return make_node(node.op, inputs, attrs, node.name).outputs
+        except GraphflowError as error:
+            raise type(error)(
+                f"shard {self.mesh.tag(place)[1:]} of {node.name!r} at {node.location}: {error}"
+            ) from error
+
+    def _keep(
+        self,
+        node: Node,
+        rule: Rule,
+        splits: Mapping[str, Split],
+        kept: Mapping[str, Any],
+        outputs: Sequence[tuple[Tensor, ...]],
+    ) -> None:
+        """Note what stands for the outputs."""
+        for o, (tensor, names) in enumerate(zip(node.outputs, rule.outputs, strict=True)):
+            dims = tuple(
+                splits.get(letter, WHOLE).scaled(rule.scale(len(node.inputs) + o, axis))
+                for axis, letter in enumerate(names)
+            )
+            partial = [(m, kind) for m, (_, kind) in kept.items()]
+            for letter, split in splits.items():
+                if letter not in names:
+                    partial += [(axis, rule.sharding.kind) for axis in split.axes]
+            parts = tuple(made[o] for made in outputs)
+            self.values[tensor] = Value(tensor.spec, Layout(dims, tuple(sorted(partial))), parts)
+
+    # Expansion ------------------------------------------------------------------------------------
+
+    def _expand(self, node: Node, rule: Rule) -> None:
+        """Write a node by way of the simpler ones of which its op is made."""
+        assert rule.sharding.expand is not None
+        with self.moves.between(node):
+            made = rule.sharding.expand(*node.inputs, **node.attrs)
+        made = made if isinstance(made, tuple) else (made,)
+        graph = Graph(made)
+        for before, after in zip(node.outputs, made, strict=True):
+            if before in self.wishes:
+                self.wishes.setdefault(after, self.wishes[before])
+        for inner in graph.nodes:
+            for tensor in inner.inputs:
+                self.readers[tensor] = self.readers.get(tensor, 0) + 1
+        for inner in graph.nodes:
+            if inner.outputs[0] not in self.values:
+                self.node(inner)
+        for before, after in zip(node.outputs, made, strict=True):
+            self.values[before] = self.values[after]
+
+    def node(self, node: Node) -> None:
+        """Write any node."""
+        if node.op.name == "constant":
+            (tensor,) = node.outputs
+            parts = (tensor,) * len(self.mesh.places)
+            self.values[tensor] = Value(tensor.spec, whole(tensor.ndim), parts)
+        else:
+            self.emit(node)
+
+    # Choosing -------------------------------------------------------------------------------------
+
+    def _choose(
+        self, node: Node, rule: Rule
+    ) -> tuple[dict[str, Split], dict[str, tuple[tuple[int, ...], str]]]:
+        """How each letter is cut, and along which axes of the mesh partial sums are handed on, by
+        which inputs."""
+        axes: dict[str, list[str]] = {}
+        kept: dict[str, tuple[tuple[int, ...], str]] = {}
+        flops = self._flops(node)
+        for m in self.mesh.names:
+            best: tuple[float, str | None] | None = None
+            for choice in self._choices(node, rule, m, axes):
+                cost = self._cost(node, rule, m, choice, flops)
+                if best is None or cost < best[0] - 1e-9:
+                    best = (cost, choice)
+            assert best is not None
+            if best[1] == KEEP:
+                kept[m] = (self._linear(node, rule, m), "sum")
+            elif best[1] is not None:
+                axes.setdefault(best[1], []).append(m)
+        return {c: Split(tuple(a), self._unit(node, rule, c, tuple(a))) for c, a in axes.items()}, kept
+
+    def _choices(
+        self, node: Node, rule: Rule, m: str, axes: Mapping[str, list[str]]
+    ) -> list[str | None]:
+        """Letters that inputs or wishes for outputs have cut along an axis of the mesh; to hand on
+        partial sums; None for neither."""
+        found: list[str | None] = []
+        if self._linear(node, rule, m):
+            found.append(KEEP)
+        layouts = [(n, self.values[t].layout) for n, t in zip(rule.inputs, node.inputs, strict=True)]
+        layouts += [
+            (n, self.wishes[t])
+            for n, t in zip(rule.outputs, node.outputs, strict=True)
+            if t in self.wishes
+        ]
+        for names, layout in layouts:
+            for letter, split in zip(names, layout.dims, strict=True):
+                if letter != "." and m in split.axes and letter not in found:
+                    if self._can(rule, letter, (*axes.get(letter, ()), m)):
+                        found.append(letter)
+        return [*found, None]
+
+    def _can(self, rule: Rule, letter: str, axes: tuple[str, ...]) -> bool:
+        size = rule.sizes.get(letter)
+        if size is None or not self.cuts.can(size, Split(axes)):
+            return False
+        if letter.isupper():
+            return rule.sharding.expand is not None
+        if rule.windows(letter):
+            return len(axes) == 1 and isinstance(size, int)
+        return True
+
+    def _linear(self, node: Node, rule: Rule, m: str) -> tuple[int, ...]:
+        """The inputs that are partial along an axis of the mesh, if these may be handed on: the op
+        is linear in them, and no more bytes are summed later than would be now."""
+        partial = tuple(
+            i
+            for i, t in enumerate(node.inputs)
+            if (m, "sum") in self.values[t].layout.partial
+        )
+        if not partial or any(a == m and k != "sum" for t in node.inputs
+                              for a, k in self.values[t].layout.partial):
+            return ()
+        if partial not in rule.sharding.linear or len(node.outputs) > 1:
+            return ()
+        if any(self.readers.get(node.inputs[i], 1) > 1 for i in partial):
+            return ()
+        if rule.sharding.view:
+            return partial
+        before = sum(self._bytes(node.inputs[i].spec) for i in partial)
+        return partial if self._bytes(node.specs[0]) < before else ()
+
+    def _bytes(self, spec: TensorSpec) -> int:
+        return self.cuts.guess(product(spec.shape)) * spec.dtype.itemsize
+
+    def _flops(self, node: Node) -> float:
+        if node.op.cost is None:
+            return float(self.cuts.guess(node.specs[0].size))
+        return float(self.cuts.guess(node.op.cost(*[t.spec for t in node.inputs], **node.attrs).flops))
+
+    def _cost(self, node: Node, rule: Rule, m: str, choice: str | None, flops: float) -> float:
+        """Bytes that travel along an axis of the mesh for a choice, and what is computed twice."""
+        n = self.mesh.sizes[m]
+        total = 0.0
+        for tensor, names in zip(node.inputs, rule.inputs, strict=True):
+            layout = self.values[tensor].layout
+            size = self._bytes(tensor.spec) * (n - 1)
+            at = next((d for d, s in enumerate(layout.dims) if m in s.axes), None)
+            wanted = choice is not None and choice in names
+            if at is not None:
+                if not (wanted and names[at] == choice):
+                    total += size / n if wanted else size
+                elif rule.windows(choice or ""):
+                    total += size / n / 100
+            elif any(a == m for a, _ in layout.partial) and choice != KEEP:
+                total += size if wanted else 2 * size
+        for tensor, names in zip(node.outputs, rule.outputs, strict=True):
+            size = self._bytes(tensor.spec) * (n - 1)
+            wish = self.wishes.get(tensor)
+            at = next((d for d, s in enumerate(wish.dims) if m in s.axes), None) if wish else None
+            if choice is None:
+                continue
+            if choice == KEEP or choice not in names:
+                total += size if at is not None else 2 * size
+            elif at is None:
+                total += size
+            elif names[at] != choice:
+                total += size / n
+        if choice is None or choice == KEEP:
+            total += (n - 1) * flops / FLOPS_A_BYTE
+        elif choice.isupper():
+            total += 16.0
+        return total * (1e-3 if m in self.mesh.local else 1.0)
+
+    def _unit(self, node: Node, rule: Rule, letter: str, axes: tuple[str, ...]) -> Size:
+        """In multiples of what a letter is cut: as inputs are, if they are cut likewise."""
+        every = [
+            (i, n, self.values[t].layout)
+            for i, (n, t) in enumerate(zip(rule.inputs, node.inputs, strict=True))
+        ]
+        every += [
+            (len(node.inputs) + o, n, self.wishes[t])
+            for o, (n, t) in enumerate(zip(rule.outputs, node.outputs, strict=True))
+            if t in self.wishes
+        ]
+        for number, names, layout in every:
+            for d, split in enumerate(layout.dims):
+                if names[d] == letter and split.axes == axes and split.unit != 1:
+                    scale = rule.scale(number, d)
+                    unit = floordiv(split.unit, scale)
+                    if unit * scale == split.unit and self.cuts.can(
+                        rule.sizes[letter], Split(axes, unit)
+                    ):
+                        return unit
+        return 1

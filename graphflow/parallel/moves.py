@@ -1,0 +1,461 @@
+"""Values that are shared out over a mesh, and the moves from one layout to another.
+
+A value has a part at each place: a piece along the axes that are split, the whole along the others;
+or a partial result, which all parts together (their sum, largest, …) make whole. Every move is a
+set of nodes of the graph: slices where a piece is, and concatenations or sums where it is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from graphflow.device import DeviceName
+from graphflow.errors import ShardingError
+from graphflow.op import FUNCTIONS, REGISTRY, Location, Node, Tensor, made_by
+from graphflow.parallel.collectives import all_gather, all_reduce, reduce_scatter
+from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Piece, Place, Split
+from graphflow.spec import Shape, TensorSpec, product
+
+Partial = tuple[tuple[str, str], ...]
+"""Along which axes of the mesh a value is partial, and how parts are combined."""
+
+_COMBINED: dict[str, str] = {
+    "max": "maximum", "min": "minimum", "prod": "multiply", "any": "logical_or",
+    "all": "logical_and",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies on a mesh."""
+
+    dims: tuple[Split, ...]
+    partial: Partial = ()
+
+    def axes(self) -> set[str]:
+        """The axes of the mesh in use."""
+        return {a for split in self.dims for a in split.axes} | {a for a, _ in self.partial}
+
+    def with_dim(self, d: int, split: Split) -> Layout:
+        return replace(self, dims=(*self.dims[:d], split, *self.dims[d + 1 :]))
+
+    def __str__(self) -> str:
+        told = ", ".join("×".join(split.axes) or "·" for split in self.dims)
+        rest = "".join(f" {kind} over {axis}" for axis, kind in self.partial)
+        return f"({told}){rest}"
+
+
+def whole(rank: int) -> Layout:
+    """Every place has everything."""
+    return Layout((WHOLE,) * rank)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """What stands for a tensor: a part at each place."""
+
+    spec: TensorSpec
+    layout: Layout
+    parts: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A collective that was inserted.
+
+    Attributes:
+        kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "halo".
+        axis: of the mesh.
+        tensor: the name of what moves.
+        bytes: that travel between places, in all.
+        cause: the node that asked for it.
+        location: the user's line.
+    """
+
+    kind: str
+    axis: str
+    tensor: str
+    bytes: int
+    cause: str
+    location: Location
+
+
+class Moves:
+    """Moves values between layouts, and notes what travels.
+
+    Args:
+        device_of: (node, place) -> where what stands for a node is, if not where the place is.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        cuts: Cuts,
+        device_of: Callable[[Node, Place], DeviceName] | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.cuts = cuts
+        self._device_of = device_of
+        self.made: list[Move] = []
+        self._known: dict[tuple[Value, Layout], Value] = {}
+
+    # Layouts ------------------------------------------------------------------------------------
+
+    def same(self, size: Any, a: Split, b: Split) -> bool:
+        """Whether two splits cut a size at the same places."""
+        if a == b:
+            return True
+        return a.axes == b.axes and self.cuts.pieces(size, a) == self.cuts.pieces(size, b)
+
+    def local_shape(self, shape: Shape, layout: Layout, place: Place) -> Shape:
+        """The shape of the part at a place."""
+        return tuple(
+            self.cuts.piece(size, split, place).size
+            for size, split in zip(shape, layout.dims, strict=True)
+        )
+
+    def nbytes(self, spec: TensorSpec, layout: Layout) -> int:
+        """Bytes of one part, about."""
+        parts = 1
+        for split in layout.dims:
+            parts *= self.mesh.parts(split.axes)
+        return self.cuts.guess(product(spec.shape)) * spec.dtype.itemsize // parts
+
+    # Moving -------------------------------------------------------------------------------------
+
+    def to(self, value: Value, target: Layout, cause: Node, name: str) -> Value:
+        """A value in another layout; partial results that the target keeps stay."""
+        key = (value, target)
+        if key not in self._known:
+            self._known[key] = self._moved(value, target, cause, name)
+        return self._known[key]
+
+    def _moved(self, value: Value, target: Layout, cause: Node, name: str) -> Value:
+        note = _Note(self, cause, name)
+        for axis, kind in value.layout.partial:
+            if (axis, kind) in target.partial:
+                continue
+            d = self._scatters(value, target, axis) if kind == "sum" else None
+            if d is None:
+                value = self._reduced(value, axis, kind, note)
+            else:
+                value = self._reduce_scattered(value, axis, d, target.dims[d], note)
+        shape = value.spec.shape
+        for d, want in enumerate(target.dims):
+            have = value.layout.dims[d]
+            if have and have.axes == want.axes and not self.same(shape[d], have, want):
+                if len(have.axes) == 1:
+                    value = self._recut(value, d, want, note)
+                    continue
+            keep = self._common(shape[d], have, want)
+            while len(value.layout.dims[d].axes) > keep:
+                axis = value.layout.dims[d].axes[-1]
+                e = self._wanted_at(value, target, axis, d)
+                if e is None:
+                    value = self._gathered(value, d, note)
+                else:
+                    value = self._exchanged(value, d, e, target.dims[e], note)
+        for d, want in enumerate(target.dims):
+            while not self.same(shape[d], value.layout.dims[d], want):
+                done = len(value.layout.dims[d].axes)
+                value = self._sliced(value, d, Split(want.axes[: done + 1], want.unit))
+        return value
+
+    def _scatters(self, value: Value, target: Layout, axis: str) -> int | None:
+        """The axis of a tensor along which the sum over a group may stay scattered."""
+        for d, (have, want) in enumerate(zip(value.layout.dims, target.dims, strict=True)):
+            before = Split(want.axes[:-1], want.unit) if len(want.axes) > 1 else WHOLE
+            known = isinstance(value.spec.shape[d], int)
+            if known and want.axes and want.axes[-1] == axis and have == before:
+                return d
+        return None
+
+    def _common(self, size: Any, have: Split, want: Split) -> int:
+        """How many axes, from the first on, two splits share."""
+        count = 0
+        for a, b in zip(have.axes, want.axes, strict=False):
+            if a != b:
+                break
+            count += 1
+        while count and not self.same(
+            size, Split(have.axes[:count], have.unit), Split(want.axes[:count], want.unit)
+        ):
+            count -= 1
+        return count
+
+    def _wanted_at(self, value: Value, target: Layout, axis: str, d: int) -> int | None:
+        """Another axis of the tensor that is to be cut along the same axis of the mesh next."""
+        for e, want in enumerate(target.dims):
+            done = value.layout.dims[e]
+            if e != d and want.axes[: len(done.axes) + 1] == (*done.axes, axis):
+                if not done or done.unit == want.unit:
+                    return e
+        return None
+
+    # Single moves -------------------------------------------------------------------------------
+
+    def _each(
+        self, value: Value, layout: Layout, cause: Node | None, build: Callable[[Place], Tensor]
+    ) -> Value:
+        parts = []
+        known: dict[Any, Tensor] = {}
+        for place, part in zip(self.mesh.places, value.parts, strict=True):
+            own = tuple(self.cuts.piece(size, split, place)
+                        for size, split in zip(value.spec.shape, layout.dims, strict=True))
+            key = (self.device(cause or part.node, place), part, own)
+            if not self.mesh.local or key not in known:
+                with self.at(place, cause or part.node):
+                    known[key] = build(place)
+            parts.append(known[key])
+        return Value(value.spec, layout, tuple(parts))
+
+    def at(self, place: Place, node: Node) -> made_by:
+        """Nodes built in the block are at a place, and count as made where a node was."""
+        return made_by(node, self.mesh.tag(place)[1:] + "/", self.device(node, place))
+
+    def device(self, node: Node, place: Place) -> DeviceName:
+        """Where what stands for a node is."""
+        if self._device_of is not None:
+            return self._device_of(node, place)
+        return self.mesh.devices[self.mesh.number(place)]
+
+    def between(self, cause: Node) -> made_by:
+        """Nodes built in the block are at several places: where what they read is."""
+        return made_by(cause, "moves/", DeviceName())
+
+    def _part(self, value: Value, place: Place) -> Tensor:
+        return value.parts[self.mesh.number(place)]
+
+    def _reduced(self, value: Value, axis: str, kind: str, note: _Note) -> Value:
+        """Every place of a group has the sum (or another combination) of its parts."""
+        layout = replace(
+            value.layout, partial=tuple(p for p in value.layout.partial if p != (axis, kind))
+        )
+        count = self.mesh.sizes[axis]
+        note("all-reduce", axis, 2 * (count - 1) * self._group_bytes(value, axis))
+        parts: dict[Place, Tensor] = {}
+        for group in self.mesh.groups(axis):
+            own = [self._part(value, place) for place in group]
+            if axis in self.mesh.local:
+                with self.at(group[0], note.cause):
+                    total = reduce(lambda a, b: combined(kind, a, b), own)
+                found = [total] * count
+            elif kind == "sum":
+                with self.between(note.cause):
+                    found = all_reduce(own)
+            else:
+                found = []
+                for place in group:
+                    with self.at(place, note.cause):
+                        found.append(reduce(lambda a, b: combined(kind, a, b), own))
+            parts.update(zip(group, found, strict=True))
+        return Value(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
+
+    def _reduce_scattered(
+        self, value: Value, axis: str, d: int, want: Split, note: _Note
+    ) -> Value:
+        layout = replace(
+            value.layout.with_dim(d, want),
+            partial=tuple(p for p in value.layout.partial if p[0] != axis),
+        )
+        count = self.mesh.sizes[axis]
+        note("reduce-scatter", axis, (count - 1) * self._group_bytes(value, axis))
+        parts: dict[Place, Tensor] = {}
+        size = value.spec.shape[d]
+        for group in self.mesh.groups(axis):
+            own = [self._part(value, place) for place in group]
+            pieces = [self.cuts.piece(size, want, place) for place in group]
+            if axis in self.mesh.local:
+                with self.at(group[0], note.cause):
+                    total = reduce(lambda a, b: combined("sum", a, b), own)
+                    origin = self._origin(size, value.layout.dims[d], group[0])
+                    found = [cut(total, d, p.start - origin, p.size) for p in pieces]
+            else:
+                with self.between(note.cause):
+                    found = reduce_scatter(own, axis=d, sizes=[int(p.size) for p in pieces])  # type: ignore[arg-type]
+            parts.update(zip(group, found, strict=True))
+        return Value(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
+
+    def _gathered(self, value: Value, d: int, note: _Note) -> Value:
+        """Every place of a group has all its parts, along the last axis by which `d` is cut."""
+        axis = value.layout.dims[d].axes[-1]
+        layout = value.layout.with_dim(d, value.layout.dims[d].without_last())
+        note("all-gather", axis, (self.mesh.sizes[axis] - 1) * self._group_bytes(value, axis))
+        parts: dict[Place, Tensor] = {}
+        for group in self.mesh.groups(axis):
+            own = [self._part(value, place) for place in group]
+            if axis in self.mesh.local:
+                with self.at(group[0], note.cause):
+                    found = [FUNCTIONS["concat"](own, axis=d)] * len(own)
+            else:
+                with self.between(note.cause):
+                    found = all_gather(own, axis=d)
+            parts.update(zip(group, found, strict=True))
+        return Value(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
+
+    def _exchanged(self, value: Value, d: int, e: int, want: Split, note: _Note) -> Value:
+        """The last axis by which `d` is cut cuts `e` instead: everyone sends to everyone."""
+        axis = value.layout.dims[d].axes[-1]
+        before = value.layout.dims[e]
+        after = Split((*before.axes, axis), want.unit)
+        layout = value.layout.with_dim(d, value.layout.dims[d].without_last()).with_dim(e, after)
+        count = self.mesh.sizes[axis]
+        note("all-to-all", axis, (count - 1) * self._group_bytes(value, axis) // count)
+        size = value.spec.shape[e]
+
+        def build(place: Place) -> Tensor:
+            origin = self._origin(size, before, place)
+            piece = self.cuts.piece(size, after, place)
+            found = []
+            for other in self.mesh.group(place, axis):
+                with self.at(other, note.cause):
+                    found.append(
+                        cut(self._part(value, other), e, piece.start - origin, piece.size)
+                    )
+            joined: Tensor = FUNCTIONS["concat"](found, axis=d)
+            return joined
+
+        return self._each(value, layout, note.cause, build)
+
+    def _sliced(self, value: Value, d: int, split: Split) -> Value:
+        """Each place takes its piece of what it has."""
+        layout = value.layout.with_dim(d, split)
+        size, before = value.spec.shape[d], value.layout.dims[d]
+
+        def build(place: Place) -> Tensor:
+            piece = self.cuts.piece(size, split, place)
+            origin = self._origin(size, before, place)
+            return cut(self._part(value, place), d, piece.start - origin, piece.size)
+
+        return self._each(value, layout, None, build)
+
+    def _origin(self, size: Any, split: Split, place: Place) -> Any:
+        return self.cuts.piece(size, split, place).start
+
+    def _recut(self, value: Value, d: int, want: Split, note: _Note) -> Value:
+        """Other places of the cuts along the same axis of the mesh."""
+        size = value.spec.shape[d]
+        ranges = [self.cuts.piece(size, want, place) for place in self.mesh.places]
+        parts = self.windows(
+            value, d, [(p.start, p.stop) for p in ranges], note.cause, note.name, "all-to-all"
+        )
+        return Value(value.spec, value.layout.with_dim(d, want), parts)
+
+    def windows(
+        self,
+        value: Value,
+        d: int,
+        ranges: Sequence[tuple[Any, Any]],
+        cause: Node,
+        name: str,
+        kind: str = "halo",
+    ) -> tuple[Tensor, ...]:
+        """The elements start to stop along `d` for each place, wherever they are: a halo.
+
+        What is cut along `d` is so along one axis of the mesh, and its size is known.
+        """
+        note = _Note(self, cause, name)
+        split = value.layout.dims[d]
+        size = value.spec.shape[d]
+        found = []
+        travels = 0
+        sent: dict[Any, Tensor] = {}
+        row = self.nbytes(value.spec, value.layout.with_dim(d, WHOLE)) // max(
+            1, self.cuts.guess(size)
+        )
+        for place, (start, stop) in zip(self.mesh.places, ranges, strict=True):
+            pieces = []
+            group = self.mesh.group(place, split.axes[0]) if split else [place]
+            for other in group:
+                own = self.cuts.piece(size, split, other)
+                first, last = max(start, own.start), min(stop, own.stop)  # type: ignore[type-var]
+                if first >= last:
+                    continue
+                part = self._part(value, other)
+                if other != place:
+                    travels += (last - first) * row
+                key = (part, first, last)
+                if key not in sent:
+                    with self.at(other, cause):
+                        sent[key] = cut(part, d, first - own.start, last - first)
+                pieces.append(sent[key])
+            with self.at(place, cause):
+                if not pieces:
+                    pieces = [cut(self._part(value, place), d, 0, 0)]
+                joined = pieces[0] if len(pieces) == 1 else FUNCTIONS["concat"](pieces, axis=d)
+            found.append(joined)
+        if travels and split.axes[0] not in self.mesh.local:
+            note(kind, split.axes[0], travels)
+        return tuple(found)
+
+    def at_first(self, value: Value, cause: Node) -> Tensor:
+        """The whole tensor, at the first place only: what is fetched."""
+        parts = dict(zip(self.mesh.places, value.parts, strict=True))
+        places = list(self.mesh.places)
+        layout = value.layout
+        for axis, kind in layout.partial:
+            places = [p for p in places if self.mesh.at(p, axis) == 0]
+            for place in places:
+                group = [parts[p] for p in self.mesh.group(place, axis)]
+                with self.at(place, cause):
+                    parts[place] = reduce(lambda a, b: combined(kind, a, b), group)
+        for d, split in enumerate(layout.dims):
+            for axis in reversed(split.axes):
+                places = [p for p in places if self.mesh.at(p, axis) == 0]
+                for place in places:
+                    group = [parts[p] for p in self.mesh.group(place, axis)]
+                    with self.at(place, cause):
+                        parts[place] = FUNCTIONS["concat"](group, axis=d)
+        return parts[places[0]]
+
+    def _group_bytes(self, value: Value, axis: str) -> int:
+        """Bytes of a part, times the number of groups along an axis."""
+        groups = len(self.mesh.places) // self.mesh.sizes[axis]
+        many = self.mesh.sizes[axis] if any(axis in s.axes for s in value.layout.dims) else 1
+        return self.nbytes(value.spec, value.layout) * groups * many
+
+
+@dataclass(frozen=True)
+class _Note:
+    """Notes moves of one tensor for one node."""
+
+    moves: Moves
+    cause: Node
+    name: str
+
+    def __call__(self, kind: str, axis: str, travels: int) -> None:
+        if axis not in self.moves.mesh.local:
+            self.moves.made.append(
+                Move(kind, axis, self.name, int(travels), self.cause.name, self.cause.location)
+            )
+
+
+def combined(kind: str, a: Tensor, b: Tensor) -> Tensor:
+    """Two partial results as one."""
+    if kind == "sum":
+        result: Tensor = a + b
+        return result
+    if kind not in _COMBINED:
+        raise ShardingError(f"partial results cannot be combined by {kind!r}")
+    result = FUNCTIONS[_COMBINED[kind]](a, b)
+    return result
+
+
+def cut(x: Tensor, d: int, start: Any, size: Any) -> Tensor:
+    """Elements of a tensor along an axis; a constant is cut here and now."""
+    if x.shape[d] == size and isinstance(start, int) and start == 0:
+        return x
+    if x.node.op.name == "constant" and isinstance(start, int) and isinstance(size, int):
+        index = (slice(None),) * d + (slice(start, start + size),)
+        piece: Tensor = REGISTRY["constant"](value=x.node.attrs["value"][index].copy())
+        return piece
+    starts = tuple(start if i == d else 0 for i in range(x.ndim))
+    sizes = tuple(size if i == d else s for i, s in enumerate(x.shape))
+    part: Tensor = REGISTRY["slice"](x, start=starts, size=sizes, step=(1,) * x.ndim)
+    return part
+
+
+__all__ = ["Layout", "Move", "Moves", "Partial", "Piece", "Value", "combined", "cut", "whole"]

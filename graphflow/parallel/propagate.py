@@ -1,0 +1,112 @@
+"""Propagation: from the layouts of a few tensors to those of all, through the equations of the ops.
+
+What goes along with an axis that is cut is cut likewise, forwards and backwards, until nothing
+changes. Nothing is decided here that costs: these are wishes, by which the emitter chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from graphflow.op import Node, Tensor
+from graphflow.parallel.emit import Rule, rule_of
+from graphflow.parallel.mesh import WHOLE, Cuts, Split
+from graphflow.parallel.moves import Layout, whole
+from graphflow.spec import floordiv
+
+ROUNDS = 20
+"""Times that a graph is gone through, there and back, at most."""
+
+
+def propagate(
+    nodes: Sequence[Node], given: Mapping[Tensor, Layout], cuts: Cuts
+) -> dict[Tensor, Layout]:
+    """Layouts for the tensors of some nodes, which are in order.
+
+    Args:
+        given: annotations, which stay as they are.
+    """
+    spread = _Spread(given, cuts)
+    rules: dict[Node, Rule] = {}
+    for node in nodes:
+        if node.op.name == "assign":
+            continue
+        if node.inputs or node.op.sharding is not None:
+            rules[node] = rule_of(node)
+    for _ in range(ROUNDS):
+        spread.changed = False
+        for node in nodes:
+            spread.through(node, rules.get(node))
+        for node in reversed(nodes):
+            spread.through(node, rules.get(node))
+        if not spread.changed:
+            break
+    return spread.layouts
+
+
+class _Spread:
+    """Layouts as they become known."""
+
+    def __init__(self, given: Mapping[Tensor, Layout], cuts: Cuts) -> None:
+        self.layouts = dict(given)
+        self.fixed = set(given)
+        self.cuts = cuts
+        self.changed = False
+
+    def through(self, node: Node, rule: Rule | None) -> None:
+        """Let the axes of a node's inputs and outputs that go together be cut together."""
+        if node.op.name == "assign":
+            variable, value = node.inputs
+            for d in range(variable.ndim):
+                self._join([(t, d, 1) for t in (variable, value, node.outputs[0])])
+        elif rule is not None:
+            places: dict[str, list[tuple[Tensor, int, object]]] = {}
+            count = len(node.inputs)
+            for number, (tensor, names) in enumerate(
+                zip((*node.inputs, *node.outputs), (*rule.inputs, *rule.outputs), strict=True)
+            ):
+                for axis, letter in enumerate(names):
+                    if letter in rule.sizes:
+                        scale = rule.scale(number, axis)
+                        places.setdefault(letter, []).append((tensor, axis, scale))
+            del count
+            for letter, each in places.items():
+                if not (letter.isupper() and rule.sharding.expand is None):
+                    self._join(each)
+
+    def _join(self, places: Sequence[tuple[Tensor, int, object]]) -> None:
+        """Cut as the largest of some axes that is cut already."""
+        best: tuple[int, Split] | None = None
+        for tensor, axis, scale in places:
+            layout = self.layouts.get(tensor)
+            if layout is None or not layout.dims[axis]:
+                continue
+            split = layout.dims[axis]
+            unit = floordiv(split.unit, scale)  # type: ignore[arg-type]
+            if not isinstance(unit, int) or unit < 1:
+                unit = 1
+            size = self.cuts.guess(tensor.size) * len(split.axes)
+            if best is None or size > best[0]:
+                best = (size, Split(split.axes, unit))
+        if best is None:
+            return
+        for tensor, axis, scale in places:
+            self._cut(tensor, axis, best[1].scaled(scale))  # type: ignore[arg-type]
+
+    def _cut(self, tensor: Tensor, axis: int, split: Split) -> None:
+        """Cut an axis, if nothing is said of it and the axes of the mesh are free."""
+        if tensor in self.fixed:
+            return
+        layout = self.layouts.get(tensor) or whole(tensor.ndim)
+        have = layout.dims[axis]
+        if have == split or (have and len(have.axes) >= len(split.axes)):
+            return
+        others = {a for d, s in enumerate(layout.dims) if d != axis for a in s.axes}
+        free = tuple(a for a in split.axes if a not in others)
+        if have and free[: len(have.axes)] != have.axes:
+            return
+        wanted = Split(free, split.unit) if free else WHOLE
+        if not wanted or wanted == have or not self.cuts.can(tensor.shape[axis], wanted):
+            return
+        self.layouts[tensor] = layout.with_dim(axis, wanted)
+        self.changed = True

@@ -1,0 +1,262 @@
+"""Shard: one mechanism for batch, tensor and domain parallelism. A graph of whole tensors becomes
+one of shards, a node for each place of a mesh, with the collectives between them.
+
+    whole graph + annotations ─propagate→ wishes ─emit→ Sharded
+
+Gradients and updates are part of the graph that is cut, so nothing is differentiated twice.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from graphflow.device import DeviceName
+from graphflow.errors import ShardingError
+from graphflow.graph import Graph
+from graphflow.op import REGISTRY, Node, Tensor, user_location
+from graphflow.parallel.emit import Emitter
+from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Piece, Place, Split
+from graphflow.parallel.moves import Layout, Move, Moves, Value, whole
+from graphflow.parallel.propagate import propagate
+from graphflow.spec import Dim, Size, show_shape
+
+Axis = str | Sequence[str] | None
+Spec = Sequence[Axis]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a placeholder of a shard is fed: a part of what the user's placeholder is.
+
+    Attributes:
+        placeholder: the user's.
+        pieces: for each axis its piece, of known or symbolic size.
+    """
+
+    placeholder: Node
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The variables that stand for one of the user's, and what part of it each has."""
+
+    nodes: tuple[Node, ...]
+    pieces: tuple[tuple[slice, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Sharded:
+    """A graph that was cut over a mesh.
+
+    Attributes:
+        graph: output i is what fetch i of the whole graph was.
+        shares: what the placeholders of shards are fed.
+        variables: the pieces of the user's variables.
+        moves: the collectives that were inserted.
+        values: what stands for each tensor of the whole graph.
+    """
+
+    source: Graph
+    graph: Graph
+    mesh: Mesh
+    cuts: Cuts
+    shares: Mapping[Node, Share]
+    variables: Mapping[Node, Pieces]
+    moves: tuple[Move, ...]
+    values: Mapping[Tensor, Value] = field(repr=False, default_factory=dict)
+
+    def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of all symbols, those of pieces too."""
+        return {**sizes, **self.cuts.bindings(sizes)}
+
+
+def divided(
+    graph: Graph,
+    mesh: Mesh,
+    annotations: Mapping[Tensor, Layout],
+    known: Mapping[Node, Pieces] | None = None,
+    device_of: Callable[[Node, Place], DeviceName] | None = None,
+) -> Sharded:
+    """A graph cut over a mesh.
+
+    Args:
+        graph: as the user built it, with gradients and updates.
+        annotations: layouts of some tensors.
+        known: pieces of variables that are there already.
+    """
+    cuts = Cuts(mesh)
+    for tensor, layout in annotations.items():
+        for size, split in zip(tensor.shape, layout.dims, strict=True):
+            cuts.can(size, split)
+    wishes = propagate(graph.nodes, annotations, cuts)
+    moves = Moves(mesh, cuts, device_of)
+    readers: Counter[Tensor] = Counter(graph.outputs)
+    for node in graph.nodes:
+        readers.update(node.inputs)
+    work = _Division(graph, Emitter(moves, wishes, readers), known or {})
+    outputs = work.run()
+    return Sharded(
+        graph,
+        Graph(outputs).verify(),
+        mesh,
+        cuts,
+        work.shares,
+        work.variables,
+        tuple(moves.made),
+        work.emitter.values,
+    )
+
+
+class _Division:
+    """One graph on its way through an emitter."""
+
+    def __init__(self, graph: Graph, emitter: Emitter, known: Mapping[Node, Pieces]) -> None:
+        self.graph = graph
+        self.emitter = emitter
+        self.moves = emitter.moves
+        self.mesh = emitter.mesh
+        self.cuts = emitter.cuts
+        self.known = known
+        self.shares: dict[Node, Share] = {}
+        self.variables: dict[Node, Pieces] = {}
+        self._groups: dict[Tensor, list[Tensor]] = {}
+
+    def run(self) -> list[Tensor]:
+        for node in self.graph.nodes:
+            match node.op.name:
+                case "placeholder":
+                    self._placeholder(node)
+                case "variable":
+                    self._variable(node)
+                case "assign":
+                    self._assign(node)
+                case "group":
+                    self._group(node)
+                case _:
+                    self.emitter.node(node)
+        return [self._fetched(t) for t in self.graph.outputs]
+
+    def _layout(self, tensor: Tensor) -> Layout:
+        return self.emitter.wishes.get(tensor) or whole(tensor.ndim)
+
+    def _placeholder(self, node: Node) -> None:
+        """A placeholder for each different part; the user's own, where none is cut."""
+        (tensor,) = node.outputs
+        layout = self._layout(tensor)
+        if not any(layout.dims):
+            self._keep(tensor, layout, [tensor] * len(self.mesh.places))
+            return
+        parts = []
+        known: dict[Any, Tensor] = {}
+        for place in self.mesh.places:
+            pieces = self._pieces(tensor, layout, place)
+            device = self.moves.device(node, place)
+            key = (device, tuple(pieces)) if self.mesh.local else place
+            if key not in known:
+                with self.moves.at(place, node):
+                    own = REGISTRY["placeholder"](
+                        shape=tuple(p.size for p in pieces), dtype=tensor.dtype.name,
+                        name=node.name,
+                    )  # fmt: skip
+                known[key] = own
+                self.shares[own.node] = Share(node, tuple(pieces))
+            parts.append(known[key])
+        self._keep(tensor, layout, parts)
+
+    def _variable(self, node: Node) -> None:
+        (tensor,) = node.outputs
+        if node in self.known:
+            layout = self._layout(tensor)
+            pieces = self.known[node]
+        else:
+            layout = self._layout(tensor)
+            pieces = self._divided_variable(node, tensor, layout)
+        self.variables[node] = pieces
+        self._keep(tensor, layout, [n.outputs[0] for n in pieces.nodes])
+
+    def _divided_variable(self, node: Node, tensor: Tensor, layout: Layout) -> Pieces:
+        nodes, slices = [], []
+        made: dict[Any, Node] = {}
+        for place in self.mesh.places:
+            pieces = self._pieces(tensor, layout, place)
+            index = tuple(slice(int(p.start), int(p.stop)) for p in pieces)  # type: ignore[arg-type]
+            spans = tuple((s.start, s.stop) for s in index)
+            key = (self.moves.device(node, place), spans) if self.mesh.local else place
+            if key not in made:
+                made[key] = self._piece(node, place, index)
+            nodes.append(made[key])
+            slices.append(index)
+        return Pieces(tuple(nodes), tuple(slices))
+
+    def _piece(self, node: Node, place: Place, index: tuple[slice, ...]) -> Node:
+        """The variable of a place, its initial value cut out of the whole one."""
+        initial = node.attrs["initial"]
+        shape = tuple(s.stop - s.start for s in index)
+        whole_shape = tuple(node.attrs["shape"])
+        if shape != whole_shape:
+            initial = part_of(initial, index)
+        with self.moves.at(place, node):
+            tensor: Tensor = REGISTRY["variable"](
+                initial=initial,
+                trainable=node.attrs["trainable"],
+                shape=shape,
+                dtype=node.attrs["dtype"],
+                named=False,
+                name=node.name,
+            )
+        return tensor.node
+
+    def _pieces(self, tensor: Tensor, layout: Layout, place: Place) -> list[Piece]:
+        return [
+            self.cuts.piece(size, split, place)
+            for size, split in zip(tensor.shape, layout.dims, strict=True)
+        ]
+
+    def _assign(self, node: Node) -> None:
+        variable, given = node.inputs
+        layout = self.emitter.values[variable].layout
+        value = self.moves.to(self.emitter.values[given], layout, node, given.name)
+        targets = self.emitter.values[variable].parts
+        made: dict[Tensor, Tensor] = {}
+        parts = []
+        for place, target, part in zip(self.mesh.places, targets, value.parts, strict=True):
+            if target not in made:
+                with self.moves.at(place, node):
+                    made[target] = REGISTRY["assign"](target, part)
+            parts.append(made[target])
+        self._keep(node.outputs[0], layout, parts)
+
+    def _group(self, node: Node) -> None:
+        members: dict[Tensor, None] = {}
+        for tensor in node.inputs:
+            for part in self._groups.get(tensor) or self.emitter.values[tensor].parts:
+                members[part] = None
+        with self.moves.between(node):
+            group = REGISTRY["group"](*members, name=node.name)
+        self._groups[node.outputs[0]] = [group]
+
+    def _fetched(self, tensor: Tensor) -> Tensor:
+        if tensor in self._groups:
+            return self._groups[tensor][0]
+        return self.moves.at_first(self.emitter.values[tensor], tensor.node)
+
+    def _keep(self, tensor: Tensor, layout: Layout, parts: Sequence[Tensor]) -> None:
+        self.emitter.values[tensor] = Value(tensor.spec, layout, tuple(parts))
+
+
+def part_of(initial: Any, index: tuple[slice, ...]) -> Any:
+    """A part of an initial value; of an initialiser, what it would have there."""
+    array = np.asarray(initial() if callable(initial) else initial)[index].copy()
+    array.flags.writeable = False
+    return array
+
+
+__all__ = ["Pieces", "Share", "Sharded", "divided"]

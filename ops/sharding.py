@@ -1,0 +1,407 @@
+"""How ops are cut over devices: the rules that `gf.parallel.Shard` divides a graph by, one a family.
+
+A rule gets the specs of the inputs and the attributes, and says which axes go along with which: an
+equation as einsum has it, "ik,kj->ij". Axes of one letter are cut together; a letter that only
+inputs have is summed over, so that each shard has a partial sum; `.` is an axis needed whole. See
+`graphflow.op.Sharding` for what is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import ascii_lowercase
+from typing import Any
+
+from graphflow.op import FUNCTIONS, Op, Sharding, Tensor, make_node
+from graphflow.spec import Shape, Size, TensorSpec, broadcast_shapes, floordiv, product
+
+G = FUNCTIONS
+Range = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a shard has of an op.
+
+    Attributes:
+        start, size, total: of each letter's elements: where the shard's begin, how many these are,
+            and how many there are in all.
+        shapes: of the shard's outputs.
+        ranges: of letters of windows, what it has of the first input.
+    """
+
+    start: Mapping[str, Size]
+    size: Mapping[str, Size]
+    total: Mapping[str, Size]
+    shapes: tuple[Shape, ...]
+    ranges: Mapping[str, Range]
+
+    def of(self, *letters: str) -> bool:
+        """Whether one of some letters is cut."""
+        return any(self.size[letter] != self.total[letter] for letter in letters)
+
+
+def letters(rank: int, used: str = "") -> str:
+    """A letter for each axis."""
+    return "".join([c for c in ascii_lowercase if c not in used][:rank])
+
+
+def fresh(used: str = "") -> Iterator[str]:
+    """Letters that are not in use."""
+    return iter([c for c in ascii_lowercase if c not in used])
+
+
+def equation(inputs: Sequence[str], outputs: Sequence[str]) -> str:
+    return ",".join(inputs) + "->" + ",".join(outputs)
+
+
+def without(names: str, axes: Sequence[int], by: str = ".") -> str:
+    """Letters with those at some axes replaced."""
+    at = {a % len(names) for a in axes} if names else set()
+    return "".join(by if i in at else c for i, c in enumerate(names))
+
+
+def capital(names: str, axes: Sequence[int]) -> str:
+    """Letters with those at some axes as capitals."""
+    at = {a % len(names) for a in axes} if names else set()
+    return "".join(c.upper() if i in at else c for i, c in enumerate(names))
+
+
+def aligned(shape: Shape, whole: Shape, names: str) -> str:
+    """Letters of an input that broadcasts to a whole."""
+    own = names[len(whole) - len(shape) :]
+    pairs = zip(shape, whole[len(whole) - len(shape) :], own, strict=True)
+    return "".join("." if have == 1 and want != 1 else c for have, want, c in pairs)
+
+
+# Elementwise ------------------------------------------------------------------------------------
+
+
+def elementwise(*specs: TensorSpec, **attrs: Any) -> Sharding:
+    """Ops over broadcast inputs."""
+    whole = broadcast_shapes(*(s.shape for s in specs))
+    names = letters(len(whole))
+    return Sharding(equation([aligned(s.shape, whole, names) for s in specs], [names]))
+
+
+def joint(*specs: TensorSpec, **attrs: Any) -> Sharding:
+    """Sums and differences: of partial sums they are partial sums."""
+    return replace(elementwise(*specs), linear=(tuple(range(len(specs))),))
+
+
+def alike(*specs: TensorSpec, **attrs: Any) -> Sharding:
+    """Ops that hand on their input."""
+    return replace(elementwise(*specs), linear=((0,),), view=True)
+
+
+# Shapes -----------------------------------------------------------------------------------------
+
+
+def reshaped(x: TensorSpec, shape: Shape) -> Sharding:
+    """reshape: sizes that stay, and the first of those that become one, or of which one becomes
+    several; these are cut in multiples of the rest."""
+    have, want = list(x.shape), list(shape)
+    left, right = ["."] * len(have), ["."] * len(want)
+    scale: dict[tuple[int, int], Size] = {}
+    names = fresh()
+    for i, j in _blocks(have, want):
+        first = next((a for a in range(*i) if have[a] != 1), None)
+        other = next((b for b in range(*j) if want[b] != 1), None)
+        if first is None or other is None:
+            continue
+        size = _common(have[first], want[other])
+        if size is None:
+            continue
+        left[first] = right[other] = next(names)
+        for key, whole in (((0, first), have[first]), ((1, other), want[other])):
+            if whole != size:
+                scale[key] = floordiv(whole, size)
+    return Sharding(
+        equation(["".join(left)], ["".join(right)]), scale, ((0,),), sizes="shape", view=True
+    )
+
+
+def _blocks(
+    have: Sequence[Size], want: Sequence[Size]
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Stretches of two shapes, as short as they can be, that have as many elements."""
+    i = j = 0
+    while i < len(have) or j < len(want):
+        a, b = i, j
+        left: Size = have[i] if i < len(have) else 1
+        right: Size = want[j] if j < len(want) else 1
+        i, j = min(i + 1, len(have)), min(j + 1, len(want))
+        while left != right:
+            if i < len(have) and (j >= len(want) or not _exceeds(left, right)):
+                left, i = left * have[i], i + 1
+            elif j < len(want):
+                right, j = right * want[j], j + 1
+            else:
+                break
+        yield (a, i), (b, j)
+
+
+def _exceeds(a: Size, b: Size) -> bool:
+    """Whether a size is known to be the larger one."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a > b
+    return not isinstance(a, int) and (isinstance(b, int) or isinstance(floordiv(a, b), int))
+
+
+def _common(a: Size, b: Size) -> Size | None:
+    """The smaller of two sizes, if the other is known to be a multiple of it."""
+    for small, large in ((a, b), (b, a)):
+        times = 0 if small == 0 else floordiv(large, small)
+        exact = isinstance(times, int) or all(
+            isinstance(atom, str) for term in times.terms for atom in term
+        )
+        if exact and times * small == large:
+            return small
+    return None
+
+
+def expanded(x: TensorSpec, axes: Sequence[int]) -> Sharding:
+    """expand_dims."""
+    names = letters(x.rank)
+    rest = iter(names)
+    out = "".join("." if i in axes else next(rest) for i in range(x.rank + len(axes)))
+    return Sharding(equation([names], [out]), linear=((0,),), view=True)
+
+
+def squeezed(x: TensorSpec, axes: Sequence[int]) -> Sharding:
+    """squeeze."""
+    names = without(letters(x.rank), axes)
+    return Sharding(equation([names], [names.replace(".", "")]), linear=((0,),), view=True)
+
+
+def permuted(x: TensorSpec, axes: Sequence[int]) -> Sharding:
+    """permute_dims."""
+    names = letters(x.rank)
+    return Sharding(
+        equation([names], ["".join(names[a] for a in axes)]), linear=((0,),), view=True
+    )
+
+
+def broadcast(x: TensorSpec, shape: Shape) -> Sharding:
+    """broadcast_to."""
+    names = letters(len(shape))
+    return Sharding(
+        equation([aligned(x.shape, shape, names)], [names]), linear=((0,),), sizes="shape"
+    )
+
+
+def created(**attrs: Any) -> Sharding:
+    """Ops that make a tensor of a shape, each element by itself alike."""
+    return Sharding(equation([], [letters(len(attrs["shape"]))]), sizes="shape")
+
+
+def counted(**attrs: Any) -> Sharding:
+    """arange of ints: later shards begin later."""
+    if not isinstance(attrs["start"], int) or not isinstance(attrs["step"], int):
+        return Sharding("->.")
+    return Sharding("->a", build=_counted)
+
+
+def _counted(op: Op, cut: Cut, **attrs: Any) -> Any:
+    start = attrs["start"] + cut.start["a"] * attrs["step"]
+    if isinstance(start, int):
+        return op(**{**attrs, "start": start, "size": cut.size["a"]})
+    rest = op(**{**attrs, "size": cut.size["a"]})
+    return rest + G["size_of"](size=start - attrs["start"], dtype=attrs["dtype"])
+
+
+def diagonal(x: TensorSpec, k: int) -> Sharding:
+    """tril and triu: the diagonal is elsewhere in each block."""
+    names = letters(x.rank)
+    fixed = x.is_concrete
+    names = names if fixed else without(names, (-1, -2))
+    build = _diagonal if fixed else None
+    return Sharding(equation([names], [names]), linear=((0,),), build=build)
+
+
+def _diagonal(op: Op, cut: Cut, x: Tensor, k: int) -> Any:
+    names = letters(x.ndim)
+    return op(x, k=k + int(cut.start[names[-2]]) - int(cut.start[names[-1]]))  # type: ignore[arg-type]
+
+
+def eye(rows: Size, columns: Size, k: int, dtype: str) -> Sharding:
+    """eye."""
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return Sharding("->..")
+    return Sharding("->ab", build=_eye)
+
+
+def _eye(op: Op, cut: Cut, **attrs: Any) -> Any:
+    k = attrs["k"] + int(cut.start["a"]) - int(cut.start["b"])  # type: ignore[arg-type]
+    return op(**{**attrs, "rows": cut.size["a"], "columns": cut.size["b"], "k": k})
+
+
+def joined(*xs: TensorSpec, axis: int) -> Sharding:
+    """concat: cut along the other axes."""
+    names = without(letters(xs[0].rank), (axis,))
+    return Sharding(equation([names] * len(xs), [names]), linear=(tuple(range(len(xs))),))
+
+
+def sliced(
+    x: TensorSpec, start: Sequence[Any], size: Sequence[Any], step: Sequence[int]
+) -> Sharding:
+    """slice: each shard of the result finds its elements wherever they are."""
+    names = letters(x.rank)
+    known = ["." if not _is_whole(*each) and not _is_window(*each) else c
+             for c, *each in zip(names, x.shape, start, size, step, strict=True)]  # fmt: skip
+
+    def needs(letter: str, first: int, last: int) -> Range:
+        i = names.index(letter)
+        return start[i] + first * step[i], start[i] + (last - 1) * step[i] + 1
+
+    def build(op: Op, cut: Cut, x: Tensor, start: Any, size: Any, step: Any) -> Any:
+        begin, count = list(start), list(size)
+        for i, letter in enumerate(known):
+            if letter != ".":
+                count[i] = cut.shapes[0][i]
+            if letter in cut.ranges:
+                begin[i] = 0
+        return op(x, start=tuple(begin), size=tuple(count), step=tuple(step))
+
+    own = "".join(known)
+    whole = all(_is_whole(*each) or c == "." for c, *each in
+                zip(known, x.shape, start, size, step, strict=True))  # fmt: skip
+    return Sharding(
+        equation([own], [own]), linear=((0,),), build=build, needs=None if whole else needs
+    )
+
+
+def _is_whole(have: Size, start: Any, size: Any, step: int) -> bool:
+    return bool(have == size) and start == 0 and step == 1
+
+
+def _is_window(have: Size, start: Any, size: Any, step: int) -> bool:
+    return all(isinstance(n, int) for n in (have, start, size)) and step > 0 and size > 0
+
+
+def padded(
+    x: TensorSpec, shape: Shape, start: Sequence[Any], step: Sequence[int], value: Any
+) -> Sharding:
+    """pad: each shard of the result finds its elements wherever they are."""
+    names = letters(x.rank)
+    known = ["." if not _is_whole(have, first, size, by) and not _is_window(size, first, have, by)
+             else c
+             for c, have, first, size, by in zip(names, x.shape, start, shape, step, strict=True)]  # fmt: skip
+    whole = all(_is_whole(have, first, size, by) or c == "." for c, have, first, size, by in
+                zip(known, x.shape, start, shape, step, strict=True))  # fmt: skip
+
+    def needs(letter: str, first: int, last: int) -> Range:
+        i = names.index(letter)
+        low = -(-(first - start[i]) // step[i])
+        high = (last - 1 - start[i]) // step[i] + 1
+        size = x.shape[i]
+        assert isinstance(size, int)
+        low = min(max(low, 0), size)
+        return low, max(low, min(high, size))
+
+    def build(op: Op, cut: Cut, x: Tensor, shape: Any, start: Any, step: Any, value: Any) -> Any:
+        begin = list(start)
+        for i, letter in enumerate(known):
+            if letter in cut.ranges:
+                low, high = cut.ranges[letter]
+                begin[i] = start[i] + low * step[i] - cut.start[letter] if high > low else 0
+        return op(x, shape=cut.shapes[0], start=tuple(begin), step=tuple(step), value=value)
+
+    own = "".join(known)
+    return Sharding(
+        equation([own], [own]), linear=((0,),) if value == 0 else (), build=build,
+        needs=None if whole else needs,
+    )  # fmt: skip
+
+
+# Products and reductions ------------------------------------------------------------------------
+
+
+def product_rule(
+    a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
+) -> Sharding:
+    """matmul."""
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    names = letters(len(batch))
+    i, j, k = letters(3, names)
+    left = aligned(a.shape[:-2], batch, names) + (k + i if transpose_a else i + k)
+    right = aligned(b.shape[:-2], batch, names) + (j + k if transpose_b else k + j)
+    return Sharding(equation([left, right], [names + i + j]), linear=((0,), (1,)))
+
+
+def reduced(x: TensorSpec, axis: Sequence[int], keepdims: bool = False, **attrs: Any) -> Sharding:
+    """sum."""
+    names = letters(x.rank)
+    at = {a % x.rank for a in axis}
+    out = "".join("." if i in at else c for i, c in enumerate(names) if keepdims or i not in at)
+    return Sharding(equation([names], [out]), linear=((0,),))
+
+
+def averaged(x: TensorSpec, axis: Sequence[int], keepdims: bool = False) -> Sharding:
+    """mean: each shard's sum, divided by how many there are in all."""
+    at = [letters(x.rank)[a] for a in axis]
+
+    def build(op: Op, cut: Cut, x: Tensor, axis: Any, keepdims: bool) -> Any:
+        if not cut.of(*at):
+            return op(x, axis=axis, keepdims=keepdims)
+        total = G["sum"](x, axis=axis, keepdims=keepdims)
+        return total / product([cut.total[letter] for letter in at])
+
+    return replace(reduced(x, axis, keepdims), build=build)
+
+
+def combined(kind: str) -> Callable[..., Sharding]:
+    """max, min, any and all: shards' results are combined in the same way."""
+
+    def rule(x: TensorSpec, axis: Sequence[int], keepdims: bool = False) -> Sharding:
+        return replace(reduced(x, axis, keepdims), linear=(), kind=kind)
+
+    return rule
+
+
+def rows(*which: str) -> Callable[..., Sharding]:
+    """Ops along the axes in some attributes, which they need whole; inputs and outputs alike."""
+
+    def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
+        names = letters(specs[0].rank)
+        for name in which:
+            axis = attrs[name]
+            names = without(names, axis if isinstance(axis, tuple) else (axis,))
+        return Sharding(equation([names] * len(specs), [names]))
+
+    return rule
+
+
+def coupled(expand: Callable[..., Any], *, linear: bool = False) -> Callable[..., Sharding]:
+    """Ops along `axis` of inputs and output alike, which `expand` makes of simpler ones."""
+
+    def rule(*specs: TensorSpec, axis: Any, **attrs: Any) -> Sharding:
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        names = capital(letters(specs[0].rank), axes)
+        return Sharding(equation([names] * len(specs), [names]), expand=expand)
+
+    return rule
+
+
+def leading(*inner: int, outputs: int = 1, out: int | None = None) -> Callable[..., Sharding]:
+    """Ops of the last axes, `inner` many of each input, that take the same further ones in front.
+
+    Args:
+        out: how many axes of its own each output has; default: as the first input.
+    """
+
+    def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
+        rank = specs[0].rank - inner[0]
+        names = letters(rank)
+        ins = [names + "." * n for n in inner]
+        own = inner[0] if out is None else out
+        return Sharding(equation(ins, [names + "." * own] * outputs))
+
+    return rule
+
+
+def make(op: Op, *inputs: Tensor, **attrs: Any) -> Any:
+    """An application of an op as it is."""
+    outputs = make_node(op, inputs, attrs).outputs
+    return outputs[0] if len(outputs) == 1 else outputs
