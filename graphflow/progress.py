@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 SILENT = 2.0
@@ -18,15 +20,15 @@ class telling:
 
     Args:
         what: is done, such as "placing".
-        nodes: of the graph.
+        nodes: of the graph; None for what no graph's size decides.
     """
 
-    def __init__(self, what: str, nodes: int) -> None:
-        self._text = f"{what} {nodes:,} nodes"
+    def __init__(self, what: str, nodes: int | None = None) -> None:
+        self._text = what if nodes is None else f"{what} {nodes:,} nodes"
         self._timer: threading.Timer | None = None
         self._status: Any = None
         self._lock = threading.Lock()
-        if nodes >= LARGE and sys.stderr is not None and sys.stderr.isatty():
+        if (nodes is None or nodes >= LARGE) and _is_terminal():
             self._timer = threading.Timer(SILENT, self._show)
             self._timer.daemon = True
 
@@ -50,3 +52,53 @@ class telling:
             if self._timer is not None:
                 self._status = Console(stderr=True).status(self._text)
                 self._status.start()
+
+
+class waiting:
+    """Tells, from `SILENT` seconds on and once a second, what the block still waits for: a line on
+    the terminal, if there is one, and whoever `hears` it.
+
+    Args:
+        describe: what is waited for, given the seconds so far; asked on another thread.
+        hears: is told the seconds so far.
+    """
+
+    def __init__(self, describe: Callable[[float], str], hears: Callable[[float], None]) -> None:
+        self._describe = describe
+        self._hears = hears
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        started = time.monotonic()
+        if self._over.wait(SILENT):
+            return
+        status: Any = None
+        if _is_terminal():
+            from rich.console import Console
+            from rich.text import Text
+
+            status = Console(stderr=True).status("")
+            status.start()
+        try:
+            while True:
+                seconds = time.monotonic() - started
+                self._hears(seconds)
+                if status is not None:
+                    status.update(Text(self._describe(seconds)))
+                if self._over.wait(1.0):
+                    return
+        finally:
+            if status is not None:
+                status.stop()
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()

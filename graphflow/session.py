@@ -8,7 +8,6 @@ variable lives where it was first placed.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -38,13 +37,14 @@ from graphflow.progress import telling
 from graphflow.replanning import GAIN, Replanned, check_replan
 from graphflow.runtime.checkpoint import Checkpoint, load, save
 from graphflow.runtime.finite import RESULTS
+from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.trace import Trace
 from graphflow.state import State
 from graphflow.stepping import Steps
-from graphflow.structure import bind, flatten
+from graphflow.structure import flatten
 
 Array = np.ndarray[Any, Any]
-_log = logging.getLogger("graphflow.session")
+_log = Log("graphflow.session")
 DEADLINE = 300.0
 """Seconds that a step may take unless the session says otherwise."""
 
@@ -97,6 +97,7 @@ class Session:
         if not isinstance(check_finite, bool):
             raise ArgumentError(f"check_finite is True or False, not {check_finite!r}")
         get_placer(placer)
+        configure_by_environment()
         self._automatic = check_replan(replan)
         names = module_names(ops, "ops")
         admit(names)
@@ -247,7 +248,7 @@ class Session:
             if compiled is None:
                 raise SessionError("these fetches have no plan yet; run them first, or use gf.plan")
             if compiled.plan is None:
-                self._planner.try_out(compiled, bind(compiled.source, compiled.sizes))
+                self._planner.try_out(compiled, compiled.bindings(compiled.sizes))
                 compiled.plan = self._planner.plan(compiled)
             if compiled.measured is not None:
                 return compiled.plan.with_measured(compiled.measured)
@@ -299,7 +300,8 @@ class Session:
         self._learn()
         if drift:
             told = migrate(self._deployment, GAIN)
-            _log.log(logging.INFO if told.after < told.before else logging.DEBUG, "%s", told)
+            event = "placement.changed" if told.after < told.before else "placement.kept"
+            _log.tell(event, text=str(told))
 
     # State ------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ nodes starts at once.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
@@ -26,6 +25,7 @@ from graphflow.placement.cost import Lesson, lessons
 from graphflow.placement.host import host_memory
 from graphflow.placement.learned import Learned
 from graphflow.runtime.host import DRAWS, Host
+from graphflow.runtime.logs import Log
 from graphflow.runtime.partition import FREE, partition
 from graphflow.runtime.survey import Survey
 from graphflow.spec import evaluate, kind
@@ -42,7 +42,7 @@ ROOM = 0.25
 STATEFUL = frozenset({"variable", "assign", "placeholder", "constant", "group"})
 """Ops that are not pure, and yet touch nothing outside their session."""
 
-_log = logging.getLogger("graphflow.trial")
+_log = Log("graphflow.trial")
 
 
 def try_out(
@@ -76,7 +76,7 @@ def try_out(
         stage.set(graph, bindings, arrays or _made_up(graph, bindings))
         return stage.play(learned, known)
     except Exception as error:  # the real step will say it to the user
-        _log.debug("the trial ended early: %s", error)
+        _log.tell("trial.ended", reason=str(error))
         return 0
     finally:
         stage.close()

@@ -8,7 +8,6 @@ user's code computes, and so that an interrupt never meets the protocol's state:
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import secrets
 import threading
@@ -31,8 +30,11 @@ from graphflow.errors import (
     SessionError,
     WorkerLost,
 )
+from graphflow.progress import telling, waiting
+from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.foreign import check_modules
 from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import (
     Array,
     Close,
@@ -58,6 +60,7 @@ from graphflow.runtime.protocol.coordinator import (
     GRACE,
     Begin,
     Cancel,
+    CoordinatorAction,
     CoordinatorEvent,
     CoordinatorMachine,
     LinkDown,
@@ -87,7 +90,7 @@ _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
 _REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
 
-_log = logging.getLogger("graphflow.coordinator")
+_log = Log("graphflow.coordinator")
 
 
 class _Loop:
@@ -102,9 +105,12 @@ class _Loop:
         local: LocalWorkers | None,
         pair: KeyPair | None,
         keys: Sequence[str],
+        activity: SessionActivity,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._local = local
+        self._activity = activity
+        self._addresses = addresses
         self._channels: list[Any] = []
         try:
             guard = None if pair is None else Guard(self._context, pair, Keyring())
@@ -143,6 +149,10 @@ class _Loop:
         self._events.append(event)
         self._bell.ring()
 
+    def awaited(self) -> list[int]:
+        """The workers that have not replied to what they were asked."""
+        return self._machine.awaited()
+
     def lost(self) -> dict[int, str]:
         """The workers that are lost, and why."""
         return self._machine.lost()
@@ -163,7 +173,7 @@ class _Loop:
         try:
             self._serve()
         except BaseException as error:
-            _log.exception("the coordinator's I/O thread failed")
+            _log.tell("loop.failed", reason=repr(error), raised=error)
             self._failure = error
         finally:
             self._fail_all()
@@ -200,7 +210,7 @@ class _Loop:
             try:
                 envelope, message, data = decode_frames(frames)
             except ProtocolError as error:
-                _log.warning("refused a message of worker %d: %s", worker, error)
+                _log.tell("message.refused", peer=f"worker {worker}", reason=str(error))
                 continue
             self._handle(Received(worker, envelope, message, data))
 
@@ -230,6 +240,12 @@ class _Loop:
                 self._send(action)
             else:
                 self._settle(action)
+        if not isinstance(event, Begin | Received) or self._is_loss(actions):
+            self._activity.lost(self._machine.lost(), self._addresses)
+
+    @staticmethod
+    def _is_loss(actions: Sequence[CoordinatorAction]) -> bool:
+        return any(isinstance(a, Settle) and isinstance(a.outcome, WorkerLost) for a in actions)
 
     def _send(self, action: Send) -> None:
         try:
@@ -299,6 +315,8 @@ class RemoteHosts:
         """
         until = time.monotonic() + deadline
         self.session = secrets.token_hex(16)
+        self._activity = SessionActivity(self.session)
+        self.meters = self._activity.meters
         self._requests = itertools.count(1)
         self._programs: dict[str, list[int]] = {}
         self._last_step = -1
@@ -315,10 +333,15 @@ class RemoteHosts:
             self._keys, pair = _keys(cluster, len(self._addresses))
             self._loop = _Loop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
-                pair=pair, keys=self._keys,
+                pair=pair, keys=self._keys, activity=self._activity,
             )  # fmt: skip
             self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
-            self._meet(cluster, until)
+            with waiting(self._missing, self._tell_missing):
+                self._meet(cluster, until)
+            _log.tell(
+                "cluster.ready", session=self.session, workers=self._addresses,
+                seconds=time.monotonic() - self._activity.opened,
+            )  # fmt: skip
         except BaseException:
             self._abandon()
             raise
@@ -349,8 +372,15 @@ class RemoteHosts:
             parts = [np.frombuffer(header, np.uint8), *buffers]
             arrays = [("part", index, part) for index, part in enumerate(parts)]
             orders[worker] = Order(Load(request, program, len(parts)), arrays)
-        self._ask(request, orders, _REQUEST_SECONDS)
+        started = time.monotonic()
+        with telling(f"loading a program on {len(orders)} workers"):
+            self._ask(request, orders, _REQUEST_SECONDS)
         self._programs[program] = list(partitions)
+        _log.tell(
+            "program.loaded", session=self.session, program=program, workers=list(partitions),
+            bytes=sum(array.nbytes for o in orders.values() for _, _, array in o.arrays),
+            seconds=time.monotonic() - started,
+        )  # fmt: skip
 
     def step(
         self,
@@ -390,7 +420,13 @@ class RemoteHosts:
                 message = Compute(request, program, dict(bindings), list(fed), trace, deadline)
                 arrays = [("feed", name, np.asarray(array)) for name, array in fed.items()]
                 orders[worker] = Order(message, arrays)
-            return _result(self._ask(request, orders, deadline, step))
+            with self._activity.step(step):
+                result = _result(self._ask(request, orders, deadline, step))
+        fed_bytes = sum(array.nbytes for o in orders.values() for _, _, array in o.arrays)
+        fetched_bytes = sum(array.nbytes for array in result.fetches.values())
+        self.meters.add("graphflow_feed_bytes_total", fed_bytes)
+        self.meters.add("graphflow_fetch_bytes_total", fetched_bytes)
+        return result
 
     def cancel(self) -> None:
         """Aborts the step that runs, if any: its caller gets SessionError, unless it was decided
@@ -482,10 +518,11 @@ class RemoteHosts:
         try:
             if orders:
                 self._ask(request, orders, _CLOSE_SECONDS)
-        except GraphflowError:
-            _log.info("not every worker confirmed that session %s is closed", self.session)
+        except GraphflowError as error:
+            _log.tell("session.unconfirmed", session=self.session, reason=str(error))
         finally:
             self._abandon()
+            self._activity.ended()
 
     def __enter__(self) -> RemoteHosts:
         return self
@@ -501,6 +538,20 @@ class RemoteHosts:
     def _living(self) -> list[int]:
         lost = self._loop.lost() if self._loop else {}
         return [worker for worker in range(len(self._addresses)) if worker not in lost]
+
+    def _missing(self, seconds: float) -> str:
+        """What the rendezvous waits for, for whoever watches."""
+        return f"waiting for {', '.join(self._awaited())}, {seconds:.0f} s"
+
+    def _tell_missing(self, seconds: float) -> None:
+        _log.tell(
+            "cluster.waiting", session=self.session, seconds=round(seconds, 1),
+            workers=self._awaited(),
+        )  # fmt: skip
+
+    def _awaited(self) -> list[str]:
+        missing = self._loop.awaited() if self._loop else []
+        return [f"worker {each} at {self._addresses[each]}" for each in missing] or ["the workers"]
 
     def _meet(self, cluster: Cluster, until: float) -> None:
         """Versions, sessions, and the links between the workers: the readiness barrier."""

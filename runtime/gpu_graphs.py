@@ -9,15 +9,15 @@ capture that fails gives its step up, or all of them, and says so once: the bits
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graphflow.op import Node
+from graphflow.runtime.logs import Log
 
-_log = logging.getLogger("graphflow.gpu")
+_log = Log("graphflow.gpu")
 
 
 class Capturing(Protocol):
@@ -175,7 +175,7 @@ class Steps:
             culprit = f"{self.failing.op.name} (made at {self.failing.location})"
         if not self._told:
             self._told = True
-            _log.warning(
-                "%s runs %s outside of CUDA graphs: %s: %s",
-                self._what, culprit, type(error).__name__, error,
+            _log.tell(
+                "gpu.uncaptured", program=self._what, what=culprit, error=type(error).__name__,
+                reason=str(error),
             )  # fmt: skip

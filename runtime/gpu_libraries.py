@@ -11,7 +11,6 @@ in the log. GRAPHFLOW_GPU_LIBRARIES=off leaves nvmath-python and cudnn-frontend 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ from graphflow.errors import CompileError
 from graphflow.op import Op
 from graphflow.runtime.gpu_graphs import graphs_enabled
 from graphflow.runtime.lines import writing
+from graphflow.runtime.logs import Log
 from graphflow.spec import TensorSpec, is_half
 
-_log = logging.getLogger("graphflow.gpu")
+_log = Log("graphflow.gpu")
 _SIXTEEN = ("float16", "bfloat16")
 _told: set[tuple[str, str]] = set()
 Kernel = Callable[..., None]
@@ -97,12 +97,12 @@ def library_kernel(
             _agree(backend, op, specs, results, attrs, kernel)
     except Exception as error:  # of any library, for any reason: there is our own kernel
         key = (op.name, type(error).__name__)
-        _log.log(
-            logging.DEBUG if key in _told else logging.WARNING,
-            "gpu:%d computes %s of %s by its own kernel: %s: %s",
-            backend.index, op.name, ", ".join(map(str, specs)), type(error).__name__, error,
-        )  # fmt: skip
-        _told.add(key)
+        if key not in _told:
+            _told.add(key)
+            _log.tell(
+                "gpu.fallback", device=f"gpu:{backend.index}", op=op.name,
+                shapes=", ".join(map(str, specs)), error=type(error).__name__, reason=str(error),
+            )  # fmt: skip
         return None
     return kernel
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
 from graphflow.modules import admit
+from graphflow.runtime.activity import Activity
 from graphflow.runtime.links import Link
 from graphflow.runtime.messages import (
     Abort,
@@ -38,6 +39,7 @@ from graphflow.runtime.messages import (
     Read,
     Write,
 )
+from graphflow.runtime.metrics import Meters
 from graphflow.runtime.protocol.stream import Stream
 from graphflow.runtime.protocol.worker import Finished, Outcome, Run
 from graphflow.runtime.security.guard import Guard
@@ -96,12 +98,15 @@ class HostedSession:
         factory: HostFactory,
         allow_ops: Collection[str],
         report: Callable[[Finished], None],
+        meters: Meters | None = None,
     ) -> None:
         message = opening.job
         assert isinstance(message, Open)
         self._session = opening.session
         self._epoch = opening.epoch
         self._index = message.worker
+        self.meters = meters or Meters()
+        self.activity = Activity(self._session, self._epoch, self._index, self.meters)
         self._addresses = message.peers
         self._context = context
         self._devices = [f"/worker:{message.worker}/{name}" for name in devices]
@@ -160,10 +165,12 @@ class HostedSession:
     def _work(self) -> None:
         while True:
             run = self._jobs.get()
+            self.activity.begin(run.job, run.step)
             try:
                 outcome = self._do(run)
             except BaseException as error:  # the coordinator is told, whatever it was
                 outcome = error
+            self.activity.end(run.job, run.step, outcome)
             # Nobody waits for these, and waking the I/O thread costs more than most commits.
             silent = isinstance(run.job, Commit | Abort) and outcome is None
             if not silent:

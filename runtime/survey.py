@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graphflow.placement.calibrate import Link, StepCost, keep_links, measure_links, profile
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.hardware import is_described
+from graphflow.progress import telling
 
 if TYPE_CHECKING:
     from graphflow.runtime.coordinator import RemoteHosts
@@ -35,10 +36,11 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
         if len(cluster.workers) > 1 and "process" not in profile()["links"]:
             keep_process_links(hosts, cluster)
         return Survey()
-    return Survey(
-        None if is_described(cluster) else hosts.measure(),
-        _measured(hosts, cluster) if _has_unknown_links(cluster) else None,
-    )
+    with telling(f"measuring {len(cluster.workers)} workers and the links between them"):
+        return Survey(
+            None if is_described(cluster) else hosts.measure(),
+            _measured(hosts, cluster) if _has_unknown_links(cluster) else None,
+        )
 
 
 def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> Link:

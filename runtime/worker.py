@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import logging
 import os
 import signal
 import sys
@@ -31,7 +30,9 @@ from graphflow.errors import (
     TransportError,
 )
 from graphflow.runtime.hosting import HostedSession, HostFactory, default_factory
-from graphflow.runtime.messages import Close, Open
+from graphflow.runtime.logs import Log, configure_by_environment
+from graphflow.runtime.messages import Broken, Close, Open
+from graphflow.runtime.metrics import Meters
 from graphflow.runtime.protocol.faults import failed
 from graphflow.runtime.protocol.worker import (
     Deliver,
@@ -58,7 +59,7 @@ _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages taken from the socket before anything else has its turn
 _LEAVE_SECONDS = 1.0  # for sessions to end when the worker does
 
-_log = logging.getLogger("graphflow.worker")
+_log = Log("graphflow.worker")
 
 
 class WorkerProcess:
@@ -94,6 +95,7 @@ class WorkerProcess:
             self._context.term()
             raise
         self.address: str = self._listener.address
+        self.meters = Meters()
         self._devices = list(devices)
         self._threads = threads
         self._insecure = insecure
@@ -106,7 +108,6 @@ class WorkerProcess:
         self._unsent: dict[bytes, deque[list[Any]]] = {}
         self._bell = Bell()
         self._stopping = False
-        self._refused = 0
 
     def stop(self) -> None:
         """Ends `run` soon; for signal handlers and other threads."""
@@ -172,14 +173,14 @@ class WorkerProcess:
             if self._guard is not None:
                 self._guard.check(key, envelope, message)
         except NotAuthorised as error:
-            _log.warning("refused key %s…: %s", key[:16], error)
+            self.meters.add("graphflow_forbidden_messages_total")
+            _log.tell("key.forbidden", key=key, reason=str(error))
             answer = failed(getattr(message, "request", 0), error)
             self._send(Send(route, replace(envelope, sequence=0), answer))
             return
         except ProtocolError as error:
-            self._refused += 1
-            if self._refused & (self._refused - 1) == 0:  # 1, 2, 4, 8, …: never a flood
-                _log.warning("refused %d messages that are not valid: %s", self._refused, error)
+            self.meters.add("graphflow_refused_messages_total")
+            _log.tell("message.refused", peer=key or route.hex(), reason=str(error))
             return
         self._handle(Received(route, envelope, message, data))
 
@@ -216,13 +217,23 @@ class WorkerProcess:
                 factory=self._factory,
                 allow_ops=self._allow_ops,
                 report=self._report,
+                meters=self.meters,
             )
+            _log.tell(
+                "session.opened", session=action.session, epoch=action.epoch,
+                worker=action.job.worker, workers=len(action.job.peers), address=self.address,
+            )  # fmt: skip
             return
         self._sessions[action.session].submit(action)
         if action.session not in self._machine.sessions:  # that was its Close
             if self._guard is not None:
                 self._guard.forget(action.session)
-            self._ending[action.session] = self._sessions.pop(action.session)
+            self._ending[action.session] = closed = self._sessions.pop(action.session)
+            told = closed.activity.report()
+            _log.tell(
+                "session.closed", session=action.session, seconds=told["age"],
+                steps=told["committed"],
+            )  # fmt: skip
 
     def _report(self, finished: Finished) -> None:
         self._finished.append(finished)
@@ -231,10 +242,14 @@ class WorkerProcess:
     # Sending never waits: what a connection does not take is kept, and tried again ----------------
 
     def _send(self, action: Send) -> None:
+        if isinstance(action.message, Broken):
+            _log.tell(
+                "session.broken", session=action.envelope.session, reason=action.message.reason
+            )
         try:
             head = encode(action.envelope, action.message)
         except (ProtocolError, MessageTooLarge) as error:
-            _log.warning("an answer could not be sent: %s", error)
+            _log.tell("answer.unsent", session=action.envelope.session, reason=str(error))
             request = getattr(action.message, "request", 0)
             head = encode(action.envelope, failed(request, error))
         frames: list[Any] = [head] if action.data is None else [head, action.data]
@@ -284,6 +299,7 @@ def serve(
         KeyFileError: the key cannot.
     """
     factory = host_factory or default_factory
+    started = time.monotonic()
     ring = Keyring(keys)
     worker = WorkerProcess(
         listen, devices=devices, threads=threads, insecure=insecure, factory=factory,
@@ -298,9 +314,16 @@ def serve(
     where = f"listening on {worker.address} with {', '.join(devices)}"
     try:
         print(f"graphflow worker {_version.__version__} {where}", file=out, flush=True)
+        _log.tell(
+            "worker.listening", address=worker.address, devices=list(devices),
+            version=_version.__version__, pid=os.getpid(),
+        )  # fmt: skip
         worker.run(parent_pid)
     finally:
         worker.close()
+        _log.tell(
+            "worker.stopped", address=worker.address, seconds=time.monotonic() - started
+        )
         for number, action in before.items():
             signal.signal(number, action)
 
@@ -347,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.recorder:
         record(*map(int, given.recorder.split(",")))
+    configure_by_environment()
     sys.path += given.ops_path  # at the end: nothing there shadows what this process imports
     try:
         serve(

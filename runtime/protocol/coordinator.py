@@ -237,6 +237,11 @@ class CoordinatorMachine:
         deadlines = [operation.deadline for operation in self._operations.values()]
         return max(now, min([self._beat + BEAT, *deadlines]))
 
+    def awaited(self) -> list[int]:
+        """The workers whose replies an operation waits for."""
+        operations = list(self._operations.values())
+        return sorted({worker for each in operations for worker in tuple(each.waiting)})
+
     def lost(self) -> dict[int, str]:
         """The workers that are lost, and why."""
         return {index: peer.lost for index, peer in enumerate(self._peers) if peer.lost}

@@ -7,7 +7,6 @@ for as long as a session is open the keys of the other workers that its coordina
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -18,8 +17,9 @@ from typing import Any
 import zmq
 
 from graphflow.errors import KeyFileError, NotAuthorised
+from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import COORDINATOR as ORIGIN
-from graphflow.runtime.messages import Chunk, Envelope, Hello, Message
+from graphflow.runtime.messages import Ack, Chunk, Envelope, Hello, Message, Resend
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.transport.bell import Bell
 
@@ -30,7 +30,7 @@ _WAITING = 100  # connections that wait at a time; beyond, the one that came fir
 _LOOK_MS = 50
 _REMEMBERED = 1000  # refused keys, each told once
 
-_log = logging.getLogger("graphflow.security")
+_log = Log("graphflow.security")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Guard:
             NotAuthorised: its role does not allow it, or it was revoked.
         """
         role = self.role(key)
-        between_workers = isinstance(message, Chunk) and envelope.origin != ORIGIN
+        between_workers = isinstance(message, Chunk | Ack | Resend) and envelope.origin != ORIGIN
         allowed = {
             COORDINATOR: not between_workers,
             WORKER: between_workers,
@@ -182,7 +182,7 @@ class Guard:
         try:
             return bool(key) and self.role(key) is not None
         except KeyFileError as error:
-            _log.warning("nobody can connect: %s", error)
+            _log.tell("keys.unreadable", reason=str(error))
             return False
 
     def _tell(self, request: _Request) -> None:
@@ -190,8 +190,7 @@ class Guard:
         key = request.key
         if key not in self._told and len(self._told) < _REMEMBERED:
             self._told.add(key)
-            known = f"key {key[:16]}…, which is not trusted" if key else "no key"
-            _log.warning("refused a connection from %s with %s", request.address, known)
+            _log.tell("key.refused", address=request.address, key=key or "none")
 
     def close(self) -> None:
         """End the thread; nobody can connect from now on. Idempotent."""

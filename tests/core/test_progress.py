@@ -9,7 +9,7 @@ import time
 import pytest
 
 from graphflow import progress
-from graphflow.progress import telling
+from graphflow.progress import telling, waiting
 
 
 class Terminal(io.StringIO):
@@ -54,3 +54,40 @@ def test_an_error_ends_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     with pytest.raises(KeyError), telling("placing", 100_000):
         raise KeyError("no")
+
+
+def test_a_wait_tells_what_it_still_waits_for_each_second_until_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, heard = Terminal(), list[float]()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "SILENT", 0.01)
+    monkeypatch.setenv("TERM", "xterm")
+    until = time.monotonic() + 20.0
+    with waiting(lambda s: "waiting for [worker 2] at tcp://h:1", heard.append):
+        while (len(heard) < 2 or "[worker 2]" not in stream.getvalue()) and (
+            time.monotonic() < until
+        ):
+            time.sleep(0.01)
+    count = len(heard)
+    assert count >= 2 and heard[1] - heard[0] >= 0.9
+    assert "waiting for [worker 2] at tcp://h:1" in stream.getvalue()
+
+
+def test_a_short_wait_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    heard = list[float]()
+    with waiting(lambda s: "never", heard.append):
+        pass
+    assert heard == []
+
+
+def test_without_a_terminal_only_the_listener_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, heard = io.StringIO(), list[float]()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "SILENT", 0.01)
+    until = time.monotonic() + 20.0
+    with waiting(lambda s: "x", heard.append):
+        while not heard and time.monotonic() < until:
+            time.sleep(0.01)
+    assert heard and stream.getvalue() == ""

@@ -95,7 +95,8 @@ def test_a_library_that_disagrees_is_left_with_one_word(
     wide = a.astype("float32")
     np.testing.assert_allclose(have, (wide @ wide.T).astype("float16"), rtol=2e-3)
     (record,) = caplog.records
-    assert record.message.startswith("gpu:0 computes matmul of float16(6, 5), float16(6, 5) by its")
+    shapes = "float16(6, 5), float16(6, 5)"
+    assert record.message.startswith(f'gpu.fallback device=gpu:0 op=matmul shapes="{shapes}"')
     assert "is off by" in record.message
 
 

@@ -1,0 +1,144 @@
+"""Activity: what a session does and has done, told to logs, to meters and to `graphflow status`."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from graphflow.runtime.logs import Log
+from graphflow.runtime.messages import Abort, Commit, Compute, Forget, Load
+from graphflow.runtime.metrics import Meters
+
+_RECENT = 64  # steps over which the rate is taken
+
+_log = Log("graphflow.worker")
+_coordinator_log = Log("graphflow.coordinator")
+
+
+class Activity:
+    """Told of each job's beginning and end by the thread that runs them; read by any."""
+
+    def __init__(self, session: str, epoch: int, worker: int, meters: Meters) -> None:
+        self.session = session
+        self.epoch = epoch
+        self.worker = worker
+        self.opened = time.monotonic()
+        self.committed = 0
+        self.last_seconds = 0.0
+        self.step = -1
+        self._meters = meters
+        self._job: tuple[str, float] | None = None
+        self._programs: set[str] = set()
+        self._ends: deque[float] = deque(maxlen=_RECENT)
+
+    def begin(self, job: Any, step: int) -> None:
+        """A job starts."""
+        what = type(job).__name__.lower()
+        if isinstance(job, Compute):
+            self.step = step
+        if isinstance(job, Compute | Commit | Abort):
+            what = f"{what} step {step}"
+        self._job = (what, time.monotonic())
+
+    def end(self, job: Any, step: int, outcome: Any) -> None:
+        """The job that started is over; its outcome is an exception if it failed."""
+        assert self._job is not None
+        now = time.monotonic()
+        seconds = now - self._job[1]
+        self._job = None
+        failed = isinstance(outcome, BaseException)
+        if isinstance(job, Compute):
+            self._computed(step, seconds, outcome if failed else None)
+        elif isinstance(job, Commit) and not failed:
+            self.committed += 1
+            self._ends.append(now)
+            self._meters.add("graphflow_steps_total", 1, "committed")
+        elif isinstance(job, Abort) and not failed:
+            self._meters.add("graphflow_steps_total", 1, "aborted")
+        elif isinstance(job, Load) and not failed:
+            self._programs.add(job.program)
+        elif isinstance(job, Forget) and not failed:
+            self._programs.difference_update(job.programs)
+
+    def _computed(self, step: int, seconds: float, error: BaseException | None) -> None:
+        self.last_seconds = seconds
+        self._meters.observe("graphflow_step_seconds", seconds)
+        if error is None:
+            if _log.hears("step.computed"):
+                _log.tell("step.computed", session=self.session, step=step, seconds=seconds)
+            return
+        self._meters.add("graphflow_steps_total", 1, "failed")
+        _log.tell(
+            "step.failed", session=self.session, step=step, seconds=seconds,
+            error=type(error).__name__, reason=str(error),
+        )  # fmt: skip
+
+    def report(self) -> dict[str, Any]:
+        """Plain data for `status`; times are ages in seconds."""
+        now, job, ends = time.monotonic(), self._job, list(self._ends)
+        # Until now, so that the rate of a session that stands still falls.
+        rate = len(ends) / (now - ends[0]) if len(ends) > 1 else 0.0
+        return {
+            "session": self.session,
+            "epoch": self.epoch,
+            "worker": self.worker,
+            "age": now - self.opened,
+            "programs": len(self._programs),
+            "step": self.step,
+            "committed": self.committed,
+            "steps_per_second": rate,
+            "last_step_seconds": self.last_seconds,
+            "doing": job[0] if job else "",
+            "doing_seconds": now - job[1] if job else 0.0,
+        }
+
+
+class SessionActivity:
+    """What a session over workers does, as its coordinator sees it."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.opened = time.monotonic()
+        self.meters = Meters()
+        self._lost: set[int] = set()
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """A step: it commits if the block ends, else it changed nothing."""
+        started = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            self.meters.add("graphflow_steps_total", 1, "aborted")
+            _coordinator_log.tell(
+                "step.aborted", session=self.session, step=step,
+                seconds=time.monotonic() - started, error=type(error).__name__, reason=str(error),
+            )  # fmt: skip
+            raise
+        seconds = time.monotonic() - started
+        self.meters.add("graphflow_steps_total", 1, "committed")
+        self.meters.observe("graphflow_step_seconds", seconds)
+        if _coordinator_log.hears("step.committed"):
+            _coordinator_log.tell(
+                "step.committed", session=self.session, step=step, seconds=seconds
+            )
+
+    def lost(self, workers: Mapping[int, str], addresses: Sequence[str]) -> None:
+        """Which workers are lost by now, and why; each is told once."""
+        for worker in workers.keys() - self._lost:
+            self._lost.add(worker)
+            self.meters.add("graphflow_workers_lost_total")
+            _coordinator_log.tell(
+                "worker.lost", session=self.session, worker=worker, address=addresses[worker],
+                reason=workers[worker],
+            )  # fmt: skip
+
+    def ended(self) -> None:
+        """The session is over."""
+        _coordinator_log.tell(
+            "session.ended", session=self.session, seconds=time.monotonic() - self.opened,
+            steps=int(self.meters.value("graphflow_steps_total", "committed")),
+        )  # fmt: skip
