@@ -90,6 +90,20 @@ def worker(
         str | None,
         typer.Option(help="This worker's own key, see `graphflow keys`; default: the only one."),
     ] = None,
+    max_connections: Annotated[
+        int | None, typer.Option(min=1, help="Connections at a time; default: by `ulimit -n`.")
+    ] = None,
+    max_nodes: Annotated[
+        int, typer.Option(min=1, help="Nodes of a device's part of a graph.")
+    ] = 1_000_000,
+    max_memory: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="GB of its variables, or of one tensor; default: all."),
+    ] = None,
+    max_iterations: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of its loops together, which must have a bound then."),
+    ] = None,
 ) -> None:
     """Serve this machine's devices to sessions until Ctrl-C.
 
@@ -97,6 +111,7 @@ def worker(
 
     Beyond loopback, with the key of this machine: graphflow worker --listen tcp://10.0.0.2:7001
     """
+    from graphflow.runtime.security.limits import Limits
     from graphflow.runtime.worker import serve  # loads ZeroMQ
 
     if insecure:
@@ -106,7 +121,11 @@ def worker(
     names = _names(devices)
     Cluster.here(devices=names)  # refuses names of devices that are not here
     allowed = module_names(allow_ops or [], "--allow-ops")
-    serve(listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key)
+    nbytes = None if max_memory is None else int(max_memory * 1e9)
+    serve(
+        listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
+        connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
+    )  # fmt: skip
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -18,7 +18,6 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import (
-    ArgumentError,
     GraphError,
     GraphflowError,
     GraphLimitError,
@@ -32,6 +31,7 @@ from graphflow.ops.host import HostFunction
 from graphflow.placement.host import host_memory
 from graphflow.runtime.finite import CHECKS
 from graphflow.runtime.partition import Partition
+from graphflow.runtime.security.limits import MOST_ITERATIONS, Limits
 from graphflow.spec import Dim, TensorSpec, as_dtype
 
 MAX_DEPTH = 32  # of bodies in bodies
@@ -44,28 +44,6 @@ _NODE_PARTS = 12  # lists and maps, likewise
 _FREE_PARTS = 100_000
 
 Header = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a worker takes on of graphs from the wire; each partition by itself.
-
-    Attributes:
-        nodes: those of bodies included.
-        nbytes: of the variables together, and of any one tensor; None: the memory of this host.
-        iterations: of all loops, those of nested ones multiplied.
-        bounded: whether loops must have a bound at all (`max_iterations`).
-    """
-
-    nodes: int = 1_000_000
-    nbytes: int | None = None
-    iterations: int = 10**12
-    bounded: bool = False
-
-    def __post_init__(self) -> None:
-        given = (self.nodes, self.iterations, 1 if self.nbytes is None else self.nbytes)
-        if any(type(each) is not int or each < 1 for each in given):
-            raise ArgumentError(f"limits are whole numbers from 1 on, not {self}")
 
 
 LIMITS = Limits()
@@ -348,15 +326,16 @@ class _Wire:
             once = node.op.name not in ("scan", "while_loop") or not isinstance(times, int)
             inner = sum(self.iterations[id(body)] for body in held)
             total += inner if once else max(0, times) * (1 + inner)
-            if total > self.limits.iterations:
+            most = self.limits.iterations or MOST_ITERATIONS
+            if total > most:
                 raise GraphLimitError(
-                    f"loops in a graph from the wire run {total:,} times, the last one being {node} "
-                    f"at {node.location}; the limit is {self.limits.iterations:,}"
+                    f"{node} at {node.location} and the loops before it run {total:,} times in "
+                    f"all; the limit is {most:,}"
                 )
         return total
 
     def _check_end(self, loop: Node) -> None:
-        if self.limits.bounded:
+        if self.limits.iterations is not None:
             raise GraphLimitError(
                 f"{loop} at {loop.location} has no bound, and this worker wants one: give it "
                 "max_iterations"

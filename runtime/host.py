@@ -27,6 +27,7 @@ from graphflow.runtime.executor import Program, Span
 from graphflow.runtime.lines import EDGE_BITS
 from graphflow.runtime.messages import Computed, Key, Parcel
 from graphflow.runtime.partition import Partition
+from graphflow.runtime.security.limits import Limits
 from graphflow.spec import Dim, symbols
 
 Array = np.ndarray[Any, Any]
@@ -47,6 +48,7 @@ class Host:
         devices: full names, "/worker:0/cpu:0".
         threads: per device; None: the cores shared out.
         outbox: takes a tensor for another worker; must not block.
+        limits: what it takes on of programs from the wire.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Host:
         devices: Sequence[str],
         threads: int | None,
         outbox: Callable[[Parcel], None],
+        limits: Limits | None = None,
     ) -> None:
         self.worker = worker
+        self._limits = limits or Limits()
         self.devices = tuple(devices)
         self._count = threads or max(1, cores() // max(1, len(self.devices)))
         self._outbox = outbox
@@ -85,7 +89,7 @@ class Host:
         """
         from graphflow.runtime.codec import decode  # loads msgpack
 
-        self.add(session, program, decode(header, buffers))
+        self.add(session, program, decode(header, buffers, self._limits))
 
     def add(self, session: str, program: str, partitions: Sequence[Partition]) -> None:
         """Take a program's partitions for devices of this host, and create its new variables."""
@@ -143,6 +147,10 @@ class Host:
         if state is not None and isinstance(edge, int):  # edges of programs are numbered
             state.mail.put(step, edge, array)
 
+    def attend(self, session: str, attend: Callable[[Callable[[], bool], float], bool]) -> None:
+        """How a thread that waits for a tensor may receive it itself: see `Mail`."""
+        self._of(session).mail.attend = attend
+
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
         """Wake every wait of the step with an error."""
         state = self._sessions.get(session)
@@ -152,6 +160,10 @@ class Host:
     def read(self, session: str, variable: str) -> Array:
         """A copy of a variable's value."""
         return self._of(session).read(variable)
+
+    def snapshot(self, session: str) -> dict[str, Array]:
+        """Copies of all variables, as the last commit left them."""
+        return self._of(session).snapshot()
 
     def write(self, session: str, variable: str, value: Array) -> None:
         """Set a variable.
@@ -188,6 +200,9 @@ class Mail:
         self._cancelled: tuple[int, GraphflowError] | None = None
         self._finished = -1
         self.deadline = 0.0
+        self.attend: Callable[[Callable[[], bool], float], bool] | None = None
+        """Receives, on the thread that calls it, until something has come or some seconds have
+        passed; False: at once, for another thread does."""
         self.arrivals: list[tuple[int, int]] | None = None
 
     def put(self, step: int, edge: int, array: Any) -> None:
@@ -204,21 +219,37 @@ class Mail:
             StepTimeout: it did not come before the deadline.
             GraphflowError: what the step was cancelled with.
         """
-        with self._changed:
-            while (step, edge) not in self._arrays:
-                if self._cancelled is not None and self._cancelled[0] >= step:
-                    raise self._cancelled[1]
-                left = self.deadline - monotonic()
-                if left <= 0:
-                    raise StepTimeout(
-                        f"step {step}: {what} did not come before the deadline; "
-                        "is that worker slow or stuck? give Session a longer deadline"
-                    )
-                self._changed.wait(left)
-            array, arrived = self._arrays.pop((step, edge))
-            if self.arrivals is not None:  # noted here, for it may come before its step begins
-                self.arrivals.append((edge, arrived))
-            return array
+        key = (step, edge)
+        if key not in self._arrays:
+            self._await(key, what)
+        array, arrived = self._arrays.pop(key)
+        if self.arrivals is not None:  # noted here, for it may come before its step begins
+            self.arrivals.append((edge, arrived))
+        return array
+
+    def _await(self, key: tuple[int, int], what: str) -> None:
+        def over() -> bool:
+            return key in self._arrays or (
+                self._cancelled is not None and self._cancelled[0] >= key[0]
+            )
+
+        while not over():
+            left = self.deadline - monotonic()
+            if left <= 0:
+                raise StepTimeout(
+                    f"step {key[0]}: {what} did not come before the deadline; "
+                    "is that worker slow or stuck? give Session a longer deadline"
+                )
+            if self.attend is not None and self.attend(over, left):
+                with self._changed:  # another device's thread may go on receiving
+                    self._changed.notify_all()
+                continue
+            with self._changed:
+                if not over():
+                    self._changed.wait(left)
+        if key not in self._arrays:
+            assert self._cancelled is not None
+            raise self._cancelled[1]
 
     def check(self, step: int, loop: str, done: int, of: str) -> None:
         """Go on, unless the step is cancelled or its deadline has passed. Each iteration of a loop
@@ -473,6 +504,13 @@ class _Session:
     def read(self, variable: str) -> Array:
         device, value = self._find(variable)
         return self._backends[device].to_host(value)
+
+    def snapshot(self) -> dict[str, Array]:
+        return {
+            name: self._backends[device].to_host(value)
+            for device, variables in self._variables.items()
+            for name, value in variables.items()
+        }
 
     def write(self, variable: str, value: Array) -> None:
         device, current = self._find(variable)
