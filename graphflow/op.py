@@ -640,6 +640,7 @@ class Node:
         inputs: tuple[Tensor, ...],
         attrs: Mapping[str, Any] | None = None,
         specs: tuple[TensorSpec, ...] | None = None,
+        turn: int | None = None,
     ) -> Node:
         """The same application to other inputs of the same specs, or with other attributes."""
         return Node(
@@ -652,7 +653,7 @@ class Node:
             location=self.location,
             origin=self.origin,
             equations=self.equations,
-            turn=self.turn,
+            turn=self.turn if turn is None else turn,
         )
 
     def __repr__(self) -> str:

@@ -1,0 +1,155 @@
+"""Pipelines: the stages of a network on devices of their own, micro-batches going through them in
+the order of a schedule.
+
+    whole graph ─stages_of→ stage of each node ─divided over micro-batches→ shards
+                ─schedule→ a device and a turn for each
+
+The batch is cut into micro-batches as data parallelism cuts it, so that means, sums and gradients
+are those of the whole batch; the micro-batches of a stage share a device, and its schedule says
+which one has its turn. What stages exchange are ordinary edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from graphflow.device import DeviceName
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.parallel.mesh import Mesh, Place, Split
+from graphflow.parallel.moves import Layout, whole
+from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
+from graphflow.parallel.shard import Pieces, Sharded, divided
+from graphflow.parallel.stages import origin_of, weight_gradients
+
+MICRO, WAY = "micro", "way"
+"""Axes of the mesh: along the first, micro-batches take turns; along the second, micro-batches go
+through the devices in other directions, on weights of their own."""
+
+
+def pipelined(
+    graph: Graph,
+    stages: Mapping[Node, int],
+    schedule: Schedule,
+    devices: Sequence[DeviceName],
+    batch: Sequence[Tensor],
+    outer: Mapping[str, int] | None = None,
+    annotations: Mapping[Tensor, Layout] | None = None,
+    known: Mapping[Node, Pieces] | None = None,
+) -> Sharded:
+    """A training graph as a pipeline that flushes.
+
+    Args:
+        graph: as the user built it, with gradients and updates.
+        stages: of the nodes of its forward pass, see `stages_of`.
+        devices: of the schedule's first device, one for each place of `outer`; then of its second.
+        batch: placeholders whose first axis is the batch.
+        outer: sizes of other axes of the mesh, along which each stage is cut as well.
+        annotations: layouts of some tensors along these.
+        known: variables that are there already.
+    """
+    outer = dict(outer or {})
+    where = _every_stage(graph, stages)
+    ways = _ways(schedule)
+    sizes = {**outer, **({WAY: len(ways)} if len(ways) > 1 else {}), MICRO: len(ways[0])}
+    beside, first = prod(outer.values()), len(outer)
+    homes = schedule.homes
+
+    def microbatch(place: Place) -> int:
+        return ways[place[first] if len(ways) > 1 else 0][place[-1]]
+
+    def device_of(node: Node, place: Place) -> DeviceName:
+        number = 0
+        for at, size in zip(place, outer.values(), strict=False):
+            number = number * size + at
+        return devices[homes[_of(where, node), microbatch(place)] * beside + number]
+
+    mesh = Mesh(sizes, [DeviceName()] * prod(sizes.values()), frozenset({MICRO}))
+    layouts = dict(annotations or {})
+    inner = tuple(sizes)[first:]
+    for tensor in batch:
+        if tensor.node in graph.names:
+            layout = layouts.get(tensor, whole(tensor.ndim))
+            layouts[tensor] = layout.with_dim(0, Split((*layout.dims[0].axes, *inner)))
+    cut = divided(graph, mesh, layouts, known, device_of)
+    phases = _phases(graph, stages, schedule)
+    numbers = [microbatch(place) for place in mesh.places]
+    return replace(cut, graph=_in_turns(cut, phases, where, schedule, numbers))
+
+
+def _ways(schedule: Schedule) -> list[list[int]]:
+    """The micro-batches, by the devices that they go through."""
+    homes = schedule.homes
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i in range(schedule.microbatches):
+        found.setdefault(tuple(homes[s, i] for s in range(schedule.stages)), []).append(i)
+    return list(found.values())
+
+
+def _every_stage(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
+    """A stage for all nodes: gradients and updates are where what they are made for is, and what
+    else is fetched, where the last thing is that it reads."""
+    found: dict[Node, int] = {}
+    for node in graph.nodes:
+        origin = origin_of(node)
+        if node in stages:
+            found[node] = stages[node]
+        elif origin in stages:
+            found[node] = stages[origin]
+        else:
+            found[node] = max((found[t.node] for t in node.inputs), default=0)
+    return found
+
+
+def _of(where: Mapping[Node, int], node: Node) -> int:
+    """The stage of a node of the graph, or of one that was made for it."""
+    while node not in where and node.origin is not None:
+        node = node.origin
+    return where.get(node, 0)
+
+
+def _phases(graph: Graph, stages: Mapping[Node, int], schedule: Schedule) -> dict[Node, Phase]:
+    """What part of a micro-batch's way each node belongs to; updates to none."""
+    late = weight_gradients(graph, stages) if schedule.splits_backward else set[Node]()
+    found: dict[Node, Phase] = {}
+    for node in graph.nodes:
+        origin = origin_of(node)
+        if node.op.name in ("assign", "group") or origin.op.name == "variable" or not node.inputs:
+            continue
+        if node in stages:
+            found[node] = "F"
+        elif origin in stages:
+            found[node] = "W" if node in late else "B"
+        elif all(found.get(t.node, "F") == "F" for t in node.inputs):
+            found[node] = "F"  # fetched besides the loss
+    return found
+
+
+def _in_turns(
+    cut: Sharded,
+    phases: Mapping[Node, Phase],
+    where: Mapping[Node, int],
+    schedule: Schedule,
+    numbers: Sequence[int],
+) -> Graph:
+    """The graph with the turn of its task on each node.
+
+    Args:
+        numbers: the micro-batch of each place.
+    """
+    ranks = {task: turn for turn, (_, task) in enumerate(sequence(schedule))}
+    turns: dict[Node, int] = {}
+    for node, phase in phases.items():
+        for tensor in node.outputs:
+            for i, part in zip(numbers, cut.values[tensor].parts, strict=True):
+                turn = ranks[Task(phase, where[node], i)]
+                turns[part.node] = min(turn, turns.get(part.node, turn))
+
+    def turned(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+        if node not in turns or not inputs:
+            return None
+        return node.with_inputs(inputs, turn=turns[node]).outputs
+
+    return cut.graph.rewrite(turned)
