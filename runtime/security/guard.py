@@ -8,7 +8,7 @@ for as long as a session is open the keys of the other workers that its coordina
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -73,7 +73,7 @@ class Guard:
         self._version = -1
         self._roles: dict[str, str] = {}
         self._vouched: dict[str, frozenset[str]] = {}
-        self._told: set[str] = set()
+        self._told: OrderedDict[str, None] = OrderedDict()
         self._roles_now()  # a folder that cannot be used is an error now
         self._context = context
         self._end: Bell | None = None
@@ -119,9 +119,13 @@ class Guard:
         """Whether who holds a key may send a message.
 
         Raises:
-            NotAuthorised: its role does not allow it, or it was revoked.
+            NotAuthorised: its role does not allow it, it was revoked, or whom this process trusts
+                cannot be read any more.
         """
-        role = self.role(key)
+        try:
+            role = self.role(key)
+        except KeyFileError as error:
+            raise NotAuthorised(f"nobody is trusted for now: {error}") from error
         between_workers = isinstance(message, Chunk | Ack | Resend) and envelope.origin != ORIGIN
         allowed = {
             COORDINATOR: not between_workers,
@@ -186,10 +190,12 @@ class Guard:
             return False
 
     def _tell(self, request: _Request) -> None:
-        """Log a refused key, once."""
+        """Log a refused key, once, unless many others came since."""
         key = request.key
-        if key not in self._told and len(self._told) < _REMEMBERED:
-            self._told.add(key)
+        if key not in self._told:
+            self._told[key] = None
+            if len(self._told) > _REMEMBERED:
+                self._told.popitem(last=False)
             _log.tell("key.refused", address=request.address, key=key or "none")
 
     def close(self) -> None:

@@ -224,7 +224,7 @@ class Keyring:
     def version(self) -> int:
         """Changes when what is trusted does."""
         try:
-            return self._trusted.stat().st_mtime_ns
+            return self._trusted.stat().st_ctime_ns  # of entries, and of who may change them
         except OSError:
             return 0
 

@@ -24,6 +24,7 @@ from graphflow.errors import (
 from graphflow.runtime.launch import child
 from graphflow.runtime.messages import COORDINATOR as ORIGIN
 from graphflow.runtime.messages import Chunk, Envelope, Hello, Measure, Message, Ping
+from graphflow.runtime.security import guard
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
 from graphflow.runtime.transport.tcp import Channel, Listener, check
@@ -296,3 +297,37 @@ def test_a_session_runs_over_workers_that_trust_it_and_not_without(
     ]  # fmt: skip
     with gf.Session(file) as session:
         np.testing.assert_array_equal(session.run(z, {x: np.ones(3, "f4")}), np.full(3, 3, "f4"))
+
+
+# Floods and files that change --------------------------------------------------------------------
+
+
+def test_refused_keys_are_told_once_and_many_of_them_hide_no_later_one(
+    box: Box, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphflow.runtime.security.guard._REMEMBERED", 3)
+    asked = [guard._Request([], [], f"10.0.0.{number}", str(number), 0.0) for number in range(5)]
+    with caplog.at_level(logging.WARNING, "graphflow.security"):
+        for each in (*asked, *asked[-3:]):
+            box.guard._tell(each)
+    told = [r.getMessage() for r in caplog.records if "key.refused" in r.getMessage()]
+    assert len(told) == 5 and all(f"10.0.0.{n} " in line for n, line in enumerate(told))
+
+
+@pytest.mark.parametrize("spoil", ["permissions", "content"])
+def test_a_trusted_folder_that_goes_bad_lets_nobody_do_anything_and_ends_nothing(
+    box: Box, tmp_path: Path, spoil: str
+) -> None:
+    pair = Keyring(tmp_path / "alice").new("alice", COORDINATOR)
+    box.ring.add(str(pair.public), "alice")
+    box.guard.check(pair.public.key, ORDER, Measure(1))
+    trusted = box.ring.folder / "trusted"
+    if spoil == "permissions":
+        trusted.chmod(0o777)
+    else:
+        (trusted / "odd.public").write_text("nonsense")
+    with pytest.raises(NotAuthorised, match="nobody is trusted for now"):
+        box.guard.check(pair.public.key, ORDER, Measure(1))
+    trusted.chmod(0o700)
+    (trusted / "odd.public").unlink(missing_ok=True)
+    box.guard.check(pair.public.key, ORDER, Measure(1))
