@@ -239,6 +239,7 @@ class Door:
             self._thread.join()
             self._end.close()
             self.socket.disable_monitor()
+            self._monitor.close(linger=0)
 
 
 class _Connection:

@@ -190,7 +190,7 @@ class Listener:
             frames = _rest(self.socket, [route], 2)
         else:
             head: Any = self.socket.recv(copy=False)
-            self.door.meet(route, head.get(zmq.SRCFD))
+            self.door.meet(route, _descriptor(head))
             frames = _rest(self.socket, [route, head.bytes], 2)
         self._skipping = len(frames) >= _FRAMES_KEPT
         return frames[0], frames[1:], str(first.get("User-Id")) if self._guarded else ""
@@ -203,6 +203,12 @@ class Listener:
                 return True
             self.socket.recv()
         return False
+
+    def has_message(self) -> bool:
+        """Whether there is something to receive, perhaps. To be asked after each time that
+        something was sent, before waiting for the socket: sending takes in what arrives
+        meanwhile."""
+        return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
 
     def blame(self, route: bytes, error: ProtocolError) -> None:
         """Notes that a message was not valid; drops the connection of who sent several, or one
@@ -225,6 +231,15 @@ class Listener:
         """Stops listening; what is queued is dropped."""
         self.door.close()
         self.socket.close(linger=0)
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    """Of the connection that a frame came over; -1 where ZeroMQ does not know it any more."""
+    try:
+        found: int = frame.get(zmq.SRCFD)
+    except zmq.ZMQError:
+        return -1
+    return found
 
 
 def _numeric(parts: Address) -> Address:
@@ -308,6 +323,10 @@ class Channel:
     def receive(self) -> list[Any] | None:
         """The next message's frames, or None."""
         return _receive(self.socket, 1)
+
+    def has_message(self) -> bool:
+        """As `Listener.has_message`."""
+        return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
 
     def changes(self) -> list[bool]:
         """What has happened to the link since the last call: True for up, False for down."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
+from graphflow.errors import AddressInUse
 from graphflow.runtime.security import door
 from graphflow.runtime.transport.tcp import Channel, Listener
 
@@ -220,3 +221,32 @@ def test_the_cap_follows_the_limit_on_descriptors(monkeypatch: pytest.MonkeyPatc
     for limit, most in ((1024, 256), (20, 16), (1 << 20, 4096), (endless, 4096)):
         monkeypatch.setattr(door.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert door.most_connections() == most
+
+
+def test_a_door_leaves_nothing_behind_that_its_context_would_wait_for() -> None:
+    context: Any = zmq.Context()
+    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    with pytest.raises(AddressInUse):
+        Listener(context, listener.address, insecure=False)
+    listener.close()
+    ended = threading.Thread(target=context.term, daemon=True)
+    ended.start()
+    ended.join(SECONDS)
+    assert not ended.is_alive()
+
+
+def test_a_message_whose_connection_is_not_known_any_more_is_still_a_message(context: Any) -> None:
+    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    own: Any = zmq.Context()
+    inside: Any = own.socket(zmq.DEALER)
+    inside.connect(listener.address)
+    inside.send(b"hello")
+    wait_for(lambda: listener.socket.poll(10))
+    inside.close(linger=0)
+    own.term()
+    route, frames, _ = wait_for(listener.receive)
+    assert [bytes(frame) for frame in frames] == [b"hello"]
+    listener.door.blame(route, "nonsense", at_once=True)
+    listener.door.meet(b"other", -1)
+    listener.door.blame(b"other", "nonsense", at_once=True)
+    listener.close()
