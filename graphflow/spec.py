@@ -179,6 +179,29 @@ def _atom_value(atom: Atom, bindings: Mapping[str, int]) -> int:
     return min(x, y) if function == "min" else max(x, y)
 
 
+def substitute(size: Size, sizes: Mapping[str, Size]) -> Size:
+    """A size with other sizes in place of some of its symbols."""
+    if not isinstance(size, Dim):
+        return size
+    total: Size = 0
+    for monomial, factor in size.terms.items():
+        term: Size = factor
+        for atom in monomial:
+            term = term * _substituted(atom, sizes)
+        total = total + term
+    return total
+
+
+def _substituted(atom: Atom, sizes: Mapping[str, Size]) -> Size:
+    if isinstance(atom, str):
+        return sizes.get(atom, Dim.symbol(atom))
+    function, a, b = atom
+    x, y = substitute(a, sizes), substitute(b, sizes)
+    if function == "floordiv":
+        return floordiv(x, y)
+    return minimum(x, y) if function == "min" else maximum(x, y)
+
+
 def symbols(size: Size) -> Iterator[str]:
     """Names of the symbols that a size depends on."""
     if isinstance(size, Dim):

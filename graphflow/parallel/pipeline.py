@@ -51,7 +51,7 @@ def pipelined(
         known: variables that are there already.
     """
     outer = dict(outer or {})
-    where = _every_stage(graph, stages)
+    where = every_stage(graph, stages)
     ways = _ways(schedule)
     sizes = {**outer, **({WAY: len(ways)} if len(ways) > 1 else {}), MICRO: len(ways[0])}
     beside, first = prod(outer.values()), len(outer)
@@ -74,7 +74,7 @@ def pipelined(
             layout = layouts.get(tensor, whole(tensor.ndim))
             layouts[tensor] = layout.with_dim(0, Split((*layout.dims[0].axes, *inner)))
     cut = divided(graph, mesh, layouts, known, device_of)
-    phases = _phases(graph, stages, schedule)
+    phases = phases_of(graph, stages, schedule)
     numbers = [microbatch(place) for place in mesh.places]
     return replace(cut, graph=_in_turns(cut, phases, where, schedule, numbers))
 
@@ -88,7 +88,7 @@ def _ways(schedule: Schedule) -> list[list[int]]:
     return list(found.values())
 
 
-def _every_stage(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
+def every_stage(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
     """A stage for all nodes: gradients and updates are where what they are made for is, and what
     else is fetched, where the last thing is that it reads."""
     found: dict[Node, int] = {}
@@ -110,10 +110,11 @@ def _of(where: Mapping[Node, int], node: Node) -> int:
     return where.get(node, 0)
 
 
-def _phases(graph: Graph, stages: Mapping[Node, int], schedule: Schedule) -> dict[Node, Phase]:
+def phases_of(graph: Graph, stages: Mapping[Node, int], schedule: Schedule) -> dict[Node, Phase]:
     """What part of a micro-batch's way each node belongs to; updates to none."""
     late = weight_gradients(graph, stages) if schedule.splits_backward else set[Node]()
     found: dict[Node, Phase] = {}
+    seen = {n for n in graph.nodes if n.op.name in ("placeholder", "constant") or n in stages}
     for node in graph.nodes:
         origin = origin_of(node)
         if node.op.name in ("assign", "group") or origin.op.name == "variable" or not node.inputs:
@@ -122,7 +123,7 @@ def _phases(graph: Graph, stages: Mapping[Node, int], schedule: Schedule) -> dic
             found[node] = "F"
         elif origin in stages:
             found[node] = "W" if node in late else "B"
-        elif all(found.get(t.node, "F") == "F" for t in node.inputs):
+        elif all(found.get(t.node) == "F" or t.node in seen for t in node.inputs):
             found[node] = "F"  # fetched besides the loss
     return found
 

@@ -1,0 +1,269 @@
+"""Pipelines that do not flush: each micro-batch is a batch of its own, and its gradient updates the
+weights while others are on their way.
+
+A training step is written once for each micro-batch. Its forward and its backward pass read the
+version of the weights that the schedule gives them (PipeDream's stash costs nothing here: a version
+is a tensor, and lives as long as something reads it), updates read the newest one. One `run` is a
+window of micro-batches: between two runs the pipeline drains.
+
+Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from graphflow.device import DeviceName
+from graphflow.errors import ScheduleError
+from graphflow.graph import Body, Graph
+from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by, make_node
+from graphflow.parallel.mesh import Cuts, Mesh, Piece, Split
+from graphflow.parallel.moves import whole
+from graphflow.parallel.pipeline import MICRO, every_stage, phases_of
+from graphflow.parallel.schedule import Schedule, Task, sequence, staleness
+from graphflow.parallel.shard import Pieces, Share, Sharded
+from graphflow.spec import Dim, Size, substitute
+
+_BATCH = Split((MICRO,))
+
+
+def unrolled(
+    graph: Graph,
+    stages: Mapping[Node, int],
+    schedule: Schedule,
+    devices: Sequence[DeviceName],
+    batch: Sequence[Tensor],
+    known: Mapping[Node, Pieces] | None = None,
+) -> Sharded:
+    """A training graph as a pipeline that does not flush.
+
+    What is fetched is, for scalars, the mean over the micro-batches; for what has the batch as its
+    first axis, all of them in their order; and for updates what they are.
+
+    Args:
+        graph: as the user built it for one micro-batch, with gradients and updates.
+        stages: of the nodes of its forward pass, see `stages_of`.
+        devices: of the schedule.
+        batch: placeholders whose first axis is the batch: a symbol, that all of them share.
+        known: variables that are there already.
+
+    Raises:
+        ScheduleError: the batch has no symbol, or a fetch is neither scalar nor led by the batch.
+    """
+    return _Unrolling(graph, stages, schedule, devices, batch, known or {}).run()
+
+
+class _Unrolling:
+    """One graph on its way through the micro-batches."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Mapping[Node, int],
+        schedule: Schedule,
+        devices: Sequence[DeviceName],
+        batch: Sequence[Tensor],
+        known: Mapping[Node, Pieces],
+    ) -> None:
+        self.graph = graph
+        self.schedule = schedule
+        self.devices = devices
+        self.batch = [t for t in batch if t.node in graph.names]
+        self.known = known
+        self.where = every_stage(graph, stages)
+        self.phases = phases_of(graph, stages, schedule)
+        count = schedule.microbatches
+        self.mesh = Mesh({MICRO: count}, [DeviceName()] * count, frozenset({MICRO}))
+        self.cuts = Cuts(self.mesh)
+        self.symbol = self._symbol()
+        self.used = [staleness(schedule, s).used for s in range(schedule.stages)]
+        self.ranks = {task: turn for turn, (_, task) in enumerate(sequence(schedule))}
+        self.shares: dict[Node, Share] = {}
+        self.variables = {v: self._variable(v) for v in graph.variables}
+        self.history = {v: [pieces.nodes[0].outputs[0]] for v, pieces in self.variables.items()}
+        self.copies: list[dict[Tensor, Tensor]] = []
+
+    def run(self) -> Sharded:
+        group, count = self.schedule.group, self.schedule.microbatches
+        for start in range(0, count, group):
+            members = range(start, min(start + group, count))
+            for i in members:
+                self._pass(i)
+            self._update(members)
+        outputs = [self._fetched(t) for t in self.graph.outputs]
+        return Sharded(
+            self.graph, Graph(outputs).verify(), self.mesh, self.cuts, self.shares,
+            self.variables, (), {},
+        )  # fmt: skip
+
+    def _symbol(self) -> str:
+        firsts = {t.shape[0] if t.ndim else None for t in self.batch}
+        (size,) = firsts if len(firsts) == 1 else (None,)
+        if not isinstance(size, Dim) or size != Dim.symbol(str(size)):
+            told = ", ".join(f"{t.name!r} {t.shape}" for t in self.batch)
+            raise ScheduleError(
+                f"a pipeline without flush needs the batch as one symbol that all placeholders of "
+                f"a batch share, such as gf.placeholder('float32', ('B', 784)), not {told}"
+            )
+        self.cuts.can(size, _BATCH)
+        return str(size)
+
+    def _variable(self, node: Node) -> Pieces:
+        if node in self.known:
+            return self.known[node]
+        with made_by(node, "", self._device(node, 0)):
+            twin = make_node(REGISTRY["variable"], (), {**node.attrs, "named": False}, node.name)
+        all_of_it = tuple(slice(0, int(size)) for size in node.specs[0].shape)  # type: ignore[arg-type]
+        return Pieces((twin,), (all_of_it,), whole(len(all_of_it)))
+
+    # Passes -------------------------------------------------------------------------------------
+
+    def _pass(self, i: int) -> None:
+        """The forward and backward passes of a micro-batch."""
+        mapped: dict[Tensor, Tensor] = {}
+        renaming = _Renaming({self.symbol: self._piece(i).size})
+        for node in self.graph.nodes:
+            if node.op.name == "placeholder":
+                mapped[node.outputs[0]] = self._placeholder(node, i)
+            elif node.op.name == "constant":
+                mapped[node.outputs[0]] = node.outputs[0]
+            elif node in self.phases or (not node.inputs and node.op.name != "variable"):
+                inputs = tuple(self._read(t, node, mapped, i) for t in node.inputs)
+                task = Task(self.phases.get(node, "F"), self.where[node], i)
+                with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
+                    made = renaming.node(node, inputs)
+                if inputs:
+                    made = made.with_inputs(inputs, turn=self.ranks[task])
+                mapped.update(zip(node.outputs, made.outputs, strict=True))
+        self.copies.append(mapped)
+
+    def _read(
+        self, tensor: Tensor, reader: Node, mapped: Mapping[Tensor, Tensor], i: int
+    ) -> Tensor:
+        if tensor.node.op.name == "variable":
+            return self.history[tensor.node][self.used[self.where[reader]][i]]
+        return mapped[tensor]
+
+    def _placeholder(self, node: Node, i: int) -> Tensor:
+        (tensor,) = node.outputs
+        if node not in {t.node for t in self.batch}:
+            return tensor
+        pieces = (self._piece(i), *[Piece(0, size, size) for size in tensor.shape[1:]])
+        with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
+            own: Tensor = REGISTRY["placeholder"](
+                shape=tuple(p.size for p in pieces), dtype=tensor.dtype.name, name=node.name
+            )
+        self.shares[own.node] = Share(node, pieces)
+        return own
+
+    def _piece(self, i: int) -> Piece:
+        return self.cuts.piece(Dim.symbol(self.symbol), _BATCH, (i,))
+
+    def _device(self, node: Node, i: int) -> DeviceName:
+        return self.devices[self.schedule.homes[self.where[node], i]]
+
+    # Updates ------------------------------------------------------------------------------------
+
+    def _update(self, members: range) -> None:
+        """The updates that the gradients of some micro-batches make together."""
+        mapped: dict[Tensor, Tensor] = {}
+        for node in self.graph.nodes:
+            if node.op.name == "variable":
+                mapped[node.outputs[0]] = self.history[node][-1]
+            elif node.op.name == "assign":
+                mapped[node.outputs[0]] = mapped[node.inputs[1]]
+            elif self._is_update(node):
+                inputs = tuple(self._gradient(t, mapped, members, node) for t in node.inputs)
+                with made_by(node, f"update={members[-1]}/", self._device(node, 0)):
+                    made = make_node(node.op, inputs, node.attrs, node.name)
+                mapped.update(zip(node.outputs, made.outputs, strict=True))
+        for node in self.graph.of_op("assign"):
+            self.history[node.inputs[0].node].append(mapped[node.outputs[0]])
+
+    def _is_update(self, node: Node) -> bool:
+        return bool(node.inputs) and node not in self.phases and node.op.name != "group"
+
+    def _gradient(
+        self, tensor: Tensor, mapped: dict[Tensor, Tensor], members: range, reader: Node
+    ) -> Tensor:
+        """What an update reads: of what micro-batches have made, the mean."""
+        if tensor not in mapped:
+            parts = [self.copies[i][tensor] for i in members]
+            with made_by(tensor.node, "mean/", self._device(reader, 0)):
+                total = reduce(_added, parts)
+                mapped[tensor] = total if len(parts) == 1 else total * (1.0 / len(parts))
+        return mapped[tensor]
+
+    # Fetches ------------------------------------------------------------------------------------
+
+    def _fetched(self, tensor: Tensor) -> Tensor:
+        node = tensor.node
+        if node.op.name == "group":
+            members = [m for m in (self._fetched_update(t) for t in node.inputs)]
+            with made_by(node, "", DeviceName()):
+                group: Tensor = REGISTRY["group"](*members, name=node.name)
+            return group
+        if node.op.name == "assign":
+            return self._fetched_update(tensor)
+        parts = [copy.get(tensor) for copy in self.copies]
+        parts = [part for part in parts if part is not None]
+        with made_by(node, "fetched/", self._device(node, 0)):
+            if tensor.shape[:1] == (Dim.symbol(self.symbol),):
+                joined: Tensor = FUNCTIONS["concat"](parts)
+                return joined
+            if tensor.ndim == 0 and parts:
+                mean: Tensor = reduce(_added, parts) * (1.0 / len(parts))
+                return mean
+        raise ScheduleError(
+            f"fetch {node.name!r} (made at {node.location}) of shape {tensor.shape} has a value for "
+            "each micro-batch of a pipeline without flush; fetch scalars, of which it gives the "
+            "mean, or tensors with the batch as first axis"
+        )
+
+    def _fetched_update(self, tensor: Tensor) -> Tensor:
+        """The last of the updates of a variable, as an assignment."""
+        node = tensor.node
+        if node.op.name == "group":
+            return self._fetched(tensor)
+        variable = node.inputs[0].node
+        own = self.variables[variable].nodes[0].outputs[0]
+        with made_by(node, "", self._device(variable, 0)):
+            assigned: Tensor = REGISTRY["assign"](own, self.history[variable][-1])
+        return assigned
+
+
+class _Renaming:
+    """Writes nodes once more, with other sizes in place of symbols, in the bodies they hold too."""
+
+    def __init__(self, sizes: Mapping[str, Size]) -> None:
+        self._sizes = sizes
+
+    def node(self, node: Node, inputs: tuple[Tensor, ...]) -> Node:
+        attrs = {name: self._value(value) for name, value in node.attrs.items()}
+        return make_node(node.op, inputs, attrs, node.name)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Dim):
+            return substitute(value, self._sizes)
+        if isinstance(value, tuple):
+            return tuple(self._value(each) for each in value)
+        if isinstance(value, Body):
+            return self._body(value)
+        return value
+
+    def _body(self, body: Body) -> Body:
+        mapped: dict[Tensor, Tensor] = {}
+        for node in (*body.inputs, *body.graph.nodes):
+            if node.outputs[0] not in mapped:
+                inputs = tuple(mapped[t] for t in node.inputs)
+                with made_by(node, "", node.device):
+                    made = self.node(node, inputs)
+                mapped.update(zip(node.outputs, made.outputs, strict=True))
+        inputs = tuple(mapped[node.outputs[0]].node for node in body.inputs)
+        return Body(inputs, Graph([mapped[t] for t in body.graph.outputs]), body.results)
+
+
+def _added(a: Tensor, b: Tensor) -> Tensor:
+    return a + b
