@@ -23,6 +23,7 @@ from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.trace import Trace
 from graphflow.spec import evaluate
+from graphflow.strategy import Division
 from graphflow.structure import bind, concerns
 
 Array = np.ndarray[Any, Any]
@@ -102,6 +103,7 @@ class Compiled:
         graph: the same, optimised; output i is fetch i.
         sizes: shapes of the placeholders for which it was placed.
         program: its name on the workers; empty until they have it.
+        name: the same, also when it has to be given to them again.
         devices: where each node is.
         trace: its steps inside the session's trace block that is open.
         runs: steps that ran.
@@ -109,6 +111,7 @@ class Compiled:
         measured: what the last such block measured.
         took: seconds of the last steps that were not traced.
         route: of feeds as those of the last step, if there is one.
+        division: how a strategy divided the source before it was optimised.
     """
 
     fetches: tuple[Tensor, ...]
@@ -116,6 +119,7 @@ class Compiled:
     graph: Graph
     sizes: Mapping[Node, tuple[int, ...]] = field(default_factory=dict)
     program: str = ""
+    name: str = ""
     runs: int = 0
     plan: Plan | None = None
     devices: Mapping[Node, str] = field(default_factory=dict)
@@ -125,6 +129,7 @@ class Compiled:
     measured: Measured | None = None
     took: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
     route: Route | None = None
+    division: Division | None = None
     _routes: dict[int, Route] = field(default_factory=dict)  # by which sizes they are for
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _measured: set[Node] = field(default_factory=set)  # fed for their sizes only
@@ -170,7 +175,8 @@ class Compiled:
         """
         key = frozenset(shapes.items())
         if key not in self._bindings:
-            self._bindings[key] = bind(self.source, shapes)
+            sizes = bind(self.source, shapes)
+            self._bindings[key] = sizes if self.division is None else self.division.bindings(sizes)
         return self._bindings[key]
 
     def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> None:
@@ -187,6 +193,9 @@ class Compiled:
 
     def feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
         """What each worker is fed, by name."""
+        if self.division is not None:
+            sizes = self.bindings({node: a.shape for node, a in arrays.items()})
+            arrays = {**arrays, **self.division.feeds(arrays, sizes)}
         return {
             worker: {name: arrays[node] for name, node in wanted.items()}
             for worker, wanted in self._wanted.items()
@@ -210,7 +219,7 @@ class Compiled:
             names: sizes of the symbols, as `bindings` gives them.
         """
         self.route = self._routes.get(id(names))
-        if self.route is not None or len(self.partitions) != 1:
+        if self.route is not None or len(self.partitions) != 1 or self.division is not None:
             return
         ready = hosts.ready(self.program, names)
         if ready is None:

@@ -28,7 +28,8 @@ from graphflow.runtime.hosts import Hosts
 from graphflow.runtime.partition import FREE, partition
 from graphflow.state import State
 from graphflow.stepping import Steps
-from graphflow.structure import bind, concerns
+from graphflow.strategy import Division, strategy_of
+from graphflow.structure import concerns
 
 
 class Deployment:
@@ -60,6 +61,7 @@ class Deployment:
         self.planner = planner
         self.compiled: dict[tuple[int, ...], Compiled] = {}
         self._plan = plan  # until it has placed something
+        self._strategy: Any = None  # by which variables are divided
 
     def known(self, tensors: Sequence[Tensor]) -> Compiled | None:
         """What there is of these fetches already."""
@@ -72,7 +74,20 @@ class Deployment:
             return compiled
         source = Graph(tensors).verify()
         with telling("optimising", len(source)):
-            return Compiled(tuple(tensors), source, optimize(source))
+            division = self._divided(source)
+            graph = source if division is None else division.graph
+            return Compiled(tuple(tensors), source, optimize(graph), division=division)
+
+    def _divided(self, source: Graph) -> Division | None:
+        """How a strategy divides a graph: its own, or the one that divided its variables before."""
+        strategy = strategy_of(source)
+        if strategy is None and not self.state.pieces.keys().isdisjoint(source.variables):
+            strategy = self._strategy
+        if strategy is None:
+            return None
+        self._strategy = strategy
+        division: Division = strategy.divide(source, self.cluster, self.state.pieces)
+        return division
 
     def prepare(
         self, compiled: Compiled, shapes: Mapping[Node, Any], bindings: dict[str, int]
@@ -96,7 +111,7 @@ class Deployment:
             if self.known(tensors) is None:
                 compiled = self.of(tensors)
                 known = _shapes(compiled.source, sizes)
-                self._place(compiled, known, bind(compiled.source, known))
+                self._place(compiled, known, compiled.bindings(known))
 
     def warm_up(self, tensors: Sequence[Tensor], shapes: Mapping[Tensor, Any] | None) -> None:
         """Place fetches, and let the workers compile them for feeds of some shapes.
@@ -130,6 +145,20 @@ class Deployment:
             if node.op.name == "variable":
                 self.state.homes.setdefault(node, device)
 
+    def undeploy(self, cluster: Cluster | None) -> None:
+        """The workers have nothing any more: fetches are given to them when they are next used.
+
+        Args:
+            cluster: another one, on which they are placed anew; None: where they were.
+        """
+        for old in self.compiled.values():
+            old.program = ""
+            old.lose_routes()
+        if cluster is not None:
+            self.compiled.clear()
+            self.cluster, self._plan = cluster, None
+            self.planner.move(cluster)
+
     # Placing ----------------------------------------------------------------------------------
 
     @without_collection
@@ -151,7 +180,7 @@ class Deployment:
             (device,) = self.cluster.devices
             compiled.devices = {n: device for n in graph.nodes if n.op.name not in FREE}
         else:
-            if compiled.plan is None and self._plan is None:
+            if compiled.plan is None and self._plan is None and compiled.division is None:
                 self.planner.try_out(compiled, bindings)
             compiled.plan = compiled.plan or self._plan or self.planner.plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)
@@ -167,6 +196,8 @@ class Deployment:
     def hand_out(self, compiled: Compiled) -> None:
         """Give the workers their partitions, and new variables their values."""
         graph = compiled.graph
+        if compiled.division is not None:
+            self._take_apart(compiled.division)
         names = self.state.new_names(graph.variables)
         self.steps.add(compiled)
         self._plan = None
@@ -174,6 +205,19 @@ class Deployment:
         self.state.register(names)
         for node in graph.variables:
             self.state.settle(node, compiled.devices[node])
+
+    def _take_apart(self, division: Division) -> None:
+        """Variables that were whole until now are pieces from now on; programs that know them
+        whole are given up."""
+        fresh = {n: p for n, p in division.variables.items() if n not in self.state.pieces}
+        stale = [
+            c for c in self.compiled.values() if not fresh.keys().isdisjoint(c.graph.variables)
+        ]
+        for old in stale:
+            del self.compiled[key_of(old.fetches)]
+        leaving = self.state.take_apart(fresh)
+        if stale:
+            self.hosts.forget([old.program for old in stale if old.program], leaving)
 
 
 def key_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:

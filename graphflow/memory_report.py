@@ -11,7 +11,6 @@ from graphflow.placement.explain import show_bytes
 from graphflow.placement.tables import Table
 from graphflow.runtime.footprint import MemoryUse, memory_use
 from graphflow.runtime.layout import plan_layout
-from graphflow.structure import bind
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
 def memory_report(compiled: Compiled, cluster: Cluster) -> MemoryReport:
     """What fetches take on the devices where they are placed, for the sizes that they were placed
     for."""
-    bindings = bind(compiled.source, compiled.sizes)
+    bindings = compiled.bindings(compiled.sizes)
     measured = compiled.measured.peak_memory if compiled.measured is not None else {}
     return MemoryReport(
         {

@@ -11,7 +11,6 @@ from graphflow.learning import mark_seconds
 from graphflow.op import Node
 from graphflow.placement.plan import Plan, devices_of
 from graphflow.replanning import WINDOW, Replanned, drifted, window_at
-from graphflow.structure import bind
 
 
 def has_drifted(compiled: Compiled) -> bool | None:
@@ -82,8 +81,11 @@ def _go_over(
         if [(n.name, n.device) for n in plan.nodes] == _placed_nodes(old):
             old.plan = plan
             continue
-        new = Compiled(old.fetches, old.source, old.graph, old.sizes, plan=plan, runs=old.runs)
-        deployment.divide(new, bind(new.source, new.sizes))
+        new = Compiled(
+            old.fetches, old.source, old.graph, old.sizes, plan=plan, runs=old.runs,
+            division=old.division,
+        )  # fmt: skip
+        deployment.divide(new, new.bindings(new.sizes))
         fresh[number] = new
     moved = {
         node: None

@@ -25,6 +25,7 @@ from graphflow.graph import Graph
 from graphflow.loss_scaling import LossScaling, all_finite, only_if
 from graphflow.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
 from graphflow.spec import Size, is_half, is_inexact, kind, minimum, promote, real_dtype
+from graphflow.strategy import check_strategy
 
 Rate = float | Tensor
 
@@ -55,6 +56,9 @@ class Optimizer:
         Args:
             loss: a float scalar.
             variables: default: all trainable variables that the loss depends on.
+            strategy: how the step is divided over devices: `gf.parallel.Data(replicas=2)`,
+                `gf.parallel.Shard(…)`. The numbers are those of one device, but for the order of
+                sums.
             transform: changes the gradients first, e.g. `lambda g: clip_by_global_norm(g, 1.0)[0]`.
             scaling: differentiate a multiple of the loss, for gradients that float16 would lose.
 
@@ -63,9 +67,7 @@ class Optimizer:
             VariableError: nothing to train.
         """
         if strategy is not None:
-            raise ArgumentError(
-                f"minimize at {user_location()}: strategy {strategy!r} is unknown; leave it out"
-            )
+            check_strategy(strategy)
         if variables is not None and not isinstance(variables, list | tuple):
             raise VariableError(
                 f"minimize at {user_location()}: variables are a list, [w], not {variables!r}"
@@ -87,7 +89,8 @@ class Optimizer:
             )
         if scaling is None:
             grads = gradients(loss, chosen)
-            return self.apply(grads if transform is None else transform(grads), chosen)
+            grads = grads if transform is None else transform(grads)
+            return self._apply(grads, chosen, strategy=strategy)
         if not isinstance(scaling, LossScaling):
             raise ArgumentError(
                 f"minimize at {user_location()}: scaling is a gf.optim.LossScaling, not {scaling!r}"
@@ -96,7 +99,7 @@ class Optimizer:
         grads = scaling.unscaled(gradients(loss, chosen, [_as(scale, loss)]), scale)
         finite = all_finite(grads)
         grads = grads if transform is None else transform(grads)
-        return self._apply(grads, chosen, finite, scaling.updates(scale, finite))
+        return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy)
 
     def apply(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> Tensor:
         """A node that updates variables by given gradients; fetching it gives None.
@@ -116,6 +119,7 @@ class Optimizer:
         variables: Sequence[Tensor],
         finite: Tensor | None = None,
         more: Sequence[Tensor] = (),
+        strategy: Any = None,
     ) -> Tensor:
         """As `apply`, but if not `finite`, all keeps its value. `more`: updates in any case."""
         for what, given in (("gradients", grads), ("variables", variables)):
@@ -156,7 +160,8 @@ class Optimizer:
                     updates += [*target.updates, target.assigned(variable, _as(new, variable))]
             if finite is not None:
                 updates = [only_if(finite, update) for update in updates]
-            group: Tensor = REGISTRY["group"](*updates, *more, name="step")
+            how = {} if strategy is None else {"strategy": strategy}
+            group: Tensor = REGISTRY["group"](*updates, *more, name="step", **how)
         return group
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:

@@ -37,7 +37,6 @@ from graphflow.runtime.partition import partition
 from graphflow.runtime.survey import Survey
 from graphflow.state import State
 from graphflow.stepping import Steps
-from graphflow.structure import bind
 
 
 class Planner:
@@ -77,7 +76,7 @@ class Planner:
         Args:
             homes: of variables, in place of those where they live.
         """
-        bindings = bind(compiled.source, compiled.sizes)
+        bindings = compiled.bindings(compiled.sizes)
         survey = self._surveyed()
         return plan_graph(
             compiled.graph,
@@ -129,6 +128,10 @@ class Planner:
         if any(told):
             remember(self.learned, self._cluster)
         return any(told)
+
+    def move(self, cluster: Cluster) -> None:
+        """Plan for another cluster from now on."""
+        self._cluster, self._survey = cluster, None
 
     # The survey -------------------------------------------------------------------------------
 

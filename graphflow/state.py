@@ -21,6 +21,7 @@ from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.manifest import Signature
 from graphflow.runtime.hosts import Hosts
+from graphflow.strategy import Pieces
 
 Array = np.ndarray[Any, Any]
 
@@ -32,12 +33,15 @@ class State:
         names: of the variables, unique in the session.
         variables: the same, by name.
         homes: the device on which each one lives, or will.
+        pieces: of variables that a strategy has divided; these have no name, home or value
+            themselves.
     """
 
     def __init__(self, hosts: Hosts) -> None:
         self.names: dict[Node, str] = {}
         self.variables: dict[str, Tensor] = {}
         self.homes: dict[Node, str] = {}
+        self.pieces: dict[Node, Pieces] = {}
         self._hosts = hosts
         self._loaded: set[Node] = set()  # variables that their home holds
         self._pending: dict[str, Array] = {}
@@ -114,6 +118,7 @@ class State:
         values = {
             self.names[node]: self._hosts.read(worker_of(self.homes[node]), self.names[node])
             for node in nodes
+            if node in self._loaded
         }
         leaving: dict[int, list[str]] = {}
         for node in nodes:
@@ -124,10 +129,42 @@ class State:
             self._loaded.discard(node)
         return leaving
 
+    # Pieces -----------------------------------------------------------------------------------
+
+    def take_apart(self, divided: Mapping[Node, Pieces]) -> dict[int, list[str]]:
+        """Variables are pieces from now on, which have their values. What each worker may
+        forget."""
+        known = [node for node in divided if node in self.names]
+        values = {node: self.get(node) for node in known}
+        leaving = self.unsettle([node for node in known if node in self._loaded])
+        for node in known:
+            name = self.names.pop(node)
+            del self.variables[name]
+            self._pending.pop(name, None)
+            self.homes.pop(node, None)
+        self.pieces.update(divided)
+        for node, value in values.items():
+            self.set(node, value)
+        return leaving
+
+    def _assembled(self, node: Node) -> Array:
+        """The whole value of a variable that is in pieces."""
+        spec = node.specs[0]
+        value: Array = np.empty(spec.shape, spec.dtype)
+        found: set[tuple[tuple[Any, Any], ...]] = set()
+        for piece, index in _distinct(self.pieces[node]).items():
+            span = tuple((s.start, s.stop) for s in index)
+            if span not in found:
+                found.add(span)
+                value[index] = self.get(piece)
+        return value
+
     # Values -----------------------------------------------------------------------------------
 
     def get(self, node: Node) -> Array:
         """A copy of a variable's value: its initial one if no step has used it."""
+        if node in self.pieces:
+            return self._assembled(node)
         name = self._name(node)
         if node in self._loaded:
             return self._hosts.read(worker_of(self.homes[node]), name)
@@ -140,6 +177,10 @@ class State:
 
     def set(self, node: Node, value: Array) -> None:
         """Give a variable a value that fits it."""
+        if node in self.pieces:
+            for piece, index in _distinct(self.pieces[node]).items():
+                self.set(piece, np.ascontiguousarray(value[index]).reshape(piece.specs[0].shape))
+            return
         name = self._name(node)
         if node in self._loaded:
             self._hosts.write(worker_of(self.homes[node]), name, value)
@@ -173,13 +214,19 @@ class State:
             else:
                 self._pending[name] = value
 
+    def misfit(self, there: Mapping[str, Signature]) -> str:
+        """What a checkpoint has otherwise than the variables so far, in words; "" if it fits."""
+        wanted = {name: _signature(tensor.node) for name, tensor in self.variables.items()}
+        fits = all(there.get(name) == kind for name, kind in wanted.items())
+        return "" if fits else differences(wanted, there)
+
     def resume(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
         """As `load`, at the session's start: a model that has none of the variables is another."""
         self.load(checkpoint, folder)
         self._resumed = frozenset(checkpoint.variables)
 
     def restore(self, checkpoint: Checkpoint, *, homes: bool) -> None:
-        """Go back to a checkpoint after all homes were lost; values wait until they are there again.
+        """Go back to a checkpoint after all homes were lost; values wait until these are back.
 
         Args:
             homes: whether variables will live where they did.
@@ -207,14 +254,6 @@ class State:
         return {**self._pending, **here}
 
 
-def misfit(nodes: Mapping[str, Node], there: Mapping[str, Signature]) -> str:
-    """What a checkpoint has otherwise than variables, in words; "" where it fits them."""
-    wanted = {name: _signature(node) for name, node in nodes.items()}
-    if all(there.get(name) == kind for name, kind in wanted.items()):
-        return ""
-    return differences(wanted, there)
-
-
 def _misfit(
     nodes: Mapping[str, Node], there: Mapping[str, Signature], wrong: Sequence[str], folder: str
 ) -> CheckpointError:
@@ -234,3 +273,8 @@ def _signature(node: Node) -> Signature:
 
 def _signatures(values: Mapping[str, Array]) -> dict[str, Signature]:
     return {name: signature(value) for name, value in values.items()}
+
+
+def _distinct(pieces: Pieces) -> dict[Node, tuple[slice, ...]]:
+    """Each variable that is a piece, once, and what part it has."""
+    return dict(zip(pieces.nodes, pieces.slices, strict=True))

@@ -1,4 +1,4 @@
-"""How ops are cut over devices: the rules that `gf.parallel.Shard` divides a graph by, one a family.
+"""How ops are cut over devices: the rules by which `gf.parallel.Shard` divides graphs, by family.
 
 A rule gets the specs of the inputs and the attributes, and says which axes go along with which: an
 equation as einsum has it, "ik,kj->ij". Axes of one letter are cut together; a letter that only
@@ -178,9 +178,7 @@ def squeezed(x: TensorSpec, axes: Sequence[int]) -> Sharding:
 def permuted(x: TensorSpec, axes: Sequence[int]) -> Sharding:
     """permute_dims."""
     names = letters(x.rank)
-    return Sharding(
-        equation([names], ["".join(names[a] for a in axes)]), linear=((0,),), view=True
-    )
+    return Sharding(equation([names], ["".join(names[a] for a in axes)]), linear=((0,),), view=True)
 
 
 def broadcast(x: TensorSpec, shape: Shape) -> Sharding:
@@ -324,7 +322,7 @@ def product_rule(
     """matmul."""
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     names = letters(len(batch))
-    i, j, k = letters(3, names)
+    i, j, k = tuple(letters(3, names))
     left = aligned(a.shape[:-2], batch, names) + (k + i if transpose_a else i + k)
     right = aligned(b.shape[:-2], batch, names) + (j + k if transpose_b else k + j)
     return Sharding(equation([left, right], [names + i + j]), linear=((0,), (1,)))

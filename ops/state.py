@@ -76,12 +76,12 @@ assign = register(
     )
 )
 
-# Fetches None; makes its inputs happen.
+# Fetches None; makes its inputs happen. `strategy`: how the graph is divided before it is placed.
 group = register(
     Op(
         "group",
-        infer=lambda *specs: TensorSpec((0,), np.dtype("bool")),
-        kernel=lambda xp, *arrays: xp.zeros(0, "bool"),
+        infer=lambda *specs, strategy=None: TensorSpec((0,), np.dtype("bool")),
+        kernel=lambda xp, *arrays, strategy=None: xp.zeros(0, "bool"),
         cost=_nothing,
         pure=False,
     )

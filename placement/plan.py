@@ -23,6 +23,7 @@ from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.explain import Model, explain, show_bytes, show_seconds
 from graphflow.placement.fingerprint import fingerprint
 from graphflow.spec import show_shape
+from graphflow.strategy import divided_whole
 from graphflow.structure import bind, concerns, flatten
 
 if TYPE_CHECKING:
@@ -441,9 +442,12 @@ def plan(
     source = Graph(flatten(fetches)[0]).verify()
     sizes = _sizes(source, shapes or {})
     bindings = bind(source, sizes, error=PlanError)
+    graph, division = divided_whole(source, cluster)
+    if division is not None:
+        bindings = division.bindings(bindings)
     learned, steps = _known(cluster)
     return plan_graph(
-        optimize(source), cluster, sizes, bindings, placer, learned=learned, steps=steps
+        optimize(graph), cluster, sizes, bindings, placer, learned=learned, steps=steps
     )
 
 

@@ -7,5 +7,15 @@ from graphflow.parallel.collectives import (
     broadcast,
     reduce_scatter,
 )
+from graphflow.parallel.report import Report
+from graphflow.parallel.strategies import Shard
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
+__all__ = [
+    "Report",
+    "Shard",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "reduce_scatter",
+]

@@ -124,9 +124,7 @@ class Emitter:
                 splits.get(letter, WHOLE).scaled(rule.scale(i, axis))
                 for axis, letter in enumerate(names)
             ]
-            partial = tuple(
-                (m, kind) for m, (members, kind) in kept.items() if i in members
-            )
+            partial = tuple((m, kind) for m, (members, kind) in kept.items() if i in members)
             value = self.values[tensor]
             windows = [
                 (d, letter)
@@ -303,7 +301,9 @@ class Emitter:
                 kept[m] = (self._linear(node, rule, m), "sum")
             elif best[1] is not None:
                 axes.setdefault(best[1], []).append(m)
-        return {c: Split(tuple(a), self._unit(node, rule, c, tuple(a))) for c, a in axes.items()}, kept
+        return {
+            c: Split(tuple(a), self._unit(node, rule, c, tuple(a))) for c, a in axes.items()
+        }, kept
 
     def _choices(
         self, node: Node, rule: Rule, m: str, axes: Mapping[str, list[str]]
@@ -313,7 +313,9 @@ class Emitter:
         found: list[str | None] = []
         if self._linear(node, rule, m):
             found.append(KEEP)
-        layouts = [(n, self.values[t].layout) for n, t in zip(rule.inputs, node.inputs, strict=True)]
+        layouts = [
+            (n, self.values[t].layout) for n, t in zip(rule.inputs, node.inputs, strict=True)
+        ]
         layouts += [
             (n, self.wishes[t])
             for n, t in zip(rule.outputs, node.outputs, strict=True)
@@ -340,12 +342,11 @@ class Emitter:
         """The inputs that are partial along an axis of the mesh, if these may be handed on: the op
         is linear in them, and no more bytes are summed later than would be now."""
         partial = tuple(
-            i
-            for i, t in enumerate(node.inputs)
-            if (m, "sum") in self.values[t].layout.partial
+            i for i, t in enumerate(node.inputs) if (m, "sum") in self.values[t].layout.partial
         )
-        if not partial or any(a == m and k != "sum" for t in node.inputs
-                              for a, k in self.values[t].layout.partial):
+        if not partial or any(
+            a == m and k != "sum" for t in node.inputs for a, k in self.values[t].layout.partial
+        ):
             return ()
         if partial not in rule.sharding.linear or len(node.outputs) > 1:
             return ()
@@ -362,7 +363,9 @@ class Emitter:
     def _flops(self, node: Node) -> float:
         if node.op.cost is None:
             return float(self.cuts.guess(node.specs[0].size))
-        return float(self.cuts.guess(node.op.cost(*[t.spec for t in node.inputs], **node.attrs).flops))
+        return float(
+            self.cuts.guess(node.op.cost(*[t.spec for t in node.inputs], **node.attrs).flops)
+        )
 
     def _cost(self, node: Node, rule: Rule, m: str, choice: str | None, flops: float) -> float:
         """Bytes that travel along an axis of the mesh for a choice, and what is computed twice."""

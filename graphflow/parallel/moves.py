@@ -203,8 +203,10 @@ class Moves:
         parts = []
         known: dict[Any, Tensor] = {}
         for place, part in zip(self.mesh.places, value.parts, strict=True):
-            own = tuple(self.cuts.piece(size, split, place)
-                        for size, split in zip(value.spec.shape, layout.dims, strict=True))
+            own = tuple(
+                self.cuts.piece(size, split, place)
+                for size, split in zip(value.spec.shape, layout.dims, strict=True)
+            )
             key = (self.device(cause or part.node, place), part, own)
             if not self.mesh.local or key not in known:
                 with self.at(place, cause or part.node):
@@ -254,9 +256,7 @@ class Moves:
             parts.update(zip(group, found, strict=True))
         return Value(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
 
-    def _reduce_scattered(
-        self, value: Value, axis: str, d: int, want: Split, note: _Note
-    ) -> Value:
+    def _reduce_scattered(self, value: Value, axis: str, d: int, want: Split, note: _Note) -> Value:
         layout = replace(
             value.layout.with_dim(d, want),
             partial=tuple(p for p in value.layout.partial if p[0] != axis),
@@ -312,9 +312,7 @@ class Moves:
             found = []
             for other in self.mesh.group(place, axis):
                 with self.at(other, note.cause):
-                    found.append(
-                        cut(self._part(value, other), e, piece.start - origin, piece.size)
-                    )
+                    found.append(cut(self._part(value, other), e, piece.start - origin, piece.size))
             joined: Tensor = FUNCTIONS["concat"](found, axis=d)
             return joined
 
@@ -371,7 +369,7 @@ class Moves:
             group = self.mesh.group(place, split.axes[0]) if split else [place]
             for other in group:
                 own = self.cuts.piece(size, split, other)
-                first, last = max(start, own.start), min(stop, own.stop)  # type: ignore[type-var]
+                first, last = max(start, own.start), min(stop, own.stop)
                 if first >= last:
                     continue
                 part = self._part(value, other)

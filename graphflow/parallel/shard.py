@@ -8,27 +8,24 @@ Gradients and updates are part of the graph that is cut, so nothing is different
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import ShardingError
 from graphflow.graph import Graph
-from graphflow.op import REGISTRY, Node, Tensor, user_location
+from graphflow.init import Initializer
+from graphflow.op import REGISTRY, Node, Tensor, made_by
 from graphflow.parallel.emit import Emitter
-from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Piece, Place, Split
+from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place
 from graphflow.parallel.moves import Layout, Move, Moves, Value, whole
 from graphflow.parallel.propagate import propagate
-from graphflow.spec import Dim, Size, show_shape
+from graphflow.spec import evaluate
 
-Axis = str | Sequence[str] | None
-Spec = Sequence[Axis]
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -43,13 +40,18 @@ class Share:
     placeholder: Node
     pieces: tuple[Piece, ...]
 
+    def index(self, sizes: Mapping[str, int]) -> tuple[slice, ...]:
+        """The part, for sizes of symbols."""
+        return tuple(slice(evaluate(p.start, sizes), evaluate(p.stop, sizes)) for p in self.pieces)
+
 
 @dataclass(frozen=True)
 class Pieces:
     """The variables that stand for one of the user's, and what part of it each has."""
 
     nodes: tuple[Node, ...]
-    pieces: tuple[tuple[slice, ...], ...]
+    slices: tuple[tuple[slice, ...], ...]
+    layout: Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,14 @@ class Sharded:
         """Sizes of all symbols, those of pieces too."""
         return {**sizes, **self.cuts.bindings(sizes)}
 
+    def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> dict[Node, Array]:
+        """What the placeholders of shards are fed: their part of what the user feeds."""
+        return {
+            node: arrays[share.placeholder][share.index(sizes)]
+            for node, share in self.shares.items()
+            if share.placeholder in arrays
+        }
+
 
 def divided(
     graph: Graph,
@@ -93,6 +103,7 @@ def divided(
         known: pieces of variables that are there already.
     """
     cuts = Cuts(mesh)
+    annotations = {**annotations, **_layouts_of(graph, known or {})}
     for tensor, layout in annotations.items():
         for size, split in zip(tensor.shape, layout.dims, strict=True):
             cuts.can(size, split)
@@ -115,6 +126,11 @@ def divided(
     )
 
 
+def _layouts_of(graph: Graph, known: Mapping[Node, Pieces]) -> dict[Tensor, Layout]:
+    """How variables lie that are there already."""
+    return {n.outputs[0]: known[n].layout for n in graph.variables if n in known}
+
+
 class _Division:
     """One graph on its way through an emitter."""
 
@@ -127,6 +143,7 @@ class _Division:
         self.known = known
         self.shares: dict[Node, Share] = {}
         self.variables: dict[Node, Pieces] = {}
+        self._initial: dict[Node, Array] = {}  # whole ones, of which parts are cut
         self._groups: dict[Tensor, list[Tensor]] = {}
 
     def run(self) -> list[Tensor]:
@@ -174,8 +191,8 @@ class _Division:
     def _variable(self, node: Node) -> None:
         (tensor,) = node.outputs
         if node in self.known:
-            layout = self._layout(tensor)
             pieces = self.known[node]
+            layout = pieces.layout
         else:
             layout = self._layout(tensor)
             pieces = self._divided_variable(node, tensor, layout)
@@ -194,25 +211,36 @@ class _Division:
                 made[key] = self._piece(node, place, index)
             nodes.append(made[key])
             slices.append(index)
-        return Pieces(tuple(nodes), tuple(slices))
+        return Pieces(tuple(nodes), tuple(slices), layout)
 
     def _piece(self, node: Node, place: Place, index: tuple[slice, ...]) -> Node:
         """The variable of a place, its initial value cut out of the whole one."""
         initial = node.attrs["initial"]
         shape = tuple(s.stop - s.start for s in index)
-        whole_shape = tuple(node.attrs["shape"])
-        if shape != whole_shape:
-            initial = part_of(initial, index)
-        with self.moves.at(place, node):
+        if shape != tuple(node.attrs["shape"]):
+            initial = self._part_of(node, shape, index)
+        name = f"{self.graph.names[node]}{self.mesh.tag(place)}"
+        with made_by(node, "", self.moves.device(node, place)):
             tensor: Tensor = REGISTRY["variable"](
                 initial=initial,
                 trainable=node.attrs["trainable"],
                 shape=shape,
                 dtype=node.attrs["dtype"],
                 named=False,
-                name=node.name,
+                name=name,
             )
         return tensor.node
+
+    def _part_of(self, node: Node, shape: tuple[int, ...], index: tuple[slice, ...]) -> Any:
+        """A part of an initial value; of an initialiser, what it would have there."""
+        initial = node.attrs["initial"]
+        if isinstance(initial, Initializer) and initial.kind == "constant":
+            return replace(initial, shape=shape)
+        if node not in self._initial:
+            self._initial[node] = np.asarray(initial() if callable(initial) else initial)
+        array = self._initial[node][index].copy()
+        array.flags.writeable = False
+        return array
 
     def _pieces(self, tensor: Tensor, layout: Layout, place: Place) -> list[Piece]:
         return [
@@ -250,13 +278,6 @@ class _Division:
 
     def _keep(self, tensor: Tensor, layout: Layout, parts: Sequence[Tensor]) -> None:
         self.emitter.values[tensor] = Value(tensor.spec, layout, tuple(parts))
-
-
-def part_of(initial: Any, index: tuple[slice, ...]) -> Any:
-    """A part of an initial value; of an initialiser, what it would have there."""
-    array = np.asarray(initial() if callable(initial) else initial)[index].copy()
-    array.flags.writeable = False
-    return array
 
 
 __all__ = ["Pieces", "Share", "Sharded", "divided"]

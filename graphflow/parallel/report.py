@@ -1,0 +1,68 @@
+"""Reports: what a strategy made of a graph, as a table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphflow.parallel.moves import Move
+from graphflow.parallel.shard import Sharded
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a strategy made of some fetches. Print it.
+
+    Attributes:
+        division: the graph of shards.
+    """
+
+    division: Sharded
+
+    @cached_property
+    def collectives(self) -> tuple[Move, ...]:
+        """What was inserted, in order."""
+        return self.division.moves
+
+    @property
+    def bytes(self) -> int:
+        """That travel between places in a step, in all."""
+        return sum(move.bytes for move in self.collectives)
+
+    def count(self, kind: str) -> int:
+        """How many collectives of a kind there are."""
+        return sum(move.kind == kind for move in self.collectives)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        mesh = self.division.mesh
+        told = " × ".join(f"{name} {size}" for name, size in mesh.sizes.items())
+        yield f"mesh {told}: {', '.join(dict.fromkeys(map(str, mesh.devices)))}"
+        rows: list[tuple[str, ...]] = []
+        for node, pieces in self.division.variables.items():
+            name, spec = self.division.source.names[node], node.specs[0]
+            rows.append((name, str(spec), str(pieces.layout)))
+        for node in self.division.source.placeholders:
+            value = self.division.values[node.outputs[0]]
+            rows.append((self.division.source.names[node], str(node.specs[0]), str(value.layout)))
+        yield from _table(("tensor", "whole", "cut along"), rows)
+        yield f"{len(self.collectives)} collectives, {self.bytes:,} bytes a step"
+        yield from _table(
+            ("collective", "along", "of", "bytes", "because of", "at"),
+            [
+                (m.kind, m.axis, m.tensor, f"{m.bytes:,}", m.cause,
+                 f"{os.path.basename(m.location.file)}:{m.location.line}")
+                for m in self.collectives
+            ],
+        )  # fmt: skip
+
+
+def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    if rows:
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        for row in (heads, *rows):
+            yield "  " + "  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip()

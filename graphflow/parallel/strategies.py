@@ -1,0 +1,208 @@
+"""Strategies by annotations: how a mesh of devices is laid over a model, in a few words.
+
+    gf.parallel.Shard(mesh={"data": 2, "model": 2}, rules={"w1": (None, "model"), "x": ("data",)})
+
+What is not said follows (see `propagate`). `Data` is the short form in which only the batch is cut.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any
+
+from graphflow.device import DeviceName
+from graphflow.errors import ShardingError
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor, user_location
+from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
+from graphflow.parallel.moves import Layout
+from graphflow.parallel.report import Report
+from graphflow.parallel.shard import Pieces, Sharded, divided
+from graphflow.placement.cluster import Cluster
+from graphflow.spec import show_shape
+from graphflow.strategy import strategy_of
+from graphflow.structure import flatten
+
+Axis = str | Sequence[str] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """A mesh of devices, and how some tensors are cut over it.
+
+    Args:
+        mesh: sizes of its axes by name, `{"data": 2, "model": 2}`.
+        rules: for each axis of a tensor the axis of the mesh along which it is cut, several for one
+            cut by both, or None; axes left out at the end stay whole. A tensor is told by itself,
+            by the name of a variable or placeholder, or by a pattern such as `"*/wq"`.
+        devices: of the mesh, the last axis running fastest; default: the first of the cluster. On a
+            cluster of one device, all shards are there.
+
+    Raises:
+        ShardingError: when a graph is divided, with numbers: the mesh is larger than the cluster, a
+            rule names nothing, an axis that the mesh does not have, more axes than a tensor has, or
+            one that is too small.
+
+    Source: Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021.
+    """
+
+    mesh: Mapping[str, int]
+    rules: Mapping[str | Tensor, Sequence[Axis]] = field(default_factory=dict)
+    devices: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_mesh(self.mesh, "Shard")
+
+    def divide(
+        self, graph: Graph, cluster: Cluster, known: Mapping[Node, Pieces] | None = None
+    ) -> Sharded:
+        """A graph of shards, for the devices of a cluster.
+
+        Raises:
+            ShardingError: see above.
+        """
+        mesh = Mesh(dict(self.mesh), devices_for(self.mesh, cluster, self.devices))
+        training = strategy_of(graph) is not None
+        given = laid_out(graph, self.rules, mesh, strict=training and not known)
+        return divided(graph, mesh, given, known)
+
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+        """What the strategy makes of some fetches: layouts of variables, and each collective with
+        its bytes and the line that caused it. Print it."""
+        return report_of(self, fetches, cluster)
+
+
+def report_of(strategy: Any, fetches: Any, cluster: Cluster | None) -> Report:
+    """The report of a strategy."""
+    graph = Graph(flatten(fetches)[0]).verify()
+    cut = strategy.divide(graph, Cluster.here() if cluster is None else cluster)
+    return Report(cut)
+
+
+def check_mesh(mesh: Mapping[str, int], what: str) -> None:
+    """Refuse what is no mesh.
+
+    Raises:
+        ShardingError: no axes, names that are no names, sizes that are no counts.
+    """
+    where = f"{what} at {user_location()}"
+    if not isinstance(mesh, Mapping) or not mesh:
+        raise ShardingError(f'{where}: a mesh is a dict of sizes, {{"data": 2}}, not {mesh!r}')
+    for name, size in mesh.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ShardingError(f"{where}: an axis of a mesh has a name, not {name!r}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {size!r}")
+
+
+def devices_for(
+    mesh: Mapping[str, int], cluster: Cluster, wanted: Sequence[str] | None = None
+) -> list[DeviceName]:
+    """A device for each place of a mesh.
+
+    Raises:
+        ShardingError: there are too few.
+    """
+    count = prod(mesh.values())
+    told = " × ".join(f"{name} {size}" for name, size in mesh.items())
+    if wanted is not None:
+        if len(wanted) != count:
+            raise ShardingError(
+                f"the mesh ({told}) has {count} places, but devices names {len(wanted)}: "
+                f"{', '.join(wanted)}; name one for each"
+            )
+        return [DeviceName.parse(cluster.device(name).name) for name in wanted]
+    names = list(cluster.devices)
+    if len(names) == 1:
+        return [DeviceName.parse(names[0])] * count
+    kinds = {name: cluster.device(name).kind for name in names}
+    for kind in sorted(set(kinds.values()), key=lambda k: k != "gpu"):
+        own = [name for name in names if kinds[name] == kind]
+        if len(own) >= count:
+            return [DeviceName.parse(name) for name in own[:count]]
+    if len(names) >= count:
+        return [DeviceName.parse(name) for name in names[:count]]
+    raise ShardingError(
+        f"the mesh ({told}) takes {count} devices, and the cluster has {len(names)}: "
+        f"{', '.join(names)}; make an axis smaller, or give a cluster of {count} devices, such as "
+        f"gf.Cluster.local({count})"
+    )
+
+
+def laid_out(
+    graph: Graph, rules: Mapping[str | Tensor, Sequence[Axis]], mesh: Mesh, strict: bool = True
+) -> dict[Tensor, Layout]:
+    """The layouts that rules give to tensors of a graph.
+
+    Args:
+        strict: refuse rules that name nothing in the graph.
+
+    Raises:
+        ShardingError: a rule that cannot be followed.
+    """
+    named = {graph.names[node]: node.outputs[0] for node in (*graph.placeholders, *graph.variables)}
+    given: dict[Tensor, Layout] = {}
+    for key, axes in rules.items():
+        found = _matching(graph, key, named)
+        if not found and strict:
+            raise _unknown(key, named)
+        for name, tensor in found.items():
+            given[tensor] = _layout(name, tensor, axes, mesh)
+    return given
+
+
+def _matching(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if isinstance(key, Tensor):
+        return {graph.names[key.node]: key} if key.node in graph.names else {}
+    if not isinstance(key, str):
+        raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
+    if key in named:
+        return {key: named[key]}
+    return {name: t for name, t in named.items() if fnmatchcase(name, key)}
+
+
+def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
+    if isinstance(key, Tensor):
+        return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
+    close = difflib.get_close_matches(key, named, 3, 0.5)
+    asked = f"did you mean {' or '.join(map(repr, close))}?" if close else "there are "
+    return ShardingError(
+        f"a rule names {key!r}, but no variable or placeholder has that name; "
+        f"{asked if close else asked + ', '.join(map(repr, named))}"
+    )
+
+
+def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh) -> Layout:
+    """The layout that a rule gives to a tensor."""
+    where = f"rule {name!r}: {axes!r}"
+    made = f"{name!r} is {tensor.spec} (made at {tensor.node.location})"
+    if isinstance(axes, str) or not isinstance(axes, Sequence):
+        raise ShardingError(f"{where}: an axis of the mesh or None for each axis, as a tuple")
+    if len(axes) > tensor.ndim:
+        raise ShardingError(f"{where} is for {len(axes)} axes, but {made}: it has {tensor.ndim}")
+    cuts, used = Cuts(mesh), set[str]()
+    dims = []
+    for d, entry in enumerate([*axes, *[None] * (tensor.ndim - len(axes))]):
+        along = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        for axis in along:
+            if axis not in mesh.sizes:
+                raise ShardingError(
+                    f"{where}: the mesh has no axis {axis!r}; it has {', '.join(mesh.sizes)}"
+                )
+            if axis in used:
+                raise ShardingError(f"{where} uses axis {axis!r} of the mesh twice")
+            used.add(axis)
+        split = Split(along) if along else WHOLE
+        if not cuts.can(tensor.shape[d], split):
+            count = mesh.parts(along)
+            raise ShardingError(
+                f"{where} cuts axis {d} into {count}, but {made}: "
+                f"{show_shape(tensor.shape)}[{d}] is {tensor.shape[d]}, too small for {count} "
+                "shards that are not empty; leave the axis whole or make the mesh smaller"
+            )
+        dims.append(split)
+    return Layout(tuple(dims))
