@@ -1,0 +1,149 @@
+"""What tests of faults share: real processes that all end, proxies, hosts, keys, and a look at what
+is left behind after each test."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
+from tests.faults.network import Hosts, NoNamespaces
+from tests.faults.proxy import Proxy
+from tests.faults.running import Running, Script, Worker, alive
+
+_MARK = "GRAPHFLOW_TEST"
+_SECONDS = 5.0
+"""For what ends by itself to be gone after a test."""
+
+
+def _marked(mark: str) -> list[str]:
+    """The processes that were started under a mark, also those whose parent has ended."""
+    found = []
+    wanted = f"{_MARK}={mark}".encode()
+    for place in Path("/proc").glob("[0-9]*"):
+        if place.name == str(os.getpid()):
+            continue
+        try:
+            if wanted in (place / "environ").read_bytes().split(b"\0") and alive(int(place.name)):
+                command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append(f"process {place.name}: {command[:200]}")
+        except (OSError, ValueError):
+            continue  # it is gone, or not ours
+    return found
+
+
+def _open() -> Counter[str]:
+    """Sockets and memory that this process holds by descriptors."""
+    kinds: Counter[str] = Counter()
+    for place in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(place)
+        except OSError:
+            continue
+        if target.startswith(("socket:", "/memfd:", "/dev/shm/")):
+            kinds[target.split("[")[0]] += 1
+    return kinds
+
+
+def _segments() -> set[str]:
+    shared = Path("/dev/shm")
+    return {p.name for p in shared.glob("*graphflow*")} if shared.is_dir() else set()
+
+
+@pytest.fixture(autouse=True)
+def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing that a test began may be there when it has ended: no process, wherever its parent
+    went, no socket, no shared memory, no thread."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(_MARK, mark)
+    threads, kinds, segments = set(threading.enumerate()), _open(), _segments()
+    yield
+    until = time.monotonic() + _SECONDS
+    while True:
+        gc.collect()
+        left = _marked(mark)
+        left += [f"thread {t.name}" for t in threading.enumerate() if t not in threads]
+        left += [f"{count} more of {kind}" for kind, count in (_open() - kinds).items()]
+        left += [f"shared memory {name}" for name in _segments() - segments]
+        if not left or time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    assert left == []
+
+
+@pytest.fixture
+def running() -> Iterator[list[Running]]:
+    """Processes that end with the test, whatever state they are in."""
+    found: list[Running] = []
+    yield found
+    for each in reversed(found):
+        each.end()
+
+
+@pytest.fixture
+def workers(running: list[Running]) -> Callable[..., list[Worker]]:
+    """Starts some `graphflow worker`s side by side."""
+
+    def start(count: int, *options: str, **more: Any) -> list[Worker]:
+        fresh = [Worker("tcp://127.0.0.1:*", *options, **more) for _ in range(count)]
+        running.extend(fresh)
+        return [worker.ready() for worker in fresh]
+
+    return start
+
+
+@pytest.fixture
+def script(running: list[Running]) -> Callable[..., Script]:
+    """Starts a script."""
+
+    def start(text: str, *arguments: str, **more: Any) -> Script:
+        running.append(fresh := Script(text, *arguments, **more))
+        return fresh
+
+    return start
+
+
+@pytest.fixture
+def proxy() -> Iterator[Callable[[str], Proxy]]:
+    """Puts a proxy in front of an address."""
+    found: list[Proxy] = []
+
+    def stand(target: str) -> Proxy:
+        found.append(fresh := Proxy(target))
+        return fresh
+
+    yield stand
+    for each in found:
+        each.close()
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Three hosts at a switch."""
+    try:
+        found = Hosts(3)
+    except NoNamespaces as error:
+        pytest.skip(f"network namespaces: {error}")
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Mapping[str, str]:
+    """The environment with a folder of keys: "boss", a coordinator's, and "box", a worker's, who
+    trust each other."""
+    folder = tmp_path / "keys"
+    ring = Keyring(folder)
+    for name, role in (("boss", COORDINATOR), ("box", WORKER)):
+        ring.new(name, role)
+        ring.add((folder / f"{name}.public").read_text(), name)
+    return {"GRAPHFLOW_KEYS": str(folder)}

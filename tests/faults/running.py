@@ -1,0 +1,216 @@
+"""Real processes for tests of faults: workers by address, and training scripts, in process groups of
+their own, with every line that they write."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[2]
+START = 60.0
+"""Seconds for a process to come up on a busy machine."""
+
+
+class Running:
+    """A process whose output is read as it comes.
+
+    Args:
+        command: what it runs.
+        inside: what comes before that, such as the command that enters a network namespace.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        inside: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self.process = subprocess.Popen(
+            [*inside, *command],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+        )
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self._next: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self._readers = [
+            self._reader(self.process.stdout, self.lines, self._next),
+            self._reader(self.process.stderr, self.errors, None),
+        ]
+
+    def _reader(
+        self, stream: IO[str], kept: list[str], told: queue.SimpleQueue[str | None] | None
+    ) -> threading.Thread:
+        def read() -> None:
+            for line in stream:
+                kept.append(line.rstrip("\n"))
+                if told is not None:
+                    told.put(kept[-1])
+            if told is not None:
+                told.put(None)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        return thread
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def line(self, start: str = "", seconds: float = START) -> str:
+        """The next line of its output that starts so."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._next.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no line {start!r} in {seconds} s\n{self.told()}") from None
+            assert line is not None, f"it ended before a line {start!r}\n{self.told()}"
+            if line.startswith(start):
+                return line
+
+    def send(self, number: int) -> float:
+        """Signal it; when that was."""
+        os.kill(self.process.pid, number)
+        return time.monotonic()
+
+    def wait(self, seconds: float = START) -> int:
+        """Its exit status, when it ends by itself."""
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it still runs after {seconds} s\n{self.told()}") from None
+        for reader in self._readers:
+            reader.join(5.0)
+        return status
+
+    def told(self) -> str:
+        """All that it wrote, for messages of assertions."""
+        return "\n".join(["stdout:", *self.lines, "stderr:", *self.errors])
+
+    def end(self) -> None:
+        """End it, whatever state it is in."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10.0)
+        for reader in self._readers:
+            reader.join(5.0)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+class Worker(Running):
+    """`graphflow worker` at an address."""
+
+    def __init__(
+        self,
+        listen: str = "tcp://127.0.0.1:*",
+        *options: str,
+        inside: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        command = [sys.executable, "-m", "graphflow", "worker", "--listen", listen]
+        command += ["--threads", "1", *options]
+        super().__init__(command, inside=inside, env=env)
+        self.address = ""
+
+    def ready(self) -> Worker:
+        """When it listens."""
+        words = self.line("graphflow worker").split()
+        self.address = next(word for word in words if word.startswith("tcp://"))
+        return self
+
+
+class Script(Running):
+    """A Python script that uses graphflow."""
+
+    def __init__(
+        self,
+        text: str,
+        *arguments: str,
+        inside: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        super().__init__([sys.executable, "-c", text, *arguments], inside=inside, env=env, cwd=cwd)
+
+
+def cluster_file(
+    folder: Path, addresses: Sequence[str], *top: str, key: str = "", measured: bool = False
+) -> Path:
+    """A file that names workers by where they are reached, proxies perhaps.
+
+    Args:
+        top: lines before the workers.
+        key: name of the key that all workers hold.
+        measured: whether sessions measure speeds; else they are given, which saves seconds.
+    """
+    lines = [*top]
+    if not measured:
+        lines += ["[defaults]", "flops = 5e9", "bandwidth = 1e10", "launch = 1e-5"]
+    for address in addresses:
+        lines += ["[[workers]]", f'address = "{address}"', 'devices = ["cpu:0"]']
+        lines += [f'key = "{key}"'] if key else []
+    for a, b in () if measured else combinations(range(len(addresses)), 2):
+        lines += ["[[links]]", f'source = "/worker:{a}"', f'target = "/worker:{b}"']
+        lines += ["latency = 1e-4", "bandwidth = 1e9"]
+    path = folder / "cluster.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that are not gone."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [int(child) for child in task.read_text().split()]
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, or is stopped; one that ended and was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def gone(pids: Sequence[int], seconds: float) -> bool:
+    """Whether all of these end within some seconds."""
+    until = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process's own memory that are in RAM."""
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def stop(pid: int) -> None:
+    """Freeze a process; it is frozen when this returns."""
+    os.kill(pid, signal.SIGSTOP)
+    until = time.monotonic() + 5.0
+    while time.monotonic() < until:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return
+        time.sleep(0.005)

@@ -1,0 +1,109 @@
+"""Three hosts of their own addresses at one switch, with keys: what a cluster meets in a network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.faults import training
+from tests.faults.network import Hosts
+from tests.faults.running import ROOT, START, Running, Worker, cluster_file
+
+TRAINING = training.__file__
+STEPS = 30
+
+
+@cache
+def alone(steps: int) -> list[str]:
+    """The losses and the final state of a training in one process."""
+    done = subprocess.run(
+        [sys.executable, TRAINING, "here", str(steps)],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
+        capture_output=True, text=True, check=False, timeout=START,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return results(done.stdout.splitlines())
+
+
+def results(lines: list[str]) -> list[str]:
+    """Losses by step, and the digest of the state."""
+    return [" ".join(w.split()[:3]) for w in lines if w.startswith("step")] + [
+        w.split()[1] for w in lines if w.startswith("done")
+    ]
+
+
+class Cluster:
+    """A worker on each host; trainings run on the first one."""
+
+    def __init__(
+        self, hosts: Hosts, keys: Mapping[str, str], folder: Path, running: list[Running]
+    ) -> None:
+        self.hosts, self.keys, self.running = hosts, keys, running
+        self.workers = [
+            Worker(f"tcp://{host.address}:7001", "--key", "box", inside=host.enter, env=keys)
+            for host in hosts.hosts
+        ]
+        running.extend(self.workers)
+        addresses = [worker.ready().address for worker in self.workers]
+        self.file = cluster_file(folder, addresses, 'key = "boss"', "deadline = 60.0", key="box")
+
+    def train(self, steps: int, **options: object) -> Running:
+        given = [f"{name}={json.dumps(value)}" for name, value in options.items()]
+        command = [sys.executable, TRAINING, str(self.file), str(steps), *given]
+        self.running.append(
+            Running(command, inside=self.hosts.hosts[0].enter, env=self.keys, cwd=self.file.parent)
+        )
+        return self.running[-1]
+
+
+@pytest.fixture
+def cluster(
+    hosts: Hosts, keys: Mapping[str, str], tmp_path: Path, running: list[Running]
+) -> Cluster:
+    return Cluster(hosts, keys, tmp_path, running)
+
+
+def test_a_training_over_three_hosts_with_keys_equals_one_process_bit_for_bit(
+    cluster: Cluster,
+) -> None:
+    run = cluster.train(STEPS)
+    assert run.wait() == 0, run.told()
+    assert results(run.lines) == alone(STEPS)
+    homes = json.loads(run.lines[-1].split(maxsplit=2)[2])
+    assert homes == [f"/worker:{i}/cpu:0" for i in range(3)]
+
+
+@pytest.mark.slow  # a cut of three seconds, and what it takes to find that it healed
+@pytest.mark.fault(12)
+def test_a_cable_that_is_cut_for_three_seconds_leaves_no_trace(cluster: Cluster) -> None:
+    run = cluster.train(STEPS, pause=0.05)
+    run.line("step 5 ")
+    cluster.hosts.hosts[1].unplug()
+    time.sleep(3.0)
+    cluster.hosts.hosts[1].plug()
+    assert run.wait() == 0, run.told()
+    assert results(run.lines) == alone(STEPS)
+
+
+@pytest.mark.slow  # a cut of thirty seconds
+@pytest.mark.fault(13)
+def test_a_cable_that_is_cut_for_thirty_seconds_is_planned_around(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    run = cluster.train(STEPS, pause=0.05, pinned=False, checkpoint=str(tmp_path / "c"), every=2)
+    run.line("step 5 ")
+    cut = time.monotonic()
+    cluster.hosts.hosts[1].unplug()
+    run.line("done", seconds=30.0)
+    assert time.monotonic() - cut < 30.0, "over the hosts that remain"
+    time.sleep(max(0.0, cut + 30.0 - time.monotonic()))
+    cluster.hosts.hosts[1].plug()
+    assert run.wait() == 0, run.told()
+    assert results(run.lines) == alone(STEPS)

@@ -1,0 +1,102 @@
+"""A training that tests of faults run in a process of its own: towers that learn to read digits, a
+part of examples/digits_towers.py, or a few large products that take their time.
+
+    training.py CLUSTER STEPS [option=value …]
+
+It prints a line at each event: `ready`, `step N LOSS` (in hexadecimal: all bits), `error CLASS TEXT`
+with the seconds that the step took, and at the end `done DIGEST` of all variables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import graphflow as gf
+from graphflow.errors import GraphflowError
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits_towers.py"
+
+
+def main(cluster: str, steps: int, **options: Any) -> None:
+    example = _example()
+    width, towers = options.pop("width", 32), options.pop("towers", 3)
+    pause, pinned = options.pop("pause", 0.0), options.pop("pinned", True)
+    if options.pop("quiet", True):
+        logging.disable(logging.CRITICAL)
+    where = _cluster(cluster)
+    model = _pinned(example, towers, width, len(where.workers)) if pinned else example.Towers(
+        towers, width
+    )  # fmt: skip
+    feeds = _feeds(example, model)
+    with gf.Session(where, **options) as session:
+        say("ready", json.dumps(getattr(session._hosts, "pids", [])))
+        for number in range(1, steps + 1):
+            feed = next(feeds)
+            start = time.monotonic()
+            try:
+                loss, _ = session.run([model.loss, model.train], feed)
+            except GraphflowError as error:
+                took = time.monotonic() - start
+                say("error", type(error).__name__, f"{took:.2f}", " ".join(str(error).split()))
+                raise SystemExit(3) from None
+            say("step", str(number), float(loss).hex())
+            time.sleep(pause)
+        state = [v.outputs[0] for v in gf.Graph(model.train).variables]
+        digest = hashlib.sha256(b"".join(session.get(v).tobytes() for v in state)).hexdigest()
+        homes = {
+            device for name, device in session.plan([model.loss, model.train]).placement.items()
+            if "weight2" in name
+        } if len(where.workers) > 1 else set()  # fmt: skip
+    say("done", digest, json.dumps(sorted(homes)))
+
+
+def _pinned(example: Any, towers: int, width: int, workers: int) -> Any:
+    """Tower i on worker i: whatever is measured, tensors cross."""
+
+    class Spread(example.Towers):  # type: ignore[misc,name-defined]
+        def _tower(self, number: int, width: int) -> gf.Tensor:
+            with gf.device(f"/worker:{number % workers}"):
+                tower: gf.Tensor = super()._tower(number, width)
+            return tower
+
+    return Spread(towers, width)
+
+
+def _feeds(example: Any, model: Any) -> Iterator[Any]:
+    images, _, labels, _ = example.digits()
+    return iter(example.batches(model, images, labels, 64, 1000))
+
+
+def _example() -> Any:
+    spec = importlib.util.spec_from_file_location("digits_towers", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _cluster(text: str) -> gf.Cluster:
+    if text == "here":
+        return gf.Cluster.here(threads=1)
+    if text.startswith("local:"):
+        return gf.Cluster.local(workers=int(text.partition(":")[2]), threads=1)
+    return gf.Cluster.load(text)
+
+
+def say(*words: str) -> None:
+    print(*words, flush=True)
+
+
+if __name__ == "__main__":
+    given = dict(argument.split("=", 1) for argument in sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), **{name: json.loads(v) for name, v in given.items()})
