@@ -1,22 +1,23 @@
 """The hosts of a cluster as a session sees them: the coordinator's machine over real sockets.
 
-An I/O thread moves messages between the sockets and the machine, so that heartbeats go on while the
-user's code computes, and so that an interrupt never meets the protocol's state: the callers of
-`step` and the others only wait for a future.
+The thread that asks for something moves messages between the sockets and the machine until it has
+its answer; a thread of their own does so while nobody asks, so that heartbeats go on while the
+user's code computes. An interrupt waits until the machine is between two events.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import itertools
+import math
 import os
 import secrets
+import signal
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,12 +58,15 @@ from graphflow.runtime.messages import (
     Write,
 )
 from graphflow.runtime.protocol.coordinator import (
+    DEAD_AFTER,
     GRACE,
     Begin,
     Cancel,
     CoordinatorAction,
     CoordinatorEvent,
     CoordinatorMachine,
+    Gone,
+    Leaving,
     LinkDown,
     LinkUp,
     Order,
@@ -76,7 +80,8 @@ from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.bell import Bell
+from graphflow.runtime.transport.bell import Bell, Sleeper
+from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
 from graphflow.runtime.wire import decode_frames, encode
 
 if TYPE_CHECKING:
@@ -85,7 +90,9 @@ if TYPE_CHECKING:
 
 LEASE = 30.0  # seconds without a ping after which a worker forgets the session
 _RETRY = 0.005  # seconds, while a connection's queue is full
-_SLACK = 5.0  # seconds beyond a deadline before the I/O thread itself is given up
+_SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
+_PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
+_BELL = 1 << 30  # no worker's number
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
 _REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
@@ -93,8 +100,34 @@ _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit st
 _log = Log("graphflow.coordinator")
 
 
+class _Pending:
+    """An operation under way, and its outcome once there is one."""
+
+    __slots__ = ("_event", "outcome")
+
+    def __init__(self) -> None:
+        self.outcome: Replies | GraphflowError | None = None
+        self._event: threading.Event | None = None
+
+    def settle(self, outcome: Replies | GraphflowError) -> None:
+        """Tells whoever waits."""
+        self.outcome = outcome
+        if self._event is not None:
+            self._event.set()
+
+    def wait(self, seconds: float) -> None:
+        """Waits while another thread drives the sockets."""
+        self._event = event = self._event or threading.Event()
+        if self.outcome is None:
+            event.wait(seconds)
+
+
 class _Loop:
-    """The I/O thread of one session."""
+    """The sockets and the machine of one session.
+
+    Whoever asks for something drives them until it is done; at other times a thread of their own
+    watches. See `transport.helm`.
+    """
 
     def __init__(
         self,
@@ -106,6 +139,9 @@ class _Loop:
         pair: KeyPair | None,
         keys: Sequence[str],
         activity: SessionActivity,
+        epoch: int,
+        token: str,
+        dead_after: float,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._local = local
@@ -122,40 +158,66 @@ class _Loop:
         except BaseException:
             self._free()
             raise
-        self._machine = CoordinatorMachine(session, addresses, time.monotonic())
+        self._machine = CoordinatorMachine(
+            session, addresses, time.monotonic(), epoch, token, dead_after
+        )
+        self.draining: set[int] = set()
+        """Workers that were asked to end."""
         self._unsent: list[deque[list[Any]]] = [deque() for _ in addresses]
+        self._full: set[int] = set()  # workers whose connection takes no more now
+        self._touched: set[int] = set()  # workers that were sent to since they were last drained
         self._events: deque[CoordinatorEvent] = deque()
-        self._futures: dict[int, Future[Replies]] = {}
+        self._pending: dict[int, _Pending] = {}
         self._bell = Bell()
+        self._helm = Helm(self._bell)
+        self._due = 0.0  # when the machine's next Tick is
+        self._sleeper = Sleeper()
+        self._sleeper.add(self._bell.fileno(), _BELL)
+        # A socket tells of what comes only once it has been found empty.
+        self._unread = [~worker for worker, _ in enumerate(addresses)]
+        for worker, channel in enumerate(self._channels):
+            self._sleeper.add(channel.socket.getsockopt(zmq.FD), worker)
+            self._sleeper.add(channel.monitor.getsockopt(zmq.FD), ~worker)
         self._stopping = False
         self._failure: BaseException | None = None
         name = f"coordinator-{session[:8]}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
         self._thread.start()
 
     # From any thread ---------------------------------------------------------------------------
 
-    def begin(self, begin: Begin) -> Future[Replies]:
-        """Starts an operation; its future has the replies or the error."""
-        future: Future[Replies] = Future()
-        self._futures[begin.request] = future
-        self.post(begin)
-        if not self._thread.is_alive():
-            self._fail_all()
-        return future
+    def ask(self, begin: Begin, seconds: float) -> Replies:
+        """Runs an operation to its end, within `seconds`.
+
+        Raises:
+            GraphflowError: how it failed; SessionError if the session is closed meanwhile.
+            KeyboardInterrupt: and the operation goes on.
+        """
+        pending = self._pending[begin.request] = _Pending()
+        self._events.append(begin)
+        until = time.monotonic() + seconds
+        if threading.current_thread() is threading.main_thread():
+            self._await_interruptibly(pending, until)
+        else:
+            self._await(pending, until, [])
+        outcome = pending.outcome
+        if isinstance(outcome, Replies):
+            return outcome
+        self._pending.pop(begin.request, None)
+        raise outcome or WorkerLost("the coordinator's sockets do not answer")
 
     def post(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event."""
         self._events.append(event)
         self._bell.ring()
 
-    def awaited(self) -> list[int]:
-        """The workers that have not replied to what they were asked."""
-        return self._machine.awaited()
-
     def lost(self) -> dict[int, str]:
         """The workers that are lost, and why."""
         return self._machine.lost()
+
+    def awaited(self) -> list[int]:
+        """The workers whose replies an operation waits for."""
+        return self._machine.awaited()
 
     def refused(self) -> list[int]:
         """The workers with which the last handshake failed: keys that are not trusted."""
@@ -167,46 +229,113 @@ class _Loop:
         self._bell.ring()
         self._thread.join(_SLACK)
 
-    # On the I/O thread -------------------------------------------------------------------------
+    # Waiting -----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _await_interruptibly(self, pending: _Pending, until: float) -> None:
+        """As `_await` on the main thread, where Ctrl-C may come at any moment: it is held back
+        until the machine is between two events, and is then what it would have been."""
+        came: list[int] = []
+
+        def hold_back(number: int, frame: object) -> None:
+            came.append(number)
+            self._bell.ring()
+
+        while pending.outcome is None and time.monotonic() < until:
+            # `signal.signal` would do, but takes longer than a small step's other parts.
+            before = _signal.signal(signal.SIGINT, hold_back)
+            try:
+                self._await(pending, until, came)
+            finally:
+                _signal.signal(signal.SIGINT, before)
+            if came:
+                came.clear()
+                signal.raise_signal(signal.SIGINT)
+
+    def _await(self, pending: _Pending, until: float, came: list[int]) -> None:
+        while pending.outcome is None and not came:
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            if self._stopping:
+                self._fail_all()
+            if self._helm.take(_PATIENCE):
+                try:
+                    self._drive(pending, until, came)
+                finally:
+                    self._helm.leave()
+            else:
+                self._bell.ring()
+                pending.wait(min(left, _PATIENCE))
+
+    def _watch(self) -> None:
+        """Drives while nobody else does."""
+        nobody = _Pending()
         try:
-            self._serve()
+            while not self._stopping:
+                due = bool(self._events) or time.monotonic() >= self._due
+                if not self._helm.watch(SLICE if due else LINGER):
+                    time.sleep(SLICE)
+                    continue
+                try:
+                    self._drive(nobody, 0.0 if due else math.inf, [])
+                finally:
+                    self._helm.leave()
+                if self._helm.wanted:
+                    time.sleep(SLICE)
+        finally:
+            self._stopping = True
+            if self._helm.take(_SLACK):
+                self._fail_all()
+                self._bell.close()
+                self._sleeper.close()
+                self._free()
+
+    # At the helm -------------------------------------------------------------------------------
+
+    def _drive(self, pending: _Pending, until: float, came: list[int]) -> None:
+        """Moves messages until the operation has an outcome, an interrupt came, or somebody who
+        waits for one takes over from the watch."""
+        try:
+            while not (pending.outcome or came or self._stopping or self._helm.wanted):
+                self._turn(until)
+                if time.monotonic() >= until:
+                    break
+            if self._stopping:
+                self._fail_all()
         except BaseException as error:
             _log.tell("loop.failed", reason=repr(error), raised=error)
-            self._failure = error
-        finally:
+            self._failure, self._stopping = error, True
             self._fail_all()
-            self._bell.close()
-            self._free()
 
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._bell.fileno(), zmq.POLLIN)
-        for channel in self._channels:
-            poller.register(channel.socket, zmq.POLLIN)
-            poller.register(channel.monitor, zmq.POLLIN)
-        while not self._stopping:
-            now = time.monotonic()
-            wait = _RETRY if any(self._unsent) else self._machine.wake_at(now) - now
-            ready = dict(poller.poll(int(wait * 1000) + 1))
-            if self._bell.fileno() in ready:
+    def _turn(self, until: float) -> None:
+        """Handles what has come, after waiting for it if there is nothing yet."""
+        while self._events:
+            self._handle(self._events.popleft())
+        now = time.monotonic()
+        if now >= self._machine.wake_at(0.0):
+            self._handle(Tick())
+        for worker in list(self._full):
+            self._flush(worker)
+        self._due = self._machine.wake_at(0.0)
+        # Sending may take in what has arrived, of which the sleeper then would not know.
+        came = [worker for worker in self._touched if self._channels[worker].has_message()]
+        came += self._unread
+        self._touched.clear()
+        self._unread = []
+        for tag in came or self._sleeper.sleep(min(until, self._due, now + self._retry()) - now):
+            if tag == _BELL:
                 self._bell.hear()
-            while self._events:
-                self._handle(self._events.popleft())
-            for worker, channel in enumerate(self._channels):
-                # What a worker said before it was lost counts: messages first, then the link.
-                if channel.socket in ready or channel.monitor in ready:
-                    self._drain(worker, channel)
-                if channel.monitor in ready:
-                    self._look(worker, channel)
-                if self._unsent[worker]:
-                    self._flush(worker)
-            if time.monotonic() >= self._machine.wake_at(now):
-                self._handle(Tick())
+            elif tag >= 0:
+                self._drain(tag, self._channels[tag])
+            else:  # what a worker said before it was lost counts: messages first, then the link
+                self._drain(~tag, self._channels[~tag])
+                self._look(~tag, self._channels[~tag])
+
+    def _retry(self) -> float:
+        return _RETRY if self._full else math.inf
 
     def _drain(self, worker: int, channel: Any) -> None:
-        while (frames := channel.receive()) is not None:
+        while channel.has_message() and (frames := channel.receive()) is not None:
             try:
                 envelope, message, data = decode_frames(frames)
             except ProtocolError as error:
@@ -219,13 +348,13 @@ class _Loop:
             if up:
                 self._handle(LinkUp(worker))
             else:
-                self._handle(LinkDown(worker, self._reason(worker)))
+                self._handle(self._down(worker))
 
-    def _reason(self, worker: int) -> str:
+    def _down(self, worker: int) -> CoordinatorEvent:
         ended = self._local.ended(worker, _LOCAL_EXIT_SECONDS) if self._local else None
         if ended is not None:
-            return f"its process has ended, {ended}"
-        return "its process ended, froze or cannot be reached"
+            return Gone(worker, ended.reason, ended.op)
+        return LinkDown(worker, "its process ended, froze or cannot be reached")
 
     def _handle(self, event: CoordinatorEvent) -> None:
         try:
@@ -236,10 +365,13 @@ class _Loop:
             self._settle(Settle(event.request, error))
             return
         for action in actions:
-            if isinstance(action, Send):
-                self._send(action)
-            else:
-                self._settle(action)
+            match action:
+                case Send():
+                    self._send(action)
+                case Settle():
+                    self._settle(action)
+                case Leaving():
+                    self.draining.add(action.worker)
         if not isinstance(event, Begin | Received) or self._is_loss(actions):
             self._activity.lost(self._machine.lost(), self._addresses)
 
@@ -251,7 +383,8 @@ class _Loop:
         try:
             head = encode(action.envelope, action.message)
         except ProtocolError as error:
-            self._handle(LinkDown(action.worker, f"a message to it cannot be sent: {error}"))
+            reason = f"a message to it cannot be sent: {error}"
+            self._handle(Gone(action.worker, reason, ended=False))
             return
         frames: list[Any] = [head] if action.data is None else [head, action.data]
         self._unsent[action.worker].append(frames)
@@ -259,25 +392,23 @@ class _Loop:
 
     def _flush(self, worker: int) -> None:
         waiting = self._unsent[worker]
-        if worker in self._machine.lost():
+        if self._machine.is_lost(worker):
             waiting.clear()
         while waiting and self._channels[worker].send(waiting[0]):
             waiting.popleft()
+        self._touched.add(worker)
+        (self._full.add if waiting else self._full.discard)(worker)
 
     def _settle(self, action: Settle) -> None:
-        future = self._futures.pop(action.request, None)
-        if future is None:
-            return
-        if isinstance(action.outcome, Replies):
-            future.set_result(action.outcome)
-        else:
-            future.set_exception(action.outcome)
+        pending = self._pending.pop(action.request, None)
+        if pending is not None:
+            pending.settle(action.outcome)
 
     def _fail_all(self) -> None:
         reason = f": {self._failure!r}" if self._failure else ""
-        while self._futures:
-            _, future = self._futures.popitem()
-            future.set_exception(SessionError(f"the session is closed{reason}"))
+        while self._pending:
+            _, pending = self._pending.popitem()
+            pending.settle(SessionError(f"the session is closed{reason}"))
 
     def _free(self) -> None:
         for channel in self._channels:
@@ -298,6 +429,7 @@ class RemoteHosts:
         deadline: float,
         host: str | None = None,
         ops: Sequence[str] = (),
+        dead_after: float = DEAD_AFTER,
     ) -> None:
         """Joins the workers at the cluster's addresses, or starts local ones.
 
@@ -305,6 +437,7 @@ class RemoteHosts:
             deadline: seconds until all workers are ready.
             host: `path.py:Name`, another host in started workers, for tests.
             ops: names of the modules of users' ops that the workers import.
+            dead_after: seconds out of reach after which a worker is lost.
 
         Raises:
             ModuleNotAllowed: a worker was not started with one of `ops` allowed.
@@ -315,6 +448,7 @@ class RemoteHosts:
         """
         until = time.monotonic() + deadline
         self.session = secrets.token_hex(16)
+        self.token = secrets.token_hex(16)
         self._activity = SessionActivity(self.session)
         self.meters = self._activity.meters
         self._requests = itertools.count(1)
@@ -334,6 +468,7 @@ class RemoteHosts:
             self._loop = _Loop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
                 pair=pair, keys=self._keys, activity=self._activity,
+                epoch=1, token=self.token, dead_after=dead_after,
             )  # fmt: skip
             self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
             with waiting(self._missing, self._tell_missing):
@@ -610,10 +745,7 @@ class RemoteHosts:
         if self._loop is None:
             raise SessionError("the session is closed")
         try:
-            future = self._loop.begin(Begin(request, orders, seconds, step))
-            return future.result(seconds + _SLACK)
-        except FutureTimeout:
-            raise WorkerLost("the coordinator's I/O thread does not answer") from None
+            return self._loop.ask(Begin(request, orders, seconds, step), seconds + _SLACK)
         except KeyboardInterrupt:
             self.cancel()
             raise

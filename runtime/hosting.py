@@ -40,20 +40,28 @@ from graphflow.runtime.messages import (
     Write,
 )
 from graphflow.runtime.metrics import Meters
-from graphflow.runtime.protocol.stream import Stream
-from graphflow.runtime.protocol.worker import Finished, Outcome, Run
+from graphflow.runtime.protocol.jobs import Beat, Finished, Heard, Outcome, Run
+from graphflow.runtime.protocol.stream import Outbound
 from graphflow.runtime.security.guard import Guard
+from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import transport_of
+from graphflow.runtime.transport.helm import LINGER
 from graphflow.runtime.wire import BUDGET
 
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 _ECHO_SECONDS = 10.0  # for an echo to be taken by the socket
 
 
+Attend = Callable[[Callable[[], bool], float], bool]
+"""Receives what comes until something is done, for at most so many seconds; False: at once, for
+another thread does."""
+
+
 class HostLike(Protocol):
     """What a session needs of a `Host`: it runs the partitions of one worker's devices.
 
-    `cancel` and `deliver` come from other threads, and may come before the step's `compute`.
+    `cancel` and `deliver` come from other threads, and may come before the step's `compute`, or,
+    while a thread of the host that waits calls what `attend` gave it, from that one.
     """
 
     def open(self, session: str) -> None: ...
@@ -73,6 +81,7 @@ class HostLike(Protocol):
     def commit(self, session: str, step: int) -> None: ...
     def abort(self, session: str, step: int) -> None: ...
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
+    def attend(self, session: str, attend: Attend) -> None: ...
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
     def read(self, session: str, variable: str) -> Array: ...
     def write(self, session: str, variable: str, value: Array) -> None: ...
@@ -98,12 +107,14 @@ class HostedSession:
         factory: HostFactory,
         allow_ops: Collection[str],
         report: Callable[[Finished], None],
+        attend: Attend,
         meters: Meters | None = None,
     ) -> None:
         message = opening.job
         assert isinstance(message, Open)
         self._session = opening.session
         self._epoch = opening.epoch
+        self._token = opening.token
         self._index = message.worker
         self.meters = meters or Meters()
         self.activity = Activity(self._session, self._epoch, self._index, self.meters)
@@ -118,9 +129,11 @@ class HostedSession:
         self._ops = message.ops
         self._allowed = allow_ops
         self._report = report
+        self._attend = attend
         self._host: HostLike | None = None
         self._links: dict[int, Link] = {}
         self._cancelled = -1  # every step up to this one
+        self._until = 0.0  # when the step's deadline passes
         self._closing = threading.Event()
         self._echoes: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
@@ -145,6 +158,17 @@ class HostedSession:
         if self._host is not None:
             self._host.deliver(self._session, step, edge, array)
 
+    def heard(self, heard: Heard) -> None:
+        """Another worker said what it has of ours, or of its own."""
+        link = self._links.get(heard.worker)
+        if link is not None:
+            link.heed(heard)
+
+    def beat(self, beat: Beat) -> None:
+        """Time for the links to say what they have sent and received."""
+        for worker, link in list(self._links.items()):
+            link.beat(owed=worker in beat.owed)
+
     def echoed(self, request: int) -> None:
         """An echo has come back."""
         self._echoes.put(request)
@@ -164,7 +188,7 @@ class HostedSession:
 
     def _work(self) -> None:
         while True:
-            run = self._jobs.get()
+            run = self._next()
             self.activity.begin(run.job, run.step)
             try:
                 outcome = self._do(run)
@@ -174,9 +198,19 @@ class HostedSession:
             # Nobody waits for these, and waking the I/O thread costs more than most commits.
             silent = isinstance(run.job, Commit | Abort) and outcome is None
             if not silent:
-                self._report(Finished(self._session, run.job, run.step, outcome))
+                self._report(Finished(self._session, run.job, run.step, self._epoch, outcome))
             if isinstance(run.job, Close):
                 return
+
+    def _next(self) -> Run:
+        """The next job. This thread drives the worker's sockets for a while, so that an order that
+        follows soon needs no other thread."""
+        if self._jobs.empty() and not self._closing.is_set():
+            self._attend(self._has_job, LINGER)
+        return self._jobs.get()
+
+    def _has_job(self) -> bool:
+        return not self._jobs.empty()
 
     def _do(self, run: Run) -> Outcome:
         job, session = run.job, self._session
@@ -221,9 +255,11 @@ class HostedSession:
                     self._context, address, insecure=self._insecure, guard=self._guard,
                     key=self._keys[worker] if self._keys else "",
                 )  # fmt: skip
-                self._links[worker] = Link(channel, Stream(self._session, self._epoch, self._index))
+                outbound = Outbound(self._session, self._epoch, self._index, self._token)
+                self._links[worker] = Link(channel, outbound)
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
+        self._host.attend(self._session, self._attend)
 
     def _close(self) -> None:
         self._bounces.put(None)
@@ -239,6 +275,7 @@ class HostedSession:
         if run.step <= self._cancelled:
             raise StepTimeout(f"step {run.step} was cancelled before it started here")
         feeds = {name: run.arrays[name] for name in job.feeds}
+        self._until = time.monotonic() + job.deadline
         return host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )
@@ -251,10 +288,17 @@ class HostedSession:
             self.deliver(parcel.step, parcel.edge, parcel.array)
             return
 
+        target, until = parcel.target_worker, self._until
+
         def go_on() -> bool:
+            if time.monotonic() > until:
+                raise StepTimeout(
+                    f"step {parcel.step}: worker {target} at {self._addresses[target]} did not "
+                    f"take edge {parcel.edge} before the deadline; can it be reached from there?"
+                )
             return parcel.step > self._cancelled and not self._closing.is_set()
 
-        self._link(parcel.target_worker).send(
+        self._link(target).send(
             "edge", parcel.step, parcel.edge, parcel.array, owned=parcel.owned, go_on=go_on
         )
 
@@ -326,9 +370,11 @@ def default_factory(
     devices: Sequence[str],
     threads: int | None,
     outbox: Callable[[Parcel], None],
+    *,
+    limits: Limits | None = None,
 ) -> HostLike:
     """A real `Host`; its libraries load with the first session."""
     from graphflow.runtime.host import Host
 
-    host: HostLike = Host(worker, devices, threads, outbox)
+    host: HostLike = Host(worker, devices, threads, outbox, limits)
     return host

@@ -269,7 +269,7 @@ class Chunk(Message):
 
     `purpose` says what the array is for, `number` is the step (edges) or the request (all others),
     and `name` the edge, feed, fetch or part. `axes` orders the axes from the slowest to the fastest
-    in memory, so that an array keeps its layout when it travels. `checksum` is of the piece's bytes;
+    in memory, so that an array keeps its layout when it travels. `checksum` is of the piece;
     0 where it travels by what cannot damage it.
     """
 
@@ -343,5 +343,5 @@ class Broken(Message):
 
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
 
-UNNUMBERED = (Ping, Pong, Ack, Resend, Fenced)
+UNNUMBERED = (Ping, Pong, Ack, Resend, Fenced, Broken)
 """What is neither kept nor sent again: a later one says all that a lost one did."""

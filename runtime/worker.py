@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TextIO
 
 import zmq
@@ -34,9 +35,11 @@ from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.messages import Broken, Close, Open
 from graphflow.runtime.metrics import Meters
 from graphflow.runtime.protocol.faults import failed
-from graphflow.runtime.protocol.worker import (
+from graphflow.runtime.protocol.jobs import (
+    Beat,
     Deliver,
     Finished,
+    Heard,
     Leave,
     Received,
     Run,
@@ -45,16 +48,19 @@ from graphflow.runtime.protocol.worker import (
     Wake,
     WorkerAction,
     WorkerEvent,
-    WorkerMachine,
 )
+from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.recorder import record
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
+from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.bell import Bell
+from graphflow.runtime.transport.bell import Bell, Sleeper
+from graphflow.runtime.transport.helm import SLICE, Helm
 from graphflow.runtime.wire import decode_frames, encode
 
 _TICK = 0.5  # seconds
+_BELL, _LISTENER, _PARENT = range(3)  # what wakes the thread that drives the sockets
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages taken from the socket before anything else has its turn
 _LEAVE_SECONDS = 1.0  # for sessions to end when the worker does
@@ -80,19 +86,23 @@ class WorkerProcess:
         allow_ops: Sequence[str] = (),
         key: KeyPair | None = None,
         ring: Keyring | None = None,
+        connections: int | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
+        self._bell = Bell()
         self._guard: Guard | None = None
         try:
             if key is not None:
                 self._guard = Guard(self._context, key, ring or Keyring())
             self._listener = transport_of(listen).Listener(
-                self._context, listen, insecure=insecure, guard=self._guard
-            )
+                self._context, listen, insecure=insecure, guard=self._guard,
+                most=connections, wake=self._bell.ring,
+            )  # fmt: skip
         except TransportError:
             if self._guard is not None:
                 self._guard.close()
             self._context.term()
+            self._bell.close()
             raise
         self.address: str = self._listener.address
         self.meters = Meters()
@@ -106,8 +116,13 @@ class WorkerProcess:
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
         self._finished: deque[Finished] = deque()
         self._unsent: dict[bytes, deque[list[Any]]] = {}
-        self._bell = Bell()
+        self._helm = Helm(self._bell)
+        self._sleeper = Sleeper()
+        self._sleeper.add(self._bell.fileno(), _BELL)
+        self._sleeper.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
+        self._due = time.monotonic() + _TICK
         self._stopping = False
+        self._failure: BaseException | None = None
 
     def stop(self) -> None:
         """Ends `run` soon; for signal handlers and other threads."""
@@ -115,30 +130,45 @@ class WorkerProcess:
         self._bell.ring()
 
     def run(self, parent_pid: int | None = None) -> None:
-        """Serves until `stop`, or until the parent process is gone."""
-        poller = zmq.Poller()
-        poller.register(self._listener.socket, zmq.POLLIN)
-        poller.register(self._bell.fileno(), zmq.POLLIN)
-        watched = sys.stdin if parent_pid is not None else None
-        if watched is not None:
-            poller.register(watched.fileno(), zmq.POLLIN)  # the parent holds the other end
-        due = time.monotonic() + _TICK
+        """Serves until `stop`, or until the parent process is gone. This thread is the watch: it
+        drives the sockets while no session's thread does."""
+        parent = Sleeper()
+        if parent_pid is not None:
+            for sleeper in (parent, self._sleeper):
+                sleeper.add(sys.stdin.fileno(), _PARENT)  # the parent holds the other end
         while not self._stopping:
-            wait = _RETRY if self._unsent else max(0.0, due - time.monotonic())
-            ready = dict(poller.poll(int(wait * 1000) + 1))
-            if self._bell.fileno() in ready:
-                self._bell.hear()
-            self._turn()
-            if watched is not None and watched.fileno() in ready:
-                return
-            if time.monotonic() >= due:
-                due = time.monotonic() + _TICK
-                self._handle(Tick())
-                if parent_pid is not None and os.getppid() != parent_pid:
-                    return
+            due = time.monotonic() + _TICK
+            if self._helm.watch(SLICE):
+                try:
+                    self._drive(lambda: self._helm.wanted, due)
+                finally:
+                    self._helm.leave()
+            if parent.sleep(0.0 if self._stopping else SLICE):
+                break
+            if parent_pid is not None and os.getppid() != parent_pid:
+                break
+        parent.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def attend(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Drives the sockets until `done`, for a thread of a session that would wait otherwise;
+        False: at once, for another one drives."""
+        if self._stopping or not self._helm.take(SLICE):
+            return False
+        try:
+            self._drive(done, time.monotonic() + seconds)
+        except BaseException as error:  # what breaks the machine ends the process
+            self._failure = error
+            self.stop()
+        finally:
+            self._helm.leave()
+        return True
 
     def close(self) -> None:
         """Ends all sessions and frees the address."""
+        self._stopping = True
+        self._helm.take(_LEAVE_SECONDS)  # and it stays taken
         self._handle(Leave())
         until = time.monotonic() + _LEAVE_SECONDS
         ended = [
@@ -148,24 +178,47 @@ class WorkerProcess:
         if self._guard is not None:
             self._guard.close()
         self._bell.close()
+        self._sleeper.close()
         if all(ended):  # else an op that does not return may still want to send
             self._context.destroy(linger=0)
 
     # One turn of the loop ------------------------------------------------------------------------
 
-    def _turn(self) -> None:
-        while self._finished:
-            finished = self._finished.popleft()
-            if isinstance(finished.job, Close):
-                self._ending.pop(finished.session, None)
-            self._handle(finished)
+    def _drive(self, done: Callable[[], bool], until: float) -> None:
+        while not (done() or self._stopping):
+            self._turn(until)
+            if time.monotonic() >= until:
+                break
+
+    def _turn(self, until: float) -> None:
+        """Handles what has come, after waiting for it if there is nothing yet."""
+        self._finish()
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _TICK
+            self._handle(Tick())
+        for route in list(self._unsent):
+            self._flush(route)
+        # Sending may take in what has arrived, of which the sleeper then would not know.
+        if not self._listener.has_message():
+            soon = now + _RETRY if self._unsent else self._due
+            for tag in self._sleeper.sleep(min(until, soon) - now):
+                if tag == _BELL:
+                    self._bell.hear()
+                elif tag == _PARENT:
+                    self._stopping = True
         for _ in range(_BATCH):
             arrived = self._listener.receive()
             if arrived is None:
                 break
             self._take(*arrived)
-        for route in list(self._unsent):
-            self._flush(route)
+
+    def _finish(self) -> None:
+        while self._finished:
+            finished = self._finished.popleft()
+            if isinstance(finished.job, Close):
+                self._ending.pop(finished.session, None)
+            self._handle(finished)
 
     def _take(self, route: bytes, frames: list[Any], key: str) -> None:
         try:
@@ -175,12 +228,14 @@ class WorkerProcess:
         except NotAuthorised as error:
             self.meters.add("graphflow_forbidden_messages_total")
             _log.tell("key.forbidden", key=key, reason=str(error))
+            self._listener.blame(route, error)
             answer = failed(getattr(message, "request", 0), error)
             self._send(Send(route, replace(envelope, sequence=0), answer))
             return
         except ProtocolError as error:
             self.meters.add("graphflow_refused_messages_total")
             _log.tell("message.refused", peer=key or route.hex(), reason=str(error))
+            self._listener.blame(route, error)
             return
         self._handle(Received(route, envelope, message, data))
 
@@ -200,6 +255,10 @@ class WorkerProcess:
                     hosted.echoed(step)
                 else:
                     hosted.deliver(step, edge, array)
+            case Heard(session):
+                self._sessions[session].heard(action)
+            case Beat(session):
+                self._sessions[session].beat(action)
             case Wake(session, step, error):
                 self._sessions[session].wake(step, error)
 
@@ -217,6 +276,7 @@ class WorkerProcess:
                 factory=self._factory,
                 allow_ops=self._allow_ops,
                 report=self._report,
+                attend=self.attend,
                 meters=self.meters,
             )
             _log.tell(
@@ -225,7 +285,7 @@ class WorkerProcess:
             )  # fmt: skip
             return
         self._sessions[action.session].submit(action)
-        if action.session not in self._machine.sessions:  # that was its Close
+        if isinstance(action.job, Close):
             if self._guard is not None:
                 self._guard.forget(action.session)
             self._ending[action.session] = closed = self._sessions.pop(action.session)
@@ -237,7 +297,13 @@ class WorkerProcess:
 
     def _report(self, finished: Finished) -> None:
         self._finished.append(finished)
-        self._bell.ring()
+        if not self._helm.free():
+            self._bell.ring()
+            return
+        try:
+            self._finish()
+        finally:
+            self._helm.leave()
 
     # Sending never waits: what a connection does not take is kept, and tried again ----------------
 
@@ -278,6 +344,8 @@ def serve(
     allow_ops: Sequence[str] = (),
     key: str | None = None,
     keys: str | os.PathLike[str] | None = None,
+    connections: int | None = None,
+    limits: Limits | None = None,
 ) -> None:
     """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread.
 
@@ -293,17 +361,21 @@ def serve(
         key: the name of this worker's own key, "" for the only one that there is; beyond loopback
             that one is the default. With a key, only those connect whose keys are trusted here.
         keys: the folder of keys; default: see `security.keys`.
+        connections: at a time; default: a quarter of the file descriptors that the process may
+            have, at most 4096.
+        limits: on graphs from the wire.
 
     Raises:
         AddressInUse, InsecureAddress, TransportError: the address cannot be used.
         KeyFileError: the key cannot.
     """
-    factory = host_factory or default_factory
+    factory = host_factory or partial(default_factory, limits=limits)
     started = time.monotonic()
     ring = Keyring(keys)
     worker = WorkerProcess(
         listen, devices=devices, threads=threads, insecure=insecure, factory=factory,
         allow_ops=allow_ops, key=_own_key(ring, key, listen, insecure=insecure), ring=ring,
+        connections=connections,
     )  # fmt: skip
     interrupt = signal.SIG_IGN if parent_pid is not None else _stopper(worker)
     before = {
@@ -321,9 +393,7 @@ def serve(
         worker.run(parent_pid)
     finally:
         worker.close()
-        _log.tell(
-            "worker.stopped", address=worker.address, seconds=time.monotonic() - started
-        )
+        _log.tell("worker.stopped", address=worker.address, seconds=time.monotonic() - started)
         for number, action in before.items():
             signal.signal(number, action)
 

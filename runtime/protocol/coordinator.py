@@ -2,97 +2,69 @@
 
 An operation sends one order to each of some workers and settles when all have replied, when one
 fails or is lost, or at its deadline. A step is an operation whose end is a decision: commit when
-every worker has computed it, abort otherwise; each worker is told the same one.
+every worker has computed it, abort otherwise; each worker is told the same one. A commit rides on
+the next order, so that a step is one message each way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 
 from graphflow.errors import (
     GraphflowError,
     ProtocolError,
     RendezvousTimeout,
     SessionError,
+    StaleEpoch,
+    StaleSession,
     StepTimeout,
     VersionMismatch,
     WorkerLost,
 )
 from graphflow.runtime.messages import (
     COORDINATOR,
+    UNNUMBERED,
     Abort,
-    Array,
     Broken,
     Chunk,
-    Close,
     Commit,
     Compute,
     Done,
+    Draining,
     Envelope,
     Failed,
-    Forget,
+    Fenced,
     Hello,
-    Key,
-    Load,
-    Measure,
-    Measured,
     Message,
     Open,
     Ping,
-    Pong,
-    Prepare,
-    Probe,
-    Probed,
-    Read,
-    Ready,
-    Span,
     Spans,
     Welcome,
-    Write,
 )
 from graphflow.runtime.protocol.faults import raised
-from graphflow.runtime.protocol.stream import Arrival, Stream, Version
+from graphflow.runtime.protocol.operations import (
+    REPLIES,
+    Begin,
+    Operation,
+    Order,
+    Replies,
+    Settle,
+)
+from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
 from graphflow.runtime.wire import Assembler, Buffer, chunks
 
+__all__ = ["Begin", "Order", "Replies", "Settle"]
+
 BEAT = 1.0  # seconds between two pings
-DEAD_AFTER = 4.0  # seconds of silence after which a worker without a live link is lost
+DEAD_AFTER = 5.0  # seconds out of reach after which a worker is lost
+LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down
+COMMIT_AFTER = 0.005  # seconds that a commit waits for an order to ride on
 GRACE = 0.5  # seconds after a step's deadline in which workers may say what they waited for
-
-_REPLIES: dict[type[Message], type[Message]] = {
-    Hello: Welcome,
-    Open: Ready,
-    Load: Ready,
-    Prepare: Ready,
-    Compute: Done,
-    Read: Done,
-    Write: Ready,
-    Forget: Ready,
-    Measure: Measured,
-    Probe: Probed,
-    Close: Ready,
-}
-
-
-@dataclass(frozen=True)
-class Order:
-    """What one worker is asked, and the arrays (purpose, name, array) that go before it."""
-
-    message: Message
-    arrays: Sequence[tuple[str, Key, Array]] = ()
 
 
 # Events ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Begin:
-    """Starts an operation; `seconds` is its deadline from now."""
-
-    request: int
-    orders: Mapping[int, Order]
-    seconds: float
-    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,10 +86,21 @@ class LinkUp:
 
 @dataclass(frozen=True)
 class LinkDown:
-    """The worker's process ended, froze, or cannot be reached."""
+    """The worker cannot be reached; it is lost if that goes on."""
 
     worker: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The worker is lost for certain: its process has `ended`, or nothing can be sent to it. `op`
+    is the one that it died in, if known."""
+
+    worker: int
+    reason: str
+    op: str = ""
+    ended: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,7 +113,7 @@ class Tick:
     """Time has passed."""
 
 
-CoordinatorEvent = Begin | Received | LinkUp | LinkDown | Cancel | Tick
+CoordinatorEvent = Begin | Received | LinkUp | LinkDown | Gone | Cancel | Tick
 
 
 # Actions ---------------------------------------------------------------------------------------
@@ -146,24 +129,15 @@ class Send:
     data: memoryview | None = None
 
 
-@dataclass
-class Replies:
-    """What the workers replied: messages and arrays by worker, and the spans of a traced step."""
-
-    messages: dict[int, Message] = field(default_factory=dict)
-    arrays: dict[int, dict[Key, Array]] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
-class Settle:
-    """An operation has ended, with replies or with an error."""
+class Leaving:
+    """A worker was asked to end, and will after so many seconds."""
 
-    request: int
-    outcome: Replies | GraphflowError
+    worker: int
+    seconds: float
 
 
-CoordinatorAction = Send | Settle
+CoordinatorAction = Send | Settle | Leaving
 
 
 # State -----------------------------------------------------------------------------------------
@@ -173,69 +147,73 @@ CoordinatorAction = Send | Settle
 class _Peer:
     address: str
     stream: Stream
-    inbox: Assembler
     heard: float
+    inbox: Assembler = field(default_factory=Assembler)
     welcomed: bool = False
-    opened: bool = False  # it was told of the session: before, it would not know what a Ping is of
+    opened: bool = False  # it knows the session: before, it would not know what a Ping is of
     link: bool = False  # the transport vouches for the process
-    lost: str = ""  # why, once it is lost
-
-
-@dataclass
-class _Operation:
-    begin: Begin
-    deadline: float
-    waiting: set[int]
-    replies: Replies = field(default_factory=Replies)
-
-    @property
-    def is_step(self) -> bool:
-        return any(isinstance(order.message, Compute) for order in self.begin.orders.values())
-
-    @property
-    def what(self) -> str:
-        message = next(iter(self.begin.orders.values())).message
-        if isinstance(message, Compute):
-            return f"step {self.begin.step}"
-        subject = getattr(message, "variable", getattr(message, "program", ""))
-        return f"{type(message).__name__.lower()} {subject}".rstrip()
+    down: str = ""  # why the link is not up
+    commits: int = -1  # the step that it is to commit, but was not told of yet
+    gone: Gone | None = None  # once it is lost
 
 
 class CoordinatorMachine:
-    """One session over the workers at `addresses`, in their order."""
+    """One epoch of a session over the workers at `addresses`, in their order.
 
-    def __init__(self, session: str, addresses: Sequence[str], now: float, epoch: int = 1) -> None:
+    Args:
+        epoch: higher than that of every coordinator of the session before.
+        token: the secret of the session.
+        dead_after: seconds that a worker may be out of reach.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        addresses: Sequence[str],
+        now: float,
+        epoch: int = 1,
+        token: str = "",
+        dead_after: float = DEAD_AFTER,
+    ) -> None:
         self._version = Version.own()
+        self._session, self._epoch, self._token = session, epoch, token
+        self._dead_after = dead_after
         self._peers = [
-            _Peer(address, Stream(session, epoch, COORDINATOR), Assembler(), now)
-            for address in addresses
+            _Peer(address, Stream(session, epoch, COORDINATOR, token), now) for address in addresses
         ]
-        self._operations: dict[int, _Operation] = {}
+        self._now = now
+        self._operations: dict[int, Operation] = {}
+        self._unsure: set[int] = set()  # workers that no link vouches for
         self._beat = now
+        self._death = inf  # when the first of them is lost, at the earliest
+        self._owed: set[int] = set()  # workers that were not told yet to commit
+        self._commit_at = inf
+        self._fenced: StaleEpoch | None = None
 
     def handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         """What to do about an event. Time is monotonic, in seconds."""
+        self._now = now
         match event:
             case Begin():
-                return self._begin(event, now)
+                return self._begin(event)
             case Received():
-                return self._receive(event, now)
+                return self._receive(event)
             case LinkUp(worker):
-                self._peers[worker].link = True
-                return []
+                return self._link_up(worker)
             case LinkDown(worker, reason):
-                peer = self._peers[worker]
-                # Before the welcome the transport keeps trying: the rendezvous has a deadline.
-                return self._lose(worker, reason) if peer.welcomed and not peer.lost else []
+                self._link_down(worker, reason)
+                return []
+            case Gone():
+                return self._lose(event)
             case Cancel():
                 return self._cancel()
             case Tick():
-                return self._tick(now)
+                return self._tick()
 
     def wake_at(self, now: float) -> float:
         """When the next Tick is due."""
         deadlines = [operation.deadline for operation in self._operations.values()]
-        return max(now, min([self._beat + BEAT, *deadlines]))
+        return max(now, min([self._beat + BEAT, self._death, self._commit_at, *deadlines]))
 
     def awaited(self) -> list[int]:
         """The workers whose replies an operation waits for."""
@@ -244,19 +222,29 @@ class CoordinatorMachine:
 
     def lost(self) -> dict[int, str]:
         """The workers that are lost, and why."""
-        return {index: peer.lost for index, peer in enumerate(self._peers) if peer.lost}
+        return {index: peer.gone.reason for index, peer in enumerate(self._peers) if peer.gone}
+
+    def is_lost(self, worker: int) -> bool:
+        """Whether a worker is lost."""
+        return self._peers[worker].gone is not None
+
+    def streams(self) -> list[Stream]:
+        """The numbering of messages with each worker, to look at."""
+        return [peer.stream for peer in self._peers]
 
     # Events ------------------------------------------------------------------------------------
 
-    def _begin(self, begin: Begin, now: float) -> list[CoordinatorAction]:
-        operation = _Operation(begin, now + begin.seconds, set(begin.orders))
+    def _begin(self, begin: Begin) -> list[CoordinatorAction]:
+        operation = Operation(begin, self._now + begin.seconds, set(begin.orders))
+        if self._fenced is not None:
+            return [Settle(begin.request, self._fenced)]
         for worker in begin.orders:
-            if self._peers[worker].lost:
-                what = f"was lost before {operation.what}"
-                return [Settle(begin.request, self._lost_error(worker, what))]
+            if self._peers[worker].gone is not None:
+                error = self._lost_error(worker, f"was lost before {operation.what}")
+                return [Settle(begin.request, error)]
         if operation.is_step:
             operation.deadline += GRACE
-        # All arrays are cut before anything is numbered: one that cannot travel leaves no gap.
+        # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
         pieces = {
             worker: [
                 piece
@@ -270,58 +258,94 @@ class CoordinatorMachine:
         self._operations[begin.request] = operation
         actions: list[CoordinatorAction] = []
         for worker, order in begin.orders.items():
-            if isinstance(order.message, Open):
-                self._peers[worker].opened = True
-            actions += [
-                self._send(worker, chunk, begin.step, data) for chunk, data in pieces[worker]
-            ]
-            actions.append(self._send(worker, order.message, begin.step))
+            message = order.message
+            if isinstance(message, Compute):
+                message = replace(message, commits=self._peers[worker].commits)
+                self._peers[worker].commits = -1
+                self._owed.discard(worker)
+            else:
+                actions += self._tell_commit(worker)
+            for chunk, data in pieces[worker]:
+                actions += self._send(worker, chunk, begin.step, data)
+            actions += self._send(worker, message, begin.step)
         return actions
 
-    def _receive(self, event: Received, now: float) -> list[CoordinatorAction]:
-        peer, envelope, message = self._peers[event.worker], event.envelope, event.message
-        if peer.lost or envelope.session != peer.stream.session:
+    def _receive(self, event: Received) -> list[CoordinatorAction]:
+        worker, envelope, message = event.worker, event.envelope, event.message
+        peer = self._peers[worker]
+        if peer.gone or self._fenced or envelope.session != self._session:
             return []
-        match peer.stream.receive(envelope):
-            case Arrival.DUPLICATE | Arrival.STALE:
-                return []
-            case Arrival.GAP:
-                return self._lose(event.worker, "messages from it were lost by a reconnection")
-        peer.heard = now
+        stale = fence(envelope, self._epoch, self._token)
+        if stale is not None:
+            return self._stale(worker, envelope, message, stale)
+        arrival, letters = peer.stream.receive(envelope, message, event.data)
+        peer.heard = self._now
+        actions = self._sends(worker, letters)
+        if arrival in (Arrival.DUPLICATE, Arrival.MISSING):
+            return actions
         try:
-            return self._reply(event.worker, message, event.data)
+            return actions + self._reply(worker, message, event.data)
         except ProtocolError as error:
-            return self._lose(event.worker, f"it sent what is not valid here: {error}")
+            reason = f"it sent what is not valid here: {error}"
+            return actions + self._lose(Gone(worker, reason, ended=False))
+
+    def _stale(
+        self, worker: int, envelope: Envelope, message: Message, stale: GraphflowError
+    ) -> list[CoordinatorAction]:
+        """What to do about a message of another epoch or session: never what it says."""
+        if isinstance(stale, StaleSession):
+            return []
+        if envelope.epoch < self._epoch:
+            told = Fenced(type(stale).__name__, str(stale))
+            return self._sends(worker, [self._peers[worker].stream.tell(told)])
+        if not isinstance(message, Fenced):
+            return []
+        self._fenced = StaleEpoch(
+            f"session {self._session[:8]} goes on under epoch {envelope.epoch}, while this "
+            f"coordinator has epoch {self._epoch}: another one took over; end this one"
+        )
+        return self._fail_all(self._fenced)
 
     def _reply(self, worker: int, message: Message, data: Buffer | None) -> list[CoordinatorAction]:
         peer = self._peers[worker]
-        if isinstance(message, Pong):
-            return []
-        if isinstance(message, Broken):
-            return self._lose(worker, message.reason)
-        if isinstance(message, Chunk):
-            if message.purpose != "fetch" or data is None:
-                raise ProtocolError(f"an array for {message.purpose!r} was not asked for")
-            if message.number in self._operations:
-                peer.inbox.add(worker, message, data)
-            return []
+        match message:
+            case Broken(reason) | Fenced(_, reason):
+                return self._lose(Gone(worker, reason, ended=False))
+            case Draining(seconds):
+                return [Leaving(worker, seconds)]
+            case Chunk():
+                if message.purpose != "fetch" or data is None:
+                    raise ProtocolError(f"an array for {message.purpose!r} was not asked for")
+                if message.number in self._operations:
+                    peer.inbox.add(worker, message, data)
+                return []
         operation = self._operations.get(getattr(message, "request", -1))
-        if operation is None or worker not in operation.waiting:
+        if isinstance(message, UNNUMBERED) or operation is None or worker not in operation.waiting:
             return []  # it ended before: aborted, timed out
-        request = operation.begin.request
         if isinstance(message, Failed):
             where = f"worker {worker} at {peer.address}"
             return self._end(operation, raised(message, where))
         if isinstance(message, Spans):
             operation.replies.spans.extend(message.spans)
             return []
-        expected = _REPLIES[type(operation.begin.orders[worker].message)]
-        if not isinstance(message, expected):
+        return self._answered(operation, worker, message)
+
+    def _answered(
+        self, operation: Operation, worker: int, message: Message
+    ) -> list[CoordinatorAction]:
+        peer, request = self._peers[worker], operation.begin.request
+        asked = type(operation.begin.orders[worker].message)
+        if not isinstance(message, REPLIES[asked]):
             raise ProtocolError(f"{type(message).__name__} is no answer to {operation.what}")
         if isinstance(message, Welcome):
             peer.welcomed = True
+            if not peer.link:
+                self._unsure.add(worker)
+                self._death = min(self._death, peer.heard + self._dead_after)
             if Version.of(message) != self._version:
                 return self._end(operation, self._mismatch(worker, Version.of(message)))
+        if asked is Open:
+            peer.opened = True
         if isinstance(message, Done):
             operation.replies.arrays[worker] = {
                 name: peer.inbox.take(worker, "fetch", request, name) for name in message.fetches
@@ -338,24 +362,73 @@ class CoordinatorMachine:
             for action in self._end(operation, SessionError(f"{operation.what} was cancelled"))
         ]
 
-    def _tick(self, now: float) -> list[CoordinatorAction]:
+    # Who is alive --------------------------------------------------------------------------------
+
+    def _link_up(self, worker: int) -> list[CoordinatorAction]:
+        peer = self._peers[worker]
+        peer.link, peer.down, peer.heard = True, "", self._now
+        self._unsure.discard(worker)
+        # The worker learns the new way to us, and what it missed.
+        return self._sends(worker, self._call(peer))
+
+    def _link_down(self, worker: int, reason: str) -> None:
+        peer = self._peers[worker]
+        if peer.link and self._now > peer.heard + LINK_SILENCE + BEAT:
+            # Before this it said nothing because an op held its interpreter: not because of the link.
+            peer.heard = self._now - LINK_SILENCE
+        peer.link, peer.down = False, reason
+        if peer.welcomed and not peer.gone:  # before, the rendezvous has a deadline
+            self._unsure.add(worker)
+            self._death = min(self._death, peer.heard + self._dead_after)
+
+    def _call(self, peer: _Peer) -> list[Letter]:
+        if peer.gone or self._fenced:
+            return []
+        if peer.opened:
+            return [peer.stream.tell(Ping())]
+        return list(peer.stream.outbound.all_from(0))  # it cannot ask for what it does not know of
+
+    def _tick(self) -> list[CoordinatorAction]:
+        now = self._now
         actions: list[CoordinatorAction] = []
-        for worker, peer in enumerate(self._peers):
-            if peer.welcomed and not peer.lost and not peer.link and now > peer.heard + DEAD_AFTER:
-                actions += self._lose(worker, f"it was silent for {now - peer.heard:.1f} s")
+        if now >= self._death:
+            for worker in sorted(self._unsure):
+                peer = self._peers[worker]
+                if now >= peer.heard + self._dead_after:
+                    silent = f"silent for {now - peer.heard:.1f} s"
+                    reason = f"{peer.down} ({silent})" if peer.down else silent
+                    actions += self._lose(Gone(worker, reason, ended=False))
+            heard = (self._peers[worker].heard for worker in self._unsure)
+            self._death = min(heard, default=inf) + self._dead_after
         for operation in list(self._operations.values()):
             if now >= operation.deadline:
                 actions += self._end(operation, self._late(operation))
+        if now >= self._commit_at:
+            self._commit_at = inf
+            for worker in sorted(self._owed):
+                actions += self._tell_commit(worker)
         if now >= self._beat + BEAT:
             self._beat = now
             for worker, peer in enumerate(self._peers):
-                if peer.opened and not peer.lost:
-                    actions.append(self._send(worker, Ping(), 0))
+                actions += self._sends(worker, self._call(peer))
+        return actions
+
+    def _lose(self, gone: Gone) -> list[CoordinatorAction]:
+        peer = self._peers[gone.worker]
+        if peer.gone is not None:
+            return []
+        peer.gone = gone
+        self._unsure.discard(gone.worker)
+        actions: list[CoordinatorAction] = []
+        for operation in list(self._operations.values()):
+            if gone.worker in operation.begin.orders:
+                what = f"was lost in {operation.what}"
+                actions += self._end(operation, self._lost_error(gone.worker, what, operation))
         return actions
 
     # Ends --------------------------------------------------------------------------------------
 
-    def _end(self, operation: _Operation, error: GraphflowError | None) -> list[CoordinatorAction]:
+    def _end(self, operation: Operation, error: GraphflowError | None) -> list[CoordinatorAction]:
         """Settles an operation; for a step this is the decision, which all its workers are told."""
         request, step = operation.begin.request, operation.begin.step
         del self._operations[request]
@@ -363,24 +436,40 @@ class CoordinatorMachine:
         for worker in operation.begin.orders:
             peer = self._peers[worker]
             peer.inbox.forget("fetch", request)
-            if operation.is_step and not peer.lost:
-                told = Commit() if error is None else Abort(type(error).__name__, str(error)[:2000])
-                actions.append(self._send(worker, told, step))
+            if not operation.is_step or peer.gone is not None:
+                continue
+            if error is None:
+                peer.commits = step
+                self._owed.add(worker)
+            elif self._fenced is None:
+                told = Abort(type(error).__name__, str(error)[:2000])
+                actions += self._send(worker, told, step)
+        if self._owed:
+            self._commit_at = min(self._commit_at, self._now + COMMIT_AFTER)
         actions.append(Settle(request, operation.replies if error is None else error))
         return actions
 
-    def _lose(self, worker: int, reason: str) -> list[CoordinatorAction]:
-        self._peers[worker].lost = reason
-        actions: list[CoordinatorAction] = []
-        for operation in list(self._operations.values()):
-            if worker in operation.begin.orders:
-                error = self._lost_error(worker, f"was lost in {operation.what}")
-                actions += self._end(operation, error)
-        return actions
+    def _fail_all(self, error: GraphflowError) -> list[CoordinatorAction]:
+        return [
+            action
+            for operation in list(self._operations.values())
+            for action in self._end(operation, error)
+        ]
 
-    def _lost_error(self, worker: int, what: str) -> WorkerLost:
+    def _lost_error(self, worker: int, what: str, operation: Operation | None = None) -> WorkerLost:
         peer = self._peers[worker]
-        return WorkerLost(f"worker {worker} at {peer.address} {what}: {peer.lost}")
+        assert peer.gone is not None
+        why = f"its process has ended, {peer.gone.reason}" if peer.gone.ended else peer.gone.reason
+        died_in = f", in {peer.gone.op}" if peer.gone.op else ""
+        return WorkerLost(
+            f"worker {worker} at {peer.address} {what}: {why}{died_in}",
+            worker=worker,
+            step=operation.begin.step if operation is not None and operation.is_step else None,
+            reason=peer.gone.reason,
+            op=peer.gone.op,
+            program=operation.computing(worker) if operation is not None else "",
+            ended=peer.gone.ended,
+        )
 
     def _mismatch(self, worker: int, other: Version) -> VersionMismatch:
         return VersionMismatch(
@@ -388,24 +477,47 @@ class CoordinatorMachine:
             f"{self._version}; install the same version on both"
         )
 
-    def _late(self, operation: _Operation) -> GraphflowError:
+    def _late(self, operation: Operation) -> GraphflowError:
         seconds = operation.begin.seconds
-        late = ", ".join(
-            f"worker {worker} at {self._peers[worker].address}"
-            for worker in sorted(operation.waiting)
-        )
-        first = next(iter(operation.begin.orders.values())).message
-        if isinstance(first, Hello | Open):
+        workers = sorted(operation.waiting)
+        if isinstance(operation.first, Hello | Open):
+            late = ", ".join(f"worker {w} at {self._peers[w].address}" for w in workers)
             return RendezvousTimeout(
                 f"{late} did not answer within {seconds:g} s; "
                 "is `graphflow worker --listen ADDRESS` running there?"
             )
+        late = ", ".join(self._waited_for(worker) for worker in workers)
         return StepTimeout(
-            f"{operation.what} passed its deadline of {seconds:g} s: {late} had not finished; "
+            f"{operation.what} passed its deadline of {seconds:g} s: {late}; "
             "raise the deadline if the work is expected to take longer"
         )
 
+    def _waited_for(self, worker: int) -> str:
+        peer = self._peers[worker]
+        where, silent = f"worker {worker} at {peer.address}", self._now - peer.heard
+        if silent <= 2 * BEAT:
+            return f"{where} had not finished"
+        if peer.link:
+            return (
+                f"{where} had not finished, and says nothing for {silent:.1f} s though its process "
+                "lives: an op holds its Python interpreter (the GIL)"
+            )
+        return f"{where} cannot be reached for {silent:.1f} s"
+
+    # Sending -----------------------------------------------------------------------------------
+
+    def _tell_commit(self, worker: int) -> list[CoordinatorAction]:
+        peer = self._peers[worker]
+        step, peer.commits = peer.commits, -1
+        self._owed.discard(worker)
+        if step < 0 or peer.gone is not None or self._fenced is not None:
+            return []
+        return self._send(worker, Commit(), step)
+
     def _send(
         self, worker: int, message: Message, step: int, data: memoryview | None = None
-    ) -> Send:
-        return Send(worker, self._peers[worker].stream.stamp(step), message, data)
+    ) -> list[CoordinatorAction]:
+        return self._sends(worker, self._peers[worker].stream.send(message, step, data))
+
+    def _sends(self, worker: int, letters: Iterable[Letter]) -> list[CoordinatorAction]:
+        return [Send(worker, letter.envelope, letter.message, letter.data) for letter in letters]

@@ -1,53 +1,261 @@
-"""The numbering of messages between two parties of a session, and the versions they compare."""
+"""The numbering of messages between two parties of a session, so that each is applied once and in
+order over connections that lose, repeat and reorder; and the versions they compare.
+
+The sender keeps what is not acknowledged, at most a window of it. The receiver takes what is next;
+when it sees that something is missing, it asks for everything from there on. It sees a gap by the
+next message, or by an unnumbered one (a beat), which repeats the last number before it.
+"""
 
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
+from hmac import compare_digest
 
 from graphflow import _version
-from graphflow.runtime.messages import Envelope, Hello, Welcome
-from graphflow.runtime.wire import WIRE_VERSION
+from graphflow.errors import GraphflowError, StaleEpoch, StaleSession
+from graphflow.runtime.messages import (
+    UNNUMBERED,
+    Ack,
+    Chunk,
+    Envelope,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Resend,
+    Welcome,
+)
+from graphflow.runtime.wire import WIRE_VERSION, Buffer, checksum
+
+WINDOW = 512  # messages that are not acknowledged: fewer than a socket's queue takes
+WINDOW_BYTES = 64 << 20  # and their bytes: 50 ms of 10 Gbit/s
+ACK_EVERY = WINDOW // 8  # messages
+ACK_BYTES = WINDOW_BYTES // 8
+
+_BEATS = (Ping, Pong, Ack)
 
 
 class Arrival(Enum):
-    """What a receiver makes of a message's epoch and sequence number."""
+    """What a receiver makes of a message's number."""
 
     FRESH = "fresh"
     DUPLICATE = "duplicate"
-    STALE = "stale"
-    GAP = "gap"
+    MISSING = "something before it is missing, or it is damaged"
+    BEAT = "it has no number of its own"
 
 
-@dataclass
-class Stream:
-    """Both directions between this party and one other, in one session and epoch.
+@dataclass(frozen=True)
+class Letter:
+    """A message as it is sent, the bytes of its second frame included."""
 
-    Not safe for threads: whoever sends on a stream numbers and sends under one lock.
+    envelope: Envelope
+    message: Message
+    data: memoryview | None = None
+
+
+class Outbound:
+    """What one party sends another in a session and epoch: numbered, and kept until acknowledged.
+
+    Not safe for threads: whoever sends numbers and sends under one lock.
     """
 
-    session: str
-    epoch: int
-    origin: int
-    sent: int = 0
-    received: int = 0
+    def __init__(self, session: str, epoch: int, origin: int, token: str = "") -> None:
+        self.session = session
+        self.epoch = epoch
+        self.origin = origin
+        self.token = token
+        self.sent = 0
+        self.acknowledged = 0
+        self.received = 0  # in the other direction, for the acknowledgements that ride along
+        self.resent = 0  # the last attempt that was answered
+        self._kept: deque[Letter] = deque()
+        self._bytes = 0
 
-    def stamp(self, step: int) -> Envelope:
-        """The envelope of the next message that this party sends."""
+    @property
+    def pending(self) -> int:
+        """How many messages are not acknowledged."""
+        return len(self._kept)
+
+    @property
+    def pending_bytes(self) -> int:
+        """The bytes of the arrays among them."""
+        return self._bytes
+
+    def room(self, nbytes: int) -> bool:
+        """Whether a message with so many bytes of an array fits the window; one always does."""
+        fits = len(self._kept) < WINDOW and self._bytes + nbytes <= WINDOW_BYTES
+        return fits or not self._kept
+
+    def post(self, message: Message, step: int = 0, data: memoryview | None = None) -> Letter:
+        """Numbers and keeps a message."""
         self.sent += 1
-        return Envelope(self.session, self.epoch, self.origin, step, self.sent, self.received)
+        letter = Letter(self._envelope(step), message, data)
+        self._kept.append(letter)
+        self._bytes += data.nbytes if data is not None else 0
+        return letter
 
-    def receive(self, envelope: Envelope) -> Arrival:
-        """Whether a message is the next one. Nothing is resent, so a gap ends the stream."""
-        if envelope.epoch != self.epoch:
-            return Arrival.STALE
-        if envelope.sequence <= self.received:
-            return Arrival.DUPLICATE
-        if envelope.sequence > self.received + 1:
-            return Arrival.GAP
-        self.received = envelope.sequence
-        return Arrival.FRESH
+    def tell(self, message: Message, step: int = 0) -> Letter:
+        """A message of `UNNUMBERED`."""
+        if isinstance(message, _BEATS):
+            message = replace(message, resent=self.resent)
+        return Letter(self._envelope(step), message)
+
+    def acknowledge(self, number: int) -> bool:
+        """Lets go of what the receiver has; whether that was anything."""
+        before = self.acknowledged
+        while self._kept and self._kept[0].envelope.sequence <= number:
+            letter = self._kept.popleft()
+            self._bytes -= letter.data.nbytes if letter.data is not None else 0
+            self.acknowledged = letter.envelope.sequence
+        return self.acknowledged > before
+
+    def again(self, request: Resend) -> list[Letter]:
+        """What is to be sent again; nothing for an attempt that was answered already."""
+        if request.attempt <= self.resent:
+            return []
+        self.resent = request.attempt
+        return list(self.all_from(request.first))
+
+    def all_from(self, first: int) -> Iterator[Letter]:
+        """Everything that is kept from a number on, sealed anew: after an abort, an array may have
+        been written to since."""
+        for letter in self._kept:
+            if letter.envelope.sequence >= first:
+                message = letter.message
+                if isinstance(message, Chunk) and message.checksum and letter.data is not None:
+                    message = replace(message, checksum=checksum(letter.data))
+                envelope = replace(letter.envelope, acknowledged=self.received)
+                yield Letter(envelope, message, letter.data)
+
+    def _envelope(self, step: int) -> Envelope:
+        return Envelope(
+            self.session, self.epoch, self.origin, step, self.sent, self.received, self.token
+        )
+
+
+class Inbound:
+    """What one party receives from another in a session and epoch."""
+
+    def __init__(self, received: int = 0) -> None:
+        self.received = received
+        self._asked = 0  # the number that was asked for last
+        self._attempt = 0
+        self._owed = 0  # messages that were not acknowledged
+        self._owed_bytes = 0
+
+    @property
+    def owes(self) -> bool:
+        """Whether anything that was received is not acknowledged."""
+        return self._owed > 0
+
+    def take(
+        self, envelope: Envelope, message: Message, data: Buffer | None
+    ) -> tuple[Arrival, Ack | Resend | None]:
+        """What to make of a message, and what to tell its sender."""
+        number, due = envelope.sequence, self.received + 1
+        if isinstance(message, UNNUMBERED):
+            if number < due or not isinstance(message, _BEATS):
+                return Arrival.BEAT, None
+            # What answered the last attempt would have come before this beat.
+            answered = message.resent >= self._attempt
+            return Arrival.BEAT, self._ask(anew=answered or self._asked != due)
+        if number < due:
+            return Arrival.DUPLICATE, None
+        if number > due:
+            return Arrival.MISSING, None if self._asked == due else self._ask(anew=True)
+        if isinstance(message, Chunk) and not _intact(message, data):
+            return Arrival.MISSING, self._ask(anew=True)
+        self.received = number
+        self._owed += 1
+        self._owed_bytes += len(data) if data is not None else 0
+        return Arrival.FRESH, Ack() if self._overdue else None
+
+    def acknowledged(self) -> None:
+        """The sender is being told what has come."""
+        self._owed = self._owed_bytes = 0
+
+    @property
+    def _overdue(self) -> bool:
+        return self._owed >= ACK_EVERY or self._owed_bytes >= ACK_BYTES
+
+    def _ask(self, *, anew: bool) -> Resend:
+        self._attempt += anew
+        self._asked = self.received + 1
+        return Resend(self._asked, self._attempt)
+
+
+def _intact(chunk: Chunk, data: Buffer | None) -> bool:
+    return not chunk.checksum or (data is not None and checksum(data) == chunk.checksum)
+
+
+class Stream:
+    """Both directions between this party and one other. What the window has no room for waits."""
+
+    def __init__(
+        self, session: str, epoch: int, origin: int, token: str = "", *, received: int = 0
+    ) -> None:
+        self.outbound = Outbound(session, epoch, origin, token)
+        self.inbound = Inbound(received)
+        self.outbound.received = received
+        self._waiting: deque[tuple[Message, int, memoryview | None]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many messages the window has no room for."""
+        return len(self._waiting)
+
+    def send(self, message: Message, step: int = 0, data: memoryview | None = None) -> list[Letter]:
+        """What to send now, for a message that is to be sent."""
+        self._waiting.append((message, step, data))
+        return self._flush()
+
+    def tell(self, message: Message, step: int = 0) -> Letter:
+        """A message of `UNNUMBERED`."""
+        self.inbound.acknowledged()
+        return self.outbound.tell(message, step)
+
+    def receive(
+        self, envelope: Envelope, message: Message, data: Buffer | None
+    ) -> tuple[Arrival, list[Letter]]:
+        """What to make of a message of this session and epoch, and what to send."""
+        arrival, told = self.inbound.take(envelope, message, data)
+        self.outbound.received = self.inbound.received
+        letters = [self.tell(told)] if told is not None else []
+        if isinstance(message, Resend):
+            letters += self.outbound.again(message)
+        if self.outbound.acknowledge(envelope.acknowledged):
+            letters += self._flush()
+        return arrival, letters
+
+    def _flush(self) -> list[Letter]:
+        letters = []
+        while self._waiting:
+            message, step, data = self._waiting[0]
+            if not self.outbound.room(data.nbytes if data is not None else 0):
+                break
+            self._waiting.popleft()
+            letters.append(self.outbound.post(message, step, data))
+            self.inbound.acknowledged()  # it rides along
+        return letters
+
+
+def fence(envelope: Envelope, epoch: int, token: str) -> GraphflowError | None:
+    """Why a message is not of this session and epoch, or None if it is."""
+    if not compare_digest(envelope.token.encode(), token.encode()):
+        return StaleSession(
+            f"a message for session {envelope.session[:8]} does not have its token: it was "
+            "recorded in another session, or made up"
+        )
+    if envelope.epoch != epoch:
+        return StaleEpoch(
+            f"session {envelope.session[:8]} has epoch {epoch} by now, a message is of epoch "
+            f"{envelope.epoch}: its sender missed a recovery"
+        )
+    return None
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,31 @@
 """A worker's side of the protocol: several sessions at once, each a queue of jobs of its own.
 
-A session belongs to the coordinator that opened it: orders that come another way are dropped. Its
-jobs run one at a time in the order in which they were given, while tensors of other workers, pings
-and aborts are handled at once. A session whose coordinator falls silent is closed.
+A session belongs to those who know its token, and of these to the coordinator with the highest
+epoch: an order of another is answered with what it missed, and not done. Jobs run one at a time in
+the order in which they were given, while tensors of other workers, pings and aborts are handled at
+once. A session whose coordinator falls silent stays as it is, at the end of its step, for another
+coordinator to take over; it is closed when its lease ends.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graphflow.errors import GraphflowError, ProtocolError, SessionError, WorkerLost
+from graphflow.errors import (
+    GraphflowError,
+    ProtocolError,
+    SessionError,
+    StaleEpoch,
+    StaleSession,
+    WorkerLost,
+)
 from graphflow.runtime.messages import (
     COORDINATOR,
     Abort,
+    Ack,
     Array,
     Broken,
     Chunk,
@@ -25,7 +34,9 @@ from graphflow.runtime.messages import (
     Compute,
     Computed,
     Done,
+    Draining,
     Envelope,
+    Fenced,
     Forget,
     Hello,
     Key,
@@ -41,136 +52,64 @@ from graphflow.runtime.messages import (
     Probed,
     Read,
     Ready,
+    Resend,
     Spans,
     Welcome,
     Write,
 )
 from graphflow.runtime.protocol.faults import error_of, failed
-from graphflow.runtime.protocol.stream import Arrival, Stream, Version
+from graphflow.runtime.protocol.jobs import (
+    Beat,
+    Deliver,
+    Drain,
+    Finished,
+    Heard,
+    Leave,
+    Received,
+    Route,
+    Run,
+    Send,
+    Tick,
+    Wake,
+    WorkerAction,
+    WorkerEvent,
+)
+from graphflow.runtime.protocol.stream import Arrival, Inbound, Letter, Stream, Version, fence
 from graphflow.runtime.wire import SPANS_A_MESSAGE, Assembler, Buffer, chunks
 
-Route = bytes  # how the transport finds the way back to a peer
-
 MAX_SESSIONS = 64
-_REMEMBERED = 256  # closed sessions whose late messages are still known as such
-
-Job = (
-    Open
-    | Load
-    | Prepare
-    | Compute
-    | Commit
-    | Abort
-    | Read
-    | Write
-    | Forget
-    | Measure
-    | Probe
-    | Close
-    | Chunk
-)
-Outcome = None | Computed | Array | dict[str, object] | float | BaseException
-
-
-# Events ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Received:
-    """A message came over the connection `route`."""
-
-    route: Route
-    envelope: Envelope
-    message: Message
-    data: Buffer | None = None
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A job of a session ended, with its result or its error."""
-
-    session: str
-    job: Job
-    step: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True)
-class Leave:
-    """The worker process is about to end."""
-
-
-WorkerEvent = Received | Finished | Tick | Leave
-
-
-# Actions ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Send:
-    """Sends a message back over a connection."""
-
-    route: Route
-    envelope: Envelope
-    message: Message
-    data: memoryview | None = None
-
-
-@dataclass(frozen=True)
-class Run:
-    """Gives a session its next job; Open is the first and Close the last.
-
-    A Chunk is an echo to send back, and runs beside the others.
-    """
-
-    session: str
-    job: Job
-    step: int
-    epoch: int
-    arrays: dict[Key, Array] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Deliver:
-    """A tensor arrived from another worker; or an echo came back, then `step` is the request."""
-
-    session: str
-    step: int
-    edge: Key
-    array: Array
-    echo: bool = False
-
-
-@dataclass(frozen=True)
-class Wake:
-    """Cancels a step: whatever waits in it wakes up with the error."""
-
-    session: str
-    step: int
-    error: GraphflowError
-
-
-WorkerAction = Send | Run | Deliver | Wake
-
-
-# State -----------------------------------------------------------------------------------------
+_REMEMBERED = 4096  # closed sessions whose late messages are still known as such
+_SILENT = 5.0  # seconds after which a session without a word of its coordinator is parked
 
 
 @dataclass
 class _Session:
     route: Route
     stream: Stream  # with the coordinator
-    peers: list[Stream]  # with the other workers; only their receiving half is used here
-    inbox: Assembler
+    peers: list[Inbound]  # from the other workers; what goes to them is numbered by the links
     lease: float
     heard: float
+    inbox: Assembler = field(default_factory=Assembler)
     begun: int = -1  # the last step that was computed or is being computed
     settled: int = -1  # the last step that was committed or aborted
+
+    @property
+    def name(self) -> str:
+        return self.stream.outbound.session
+
+    @property
+    def epoch(self) -> int:
+        return self.stream.outbound.epoch
+
+    @property
+    def token(self) -> str:
+        return self.stream.outbound.token
+
+
+@dataclass(frozen=True)
+class _Closed:
+    epoch: int
+    reason: str
 
 
 class WorkerMachine:
@@ -180,12 +119,22 @@ class WorkerMachine:
         self._devices = list(devices)
         self._version = Version.own()
         self._sessions: dict[str, _Session] = {}
-        self._closed: deque[str] = deque(maxlen=_REMEMBERED)
+        self._closed: dict[str, _Closed] = {}
+        self._draining = False
 
     @property
     def sessions(self) -> list[str]:
         """The open sessions."""
         return list(self._sessions)
+
+    def parked(self, now: float) -> list[str]:
+        """The sessions whose coordinator is silent; they wait for another until their lease
+        ends."""
+        return [name for name, state in self._sessions.items() if now > state.heard + _SILENT]
+
+    def stream(self, session: str) -> Stream:
+        """The numbering of messages with the coordinator of a session, to look at."""
+        return self._sessions[session].stream
 
     def handle(self, event: WorkerEvent, now: float) -> list[WorkerAction]:
         """What to do about an event. Time is monotonic, in seconds."""
@@ -195,12 +144,32 @@ class WorkerMachine:
             case Finished():
                 return self._finish(event)
             case Tick():
-                silent = [
-                    s for s, state in self._sessions.items() if now > state.heard + state.lease
-                ]
-                return self._drop(silent, "its coordinator has been silent for too long")
+                return self._tick(now)
+            case Drain(seconds):
+                return self._drain(seconds)
             case Leave():
-                return self._drop(self.sessions, "the worker ends")
+                return self._drop(self.sessions, WorkerLost("the worker ends"))
+
+    def _tick(self, now: float) -> list[WorkerAction]:
+        silent = [s for s, state in self._sessions.items() if now > state.heard + state.lease]
+        actions = self._drop(silent, WorkerLost("its coordinator was silent for its whole lease"))
+        for name, session in self._sessions.items():
+            if session.stream.outbound.pending or session.stream.inbound.owes:
+                actions.append(_send(session, session.stream.tell(Ack())))
+            owed = frozenset(index for index, peer in enumerate(session.peers) if peer.owes)
+            for index in owed:
+                session.peers[index].acknowledged()
+            if len(session.peers) > 1:
+                actions.append(Beat(name, owed))
+        return actions
+
+    def _drain(self, seconds: float) -> list[WorkerAction]:
+        self._draining = True
+        return [
+            action
+            for session in self._sessions.values()
+            for action in self._reply(session, Draining(seconds))
+        ]
 
     # Messages ----------------------------------------------------------------------------------
 
@@ -213,93 +182,134 @@ class WorkerMachine:
         session = self._sessions.get(envelope.session)
         if session is None:
             return self._unknown(event, now)
-        if isinstance(message, Chunk) and envelope.origin != COORDINATOR:
+        stale = fence(envelope, session.epoch, session.token)
+        if stale is not None:
+            return self._stale(session, event, stale, now)
+        if envelope.origin != COORDINATOR:
             return self._from_peer(session, envelope, message, event.data)
-        if event.route != session.route:
-            return []  # somebody else's order
-        match session.stream.receive(envelope):
-            case Arrival.DUPLICATE | Arrival.STALE:
-                return []
-            case Arrival.GAP:
-                return self._break(session, "messages to it were lost by a reconnection")
-        session.heard = now
+        session.heard, session.route = now, event.route  # a reconnection comes by a new way
+        arrival, letters = session.stream.receive(envelope, message, event.data)
+        actions: list[WorkerAction] = [_send(session, letter) for letter in letters]
+        if arrival is Arrival.BEAT:
+            return actions + self._beat(session, message)
+        if arrival is Arrival.DUPLICATE and isinstance(message, Open):
+            return [*actions, _send(session, session.stream.tell(Ack()))]  # it is still at it
+        if arrival is not Arrival.FRESH:
+            return actions
+        if isinstance(message, Compute) and message.commits >= 0:
+            actions += self._settle(session, Commit(), message.commits)
         try:
-            return self._order(session, message, envelope.step, event.data)
+            return actions + self._order(session, message, envelope.step, event.data)
         except ProtocolError as error:
             if hasattr(message, "request"):
                 for purpose in ("feed", "part", "value"):
                     session.inbox.forget(purpose, message.request)
-                return [self._reply(session, failed(message.request, error), envelope.step)]
-            return self._break(session, str(error))
+                answer = failed(message.request, error)
+                return actions + self._reply(session, answer, envelope.step)
+            return actions + self._break(session, str(error))
 
     def _unknown(self, event: Received, now: float) -> list[WorkerAction]:
         envelope, message = event.envelope, event.message
-        if isinstance(message, Open) and envelope.session not in self._closed:
+        closed = self._closed.get(envelope.session)
+        if isinstance(message, Open) and (closed is None or envelope.epoch > closed.epoch):
             return self._open(event.route, envelope, message, now)
+        if envelope.origin != COORDINATOR or isinstance(message, Fenced):
+            return []
         if isinstance(message, Close):
             answer = Ready(message.request)
             return [Send(event.route, _back(envelope, envelope.acknowledged + 1), answer)]
-        if isinstance(message, Ping | Compute | Load | Prepare | Read | Write | Forget):
-            reason = "it does not know the session: it was restarted, or the session's lease ended"
-            return [Send(event.route, _back(envelope, envelope.acknowledged + 1), Broken(reason))]
-        return []
+        why = closed.reason if closed is not None else "the worker was restarted meanwhile"
+        text = f"it does not know the session any more: {why}"
+        return [Send(event.route, _back(envelope, 0), Fenced(StaleSession.__name__, text))]
+
+    def _stale(
+        self, session: _Session, event: Received, stale: GraphflowError, now: float
+    ) -> list[WorkerAction]:
+        """What to do about a message of another epoch, or of nobody who knows the session."""
+        envelope, message = event.envelope, event.message
+        if isinstance(stale, StaleEpoch) and envelope.epoch > session.epoch:
+            if envelope.origin != COORDINATOR or not isinstance(message, Open | Fenced):
+                return []
+            closing = self._drop([session.name], stale)
+            opens = isinstance(message, Open)
+            return closing + (self._unknown(event, now) if opens else [])
+        if envelope.origin != COORDINATOR or isinstance(message, Fenced):
+            return []
+        told = Fenced(type(stale).__name__, str(stale))
+        answer = replace(_back(envelope, 0), epoch=session.epoch)
+        return [Send(event.route, answer, told)]
 
     def _open(
         self, route: Route, envelope: Envelope, message: Open, now: float
     ) -> list[WorkerAction]:
-        name, epoch = envelope.session, envelope.epoch
+        name, epoch, count = envelope.session, envelope.epoch, len(message.peers)
         error: GraphflowError | None = None
-        if len(self._sessions) >= MAX_SESSIONS:
+        if self._draining:
+            error = SessionError("the worker was asked to end, and takes no more sessions")
+        elif len(self._sessions) >= MAX_SESSIONS:
             error = SessionError(f"the worker serves {MAX_SESSIONS} sessions already; close one")
-        elif message.worker >= len(message.peers):
-            error = ProtocolError(f"no worker {message.worker} among {len(message.peers)}")
-        elif message.keys and len(message.keys) != len(message.peers):
-            error = ProtocolError(f"{len(message.keys)} keys for {len(message.peers)} workers")
+        elif message.worker >= count:
+            error = ProtocolError(f"no worker {message.worker} among {count}")
+        elif message.keys and len(message.keys) != count:
+            error = ProtocolError(f"{len(message.keys)} keys for {count} workers")
         if error is not None:
             answer = failed(message.request, error)
             return [Send(route, _back(envelope, envelope.acknowledged + 1), answer)]
-        # Welcome was the first message to this coordinator, whatever came of others before it.
-        stream = Stream(name, epoch, message.worker, sent=1, received=envelope.sequence)
-        peers = [Stream(name, epoch, message.worker) for _ in message.peers]
-        session = _Session(route, stream, peers, Assembler(), message.lease, now)
-        self._sessions[name] = session
-        return [Run(name, message, 0, epoch)]
+        stream = Stream(name, epoch, message.worker, envelope.token, received=envelope.sequence)
+        stream.outbound.sent = 1  # Welcome, whatever came of others before it
+        peers = [Inbound() for _ in message.peers]
+        self._sessions[name] = _Session(route, stream, peers, message.lease, now)
+        return [Run(name, message, 0, epoch, token=envelope.token)]
+
+    def _beat(self, session: _Session, message: Message) -> list[WorkerAction]:
+        if not isinstance(message, Ping):
+            return []
+        at = session.begun if session.begun > session.settled else 0
+        return [_send(session, session.stream.tell(Pong(), at))]
 
     def _from_peer(
-        self, session: _Session, envelope: Envelope, chunk: Chunk, data: Buffer | None
+        self, session: _Session, envelope: Envelope, message: Message, data: Buffer | None
     ) -> list[WorkerAction]:
-        if data is None or not 0 <= envelope.origin < len(session.peers):
+        origin = envelope.origin
+        if not 0 <= origin < len(session.peers):
             return []
-        match session.peers[envelope.origin].receive(envelope):
-            case Arrival.DUPLICATE | Arrival.STALE:
-                return []
-            case Arrival.GAP:
-                reason = f"messages from worker {envelope.origin} to it were lost"
-                return self._break(session, reason)
-        name, epoch = session.stream.session, session.stream.epoch
+        inbound = session.peers[origin]
+        arrival, told = inbound.take(envelope, message, data)
+        if told is not None:
+            inbound.acknowledged()
+        wanted = message if isinstance(message, Resend) else None
+        heard = Heard(session.name, origin, envelope.acknowledged, inbound.received, told, wanted)
+        if arrival is not Arrival.FRESH:
+            return [heard]
+        if not isinstance(message, Chunk) or data is None:
+            reason = f"worker {origin} sent it a {type(message).__name__}"
+            return self._break(session, reason)
+        try:
+            return [*self._piece(session, origin, message, data), heard]
+        except ProtocolError as error:
+            return self._break(session, f"worker {origin} sent it nonsense: {error}")
+
+    def _piece(
+        self, session: _Session, origin: int, chunk: Chunk, data: Buffer
+    ) -> list[WorkerAction]:
         purpose, number, key = chunk.purpose, chunk.number, chunk.name
         if purpose == "edge" and number <= session.settled:
             return []  # of a step that is over
-        try:
-            if purpose not in ("edge", "echo", "echoed"):
-                raise ProtocolError(f"a worker sends no {purpose!r}")
-            if not session.inbox.add(envelope.origin, chunk, data):
-                return []
-            array = session.inbox.take(envelope.origin, purpose, number, key)
-        except ProtocolError as error:
-            return self._break(session, f"worker {envelope.origin} sent it nonsense: {error}")
+        if purpose not in ("edge", "echo", "echoed"):
+            raise ProtocolError(f"a worker sends no {purpose!r}")
+        if not session.inbox.add(origin, chunk, data):
+            return []
+        array = session.inbox.take(origin, purpose, number, key)
         if purpose == "echo":
-            back = replace(chunk, purpose="echoed", name=envelope.origin)
-            return [Run(name, back, 0, epoch, {key: array})]
-        return [Deliver(name, number, key, array, echo=purpose == "echoed")]
+            back = replace(chunk, purpose="echoed", name=origin)
+            return [Run(session.name, back, 0, session.epoch, {key: array})]
+        return [Deliver(session.name, number, key, array, echo=purpose == "echoed")]
 
     def _order(
         self, session: _Session, message: Message, step: int, data: Buffer | None
     ) -> list[WorkerAction]:
-        name, epoch = session.stream.session, session.stream.epoch
+        name, epoch = session.name, session.epoch
         match message:
-            case Ping():
-                return [self._reply(session, Pong())]
             case Chunk():
                 if message.purpose not in ("feed", "part", "value") or data is None:
                     raise ProtocolError(f"a coordinator sends no {message.purpose!r}")
@@ -322,8 +332,8 @@ class WorkerMachine:
             case Prepare() | Read() | Forget() | Measure() | Probe():
                 return [Run(name, message, 0, epoch)]
             case Close():
-                closing = self._drop([name], "the session was closed")
-                return [*closing, self._reply(session, Ready(message.request))]
+                answer = self._reply(session, Ready(message.request))
+                return [*self._drop([name], WorkerLost("the session was closed")), *answer]
         raise ProtocolError(f"a coordinator sends no {type(message).__name__}")
 
     def _take(
@@ -332,22 +342,21 @@ class WorkerMachine:
         return {name: session.inbox.take(COORDINATOR, purpose, request, name) for name in names}
 
     def _settle(self, session: _Session, message: Commit | Abort, step: int) -> list[WorkerAction]:
-        name, epoch = session.stream.session, session.stream.epoch
         if step != session.begun or step <= session.settled:
             return []  # the compute order was refused, and its failure is why the step is aborted
         session.settled = step
         session.inbox.forget("edge", step)
-        run = Run(name, message, step, epoch)
+        run = Run(session.name, message, step, session.epoch)
         if isinstance(message, Commit):
             return [run]
-        return [Wake(name, step, error_of(message.error, message.text)), run]
+        return [Wake(session.name, step, error_of(message.error, message.text)), run]
 
     # Results -----------------------------------------------------------------------------------
 
     def _finish(self, event: Finished) -> list[WorkerAction]:
         session = self._sessions.get(event.session)
         job, outcome = event.job, event.outcome
-        if session is None or isinstance(job, Close | Chunk):
+        if session is None or session.epoch != event.epoch or isinstance(job, Close | Chunk):
             return []
         if isinstance(job, Commit | Abort):
             if isinstance(outcome, BaseException):
@@ -357,23 +366,21 @@ class WorkerMachine:
         if isinstance(job, Compute) and event.step <= session.settled:
             return []  # aborted meanwhile: nobody waits for it
         if isinstance(outcome, BaseException):
-            actions: list[WorkerAction] = [
-                self._reply(session, failed(job.request, outcome), event.step)
-            ]
+            actions = self._reply(session, failed(job.request, outcome), event.step)
             if isinstance(job, Open):
-                actions += self._drop([event.session], "it could not be opened")
+                actions += self._drop([event.session], WorkerLost("it could not be opened"))
             return actions
         if isinstance(outcome, Computed | np.ndarray):
             assert isinstance(job, Compute | Read)
             try:
                 return self._results(session, job, event.step, outcome)
             except ProtocolError as error:
-                return [self._reply(session, failed(job.request, error), event.step)]
+                return self._reply(session, failed(job.request, error), event.step)
         if isinstance(job, Measure):
-            return [self._reply(session, Measured(job.request, outcome))]
+            return self._reply(session, Measured(job.request, outcome))
         if isinstance(job, Probe) and isinstance(outcome, float):
-            return [self._reply(session, Probed(job.request, outcome))]
-        return [self._reply(session, Ready(job.request))]
+            return self._reply(session, Probed(job.request, outcome))
+        return self._reply(session, Ready(job.request))
 
     def _results(
         self, session: _Session, job: Compute | Read, step: int, outcome: Computed | Array
@@ -383,7 +390,7 @@ class WorkerMachine:
         else:
             assert isinstance(job, Read)
             computed = Computed({job.variable: outcome})
-        # All arrays are cut before anything is numbered: one that cannot travel leaves no gap.
+        # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
         pieces = [
             piece
             for name, array in computed.fetches.items()
@@ -396,31 +403,44 @@ class WorkerMachine:
         ]
         messages += pieces
         messages.append((Done(job.request, list(computed.fetches), peak), None))
-        return [self._reply(session, message, step, data) for message, data in messages]
+        return [
+            action
+            for message, data in messages
+            for action in self._reply(session, message, step, data)
+        ]
 
     def _reply(
         self, session: _Session, message: Message, step: int = 0, data: memoryview | None = None
-    ) -> Send:
-        return Send(session.route, session.stream.stamp(step), message, data)
+    ) -> list[WorkerAction]:
+        return [_send(session, letter) for letter in session.stream.send(message, step, data)]
 
     # Ends --------------------------------------------------------------------------------------
 
     def _break(self, session: _Session, reason: str) -> list[WorkerAction]:
         """Tells the coordinator that the session cannot go on here, and closes it."""
-        told = self._reply(session, Broken(reason))
-        return [told, *self._drop([session.stream.session], reason)]
+        told = _send(session, session.stream.tell(Broken(reason)))
+        return [told, *self._drop([session.name], WorkerLost(reason))]
 
-    def _drop(self, names: Sequence[str], reason: str) -> list[WorkerAction]:
+    def _drop(self, names: Sequence[str], error: GraphflowError) -> list[WorkerAction]:
         actions: list[WorkerAction] = []
         for name in names:
             session = self._sessions.pop(name)
-            self._closed.append(name)
+            while len(self._closed) >= _REMEMBERED:
+                del self._closed[next(iter(self._closed))]
+            self._closed[name] = _Closed(session.epoch, str(error))
             if session.begun > session.settled:
-                actions.append(Wake(name, session.begun, WorkerLost(f"session closed: {reason}")))
-            actions.append(Run(name, Close(0), 0, session.stream.epoch))
+                actions.append(Wake(name, session.begun, error))
+            actions.append(Run(name, Close(0), 0, session.epoch))
         return actions
 
 
+def _send(session: _Session, letter: Letter) -> Send:
+    return Send(session.route, letter.envelope, letter.message, letter.data)
+
+
 def _back(envelope: Envelope, sequence: int) -> Envelope:
-    """The envelope of an answer outside a session."""
-    return Envelope(envelope.session, envelope.epoch, 0, envelope.step, sequence)
+    """The envelope of an answer outside a session; of its secret it shows what it was shown."""
+    return Envelope(
+        envelope.session, envelope.epoch, 0, envelope.step, sequence, envelope.sequence,
+        envelope.token,
+    )  # fmt: skip

@@ -37,7 +37,8 @@ _FRAMES_KEPT = 4  # one more than any valid message has, so that it is seen to b
 _FRAMES_SKIPPED = 4096  # of a message with more, before anything else has its turn
 _HIGH_WATER = 1000  # messages in a socket's queue
 _BEAT_MS = 1000
-_SILENCE_MS = 2500  # after a beat: a stopped worker is noticed within 3.5 s
+_SILENCE_MS = 2000  # after a beat: a stopped worker is noticed within 3 s
+_CONNECT_MS = 500
 _PATIENCE_MS = 30_000  # of a worker towards those who connect to it
 
 
@@ -291,7 +292,9 @@ class Channel:
         if guard is not None and key:
             guard.connects(self.socket, key)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 250)
+        # The system would wait longer each time: a cut of 3 s must not become one of 5 s.
+        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self.monitor: zmq.Socket[bytes] | None = None
         if watch:
             events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED

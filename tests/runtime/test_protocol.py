@@ -37,8 +37,9 @@ from graphflow.runtime.messages import (
     Write,
 )
 from graphflow.runtime.protocol import coordinator as c
-from graphflow.runtime.protocol import worker as w
+from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.protocol.worker import MAX_SESSIONS, WorkerMachine
 from graphflow.runtime.wire import chunks
 from tests.runtime.simulator import World
 
@@ -274,11 +275,11 @@ class Shop:
     """A worker's machine with one open session, worker 0 of 2, ordered by the route b"boss"."""
 
     def __init__(self, lease: float = 10.0) -> None:
-        self.machine = w.WorkerMachine(["cpu:0"])
+        self.machine = WorkerMachine(["cpu:0"])
         self.sent: dict[int, int] = {}
         peers = ["tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001"]
         self.opened = self.order(Open(1, 0, peers, lease), 0.0)
-        self.machine.handle(w.Finished("s", self.opened[0].job, 0, None), 0.0)
+        self.machine.handle(w.Finished("s", self.opened[0].job, 0, 1, None), 0.0)
 
     def order(self, message: object, now: float, step: int = 0, data: object = None) -> list:
         return self.say(COORDINATOR, message, now, step, data)
@@ -301,7 +302,7 @@ def compute(request: int) -> Compute:
 
 
 def test_a_worker_says_who_it_is_before_any_session() -> None:
-    machine = w.WorkerMachine(["cpu:0", "cpu:1"])
+    machine = WorkerMachine(["cpu:0", "cpu:1"])
     event = w.Received(b"x", Envelope("s", 1, COORDINATOR, 0, 1), Hello(1, "0", 1, "3.11"))
     (sent,) = machine.handle(event, 0.0)
     assert isinstance(sent.message, Welcome) and sent.message.devices == ["cpu:0", "cpu:1"]
@@ -330,7 +331,7 @@ def test_an_abort_wakes_the_step_and_its_result_is_not_reported() -> None:
     wake, run = shop.order(Abort("WorkerLost", "worker 1 died"), 1.1, step=1)
     assert isinstance(wake, w.Wake) and isinstance(wake.error, WorkerLost)
     assert isinstance(run, w.Run) and isinstance(run.job, Abort)
-    late = w.Finished("s", compute(2), 1, Computed({}, [], {}))
+    late = w.Finished("s", compute(2), 1, 1, Computed({}, [], {}))
     assert shop.machine.handle(late, 1.2) == []
 
 
@@ -338,7 +339,7 @@ def test_a_commit_that_fails_breaks_the_session() -> None:
     shop = Shop()
     shop.order(compute(2), 1.0, step=1)
     shop.order(Commit(), 1.1, step=1)
-    actions = shop.machine.handle(w.Finished("s", Commit(), 1, OSError("disk")), 1.2)
+    actions = shop.machine.handle(w.Finished("s", Commit(), 1, 1, OSError("disk")), 1.2)
     assert isinstance(actions[0].message, Broken) and shop.machine.sessions == []
 
 
@@ -397,9 +398,9 @@ def test_a_peer_that_sends_what_is_not_a_peers_to_send_breaks_the_session(purpos
 
 
 def test_too_many_sessions_are_refused() -> None:
-    machine = w.WorkerMachine(["cpu:0"])
+    machine = WorkerMachine(["cpu:0"])
     opening = Open(1, 0, ["tcp://127.0.0.1:7000"], 10.0)
-    for index in range(w.MAX_SESSIONS):
+    for index in range(MAX_SESSIONS):
         machine.handle(w.Received(b"x", Envelope(f"s{index}", 1, -1, 0, 1), opening), 0.0)
     (answer,) = machine.handle(w.Received(b"x", Envelope("more", 1, -1, 0, 1), opening), 0.0)
     assert isinstance(answer.message, Failed) and "sessions" in answer.message.text

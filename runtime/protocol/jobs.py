@@ -1,0 +1,166 @@
+"""What goes in and out of a worker's machine: messages, and jobs for the sessions that it hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from graphflow.errors import GraphflowError
+from graphflow.runtime.messages import (
+    Abort,
+    Ack,
+    Array,
+    Chunk,
+    Close,
+    Commit,
+    Compute,
+    Computed,
+    Envelope,
+    Forget,
+    Key,
+    Load,
+    Measure,
+    Message,
+    Open,
+    Prepare,
+    Probe,
+    Read,
+    Resend,
+    Write,
+)
+from graphflow.runtime.wire import Buffer
+
+Route = bytes  # how the transport finds the way back to a peer
+
+Job = (
+    Open
+    | Load
+    | Prepare
+    | Compute
+    | Commit
+    | Abort
+    | Read
+    | Write
+    | Forget
+    | Measure
+    | Probe
+    | Close
+    | Chunk
+)
+Outcome = None | Computed | Array | dict[str, object] | float | BaseException
+
+
+# Events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message came over the connection `route`."""
+
+    route: Route
+    envelope: Envelope
+    message: Message
+    data: Buffer | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job of a session ended, with its result or its error."""
+
+    session: str
+    job: Job
+    step: int
+    epoch: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """The worker process is asked to end, and waits so many seconds for its sessions to leave."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The worker process is about to end."""
+
+
+WorkerEvent = Received | Finished | Tick | Drain | Leave
+
+
+# Actions ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Send:
+    """Sends a message back over a connection."""
+
+    route: Route
+    envelope: Envelope
+    message: Message
+    data: memoryview | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Gives a session its next job; Open is the first of an epoch and Close the last.
+
+    A Chunk is an echo to send back, and runs beside the others.
+    """
+
+    session: str
+    job: Job
+    step: int
+    epoch: int
+    arrays: dict[Key, Array] = field(default_factory=dict)
+    token: str = ""  # with Open
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """A tensor arrived from another worker; or an echo came back, then `step` is the request."""
+
+    session: str
+    step: int
+    edge: Key
+    array: Array
+    echo: bool = False
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Another worker was heard. The link to it takes note of what that one has `acknowledged`, and
+    of what was `received` from it; it tells it `told`, and sends again what `wanted` asks for."""
+
+    session: str
+    worker: int
+    acknowledged: int
+    received: int
+    told: Ack | Resend | None = None
+    wanted: Resend | None = None
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The links to other workers say what they have sent, if it is not acknowledged; those to the
+    workers in `owed` say in any case what was received."""
+
+    session: str
+    owed: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Cancels a step: whatever waits in it wakes up with the error."""
+
+    session: str
+    step: int
+    error: GraphflowError
+
+
+WorkerAction = Send | Run | Deliver | Heard | Beat | Wake
