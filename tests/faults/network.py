@@ -1,4 +1,4 @@
-"""Three hosts in network namespaces: a bridge as the switch, a cable to each, addresses of their own.
+"""Three hosts in network namespaces: a bridge as the switch, a cable to each, own addresses.
 
 A namespace lives as long as the process that holds it, so nothing is left behind, however a test
 ends. As root they are made directly; without, in a user namespace, where that is allowed.

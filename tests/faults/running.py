@@ -1,5 +1,5 @@
-"""Real processes for tests of faults: workers by address, and training scripts, in process groups of
-their own, with every line that they write."""
+"""Real processes for tests of faults: workers by address and scripts, with every line that they
+write."""
 
 from __future__ import annotations
 

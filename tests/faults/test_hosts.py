@@ -1,4 +1,4 @@
-"""Three hosts of their own addresses at one switch, with keys: what a cluster meets in a network."""
+"""Three hosts with own addresses at one switch, with keys: what a cluster meets in a network."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ part of examples/digits_towers.py, or a few large products that take their time.
 
     training.py CLUSTER STEPS [option=value …]
 
-It prints a line at each event: `ready`, `step N LOSS` (in hexadecimal: all bits), `error CLASS TEXT`
-with the seconds that the step took, and at the end `done DIGEST` of all variables.
+It prints a line at each event: `ready`, `step N LOSS` (in hexadecimal: all bits), `error CLASS
+SECONDS TEXT`, and at the end `done DIGEST` of all variables.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import graphflow as gf
 from graphflow.errors import GraphflowError
