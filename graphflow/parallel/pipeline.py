@@ -141,16 +141,63 @@ def _in_turns(
         numbers: the micro-batch of each place.
     """
     ranks = {task: turn for turn, (_, task) in enumerate(sequence(schedule))}
-    turns: dict[Node, int] = {}
+    tasks: dict[Node, Task] = {}
     for node, phase in phases.items():
         for tensor in node.outputs:
             for i, part in zip(numbers, cut.values[tensor].parts, strict=True):
-                turn = ranks[Task(phase, where[node], i)]
-                turns[part.node] = min(turn, turns.get(part.node, turn))
+                task = Task(phase, where[node], i)
+                if ranks[task] <= ranks[tasks.get(part.node, task)]:
+                    tasks[part.node] = task
 
     def turned(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-        if node not in turns or not inputs:
+        if node not in tasks or not inputs:
             return None
-        return node.with_inputs(inputs, turn=turns[node]).outputs
+        return node.with_inputs(inputs, turn=ranks[tasks[node]]).outputs
 
-    return cut.graph.rewrite(turned)
+    graph = _recomputing(cut.graph, tasks, ranks) if schedule.recompute else cut.graph
+    return graph.rewrite(turned)
+
+
+def _recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:
+    """The graph in which each backward pass computes again what its stage's forward pass had made,
+    from what came from other stages: nothing else is kept in between.
+
+    Args:
+        tasks: of the nodes, to which those of the new ones are added.
+
+    Source: Huang et al., GPipe, NeurIPS 2019.
+    """
+    forward: dict[Task, list[Node]] = {}
+    for node in graph.nodes:
+        task = tasks.get(node)
+        if task is not None and task.phase == "F" and node.inputs:
+            forward.setdefault(task, []).append(node)
+    again = {
+        task: _again(nodes, Task("B", task.stage, task.microbatch), tasks, ranks)
+        for task, nodes in forward.items()
+    }
+    mapped: dict[Tensor, Tensor] = {}
+    for node in graph.nodes:
+        task = tasks.get(node)
+        inputs = [mapped.get(t, t) for t in node.inputs]
+        if task is not None and task.phase != "F":
+            twins = again.get(Task("F", task.stage, task.microbatch), {})
+            inputs = [twins.get(t, t) for t in inputs]
+        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            made = node.with_inputs(tuple(inputs))
+            mapped.update(zip(node.outputs, made.outputs, strict=True))
+            if task is not None:
+                tasks[made] = task
+    return Graph([mapped.get(t, t) for t in graph.outputs])
+
+
+def _again(
+    nodes: Sequence[Node], task: Task, tasks: dict[Node, Task], ranks: Mapping[Task, int]
+) -> dict[Tensor, Tensor]:
+    """What some nodes of a forward pass make, made once more by a task."""
+    twins: dict[Tensor, Tensor] = {}
+    for node in nodes:
+        made = node.with_inputs(tuple(twins.get(t, t) for t in node.inputs), turn=ranks[task])
+        tasks[made] = task
+        twins.update(zip(node.outputs, made.outputs, strict=True))
+    return twins

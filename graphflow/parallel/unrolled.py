@@ -23,7 +23,7 @@ from graphflow.parallel.mesh import Cuts, Mesh, Piece, Split
 from graphflow.parallel.moves import whole
 from graphflow.parallel.pipeline import MICRO, every_stage, phases_of
 from graphflow.parallel.schedule import Schedule, Task, sequence, staleness
-from graphflow.parallel.shard import Pieces, Share, Sharded
+from graphflow.parallel.shard import Pieces, Sharded, Share
 from graphflow.spec import Dim, Size, substitute
 
 _BATCH = Split((MICRO,))
@@ -201,14 +201,13 @@ class _Unrolling:
     def _fetched(self, tensor: Tensor) -> Tensor:
         node = tensor.node
         if node.op.name == "group":
-            members = [m for m in (self._fetched_update(t) for t in node.inputs)]
+            members = [self._fetched_update(t) for t in node.inputs]
             with made_by(node, "", DeviceName()):
                 group: Tensor = REGISTRY["group"](*members, name=node.name)
             return group
         if node.op.name == "assign":
             return self._fetched_update(tensor)
-        parts = [copy.get(tensor) for copy in self.copies]
-        parts = [part for part in parts if part is not None]
+        parts = [copy[tensor] for copy in self.copies if tensor in copy]
         with made_by(node, "fetched/", self._device(node, 0)):
             if tensor.shape[:1] == (Dim.symbol(self.symbol),):
                 joined: Tensor = FUNCTIONS["concat"](parts)
@@ -217,9 +216,9 @@ class _Unrolling:
                 mean: Tensor = reduce(_added, parts) * (1.0 / len(parts))
                 return mean
         raise ScheduleError(
-            f"fetch {node.name!r} (made at {node.location}) of shape {tensor.shape} has a value for "
-            "each micro-batch of a pipeline without flush; fetch scalars, of which it gives the "
-            "mean, or tensors with the batch as first axis"
+            f"fetch {node.name!r} (made at {node.location}) of shape {tensor.shape} has a value "
+            "for each micro-batch of a pipeline without flush; fetch scalars, of which it gives "
+            "the mean, or tensors with the batch as first axis"
         )
 
     def _fetched_update(self, tensor: Tensor) -> Tensor:
@@ -261,9 +260,10 @@ class _Renaming:
                 with made_by(node, "", node.device):
                     made = self.node(node, inputs)
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
-        inputs = tuple(mapped[node.outputs[0]].node for node in body.inputs)
-        return Body(inputs, Graph([mapped[t] for t in body.graph.outputs]), body.results)
+        parameters = tuple(mapped[node.outputs[0]].node for node in body.inputs)
+        return Body(parameters, Graph([mapped[t] for t in body.graph.outputs]), body.results)
 
 
 def _added(a: Tensor, b: Tensor) -> Tensor:
-    return a + b
+    total: Tensor = a + b
+    return total

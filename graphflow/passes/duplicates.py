@@ -17,7 +17,8 @@ _INLINE_BYTES = 1024  # larger constants are equal only if they are the same arr
 
 @dataclass(frozen=True)
 class MergeDuplicates(Pass):
-    """Let the first of equal pure nodes (same op, inputs, attributes and pin) stand for the others.
+    """Let the first of equal pure nodes (same op, inputs, attributes, pin and turn) stand for the
+    others: what is computed again in a later turn is so for the memory that this saves.
 
     State, random streams and side effects are never merged.
     """
@@ -29,7 +30,7 @@ class MergeDuplicates(Pass):
             if not node.op.pure:
                 return None
             attrs = key_of(dict(node.attrs)) if node.attrs else ()
-            key = (node.op.name, inputs, attrs, node.device, node.specs)
+            key = (node.op.name, inputs, attrs, node.device, node.specs, node.turn)
             if key in first:
                 return first[key].outputs
             kept = node if inputs is node.inputs else node.with_inputs(inputs)
