@@ -1,7 +1,9 @@
-"""A bell: how a thread that polls sockets is woken by something that is no socket."""
+"""How a thread waits for many sockets at once, and how it is woken by something that is none."""
 
 from __future__ import annotations
 
+import math
+import select
 import socket
 
 
@@ -36,3 +38,29 @@ class Bell:
         """Frees its sockets."""
         self._read.close()
         self._write.close()
+
+
+class Sleeper:
+    """Waits for any of many file descriptors, each known by a tag; the time that this takes does
+    not depend on how many there are."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._poll: select.epoll | select.poll = self._epoll or select.poll()
+        self._tags: dict[int, int] = {}
+
+    def add(self, fd: int, tag: int) -> None:
+        """Waits for this one, too."""
+        self._tags[fd] = tag
+        self._poll.register(fd, select.POLLIN)
+
+    def sleep(self, seconds: float) -> list[int]:
+        """The tags of those that are ready, after waiting for the first one."""
+        seconds = max(0.0, seconds)
+        ready = self._poll.poll(seconds if self._epoll is not None else math.ceil(seconds * 1000))
+        return [self._tags[fd] for fd, _ in ready]
+
+    def close(self) -> None:
+        """Frees what it waits with."""
+        if self._epoll is not None:
+            self._epoll.close()

@@ -108,6 +108,9 @@ class FakeHost:
             self.arrived[step, edge] = array
             self.change.notify_all()
 
+    def attend(self, session: str, attend: Any) -> None:
+        """Its threads wait for others to receive."""
+
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
         with self.change:
             self.cancelled[step] = reason

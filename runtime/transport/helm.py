@@ -1,0 +1,59 @@
+"""The helm: which of a process's threads drives its sockets.
+
+A message that one thread receives for another costs a wake-up, which takes longer than most small
+steps compute. So the thread that waits for something drives the sockets itself until it has come;
+a watch, another thread, drives while nobody does, and notices soon when sockets are left alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+
+from graphflow.runtime.transport.bell import Bell
+
+SLICE = 0.002  # seconds between two looks of the watch
+LINGER = 0.02  # seconds for which whoever drove last is expected back
+
+
+class Helm:
+    """One thread at a time is at the helm, and only that one touches the sockets, and the state of
+    the protocol, that it stands for."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell  # wakes whoever is at the helm
+        self._lock = threading.Lock()
+        self._watched = False
+        self._left = monotonic()
+        self.wanted = False
+        """Whether the watch should leave: a thread waits for the helm."""
+
+    def free(self) -> bool:
+        """Take the helm if nobody is there."""
+        return self._lock.acquire(blocking=False)
+
+    def take(self, seconds: float) -> bool:
+        """Take the helm: at once if nobody is there, within `seconds` if it is the watch. False:
+        another thread drives, and will see what comes."""
+        if self._lock.acquire(blocking=False):
+            return True
+        if not self._watched:
+            return False
+        self.wanted = True
+        self._bell.ring()
+        taken = self._lock.acquire(timeout=seconds)
+        self.wanted = False
+        return taken
+
+    def leave(self) -> None:
+        """Leave the helm, which this thread has taken."""
+        self._watched = False
+        self._left = monotonic()
+        self._lock.release()
+
+    def watch(self, alone: float) -> bool:
+        """Take the helm as the watch, if nobody was there for `alone` seconds."""
+        if monotonic() - self._left < alone or not self._lock.acquire(blocking=False):
+            return False
+        self._watched = True
+        return True
