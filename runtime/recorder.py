@@ -18,7 +18,7 @@ from collections.abc import Iterable
 _MOST = 64 << 20
 """Bytes of lines that are kept; what is compiled after that goes unnamed."""
 _FRAME = re.compile(r'^  File "<(?:compute|commit|traced|routine) (\d+)>", line (\d+)', re.M)
-_THREAD = re.compile(r"^(?:Current thread|Thread) ", re.M)
+_THREAD = re.compile(r"^(?=Current thread |Thread )", re.M)
 
 
 class _Pen:
@@ -79,7 +79,7 @@ class Recorder:
         the node in it. "" where no signal came, or it was in no op."""
         stacks = self._read(self._stacks.fileno()).decode(errors="replace")
         starts = [found.start() for found in _THREAD.finditer(stacks)]
-        threads = [stacks[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        threads = [stacks[a:b] for a, b in zip(starts, [*starts[1:], None], strict=bool(starts))]
         # The thread of the signal is told first; one of a device's pool works for another thread.
         threads.sort(key=lambda text: not text.startswith("Current"))
         for thread in threads:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.graph import Graph, bind_attrs
-from graphflow.op import REGISTRY, Node, Tensor
+from graphflow.op import REGISTRY, Node, Tensor, owner
 from graphflow.passes.base import Pass
 from graphflow.spec import nbytes
 
@@ -31,6 +31,8 @@ class FoldConstants(Pass):
 
     def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         if not node.op.pure or node.op.name in ("constant", "matmul"):
+            return None
+        if owner(node.op) is not None:  # a user's op may end its process: a worker's, not this one
             return None
         for tensor in inputs:
             if tensor.node.op.name != "constant":

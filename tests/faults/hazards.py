@@ -1,0 +1,43 @@
+"""A user's module of ops that do what no op should: end their process, hold the interpreter, take
+all memory, raise, or sleep."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+from graphflow.op import Op, register
+
+
+def _crash(xp: Any, x: Any) -> Any:
+    ctypes.string_at(0)
+    return x
+
+
+def _hold(xp: Any, x: Any, seconds: float) -> Any:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ctypes.PyDLL(None).usleep(int(1e5))  # unlike CDLL, it keeps the interpreter's lock
+    return x
+
+
+def _sleep(xp: Any, x: Any, seconds: float) -> Any:
+    time.sleep(seconds)
+    return x
+
+
+def _take(xp: Any, x: Any, nbytes: int) -> Any:
+    taken = [bytearray(b"x" * (1 << 24)) for _ in range(nbytes >> 24)]
+    return x + 0 * len(taken)
+
+
+def _raise(xp: Any, x: Any) -> Any:
+    raise ZeroDivisionError("as it was told to")
+
+
+crash = register(Op("hazards.crash", infer=lambda x: x, kernel=_crash))
+hold = register(Op("hazards.hold", infer=lambda x, seconds: x, kernel=_hold))
+sleep = register(Op("hazards.sleep", infer=lambda x, seconds: x, kernel=_sleep))
+take = register(Op("hazards.take", infer=lambda x, nbytes: x, kernel=_take))
+fail = register(Op("hazards.fail", infer=lambda x: x, kernel=_raise))

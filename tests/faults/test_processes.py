@@ -1,0 +1,210 @@
+"""What becomes of a session whose processes die, freeze, crash, block or are told to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import OpError, PoisonedTask, StateLost, StepTimeout, WorkerLost
+from tests.faults import hazards
+from tests.faults.running import Script, gone, stop
+
+DEAD = 5.0
+"""Seconds in which a dead, frozen or unreachable worker is found."""
+OPS = ["tests.faults.hazards"]
+ONES = np.ones(3, "float32")
+
+
+@contextmanager
+def session(workers: int = 2, **options: Any) -> Iterator[gf.Session]:
+    with gf.Session(
+        gf.Cluster.local(workers=workers, threads=1), ops=OPS, trial=False, **options
+    ) as s:
+        yield s
+
+
+def pids(s: gf.Session) -> list[int]:
+    found: list[int] = s._hosts.pids  # type: ignore[attr-defined]
+    return found
+
+
+def counter(worker: int = 0) -> tuple[gf.Tensor, gf.Tensor]:
+    """A variable, and the step that adds one to it."""
+    with gf.device(f"/worker:{worker}"):
+        count = gf.variable(np.zeros((), "float32"), name=f"count{worker}")
+        return count, gf.assign(count, count + 1.0)
+
+
+@contextmanager
+def struck(number: int, pid: int, after: float = 0.5) -> Iterator[list[float]]:
+    """Signals a process a little later; when that was."""
+    at: list[float] = []
+
+    def strike() -> None:
+        at.append(time.monotonic())
+        os.kill(pid, number)
+
+    timer = threading.Timer(after, strike)
+    timer.start()
+    try:
+        yield at
+    finally:
+        timer.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.fault(1, 2)
+def test_a_worker_that_dies_or_freezes_in_mid_step_is_lost_within_five_seconds(
+    number: int,
+) -> None:
+    with gf.device("/worker:1"):
+        nap = hazards.sleep(gf.constant(ONES), seconds=8.0)
+    with session() as s:
+        with struck(number, pids(s)[1]) as at, pytest.raises(WorkerLost) as failure:
+            s.run(nap)
+        assert time.monotonic() - at[0] < 2 * DEAD
+        assert failure.value.worker == 1 and "step 1" in str(failure.value)
+        if number == signal.SIGKILL:
+            assert time.monotonic() - at[0] < DEAD / 2 and "signal 9" in str(failure.value)
+        with pytest.raises(StateLost, match="checkpoint"):
+            s.run(nap)
+
+
+@pytest.mark.fault(3)
+def test_an_op_that_segfaults_is_named_with_node_and_line() -> None:
+    x = gf.placeholder("float32", (3,), name="x")
+    with gf.device("/worker:1"):
+        broken = hazards.crash(x * 2.0, name="broken")
+    with session() as s, pytest.raises(WorkerLost) as failure:
+        s.run(broken + 1.0, {x: ONES})
+    told = str(failure.value)
+    assert "signal 11" in told and "hazards.crash 'broken'" in told and f"{__file__}:" in told
+
+
+@pytest.mark.fault(3)
+def test_an_op_that_segfaults_in_the_body_of_a_loop_is_named() -> None:
+    with gf.device("/worker:1"):
+        x = gf.constant(ONES)
+        last = gf.while_loop(
+            lambda state: state[0] < 3,
+            lambda state: (state[0] + 1, hazards.crash(state[1], name="inside")),
+            (0, x),
+        )[1]
+    with session() as s, pytest.raises(WorkerLost, match="'inside'"):
+        s.run(last)
+
+
+@pytest.mark.fault(5)
+def test_an_op_that_raises_is_told_within_a_second_with_node_line_and_remote_traceback() -> None:
+    x = gf.placeholder("float32", (3,), name="x")
+    count, step = counter()
+    with gf.device("/worker:1"):
+        failing = hazards.fail(x, name="failing")
+    with session() as s:
+        s.run(step)
+        start = time.monotonic()
+        with pytest.raises(OpError) as failure:
+            s.run([failing, step], {x: ONES})
+        assert time.monotonic() - start < 2.0
+        told = str(failure.value)
+        assert "'failing'" in told and f"{__file__}:" in told and "/worker:1/cpu:0" in told
+        assert "hazards.py" in "".join(failure.value.__notes__), "the remote traceback"
+        assert float(s.get(count)) == 1.0, "the step changed nothing"
+        assert float(s.run(step)) == 2.0, "and the session goes on"
+
+
+@pytest.mark.fault(6)
+def test_an_op_that_holds_the_interpreter_is_a_timeout_and_no_death() -> None:
+    count, step = counter(1)
+    with gf.device("/worker:1"):
+        held = hazards.hold(gf.constant(ONES), seconds=7.0)
+    with session(deadline=6.0) as s:  # longer than a peer may be silent
+        s.run(step)
+        start = time.monotonic()
+        with pytest.raises(StepTimeout, match=r"step 2 .*worker 1"):
+            s.run([held, step])
+        assert time.monotonic() - start < 6.0 + 2 * 0.5 + 1.0
+        assert float(s.run(step)) == 2.0, "its worker lives, with what it holds"
+        assert float(s.get(count)) == 2.0
+
+
+INTERRUPTED = """
+import time, numpy as np, graphflow as gf
+from tests.faults import hazards
+with gf.device("/worker:1"):
+    count = gf.variable(np.zeros((), "float32"))
+    step = gf.assign(count, count + 1.0)
+    nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=4.0)
+with gf.Session({cluster}, ops=["tests.faults.hazards"], trial=False) as s:
+    s.run(step)
+    print("napping", flush=True)
+    try:
+        s.run([step, nap])
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic(), flush=True)
+    print("goes on", float(s.run(step)), flush=True)
+"""
+
+
+@pytest.mark.fault(9)
+def test_ctrl_c_cancels_the_step_within_two_seconds_and_the_session_goes_on(
+    script: Callable[..., Script],
+) -> None:
+    run = script(INTERRUPTED.format(cluster="gf.Cluster.local(workers=2, threads=1)"))
+    run.line("napping")
+    time.sleep(0.3)
+    at = run.send(signal.SIGINT)
+    assert float(run.line("interrupted").split()[1]) - at < 2.0
+    assert run.line("goes on").split()[2] == "2.0"
+    assert run.wait() == 0, run.told()
+
+
+LOCAL = """
+import json, numpy as np, graphflow as gf
+from tests.faults import hazards
+with gf.device("/worker:1"):
+    nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=60.0)
+with gf.Session(gf.Cluster.local(workers=2, threads=1), ops=["tests.faults.hazards"], trial=False) as s:
+    print("pids", json.dumps(s._hosts.pids), flush=True)
+    s.run(nap)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.fault(7)
+def test_local_workers_do_not_outlive_the_process_that_started_them(
+    script: Callable[..., Script], number: int
+) -> None:
+    run = script(LOCAL)
+    workers = json.loads(run.line("pids").removeprefix("pids"))
+    time.sleep(0.5)
+    run.send(number)
+    assert gone([run.pid, *workers], 2 * DEAD)
+
+
+@pytest.mark.fault(2)
+def test_closing_a_session_ends_frozen_workers_too() -> None:
+    with session() as s:
+        workers = pids(s)
+        stop(workers[0])
+    assert gone(workers, 2 * DEAD)
+
+
+@pytest.mark.fault(4)
+def test_an_op_that_ends_three_workers_is_poisoned_and_meets_no_fourth(tmp_path: Any) -> None:
+    _, step = counter(0)
+    broken = hazards.crash(gf.constant(ONES), name="broken")
+    with session(checkpoint=tmp_path / "c", every=1) as s:
+        s.run(step)
+        with pytest.raises(PoisonedTask, match="'broken'"):
+            s.run(broken)
