@@ -12,12 +12,13 @@ BIN := $(VENV)/bin
 CREATED := $(VENV)/.created-$(SERIES)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench fuzz clean
 
 help:
 	@echo "make demo    train the four towers on the digits over two workers; writes plan.html, trace.json"
 	@echo "make test    the full default test run"
 	@echo "make lint    ruff, mypy, import-linter"
+	@echo "make fuzz    a million inputs into every decoder (about ten minutes; ARGS=\"--inputs 10000\")"
 	@echo "make bench   the benchmarks, as ratios against torch and JAX (a large install)"
 	@echo "make clean   remove the environment and everything that was built"
 
@@ -35,6 +36,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzz.soak $(ARGS)
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/all.py $(ARGS)

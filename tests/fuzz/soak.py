@@ -1,0 +1,198 @@
+"""Many inputs into every decoder: `python -m tests.fuzz.soak --inputs 1000000`, or `make fuzz`.
+
+Each input is made of a seed by a number, so that a finding is made again by that number alone:
+`--only plan --number 123456 --inputs 1`. With `--engine atheris` (pip install atheris) the choice
+of inputs follows the branches that they reach, with the same changes of structure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fuzz.mutate import Mutator
+from tests.fuzz.targets import Target, targets
+
+SECONDS = 2.0
+"""For one input, on a machine that is busy with other things; most take less than a millisecond."""
+GROWTH = 64 << 20
+"""Bytes that the process's peak may grow by, after each decoder has had its first inputs."""
+WARMING = 200
+REGRESSIONS = Path(__file__).with_name("regressions")
+
+
+class TooSlow(BaseException):
+    """An input took longer than it may; no Exception, so that no decoder takes it for its own."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An input that a decoder did not take as it should."""
+
+    target: str
+    number: int
+    data: bytes
+    error: str
+
+    def keep(self, folder: Path) -> Path:
+        """Write the input to a file that the default run will feed to the decoder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.target.replace(' ', '-')}-{self.number}.bin"
+        path.write_bytes(self.data)
+        return path
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises TooSlow in what runs too long; if that does not end it, the process ends with all
+    stacks on stderr."""
+
+    def late(number: int, frame: object) -> None:
+        raise TooSlow(f"still running after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(10 * seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def feed(target: Target, data: bytes, number: int = 0) -> Finding | None:
+    """What is wrong with how a decoder takes an input; None where nothing is."""
+    try:
+        with limited(SECONDS):
+            target(data)
+    except (Exception, TooSlow):
+        return Finding(target.name, number, data, traceback.format_exc(limit=-6))
+    return None
+
+
+def inputs(target: Target, numbers: range) -> Iterator[tuple[int, bytes]]:
+    """The inputs of a decoder by their numbers."""
+    for number in numbers:
+        yield number, Mutator(number).make(target.seeds, target.form)
+
+
+def peak() -> int:
+    """The most memory that this process has had, in bytes."""
+    told = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return told if sys.platform == "darwin" else told * 1024
+
+
+def shares(chosen: Sequence[Target], count: int) -> dict[str, int]:
+    """How many of all inputs each decoder has: the quick ones more, none fewer than a hundredth."""
+    parts = {each.name: 1 / each.cost + 0.02 for each in chosen}
+    whole = sum(parts.values())
+    return {name: max(1, round(count * part / whole)) for name, part in parts.items()}
+
+
+def run(chosen: Sequence[Target], count: int, first: int, told: float = 60.0) -> list[Finding]:
+    """Feed them all, in turns; tells how far it is every `told` seconds."""
+    findings: list[Finding] = []
+    left = shares(chosen, count)
+    done = {each.name: 0 for each in chosen}
+    started = last = time.monotonic()
+    base = 0
+    while any(left.values()):
+        for target in chosen:
+            batch = min(WARMING, left[target.name])
+            at = first + done[target.name]
+            for number, data in inputs(target, range(at, at + batch)):
+                found = feed(target, data, number)
+                if found is not None:
+                    findings.append(found)
+                    print(f"FOUND in {target.name}, number {number}:\n{found.error}", flush=True)
+            left[target.name] -= batch
+            done[target.name] += batch
+            if base and peak() > base + GROWTH:
+                grown = (peak() - base) >> 20
+                error = f"{target.name} by {at + batch}: memory grew by {grown} MiB"
+                findings.append(Finding(target.name, at, b"", error))
+                print(f"FOUND: {error}", flush=True)
+                base = peak()
+        if not base:
+            gc.collect()
+            base = peak()
+        if time.monotonic() > last + told:
+            last = time.monotonic()
+            total, seconds = sum(done.values()), last - started
+            print(
+                f"{total} inputs, {total / seconds:.0f}/s, {len(findings)} findings, "
+                f"memory {peak() >> 20} MiB (+{(peak() - base) >> 20})",
+                flush=True,
+            )
+    total, seconds = sum(done.values()), time.monotonic() - started
+    print(
+        f"{total} inputs in {seconds:.0f} s, {len(findings)} findings, memory "
+        f"+{(peak() - base) >> 20} MiB; {', '.join(f'{n} {c}' for n, c in done.items())}"
+    )
+    return findings
+
+
+def guided(chosen: Sequence[Target], count: int, first: int) -> None:
+    """The same with atheris, which ends the process; the decoder is chosen by the first byte."""
+    import atheris
+
+    def one(data: bytes) -> None:
+        if data:
+            found = feed(chosen[data[0] % len(chosen)], data[1:])
+            if found is not None:
+                found.keep(REGRESSIONS)
+                raise AssertionError(found.error)
+
+    def change(data: bytes, longest: int, number: int) -> bytes:
+        mutator = Mutator(number)
+        which = data[0] % len(chosen) if data else number % len(chosen)
+        target = chosen[which]
+        made = mutator.change(data[1:], target.form) if len(data) > 1 else target.seeds[0]
+        return bytes([which]) + made[: longest - 1]
+
+    atheris.instrument_all()
+    corpus = [bytes([at]) + seed for at, each in enumerate(chosen) for seed in each.seeds]
+    folder = REGRESSIONS.with_name("corpus")
+    folder.mkdir(exist_ok=True)
+    for number, seed in enumerate(corpus):
+        (folder / f"seed-{number}").write_bytes(seed)
+    options = [f"-runs={count}", f"-seed={first or 1}", "-max_len=65536", "-rss_limit_mb=4096"]
+    atheris.Setup([sys.argv[0], *options, str(folder)], one, custom_mutator=change)
+    atheris.Fuzz()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="tests.fuzz.soak", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--number", type=int, default=1, help="of the first input")
+    parser.add_argument("--only", action="append", help="a decoder's name; repeatable")
+    parser.add_argument("--engine", choices=("own", "atheris"), default="own")
+    given = parser.parse_args(arguments)
+    every = targets()
+    names = [each.name for each in every]
+    unknown = set(given.only or ()) - set(names)
+    if unknown:
+        parser.error(f"no decoder is named {', '.join(sorted(unknown))}; there are {names}")
+    chosen = [each for each in every if not given.only or each.name in given.only]
+    if given.engine == "atheris":
+        guided(chosen, given.inputs, given.number)
+    findings = run(chosen, given.inputs, given.number)
+    for each in findings:
+        print(f"kept {each.keep(REGRESSIONS)}")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Ten thousand inputs into the decoders of what comes from outside; `make fuzz` feeds a million.
+
+Whatever the bytes are, a decoder raises only the errors that it documents, takes little time, and
+takes memory for what is there, not for what the bytes claim.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphflow.runtime.messages import KINDS
+from tests.fuzz import soak
+from tests.fuzz.mutate import VALUES, Mutator
+from tests.fuzz.targets import Target, targets
+
+INPUTS = 10_000
+TARGETS = {each.name: each for each in targets()}
+SHARES = soak.shares(list(TARGETS.values()), INPUTS)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_decoder_takes_any_input(name: str) -> None:
+    target = TARGETS[name]
+    for seed in target.seeds:
+        assert soak.feed(target, seed) is None
+    before = 0
+    for number, data in soak.inputs(target, range(SHARES[name])):
+        found = soak.feed(target, data, number)
+        assert found is None, f"input {number} of {name}: {found.error}"
+        before = before or (soak.peak() if number >= SHARES[name] // 5 else 0)
+    assert soak.peak() - before < soak.GROWTH
+
+
+@pytest.mark.parametrize("path", sorted(soak.REGRESSIONS.glob("*.bin")), ids=lambda path: path.stem)
+def test_what_was_found_once_stays_mended(path: Path) -> None:
+    name = path.stem.rpartition("-")[0].replace("-", " ")
+    assert soak.feed(TARGETS[name], path.read_bytes()) is None
+
+
+def test_every_decoder_has_seeds_that_it_takes_without_an_error() -> None:
+    refused = []
+    for target in TARGETS.values():
+        try:
+            target.feed(target.seeds[0])
+        except target.errors as error:
+            refused.append((target.name, error))
+    assert refused == []
+
+
+def test_messages_of_all_kinds_are_among_the_seeds() -> None:
+    for name in ("control", "worker", "coordinator"):
+        seeds = b"".join(TARGETS[name].seeds)
+        assert [kind for kind in KINDS if kind.encode() not in seeds] == []
+
+
+# The tools themselves ----------------------------------------------------------------------------
+
+
+def test_the_same_number_makes_the_same_input() -> None:
+    target = TARGETS["control"]
+    first = list(soak.inputs(target, range(50)))
+    assert first == list(soak.inputs(target, range(50)))
+    assert len({data for _, data in first}) > 40
+
+
+def test_changes_keep_the_form_more_often_than_not() -> None:
+    import msgpack
+
+    whole = 0
+    for number in range(200):
+        data = Mutator(number).make(TARGETS["control"].seeds, "msgpack")
+        try:
+            msgpack.unpackb(data, strict_map_key=False)
+            whole += 1
+        except Exception:
+            continue
+    assert whole > 80
+
+
+def _bad(error: str) -> Target:
+    def decoder(data: bytes) -> None:
+        if error == "hang":
+            while True:
+                time.sleep(0.001)
+        raise KeyError(error)
+
+    return Target("bad", "bytes", (b"seed",), decoder, ValueError)
+
+
+@pytest.mark.parametrize("error", ["hang", "other"])
+def test_a_decoder_that_hangs_or_raises_something_else_is_found(
+    error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(soak, "SECONDS", 0.1)
+    monkeypatch.setattr(soak, "REGRESSIONS", tmp_path)
+    monkeypatch.setattr(soak, "targets", lambda: [_bad(error)])
+    assert soak.main(["--inputs", "1"]) == 1
+    (kept,) = tmp_path.iterdir()
+    assert kept.name == "bad-1.bin"
+
+
+def test_memory_that_grows_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    grown: list[Any] = []
+
+    def greedy(data: bytes) -> None:
+        if len(grown) < 10 and hungry:
+            grown.append(bytearray(b"x") * (16 << 20))
+
+    hungry: list[int] = []
+    target = Target("greedy", "bytes", (b"seed",), greedy, ValueError)
+    monkeypatch.setattr(soak, "peak", lambda: sum(map(len, grown)) + 1)
+    found = soak.run([target], soak.WARMING, 1)
+    assert found == []
+    hungry.append(1)
+    monkeypatch.setattr(soak, "WARMING", 1)
+    assert soak.run([target], 20, 1, told=0.0)
+
+
+def test_a_decoder_that_is_not_there_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        soak.main(["--only", "nonsense"])
+    assert "no decoder is named nonsense" in capsys.readouterr().err
+
+
+def test_values_that_strangers_send_are_of_every_kind() -> None:
+    assert {type(value) for value in VALUES} >= {int, float, str, bool, list, dict, type(None)}
