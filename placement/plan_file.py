@@ -88,7 +88,7 @@ def loads(text: str, source: str) -> Plan:
     """
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"{source} is no plan: not JSON ({error})") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PlanError(f"{source} is no plan; save one with plan.save('plan.json')")
@@ -101,7 +101,14 @@ def loads(text: str, source: str) -> Plan:
         return _plan(data)
     except KeyError as error:
         raise PlanError(f"the plan {source} is damaged: {error} is missing") from None
-    except (TypeError, ValueError, AttributeError, IndexError, GraphflowError) as error:
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        LookupError,
+        AttributeError,
+        GraphflowError,
+    ) as error:
         raise PlanError(f"the plan {source} is damaged: {error}") from None
 
 

@@ -1,8 +1,8 @@
 """Many inputs into every decoder: `python -m tests.fuzz.soak --inputs 1000000`, or `make fuzz`.
 
 Each input is made of a seed by a number, so that a finding is made again by that number alone:
-`--only plan --number 123456 --inputs 1`. With `--engine atheris` (pip install atheris) the choice
-of inputs follows the branches that they reach, with the same changes of structure.
+`--only "plan file" --number 123456 --inputs 1`. `tests.fuzz.guided` chooses inputs by what they
+reach.
 """
 
 from __future__ import annotations
@@ -143,42 +143,12 @@ def run(chosen: Sequence[Target], count: int, first: int, told: float = 60.0) ->
     return findings
 
 
-def guided(chosen: Sequence[Target], count: int, first: int) -> None:
-    """The same with atheris, which ends the process; the decoder is chosen by the first byte."""
-    import atheris
-
-    def one(data: bytes) -> None:
-        if data:
-            found = feed(chosen[data[0] % len(chosen)], data[1:])
-            if found is not None:
-                found.keep(REGRESSIONS)
-                raise AssertionError(found.error)
-
-    def change(data: bytes, longest: int, number: int) -> bytes:
-        mutator = Mutator(number)
-        which = data[0] % len(chosen) if data else number % len(chosen)
-        target = chosen[which]
-        made = mutator.change(data[1:], target.form) if len(data) > 1 else target.seeds[0]
-        return bytes([which]) + made[: longest - 1]
-
-    atheris.instrument_all()
-    corpus = [bytes([at]) + seed for at, each in enumerate(chosen) for seed in each.seeds]
-    folder = REGRESSIONS.with_name("corpus")
-    folder.mkdir(exist_ok=True)
-    for number, seed in enumerate(corpus):
-        (folder / f"seed-{number}").write_bytes(seed)
-    options = [f"-runs={count}", f"-seed={first or 1}", "-max_len=65536", "-rss_limit_mb=4096"]
-    atheris.Setup([sys.argv[0], *options, str(folder)], one, custom_mutator=change)
-    atheris.Fuzz()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="tests.fuzz.soak", description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--number", type=int, default=1, help="of the first input")
     parser.add_argument("--only", action="append", help="a decoder's name; repeatable")
-    parser.add_argument("--engine", choices=("own", "atheris"), default="own")
     given = parser.parse_args(arguments)
     every = targets()
     names = [each.name for each in every]
@@ -186,8 +156,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"no decoder is named {', '.join(sorted(unknown))}; there are {names}")
     chosen = [each for each in every if not given.only or each.name in given.only]
-    if given.engine == "atheris":
-        guided(chosen, given.inputs, given.number)
     findings = run(chosen, given.inputs, given.number)
     for each in findings:
         print(f"kept {each.keep(REGRESSIONS)}")

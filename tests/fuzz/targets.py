@@ -482,7 +482,8 @@ def profile(data: bytes) -> None:
 def profile_seed() -> bytes:
     speeds = {"launch": 1e-6, "handoff": 1e-5, "cache_bytes": 1 << 20, "traffic": [[1e6, 1e-4]],
               "matmul": {name: [[1e6, 1e-4]] for name in ("float32", "float64", "other")},
-              "ops": {}, "classes": {}, "contention": {"threads": [1], "compute": [1.0]}}  # fmt: skip
+              "ops": {}, "classes": {},
+              "contention": {"threads": [1], "compute": [1.0]}}  # fmt: skip
     return json.dumps(
         {"format": calibrate.FORMAT, "key": calibrate.machine_key(), "devices": {"cpu": speeds},
          "links": {"process": [1e-5, 1e9]}, "steps": {"here": [1e-5, 1e-6]}}
