@@ -12,7 +12,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,7 @@ class Product:
         sustained: our share of the float32 peak that large products reach: boards with little power
             lower their clocks.
         peer: its usual link to an equal in the same host. bus: its slot.
+        half: peak flop/s of dense products of 16 bits on tensor cores, see `HALF`.
         source: the public document that the peaks are from.
     """
 
@@ -47,6 +48,7 @@ class Product:
     peer: str
     bus: str
     source: str
+    half: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,28 +79,34 @@ def _by_name(*rows: Any) -> dict[str, Any]:
 # fmt: off
 PRODUCTS: Mapping[str, Product] = _by_name(
     Product("t4", 16 * GB, 320e9, 4 << 20, 8.1 * TERA, 0.25 * TERA, 40, 0.6, "pcie3", "pcie3",
-            "NVIDIA T4 Tensor Core GPU datasheet (2019); Turing architecture whitepaper"),
+            "NVIDIA T4 Tensor Core GPU datasheet (2019); Turing architecture whitepaper",
+            65 * TERA),
     Product("a10", 24 * GB, 600e9, 6 << 20, 31.2 * TERA, 0.49 * TERA, 72, 0.6, "pcie4", "pcie4",
-            "NVIDIA A10 Tensor Core GPU datasheet (2021)"),
+            "NVIDIA A10 Tensor Core GPU datasheet (2021)", 125 * TERA),
     Product("l4", 24 * GB, 300e9, 48 << 20, 30.3 * TERA, 0.49 * TERA, 58, 0.5, "pcie4", "pcie4",
-            "NVIDIA L4 Tensor Core GPU datasheet (2023); Ada architecture whitepaper"),
+            "NVIDIA L4 Tensor Core GPU datasheet (2023); Ada architecture whitepaper", 121 * TERA),
     Product("a100-pcie-40gb", 40 * GB, 1555e9, 40 << 20, 19.5 * TERA, 19.5 * TERA, 108, 0.85,
-            "pcie4", "pcie4", "NVIDIA A100 40GB PCIe product brief (2020)"),
+            "pcie4", "pcie4", "NVIDIA A100 40GB PCIe product brief (2020)",
+            312 * TERA),
     Product("a100-pcie-80gb", 80 * GB, 1935e9, 40 << 20, 19.5 * TERA, 19.5 * TERA, 108, 0.85,
-            "pcie4", "pcie4", "NVIDIA A100 Tensor Core GPU datasheet (2021)"),
+            "pcie4", "pcie4", "NVIDIA A100 Tensor Core GPU datasheet (2021)",
+            312 * TERA),
     Product("a100-sxm-40gb", 40 * GB, 1555e9, 40 << 20, 19.5 * TERA, 19.5 * TERA, 108, 0.9,
-            "nvlink3", "pcie4", "NVIDIA A100 Tensor Core GPU architecture whitepaper (2020)"),
+            "nvlink3", "pcie4", "NVIDIA A100 Tensor Core GPU architecture whitepaper (2020)",
+            312 * TERA),
     Product("a100-sxm-80gb", 80 * GB, 2039e9, 40 << 20, 19.5 * TERA, 19.5 * TERA, 108, 0.9,
-            "nvlink3", "pcie4", "NVIDIA A100 Tensor Core GPU datasheet (2021)"),
+            "nvlink3", "pcie4", "NVIDIA A100 Tensor Core GPU datasheet (2021)",
+            312 * TERA),
     Product("h100-pcie", 80 * GB, 2000e9, 50 << 20, 51 * TERA, 51 * TERA, 114, 0.65,
             "pcie5", "pcie5", "NVIDIA H100 PCIe product brief PB-11133-001 (2022); "
-            "H100 Tensor Core GPU architecture whitepaper"),
+            "H100 Tensor Core GPU architecture whitepaper", 756 * TERA),
     Product("h100-sxm", 80 * GB, 3350e9, 50 << 20, 67 * TERA, 67 * TERA, 132, 0.75,
-            "nvlink4", "pcie5", "NVIDIA H100 Tensor Core GPU datasheet (2023)"),
+            "nvlink4", "pcie5", "NVIDIA H100 Tensor Core GPU datasheet (2023)", 989 * TERA),
     Product("h200", 141 * GB, 4800e9, 50 << 20, 67 * TERA, 67 * TERA, 132, 0.75,
-            "nvlink4", "pcie5", "NVIDIA H200 Tensor Core GPU datasheet (2023)"),
+            "nvlink4", "pcie5", "NVIDIA H200 Tensor Core GPU datasheet (2023)", 989 * TERA),
     Product("b200", 180 * GB, 8000e9, 126 << 20, 75 * TERA, 37 * TERA, 148, 0.75,
-            "nvlink5", "pcie5", "NVIDIA DGX B200 and HGX B200 datasheets (2024), an eighth of 8"),
+            "nvlink5", "pcie5", "NVIDIA DGX B200 and HGX B200 datasheets (2024), an eighth of 8",
+            2250 * TERA),
 )
 """By short name. The A100's and H100's float64 products run on tensor cores."""
 
@@ -150,21 +158,33 @@ SHARES = {"elementwise": 0.5, "other": 0.25, "random": 0.1}
 """Of the float32 peak, in cache, by class of op: instructions other than multiply-adds."""
 
 
+HALF = "+half"
+"""Ends the name of a GPU whose 16-bit products run on its tensor cores, "a100+half": as libraries
+use them that do not compute 16 bits in float32, as this runtime does: for questions of what if."""
+SUSTAINED_HALF = 0.8
+"""Of the tensor cores' peak, ours, what large products reach: the boards' power limits them."""
+
+
 def product(name: str) -> Product:
-    """A GPU by name, "h100" or "A100-80GB".
+    """A GPU by name, "h100" or "A100-80GB"; "h100+half" for its tensor cores, see `HALF`.
 
     Raises:
         ClusterError: no such product; suggests one.
     """
-    found = PRODUCTS.get(_key(name))
-    if found is None:
-        raise ClusterError(f"no product is named {name!r}{_hint(name, PRODUCTS)}")
+    plain, plus, rest = str(name).partition("+")
+    found = PRODUCTS.get(_key(plain))
+    if found is None or (plus and plus + rest.strip().lower() != HALF):
+        raise ClusterError(f"no product is named {name!r}{_hint(plain, PRODUCTS)}")
+    if plus:
+        share = min(found.sustained, SUSTAINED_HALF)
+        return replace(found, name=found.name + HALF, float32=found.half, sustained=share)
     return found
 
 
 def is_product(name: str) -> bool:
     """Whether a GPU of that name is in the tables."""
-    return _key(name) in PRODUCTS
+    plain, plus, rest = str(name).partition("+")
+    return _key(plain) in PRODUCTS and (not plus or plus + rest.strip().lower() == HALF)
 
 
 def wire(name: str) -> Wire:
@@ -194,7 +214,9 @@ def _hint(name: str, table: Mapping[str, Any]) -> str:
 def speeds_of(name: str) -> dict[str, Any]:
     """A product's speeds in the form of `calibrate.Profile`, from its peaks and the curves here."""
     gpu = product(name)
-    rates = {kind: gpu.float32 * share for kind, share in SHARES.items()}
+    single = product(name.removesuffix(HALF)).float32
+    rates = {kind: single * share for kind, share in SHARES.items()}
+    other = gpu.float32 if name.endswith(HALF) else gpu.float32 / 4
     return {
         "launch": LAUNCH,
         "handoff": 0.0,
@@ -203,7 +225,7 @@ def speeds_of(name: str) -> dict[str, Any]:
         "matmul": {
             "float32": _products(gpu, gpu.float32),
             "float64": _products(gpu, gpu.float64),
-            "other": _products(gpu, gpu.float32 / 4),
+            "other": _products(gpu, other),
         },
         "ops": {},
         "classes": {
