@@ -24,6 +24,7 @@ from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.regions import SHARED, Launch, enabled, kernel_of
 from graphflow.ops.kernels.sweeps import Sweep
 from graphflow.runtime.backend import Backend, require_dtype
+from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch, results_of
 from graphflow.runtime.layout import Layout
 from graphflow.runtime.lines import (
@@ -144,6 +145,11 @@ class Code:
                 self._receive(node, number)
             case "send":
                 self._send(node, number)
+            case "collective_start":
+                self._exchange(node, number)
+            case "collective_finish":
+                member = f"m{self.numbers[node.inputs[0].node]}"
+                self._line(node, f"{member}.finish(step)")
             case "assign":
                 self._stage(node, number)
             case "group":
@@ -206,6 +212,15 @@ class Code:
         if tensors:
             look = Results(self.backend.xp, tensors, self.partition.device)
             self._look(tensors[-1].node, look, tensors)
+
+    def _exchange(self, node: Node, number: int) -> None:
+        """Take part in an exchange, which goes on while other lines run."""
+        what = Collective.of(bind_attrs(node.attrs, self.bindings))
+        name = f"{node.name.partition('/')[2]!r} (made at {node.location})"
+        self.scope[f"m{number}"] = self.channel.member(what, name)
+        given = self._operands.name(node.inputs[0]) if node.inputs else "None"
+        result = self._operands.name(node.outputs[0])
+        self._line(node, f"m{number}.start(step, {int(node.attrs['rank'])}, {given}, {result})")
 
     # Bodies -------------------------------------------------------------------------------------
 

@@ -89,7 +89,9 @@ class Watch:
 
     def watches(self, node: Node) -> list[Tensor]:
         """The outputs of a node that are to be looked at when it has run."""
-        if node.op.name in ("send", "assign", "group") or node.op.alias:
+        if node.op.name == "collective_finish":
+            return [node.inputs[0]] if is_inexact(node.inputs[0].dtype) else []
+        if node.op.name in ("send", "assign", "group", "collective_start") or node.op.alias:
             return []
         return [t for t in node.outputs if is_inexact(t.dtype) and self._specs[t].size]
 
@@ -112,6 +114,8 @@ class Watch:
         """Whether a node is where it began. Infinities that are given may be meant: masks."""
         if node.op.name == "recv" or (self._inside and node.op.name == "placeholder"):
             return False
+        if node.op.name == "collective_finish":  # a NaN came from a rank, where it is blamed
+            return found != 0 and not found & _NAN
         if node.op.name in (*_SOURCES, *_BROUGHT):
             return bool(found & _NAN)
         return bool(found & _NAN & ~before) or (found != 0 and before == 0)

@@ -21,7 +21,7 @@ from graphflow.runtime.layout import Layout, plan_layout
 from graphflow.runtime.partition import FREE, Partition, partition
 from graphflow.spec import evaluate, is_half, nbytes, product
 
-_STANDING = (*FREE, "variable", "assign", "send", "recv")
+_STANDING = (*FREE, "variable", "assign", "send", "recv", "collective_start")
 """Ops that run no kernel."""
 
 

@@ -23,6 +23,8 @@ from graphflow.graph import Graph
 from graphflow.op import Node
 from graphflow.placement.host import cores
 from graphflow.runtime.backend import Backend, backend_for
+from graphflow.runtime.collectives.exchanges import Exchanges, Member
+from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.executor import Program, Span
 from graphflow.runtime.lines import EDGE_BITS
 from graphflow.runtime.messages import Computed, Key, Parcel
@@ -35,6 +37,9 @@ Array = np.ndarray[Any, Any]
 DRAWS = "@draws"
 """Among a step's bindings: the number of steps committed before it, from which random ops draw. A
 step that is tried again gets a new step number (its key on the wire) but draws the same."""
+
+_ENDS = ("send", "recv", "collective_start")
+"""Ops by which a program meets others."""
 
 KEPT = 16
 """Combinations of sizes for which a device keeps a program compiled; each has an arena."""
@@ -144,8 +149,8 @@ class Host:
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None:
         """Take a tensor from another worker; it may come before its step begins."""
         state = self._sessions.get(session)
-        if state is not None and isinstance(edge, int):  # edges of programs are numbered
-            state.mail.put(step, edge, array)
+        if state is not None and (isinstance(edge, int) or edge.startswith("collective/")):
+            state.mail.put(step, edge, array)  # edges of programs are numbered
 
     def attend(self, session: str, attend: Callable[[Callable[[], bool], float], bool]) -> None:
         """How a thread that waits for a tensor may receive it itself: see `Mail`."""
@@ -196,7 +201,7 @@ class Mail:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._arrays: dict[tuple[int, int], tuple[Any, int]] = {}  # and when they came, in ns
+        self._arrays: dict[tuple[int, Key], tuple[Any, int]] = {}  # and when they came, in ns
         self._cancelled: tuple[int, GraphflowError] | None = None
         self._finished = -1
         self.deadline = 0.0
@@ -205,14 +210,14 @@ class Mail:
         passed; False: at once, for another thread does."""
         self.arrivals: list[tuple[int, int]] | None = None
 
-    def put(self, step: int, edge: int, array: Any) -> None:
+    def put(self, step: int, edge: Key, array: Any) -> None:
         with self._changed:
             if step <= self._finished:
                 return  # late for a step that is over
             self._arrays[step, edge] = (array, monotonic_ns())
             self._changed.notify_all()
 
-    def take(self, step: int, edge: int, what: str) -> Any:
+    def take(self, step: int, edge: Key, what: str) -> Any:
         """The tensor of an edge; `what` describes it in errors.
 
         Raises:
@@ -223,11 +228,12 @@ class Mail:
         if key not in self._arrays:
             self._await(key, what)
         array, arrived = self._arrays.pop(key)
-        if self.arrivals is not None:  # noted here, for it may come before its step begins
+        # Noted here, for it may come before its step begins.
+        if self.arrivals is not None and isinstance(edge, int):
             self.arrivals.append((edge, arrived))
         return array
 
-    def _await(self, key: tuple[int, int], what: str) -> None:
+    def _await(self, key: tuple[int, Key], what: str) -> None:
         def over() -> bool:
             return key in self._arrays or (
                 self._cancelled is not None and self._cancelled[0] >= key[0]
@@ -250,6 +256,12 @@ class Mail:
         if key not in self._arrays:
             assert self._cancelled is not None
             raise self._cancelled[1]
+
+    def given_up(self, step: int) -> GraphflowError | None:
+        """What a step was cancelled with, if it was."""
+        if self._cancelled is not None and self._cancelled[0] >= step:
+            return self._cancelled[1]
+        return None
 
     def check(self, step: int, loop: str, done: int, of: str) -> None:
         """Go on, unless the step is cancelled or its deadline has passed. Each iteration of a loop
@@ -287,6 +299,7 @@ class _Loaded:
     """A program's partitions, and for each device their compiled forms by the sizes of symbols,
     the one used last at the end."""
 
+    name: str
     partitions: dict[str, Partition]
     symbols: dict[str, frozenset[str]]
     compiled: dict[str, dict[tuple[tuple[str, int], ...], Program]] = field(default_factory=dict)
@@ -299,6 +312,9 @@ class _Channel:
     session: _Session
     backend: Backend
     incoming: Mapping[int, str]  # what each edge brings, for errors
+    program: str
+    device: str
+    groups: list[Member] = field(default_factory=list)
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
         self.session.send(step, edge, DeviceName.parse(target), array, self.backend)
@@ -306,6 +322,16 @@ class _Channel:
     def recv(self, step: int, edge: int) -> Any:
         what = self.incoming[edge & (2**EDGE_BITS - 1)]
         return self.session.mail.take(step, edge, what)
+
+    def member(self, what: Collective, name: str) -> Member:
+        for member in self.groups:
+            if member.group == what.group:
+                return member
+        member = self.session.exchanges.member(self.program, self.device, what, name)
+        member.place = self.groups
+        self.groups.append(member)
+        self.groups.sort(key=lambda each: each.group)
+        return member
 
     def proceed(self, step: int, loop: str, done: int, of: str) -> None:
         self.session.mail.check(step, loop, done, of)
@@ -322,6 +348,7 @@ class _Session:
         outbox: Callable[[Parcel], None],
     ) -> None:
         self.mail = Mail()
+        self.exchanges = Exchanges(name, worker, self.mail, outbox)
         self._name = name
         self._worker = worker
         self._backends = backends
@@ -338,6 +365,7 @@ class _Session:
 
     def close(self) -> None:
         self.mail.cancel(2**62, SessionError("the session was closed"))
+        self.exchanges.close()
         if self._threads is not None:
             self._threads.shutdown()
         for backend in self._backends.values():
@@ -354,7 +382,9 @@ class _Session:
         for device, variables in fresh.items():
             self._variables[device].update(variables)
         self._programs[program] = _Loaded(
-            {p.device: p for p in partitions}, {p.device: _symbols(p.graph) for p in partitions}
+            program,
+            {p.device: p for p in partitions},
+            {p.device: _symbols(p.graph) for p in partitions},
         )
 
     def _created(self, partition: Partition) -> dict[str, Any]:
@@ -404,7 +434,7 @@ class _Session:
         if len(loaded.partitions) != 1:
             return None
         ((device, partition),) = loaded.partitions.items()
-        if any(node.op.name in ("send", "recv") for node in partition.graph.walk()):
+        if any(node.op.name in _ENDS for node in partition.graph.walk()):
             return None
         return self._specialised(loaded, device, bindings)
 
@@ -432,7 +462,7 @@ class _Session:
             incoming = {n.attrs["edge"]: _incoming(n) for n in recvs}
             program = Program(
                 partition, bindings, self._variables[device], backend,
-                _Channel(self, backend, incoming),
+                _Channel(self, backend, incoming, loaded.name, device),
             )  # fmt: skip
         kept[key] = program
         return program
@@ -499,6 +529,8 @@ class _Session:
 
     def abort(self, step: int) -> None:
         self._computed = None
+        self.mail.cancel(step, StepTimeout(f"step {step} was given up"))
+        self.exchanges.abort()
         self.mail.finish(step)
 
     def read(self, variable: str) -> Array:

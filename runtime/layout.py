@@ -25,6 +25,9 @@ from graphflow.spec import TensorSpec, is_inexact, nbytes
 _ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
 """Ops whose value is not in the arena (or that have none)."""
 
+_ENDS = ("send", "recv", "collective_finish")
+"""Ops that wait for other devices, or hand over to them."""
+
 
 @dataclass(frozen=True)
 class Inner:
@@ -197,7 +200,7 @@ def _units(decided: _Decided, tasks: Mapping[Node, Task]) -> list[Unit | None]:
     made: dict[Tensor, int] = {}
     for node in decided.partition.graph.nodes:
         if node.op.alias or node.op.name in (*_ELSEWHERE, "assign", "group"):
-            if node.op.name in ("send", "recv") or node in decided.staged:
+            if node.op.name in _ENDS or node in decided.staged:
                 units.append(None)
             continue
         fused = decided.regions.get(node)

@@ -19,6 +19,8 @@ from graphflow.op import Node, Op
 from graphflow.ops.kernels.driver import copy_task, texts
 from graphflow.ops.kernels.native import compiler
 from graphflow.ops.kernels.regions import enabled, kernel_of
+from graphflow.runtime.collectives.exchanges import Member
+from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.layout import Inner, Layout
 from graphflow.runtime.loops import Carried
 from graphflow.runtime.memory import aligned
@@ -36,6 +38,9 @@ class Channel(Protocol):
     def send(self, step: int, edge: int, target: str, array: Any) -> None: ...
 
     def recv(self, step: int, edge: int) -> Any: ...
+
+    def member(self, what: Collective, name: str) -> Member:
+        """The part of this device in an exchange."""
 
     def proceed(self, step: int, loop: str, done: int, of: str) -> None:
         """Raise if the step was given up; `loop` has done so many iterations (of so many)."""

@@ -1,6 +1,11 @@
 """Partition: a placed graph cut into one subgraph a device, with a send/recv pair for each cut
 edge.
 
+A group of collectives that lies on several devices becomes an exchange: each rank starts its part
+where its tensor is made, and finishes it where the result is first read (`runtime/collectives`).
+All parts of a group are started before its first node's place in the global order, and in this
+order groups are numbered, so exchanges cannot wait for each other in a circle.
+
 A tensor crosses to a device once, however many consumers it has there. Each partition's nodes are
 rebuilt in the plan's order, so its program is the restriction of one global order and no order can
 deadlock. Constants are copied to wherever they are read; placeholders are fed to every device that
@@ -9,7 +14,7 @@ reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +22,7 @@ from graphflow.device import DeviceName
 from graphflow.errors import PlacementError
 from graphflow.graph import Graph, bodies
 from graphflow.op import REGISTRY, Node, Tensor
+from graphflow.ops.collectives import groups_of
 from graphflow.runtime.spread import spread_bodies
 
 FREE = ("constant", "placeholder", "group")
@@ -85,22 +91,31 @@ def partition(
         places = available or sorted(set(devices.values()))
         graph, devices, order = spread_bodies(graph, devices, order, places)
     builders = {name: _Builder(DeviceName.parse(name)) for name in dict.fromkeys(devices.values())}
-    targets = _targets(order, devices)
+    exchanges = _Exchanges(graph, order, devices, builders)
+    targets = _targets(order, devices, exchanges)
     edges: dict[tuple[Tensor, str], int] = {}
+
+    def local(tensor: Tensor, here: _Builder) -> Tensor:
+        return _local(graph, tensor, here, devices, edges, exchanges)
+
     for node in order:
         here = builders[devices[node]]
+        if node in exchanges.groups:
+            exchanges.meet(node, local)
+            for device in targets.get(node.outputs[0], ()):
+                local(node.outputs[0], here)
+                edges[node.outputs[0], device] = len(edges)
+                _send(graph, node.outputs[0], here, device, edges[node.outputs[0], device])
+            continue
         twins = here.twins
-        inputs = tuple(
-            [
-                twins[t] if t in twins else _local(graph, t, here, devices, edges)
-                for t in node.inputs
-            ]
-        )
+        inputs = tuple([twins[t] if t in twins else local(t, here) for t in node.inputs])
         _rebuild(graph, node, inputs, here, variables or {})
         for tensor in node.outputs:  # a send follows its node at once, a recv waits for its reader
             for device in targets.get(tensor, ()):
                 edges[tensor, device] = len(edges)
                 _send(graph, tensor, here, device, edges[tensor, device])
+            exchanges.made(tensor, local)
+    exchanges.finish_all()
     for group in graph.of_op("group"):
         for tensor in group.inputs:
             if tensor.node.op.name not in FREE:
@@ -155,11 +170,91 @@ def _rebuild(
         here.outputs.append(twin.outputs[0])
 
 
-def _targets(order: Sequence[Node], devices: Mapping[Node, str]) -> dict[Tensor, tuple[str, ...]]:
+class _Exchanges:
+    """The complete groups of collectives on several devices, while the graph is cut.
+
+    Attributes:
+        groups: of each of their nodes: the group, by rank.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        order: Sequence[Node],
+        devices: Mapping[Node, str],
+        builders: Mapping[str, _Builder],
+    ) -> None:
+        self._graph = graph
+        self._devices = devices
+        self._builders = builders
+        self.groups: dict[Node, list[Node]] = {}
+        self._waiting: dict[Tensor, list[Node]] = {}
+        self._numbers: dict[Node, int] = {}
+        self._started: dict[Node, Node] = {}
+        place = {node: i for i, node in enumerate(order)}
+        found = [g for g in groups_of(order) if len({devices[node] for node in g}) > 1]
+        for number, group in enumerate(sorted(found, key=lambda g: min(place[n] for n in g))):
+            for node in group:
+                self.groups[node] = group
+                self._numbers[node] = number
+                for tensor in self.own(node):
+                    self._waiting.setdefault(tensor, []).append(node)
+
+    def own(self, node: Node) -> tuple[Tensor, ...]:
+        """The inputs of a node that its own device has to have: its rank's."""
+        rank: int = node.attrs["rank"]
+        return node.inputs[rank : rank + 1]
+
+    def made(self, tensor: Tensor, local: Callable[[Tensor, _Builder], Tensor]) -> None:
+        """Start the parts whose tensor has just been made on their device."""
+        for node in self._waiting.get(tensor, ()):
+            if self._devices[node] == self._devices[tensor.node]:
+                self._start(node, local)
+
+    def meet(self, node: Node, local: Callable[[Tensor, _Builder], Tensor]) -> None:
+        """Start the parts of a group that have not started: its first node's turn has come."""
+        for each in self.groups[node]:
+            self._start(each, local)
+
+    def _start(self, node: Node, local: Callable[[Tensor, _Builder], Tensor]) -> None:
+        if node in self._started:
+            return
+        here, group = self._builders[self._devices[node]], self.groups[node]
+        inputs = tuple(local(tensor, here) for tensor in self.own(node))
+        attrs = {
+            **node.attrs, "kind": node.op.name, "group": self._numbers[node],
+            "devices": tuple(self._devices[each] for each in group),
+            "shapes": tuple(t.shape for t in node.inputs), "dtype": node.inputs[0].dtype.name,
+        }  # fmt: skip
+        start = _end("collective_start", inputs, attrs, node.outputs[0], here.device)
+        here.names[start] = f"start/{self._graph.names[node]}"
+        self._started[node] = start
+
+    def finished(self, tensor: Tensor, here: _Builder) -> Tensor:
+        """The result of a group on the device that has it."""
+        start = self._started[tensor.node]
+        inputs = (*start.outputs, *start.inputs)
+        attrs = {"group": self._numbers[tensor.node]}
+        finish = _end("collective_finish", inputs, attrs, tensor, here.device)
+        here.names[finish] = self._graph.names[tensor.node]
+        here.twins[tensor] = finish.outputs[0]
+        return here.twins[tensor]
+
+    def finish_all(self) -> None:
+        """Finish what is only fetched."""
+        for node in self._started:
+            here = self._builders[self._devices[node]]
+            if node.outputs[0] not in here.twins:
+                self.finished(node.outputs[0], here)
+
+
+def _targets(
+    order: Sequence[Node], devices: Mapping[Node, str], exchanges: _Exchanges
+) -> dict[Tensor, tuple[str, ...]]:
     """The other devices that read each tensor, in order of their first reader."""
     targets: dict[Tensor, dict[str, None]] = {}
     for node in order:
-        for tensor in node.inputs:
+        for tensor in exchanges.own(node) if node in exchanges.groups else node.inputs:
             if tensor.node.op.name not in FREE and devices[tensor.node] != devices[node]:
                 targets.setdefault(tensor, {})[devices[node]] = None
     return {tensor: tuple(found) for tensor, found in targets.items()}
@@ -171,9 +266,13 @@ def _local(
     here: _Builder,
     devices: Mapping[Node, str],
     edges: Mapping[tuple[Tensor, str], int],
+    exchanges: _Exchanges,
 ) -> Tensor:
-    """A tensor's twin in a partition: made there, copied there, fed there, or received."""
+    """A tensor's twin in a partition: made there, copied there, fed there, exchanged, or
+    received."""
     if tensor not in here.twins:
+        if tensor.node in exchanges.groups and devices[tensor.node] == str(here.device):
+            return exchanges.finished(tensor, here)
         if tensor.node.op.name in FREE:
             _rebuild(graph, tensor.node, (), here, {})
             if tensor.node.op.name == "placeholder":

@@ -27,7 +27,10 @@ from graphflow.opcheck import compare_gradients as check_gradients
 
 G = FUNCTIONS
 # The executor gives these their values; they compute nothing.
-OF_THE_EXECUTOR = {"constant", "placeholder", "variable", "assign", "group", "send", "recv"}
+OF_THE_EXECUTOR = {
+    "constant", "placeholder", "variable", "assign", "group", "send", "recv", "collective_start",
+    "collective_finish",
+}  # fmt: skip
 # What these compute is the user's; tests/ops/test_control.py checks them.
 HOLD_BODIES = {"call", "cond", "scan", "while_loop"}
 CASES = [

@@ -1,0 +1,169 @@
+"""Exchanges give the bits of the plain kernels, whatever carries them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import graphflow.ops  # noqa: F401 - fills the registry
+from graphflow.op import REGISTRY
+from graphflow.ops.reduction_order import shares
+from graphflow.runtime.collectives import parcels, shared
+from graphflow.runtime.collectives.gate import Gates
+from graphflow.runtime.collectives.parcels import Parcels, Post
+from graphflow.runtime.collectives.pieces import Array, Collective
+from graphflow.runtime.collectives.shared import Ground, Shared, private
+from graphflow.runtime.messages import Parcel
+from graphflow.spec import TensorSpec, as_dtype, kind
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64", "bool",
+          "complex64", "complex128")  # fmt: skip
+ALGORITHMS = ("auto", "direct", "tree", "halving", "ring", "two_level")
+
+
+def collective(draw: Any) -> tuple[Collective, list[Array]]:
+    """Any collective that an API call could make, with its ranks' tensors."""
+    count = draw(st.integers(1, 6))
+    name = draw(st.sampled_from(
+        ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]))  # fmt: skip
+    dtype = as_dtype(draw(st.sampled_from(DTYPES)))
+    rank = draw(st.integers(0 if name in ("all_reduce", "broadcast") else 1, 3))
+    shape = tuple(draw(st.lists(st.integers(0, 7), min_size=rank, max_size=rank)))
+    shapes = [shape] * count
+    attrs: dict[str, Any] = {}
+    if name in ("all_reduce", "reduce_scatter"):
+        choices = {"bool": ["max", "min"], "complex": ["sum", "mean", "prod"],
+                   "int": ["sum", "max", "min", "prod"]}.get(
+                       kind(dtype), ["sum", "mean", "max", "min", "prod"])  # fmt: skip
+        if name == "reduce_scatter":
+            choices = [c for c in choices if c in ("sum", "mean")] or ["max"]
+        hosts = tuple(draw(st.integers(0, 2)) for _ in range(count))
+        algorithm = draw(st.sampled_from(ALGORITHMS))
+        attrs = {"reduction": draw(st.sampled_from(choices)), "algorithm": algorithm,
+                 "hosts": hosts if algorithm == "two_level" or draw(st.booleans()) else None}  # fmt: skip
+    if name == "reduce_scatter":
+        axis = draw(st.integers(0, rank - 1))
+        attrs |= {"axis": axis, "sizes": tuple(shares(shape[axis], count))}
+    if name == "all_gather":
+        axis = draw(st.integers(0, rank - 1))
+        attrs = {"axis": axis}
+        shapes = [(*shape[:axis], draw(st.integers(0, 5)), *shape[axis + 1 :])
+                  for _ in range(count)]  # fmt: skip
+    if name == "broadcast":
+        attrs, shapes = {"count": count}, [shape]
+    if name == "all_to_all":
+        split, concat = (draw(st.integers(0, rank - 1)) for _ in range(2))
+        attrs = {"split_axis": split, "concat_axis": concat,
+                 "sizes": (tuple(shares(shape[split], count)),) * count}  # fmt: skip
+    devices = tuple(f"/worker:{draw(st.integers(0, count - 1))}/cpu:0" for _ in range(count))
+    what = Collective(name, 0, devices, tuple(TensorSpec(s, dtype) for s in shapes), attrs)
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    return what, [numbers(rng, spec) for spec in what.specs]
+
+
+def numbers(rng: Any, spec: TensorSpec) -> Array:
+    if kind(spec.dtype) == "complex":
+        drawn = rng.normal(size=spec.shape) + 1j * rng.normal(size=spec.shape)
+    else:
+        drawn = rng.normal(size=spec.shape) * 5
+        drawn = np.where(rng.random(spec.shape) < 0.1, -0.0, drawn)
+    return np.asarray(drawn).astype(spec.dtype) if spec.shape else np.array(drawn, spec.dtype)
+
+
+def plain(what: Collective, xs: Sequence[Array]) -> list[Array]:
+    op = REGISTRY[what.kind]
+    with np.errstate(all="ignore"):
+        return [op.run(np, xs, {**what.attrs, "rank": r})[0] for r in range(what.count)]
+
+
+def exchanged(what: Collective, xs: Sequence[Array], carry: Any) -> list[Array]:
+    """What each device's thread gets when all run together."""
+    members = {d: [r for r, at in enumerate(what.devices) if at == d] for d in what.devices}
+    ys = [np.zeros(what.result(r).shape, what.dtype) for r in range(what.count)]
+    with ThreadPoolExecutor(len(members)) as pool:
+        jobs = []
+        for ranks in members.values():
+            given = {r: (xs[r] if r < len(xs) else None) for r in ranks}
+            jobs.append(pool.submit(carry, ranks, given, {r: ys[r] for r in ranks}))
+        for job in jobs:
+            job.result(timeout=20)
+    return ys
+
+
+def wait(gates: Gates, value: int) -> None:
+    for _ in range(1000):
+        if gates.pending(value, 0.02) < 0:
+            return
+    raise AssertionError("a rank did not come")
+
+
+def same_bits(ones: Sequence[Array], others: Sequence[Array]) -> bool:
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        for a, b in zip(ones, others, strict=True)
+    )
+
+
+class Box:
+    """Parcels between the threads of a test."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.arrays: dict[Any, Array] = {}
+
+    def put(self, parcel: Parcel) -> None:
+        with self.changed:
+            assert parcel.edge not in self.arrays
+            self.arrays[parcel.edge] = parcel.array
+            self.changed.notify_all()
+
+    def take(self, step: int, key: Any, what: str) -> Array:
+        with self.changed:
+            assert self.changed.wait_for(lambda: key in self.arrays, 20), what
+            return self.arrays.pop(key)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
+    what, xs = collective(data.draw)
+    box = Box()
+    post = Post("s", "p/0", "'y'", box.put, box.take)
+
+    def carry(ranks: Sequence[int], given: Mapping[int, Any], results: Any) -> None:
+        Parcels(what, ranks, post).run(1, given, results)
+
+    before, parcels.PART = parcels.PART, data.draw(st.sampled_from([16, 1 << 20]))
+    try:
+        assert same_bits(exchanged(what, xs, carry), plain(what, xs))
+    finally:
+        parcels.PART = before
+    assert box.arrays == {}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_shared_memory_gives_the_bits_of_the_plain_kernel(data: Any) -> None:
+    what, xs = collective(data.draw)
+    small = data.draw(st.booleans())
+    before = shared.SMALL, shared.CHUNK
+    shared.SMALL, shared.CHUNK = (1 << 19, 1 << 20) if small else (-1, 1024)
+    try:
+        slot = Ground.slot(what)
+        ground = Ground(private(Ground.nbytes(what.count, slot)), what.count, slot)
+        for _ in range(3):
+
+            def carry(ranks: Sequence[int], given: Mapping[int, Any], results: Any) -> None:
+                way = Shared(what, ranks, ground)
+                way.offer(given)
+                (way.small if small else way.run)(results, wait)
+
+            assert same_bits(exchanged(what, xs, carry), plain(what, xs))
+    finally:
+        shared.SMALL, shared.CHUNK = before
