@@ -36,8 +36,10 @@ SILENCE_SECONDS = 30.0
 """Without a byte, after which a connection is dropped: peers of ours have a heartbeat."""
 UNDER_WAY = 10 << 20
 """Bytes of one message that is not whole; a valid one has at most half as many."""
-STRIKES = 16
-"""Messages that are not valid, after which who sent them is dropped."""
+STRIKES = 16.0
+"""Messages that are not valid, after which who sent them is dropped; one a second is forgiven."""
+STRANGER = 1 / 256
+"""What a valid message counts that belongs to no session: 4,096 at once, 256 a second."""
 
 _LOOK_SECONDS = 0.2
 _CLOSE_LOOK_SECONDS = 0.01  # while somebody has much under way
@@ -80,7 +82,8 @@ class _Sender:
 
     descriptor: int
     messages: int = 0
-    strikes: int = 0
+    strikes: float = 0.0
+    struck: float = 0.0  # when, last
 
 
 @dataclass
@@ -140,13 +143,19 @@ class Door:
         """The socket has no message: what is under way is not whole."""
         self._drains += 1
 
-    def blame(self, route: bytes, why: str, *, at_once: bool = False) -> None:
-        """A message that came by a route is not valid: who sent several is dropped."""
+    def blame(self, route: bytes, why: str, weight: float = 1.0) -> None:
+        """A message that came by a route is not valid, or of no use: who sends many is dropped.
+
+        Args:
+            weight: how many of STRIKES it counts.
+        """
         sender = self._senders.get(route)
         if sender is None:
             return
-        sender.strikes += 1
-        if at_once or sender.strikes >= STRIKES:
+        now = monotonic()
+        sender.strikes = max(0.0, sender.strikes - (now - sender.struck)) + weight
+        sender.struck = now
+        if sender.strikes >= STRIKES:
             visitor = self._visitors.get(sender.descriptor)
             if visitor is not None and visitor.route in (route, None):
                 self._drop(visitor, why)

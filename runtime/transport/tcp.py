@@ -25,7 +25,7 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
-from graphflow.runtime.security.door import HANDSHAKE_SECONDS, Door
+from graphflow.runtime.security.door import HANDSHAKE_SECONDS, STRANGER, STRIKES, Door
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.wire import CHUNK_BYTES, DIRECT_BYTES
 
@@ -214,7 +214,16 @@ class Listener:
     def blame(self, route: bytes, error: ProtocolError) -> None:
         """Notes that a message was not valid; drops the connection of who sent several, or one
         that is too large."""
-        self.door.blame(route, str(error), at_once=isinstance(error, MessageTooLarge))
+        at_once = isinstance(error, MessageTooLarge)
+        self.door.blame(route, str(error), STRIKES if at_once else 1.0)
+
+    def doubt(self, route: bytes) -> None:
+        """Notes a valid message that belongs to no session; drops who sends very many."""
+        self.door.blame(route, "too many messages of no session", STRANGER)
+
+    def abandon(self, route: bytes) -> None:
+        """Drops the connection of who takes no answers."""
+        self.door.blame(route, "it does not read what it asked for", STRIKES)
 
     def send(self, route: bytes, frames: Frames) -> bool:
         """Sends to a connection; False when its queue is full. For a peer that is gone there is

@@ -197,10 +197,13 @@ def test_frames_beyond_those_of_a_valid_message_are_passed_over_in_turns(
     sock.close()
 
 
-def test_who_keeps_sending_what_is_not_valid_is_dropped(context: Any) -> None:
+def test_who_keeps_sending_what_is_not_valid_is_dropped(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
     channel = Channel(context, listener.address, insecure=False, watch=True)
-    for _ in range(door.STRIKES):
+    monkeypatch.setattr(door, "monotonic", lambda: 1.0)
+    for _ in range(int(door.STRIKES)):
         channel.send([b"nonsense"])
         route, _, _ = wait_for(listener.receive)
         assert False not in channel.changes()
@@ -210,7 +213,29 @@ def test_who_keeps_sending_what_is_not_valid_is_dropped(context: Any) -> None:
     channel.send([b"too much"])
     again, _, _ = wait_for(listener.receive)
     assert again != route
-    listener.door.blame(again, "too large", at_once=True)
+    listener.door.blame(again, "too large", door.STRIKES)
+    wait_for(lambda: False in channel.changes())
+    channel.close()
+    listener.close()
+
+
+def test_what_is_not_valid_is_forgiven_with_time_and_what_is_of_no_use_counts_little(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    channel = Channel(context, listener.address, insecure=False, watch=True)
+    channel.send([b"hello"])
+    route, _, _ = wait_for(listener.receive)
+    now = time.monotonic()
+    for fifth in range(100):
+        monkeypatch.setattr(door, "monotonic", lambda fifth=fifth: now + fifth / 5)
+        listener.door.blame(route, "nonsense", 0.1)
+        for _ in range(int(0.09 / door.STRANGER)):
+            listener.doubt(route)
+    time.sleep(0.3)
+    assert channel.changes() == [True]
+    for _ in range(int((door.STRIKES + 2) / door.STRANGER)):
+        listener.doubt(route)
     wait_for(lambda: False in channel.changes())
     channel.close()
     listener.close()
@@ -246,7 +271,7 @@ def test_a_message_whose_connection_is_not_known_any_more_is_still_a_message(con
     own.term()
     route, frames, _ = wait_for(listener.receive)
     assert [bytes(frame) for frame in frames] == [b"hello"]
-    listener.door.blame(route, "nonsense", at_once=True)
+    listener.door.blame(route, "nonsense", door.STRIKES)
     listener.door.meet(b"other", -1)
-    listener.door.blame(b"other", "nonsense", at_once=True)
+    listener.door.blame(b"other", "nonsense", door.STRIKES)
     listener.close()
