@@ -265,7 +265,7 @@ class Compiled:
         """Cut edges: tensor, source and target device, bytes."""
         return {
             node.attrs["edge"]: (
-                node.name.removeprefix("recv/"),
+                part.graph.names[node].removeprefix("recv/").rpartition("/")[0],
                 node.attrs["source"],
                 part.device,
                 evaluate(node.specs[0].nbytes, bindings),

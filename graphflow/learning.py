@@ -27,7 +27,7 @@ from graphflow.placement.plan import Plan
 from graphflow.placement.planning import session_kind, units
 from graphflow.runtime.partition import FREE
 from graphflow.runtime.survey import Survey
-from graphflow.runtime.trace import WAIT, Event, Step
+from graphflow.runtime.trace import Event, Step
 
 LEAST = 3
 """Steps that were not traced, from which a lesson about steps as a whole is drawn."""
@@ -126,12 +126,12 @@ def _travelled(
     One that was waited for has come when its reader goes on. Between threads a transfer is the
     waking of its reader: one that nobody waited for teaches nothing.
     """
-    waits = {(e.track, e.name): e for e in step.events if e.kind == "wait"}
+    waits = {(e.edge, e.use): e for e in step.events if e.kind == "wait"}
     for event in step.events:
         kind = links.get((event.source, event.target)) if event.kind == "transfer" else None
         if kind is None:
             continue
-        wait: Event | None = waits.get((event.target, WAIT + event.name))
+        wait: Event | None = waits.get((event.edge, event.use))
         waited = wait is not None and wait.start < event.start
         if waited and wait is not None:
             yield kind, event.bytes, (max(event.end, wait.end) - event.start) * 1e-9

@@ -100,6 +100,6 @@ def _longest(step: Step) -> int:
     """Spans of the device that has most: devices mark theirs beside each other."""
     counts: dict[str, int] = {}
     for event in step.events:
-        if event.kind == "compute":
+        if event.kind in ("compute", "send"):
             counts[event.track] = counts.get(event.track, 0) + 1
     return max(counts.values(), default=0)

@@ -121,8 +121,9 @@ class Steps:
                 compiled.traced.append(bindings)
                 for trace in filter(None, (self.trace, compiled.trace)):
                     trace.add_step(
-                        self._attempts, start, monotonic_ns(), result.spans, edges, result.peak
-                    )
+                        self._attempts, start, monotonic_ns(), result.spans, edges, result.peak,
+                        result.errors,
+                    )  # fmt: skip
             elif compiled.runs:
                 compiled.took.append((monotonic_ns() - start) * 1e-9)
         else:

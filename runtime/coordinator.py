@@ -33,6 +33,7 @@ from graphflow.errors import (
 )
 from graphflow.progress import telling, waiting
 from graphflow.runtime.activity import SessionActivity
+from graphflow.runtime.clock import identity
 from graphflow.runtime.foreign import check_modules
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
@@ -159,7 +160,7 @@ class _Loop:
             self._free()
             raise
         self._machine = CoordinatorMachine(
-            session, addresses, time.monotonic(), epoch, token, dead_after
+            session, addresses, time.monotonic(), epoch, token, dead_after, identity()
         )
         self.draining: set[int] = set()
         """Workers that were asked to end."""
@@ -803,4 +804,4 @@ def _result(replies: Replies) -> StepResult:
         assert isinstance(message, Done)
         peak |= message.peak
         fetches |= {str(name): array for name, array in replies.arrays[worker].items()}
-    return StepResult(fetches, spans, peak)
+    return StepResult(fetches, spans, peak, replies.errors)

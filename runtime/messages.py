@@ -51,11 +51,13 @@ class Computed:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What all hosts computed in a step, once it is decided that the step commits."""
+    """What all hosts computed in a step, once it is decided that the step commits. `errors` tells
+    for each worker with a clock of its own by how many seconds its spans may be off."""
 
     fetches: dict[str, Array]
     spans: list[Span]
     peak: dict[str, int]
+    errors: dict[int, float] = field(default_factory=dict)
 
 
 # Control messages ------------------------------------------------------------------------------
@@ -219,16 +221,22 @@ class Close(Message):
 
 @dataclass(frozen=True)
 class Ping(Message):
-    """Keeps a session's lease. `resent` is the last `Resend` that its sender has answered."""
+    """Keeps a session's lease. `resent` is the last `Resend` that its sender has answered, `sent`
+    the time on its sender's clock."""
 
     resent: Count = 0
+    sent: float = 0.0
 
 
 @dataclass(frozen=True)
 class Pong(Message):
-    """Answers a ping; the envelope's step is the one that is being computed, or 0."""
+    """Answers a ping; the envelope's step is the one that is being computed, or 0. `sent` is the
+    ping's, `clock` the time on the worker's clock, and `home` says which clock that is."""
 
     resent: Count = 0
+    sent: float = 0.0
+    clock: float = 0.0
+    home: str = ""
 
 
 @dataclass(frozen=True)

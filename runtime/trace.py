@@ -2,23 +2,31 @@
 
     runtime spans ─add_step→ Trace ─save→ trace.json;   Trace ─measured→ Plan.with_measured
 
-A span is (track, name, start_ns, end_ns) in one monotonic clock; the track is a device, or
-"departure" or "arrival" with the number of a cut edge as its name: a tensor left, a tensor came.
-The two are matched into a transfer on the link between the devices.
+A span is (track, name, start_ns, end_ns) on the coordinator's monotonic clock; the track is a
+device, or "departure" or "arrival" with the key of a cut edge as its name: a tensor left, a tensor
+came. The two are matched into a transfer on the link between the devices.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from graphflow.errors import SessionError
+from graphflow.placement.view.text import seconds
+from graphflow.runtime.lines import EDGE_BITS
+from graphflow.runtime.perfetto import trace_events
+from graphflow.runtime.traffic import Traffic
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Measured
@@ -26,20 +34,22 @@ if TYPE_CHECKING:
 Span = tuple[str, str, int, int]
 Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
 
-DEPARTURE, ARRIVAL, WAIT = "departure", "arrival", "recv/"
-LINKS = 1_000_000  # the process number of the track group that holds the links
+DEPARTURE, ARRIVAL = "departure", "arrival"
+WAIT, SEND = "recv/", "send/"  # then the tensor, "/", and the number of the edge
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that took time: computing a node, waiting for a tensor, moving one.
+    """Something that took time: computing a node, sending a tensor, waiting for one, its way.
 
     Args:
         track: the device, or "source → target" for a link.
-        kind: "compute", "wait" or "transfer".
-        start, end: ns of the monotonic clock.
+        kind: "compute", "send", "wait" or "transfer".
+        start, end: ns of the coordinator's monotonic clock.
         edge: number of the cut edge; None for nodes.
         bytes: moved; 0 for nodes.
+        source, target: the devices that the edge connects; "" for nodes.
+        use: how often the edge was used in the step before, in a loop.
     """
 
     track: str
@@ -51,21 +61,32 @@ class Event:
     bytes: int = 0
     source: str = ""
     target: str = ""
+    use: int = 0
 
 
 @dataclass(frozen=True)
 class Step:
-    """One traced step; events are ordered by start."""
+    """One traced step; events are ordered by start.
+
+    Attributes:
+        errors: for each worker whose clock is not ours, by how many seconds its times may be off.
+    """
 
     number: int
     start: int
     end: int
     events: tuple[Event, ...]
     peak: Mapping[str, int]
+    errors: Mapping[int, float] = field(default_factory=dict)
+
+    def error_between(self, one: str, other: str) -> float:
+        """By how many seconds a time from one device to another may be off."""
+        workers = {_worker(one), _worker(other)}
+        return sum(self.errors.get(w, 0.0) for w in workers) if len(workers) == 2 else 0.0
 
 
 class Trace:
-    """The traced steps of a session, in the order they ran."""
+    """The traced steps of a session, in the order they ran. Print it for what travelled."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -78,6 +99,7 @@ class Trace:
         spans: Iterable[Span],
         edges: Mapping[int, Edge],
         peak: Mapping[str, int] | None = None,
+        errors: Mapping[int, float] | None = None,
     ) -> None:
         """Add what one step reported, and with it what the commit of the step before took.
 
@@ -86,26 +108,62 @@ class Trace:
             edges: of the cut edges (tensor, source device, target device, bytes). A point span of
                 an edge that is not there, or that left and never came, is left out.
             peak: bytes per device at most in use.
+            errors: seconds by which the times of a worker may be off, where its clock is not ours.
         """
         left: dict[int, int] = {}
         came: dict[int, int] = {}
         events = []
         before = []
+        uses: Counter[tuple[str, int]] = Counter()
         for track, name, start, end in spans:
-            if end <= start_ns:
+            if track in (DEPARTURE, ARRIVAL):
+                if name.isdigit():
+                    (left if track == DEPARTURE else came)[int(name)] = start
+            elif end <= start_ns:
                 before.append(Event(track, name, "compute", start, end))
-            elif track in (DEPARTURE, ARRIVAL):
-                (left if track == DEPARTURE else came)[int(name)] = start
             else:
-                kind = "wait" if name.startswith(WAIT) else "compute"
-                events.append(Event(track, name, kind, start, end))
-        for edge in left.keys() & came.keys() & edges.keys():
-            events.append(_transfer(edge, edges[edge], left[edge], came[edge]))
+                events.append(_event(track, name, start, end, edges, uses))
+        for key in left.keys() & came.keys():
+            edge, use = key & (2**EDGE_BITS - 1), key >> EDGE_BITS
+            if edge in edges:
+                events.append(_transfer(edge, use, edges[edge], left[key], came[key]))
         if before and self.steps and self.steps[-1].start <= before[0].start:
             last = self.steps[-1]
             self.steps[-1] = replace(last, events=tuple(_sorted((*last.events, *before))))
         events = _sorted(events)
-        self.steps.append(Step(step, start_ns, end_ns, tuple(events), dict(peak or {})))
+        self.steps.append(
+            Step(step, start_ns, end_ns, tuple(events), dict(peak or {}), dict(errors or {}))
+        )
+
+    @property
+    def edges(self) -> Traffic:
+        """For each cut edge: bytes, latency (median and 95 %), rate, and how long its reader
+        waited; those first that were waited for longest."""
+        return Traffic.of(self.steps)
+
+    def __str__(self) -> str:
+        return f"{self._headline}\n{self.edges}" if self.steps else self._headline
+
+    def __repr__(self) -> str:
+        return f"<Trace: {self._headline}>"
+
+    def _repr_html_(self) -> str:
+        body = self.edges._repr_html_() if self.steps else ""
+        return f"<p>{escape(self._headline)}</p>{body}"
+
+    @property
+    def _headline(self) -> str:
+        if not self.steps:
+            return "no step was traced"
+        took = median(step.end - step.start for step in self.steps) * 1e-9
+        count = len(self.steps)
+        known = [error for step in self.steps for error in step.errors.values() if error > 0]
+        worst = max(known, default=0.0)
+        clocks = ""
+        if worst:
+            bound = "unknown bounds" if math.isinf(worst) else f"± {seconds(worst)}"
+            clocks = f", times of workers on one clock to {bound}"
+        return f"{count} traced step{'s' if count > 1 else ''}, median {seconds(took)}{clocks}"
 
     def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
         """The traced steps as a plan shows them: the median step, its timeline from its own start.
@@ -143,18 +201,7 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """The Trace Event Format: times in µs from the start of the first traced step."""
-        tracks = sorted({event.track for step in self.steps for event in step.events}, key=_rank)
-        places = _places(tracks)
-        origin = min((step.start for step in self.steps), default=0)
-        events = _names(places)
-        for step in self.steps:
-            events.append(
-                _complete(f"step {step.number}", "step", (0, 0), step.start, step.end, origin)
-                | {"args": {"step": step.number}}
-            )
-            for number, event in enumerate(step.events):
-                events += _written(event, step, number, places, origin)
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
+        return trace_events(self.steps)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON that https://ui.perfetto.dev and chrome://tracing open; whole or not at all.
@@ -198,84 +245,35 @@ def _sorted(events: Iterable[Event]) -> list[Event]:
     return sorted(events, key=lambda event: (event.start, event.end, event.track, event.name))
 
 
-def _transfer(number: int, edge: Edge, left: int, came: int) -> Event:
+def _event(
+    track: str,
+    name: str,
+    start: int,
+    end: int,
+    edges: Mapping[int, Edge],
+    uses: Counter[tuple[str, int]],
+) -> Event:
+    """A span on a device; one that sends or waits knows of which edge."""
+    kind = "wait" if name.startswith(WAIT) else "send" if name.startswith(SEND) else "compute"
+    number = name.rpartition("/")[2]
+    if kind == "compute" or not number.isdigit() or int(number) not in edges:
+        return Event(track, name, "compute" if kind == "send" else kind, start, end)
+    edge = int(number)
+    _, source, target, size = edges[edge]
+    use = uses[kind, edge]
+    uses[kind, edge] += 1
+    return Event(track, name, kind, start, end, edge, size, source, target, use)
+
+
+def _transfer(number: int, use: int, edge: Edge, left: int, came: int) -> Event:
     tensor, source, target, size = edge
     return Event(
         link(source, target), tensor, "transfer", left, max(left, came),
-        number, size, source, target,
+        number, size, source, target, use,
     )  # fmt: skip
 
 
-def _rank(track: str) -> tuple[bool, str]:
-    """Devices before links."""
-    return "→" in track, track
-
-
-def _places(tracks: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Track → (process, thread): a process for each worker, one for all links."""
-    places: dict[str, tuple[int, int]] = {}
-    for number, track in enumerate(tracks, 1):
-        worker = track.removeprefix("/worker:").partition("/")[0]
-        if "→" in track or not worker.isdigit():
-            places[track] = (LINKS, number)
-        else:
-            places[track] = (int(worker) + 1, number)
-    return places
-
-
-def _names(places: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
-    """Metadata events: names of Perfetto's processes and threads, and the order to show them."""
-
-    def meta(kind: str, process: int, thread: int, args: dict[str, Any]) -> dict[str, Any]:
-        return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": args}
-
-    processes = {0: "steps"} | {
-        process: "links" if process == LINKS else f"/worker:{process - 1}"
-        for process, _ in places.values()
-    }
-    events = []
-    for process, name in processes.items():
-        events.append(meta("process_name", process, 0, {"name": name}))
-        events.append(meta("process_sort_index", process, 0, {"sort_index": process}))
-    events.append(meta("thread_name", 0, 0, {"name": "steps"}))
-    for track, (process, thread) in places.items():
-        events.append(meta("thread_name", process, thread, {"name": track}))
-        events.append(meta("thread_sort_index", process, thread, {"sort_index": thread}))
-    return events
-
-
-def _complete(
-    name: str, kind: str, place: tuple[int, int], start: int, end: int, origin: int
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": kind,
-        "pid": place[0],
-        "tid": place[1],
-        "ts": (start - origin) / 1000,
-        "dur": (end - start) / 1000,
-    }
-
-
-def _written(
-    event: Event, step: Step, number: int, places: Mapping[str, tuple[int, int]], origin: int
-) -> list[dict[str, Any]]:
-    """The event; for a transfer also an arrow from the source's track to the target's."""
-    args: dict[str, Any] = {"step": step.number}
-    if event.kind == "transfer":
-        args |= {"bytes": event.bytes, "edge": event.edge}
-    written = [
-        _complete(event.name, event.kind, places[event.track], event.start, event.end, origin)
-        | {"args": args}
-    ]
-    ends = (event.source, event.target)
-    if event.kind == "transfer" and all(end in places for end in ends):
-        for phase, end, at in zip("sf", ends, (event.start, event.end), strict=True):
-            arrow = {
-                "ph": phase, "name": event.name, "cat": "transfer",
-                "id": f"{step.number}.{step.start}.{number}",
-                "pid": places[end][0], "tid": places[end][1], "ts": (at - origin) / 1000,
-            }  # fmt: skip
-            written.append(arrow | ({"bp": "e"} if phase == "f" else {}))
-    return written
+def _worker(device: str) -> int:
+    """The index in "/worker:1/cpu:0"; -1 for what is not on a worker."""
+    index = device.removeprefix("/worker:").partition("/")[0]
+    return int(index) if index.isdigit() else -1

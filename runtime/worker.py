@@ -30,6 +30,7 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
+from graphflow.runtime.clock import identity
 from graphflow.runtime.hosting import HostedSession, HostFactory, default_factory
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.messages import Broken, Close, Open
@@ -111,7 +112,7 @@ class WorkerProcess:
         self._insecure = insecure
         self._factory = factory
         self._allow_ops = frozenset(allow_ops)
-        self._machine = WorkerMachine(devices)
+        self._machine = WorkerMachine(devices, identity())
         self._sessions: dict[str, HostedSession] = {}
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
         self._finished: deque[Finished] = deque()

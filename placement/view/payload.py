@@ -232,6 +232,6 @@ def _tracks(plan: Plan, found: Collection[str], number: dict[str, int]) -> tuple
 def _node(plan: Plan, bar: Interval, at: dict[str, int]) -> int:
     """The node that a bar is about: what it computes, or the maker of what travels; -1: none."""
     name = bar.name
-    if bar.kind == "wait" and name.startswith("recv/"):  # recv/<tensor>/<edge>
+    if bar.kind in ("wait", "send"):  # recv/<tensor>/<edge>, send/<tensor>/<edge>
         name = name[len("recv/") :].rpartition("/")[0]
     return at.get(name if name in at else plan.maker(name), -1)

@@ -296,7 +296,7 @@ def usage(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Usage, ...]:
     for node in plan.nodes:
         busy[node.device] += node.finish - node.start
     for bar in plan.measured.timeline if plan.measured else ():
-        if bar.kind == "compute":
+        if bar.kind in ("compute", "send"):
             measured[bar.track] += bar.finish - bar.start
     return tuple(
         Usage(

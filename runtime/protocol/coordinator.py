@@ -23,6 +23,7 @@ from graphflow.errors import (
     VersionMismatch,
     WorkerLost,
 )
+from graphflow.runtime.clock import BURST, Clock
 from graphflow.runtime.messages import (
     COORDINATOR,
     UNNUMBERED,
@@ -40,6 +41,7 @@ from graphflow.runtime.messages import (
     Message,
     Open,
     Ping,
+    Pong,
     Spans,
     Welcome,
 )
@@ -148,6 +150,7 @@ class _Peer:
     address: str
     stream: Stream
     heard: float
+    clock: Clock
     inbox: Assembler = field(default_factory=Assembler)
     welcomed: bool = False
     opened: bool = False  # it knows the session: before, it would not know what a Ping is of
@@ -164,6 +167,7 @@ class CoordinatorMachine:
         epoch: higher than that of every coordinator of the session before.
         token: the secret of the session.
         dead_after: seconds that a worker may be out of reach.
+        home: which clock `now` is of, see `clock.identity`.
     """
 
     def __init__(
@@ -174,12 +178,14 @@ class CoordinatorMachine:
         epoch: int = 1,
         token: str = "",
         dead_after: float = DEAD_AFTER,
+        home: str = "",
     ) -> None:
         self._version = Version.own()
         self._session, self._epoch, self._token = session, epoch, token
         self._dead_after = dead_after
         self._peers = [
-            _Peer(address, Stream(session, epoch, COORDINATOR, token), now) for address in addresses
+            _Peer(address, Stream(session, epoch, COORDINATOR, token), now, Clock(home))
+            for address in addresses
         ]
         self._now = now
         self._operations: dict[int, Operation] = {}
@@ -219,6 +225,10 @@ class CoordinatorMachine:
         """The workers whose replies an operation waits for."""
         operations = list(self._operations.values())
         return sorted({worker for each in operations for worker in tuple(each.waiting)})
+
+    def clock(self, worker: int) -> Clock:
+        """How a worker's clock stands to ours, to look at."""
+        return self._peers[worker].clock
 
     def lost(self) -> dict[int, str]:
         """The workers that are lost, and why."""
@@ -263,6 +273,8 @@ class CoordinatorMachine:
                 message = replace(message, commits=self._peers[worker].commits)
                 self._peers[worker].commits = -1
                 self._owed.discard(worker)
+                if message.trace:  # its clock, as it is now
+                    actions += self._ping(worker)
             else:
                 actions += self._tell_commit(worker)
             for chunk, data in pieces[worker]:
@@ -311,6 +323,9 @@ class CoordinatorMachine:
         match message:
             case Broken(reason) | Fenced(_, reason):
                 return self._lose(Gone(worker, reason, ended=False))
+            case Pong():
+                peer.clock.add(message.sent, message.clock, self._now, message.home)
+                return self._ping(worker) if peer.clock.trips < BURST else []
             case Draining(seconds):
                 return [Leaving(worker, seconds)]
             case Chunk():
@@ -326,7 +341,9 @@ class CoordinatorMachine:
             where = f"worker {worker} at {peer.address}"
             return self._end(operation, raised(message, where))
         if isinstance(message, Spans):
-            operation.replies.spans.extend(message.spans)
+            reading = peer.clock.reading(self._now)
+            operation.replies.spans.extend(reading.shifted(message.spans))
+            operation.replies.errors[worker] = reading.error
             return []
         return self._answered(operation, worker, message)
 
@@ -385,8 +402,12 @@ class CoordinatorMachine:
         if peer.gone or self._fenced:
             return []
         if peer.opened:
-            return [peer.stream.tell(Ping())]
+            return [peer.stream.tell(Ping(sent=self._now))]
         return list(peer.stream.outbound.all_from(0))  # it cannot ask for what it does not know of
+
+    def _ping(self, worker: int) -> list[CoordinatorAction]:
+        peer = self._peers[worker]
+        return self._sends(worker, [peer.stream.tell(Ping(sent=self._now))])
 
     def _tick(self) -> list[CoordinatorAction]:
         now = self._now

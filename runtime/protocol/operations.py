@@ -65,11 +65,13 @@ class Begin:
 
 @dataclass
 class Replies:
-    """What the workers replied: messages and arrays by worker, and the spans of a traced step."""
+    """What the workers replied: messages and arrays by worker, and the spans of a traced step, on
+    our clock."""
 
     messages: dict[int, Message] = field(default_factory=dict)
     arrays: dict[int, dict[Key, Array]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+    errors: dict[int, float] = field(default_factory=dict)  # of their times, in seconds
 
 
 @dataclass(frozen=True)

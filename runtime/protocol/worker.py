@@ -113,10 +113,15 @@ class _Closed:
 
 
 class WorkerMachine:
-    """The sessions of one worker process that offers `devices`."""
+    """The sessions of one worker process that offers `devices`.
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    Args:
+        home: which clock its time is of, see `clock.identity`.
+    """
+
+    def __init__(self, devices: Sequence[str], home: str = "") -> None:
         self._devices = list(devices)
+        self._home = home
         self._version = Version.own()
         self._sessions: dict[str, _Session] = {}
         self._closed: dict[str, _Closed] = {}
@@ -191,7 +196,7 @@ class WorkerMachine:
         arrival, letters = session.stream.receive(envelope, message, event.data)
         actions: list[WorkerAction] = [_send(session, letter) for letter in letters]
         if arrival is Arrival.BEAT:
-            return actions + self._beat(session, message)
+            return actions + self._beat(session, message, now)
         if arrival is Arrival.DUPLICATE and isinstance(message, Open):
             return [*actions, _send(session, session.stream.tell(Ack()))]  # it is still at it
         if arrival is not Arrival.FRESH:
@@ -261,11 +266,12 @@ class WorkerMachine:
         self._sessions[name] = _Session(route, stream, peers, message.lease, now)
         return [Run(name, message, 0, epoch, token=envelope.token)]
 
-    def _beat(self, session: _Session, message: Message) -> list[WorkerAction]:
+    def _beat(self, session: _Session, message: Message, now: float) -> list[WorkerAction]:
         if not isinstance(message, Ping):
             return []
         at = session.begun if session.begun > session.settled else 0
-        return [_send(session, session.stream.tell(Pong(), at))]
+        pong = Pong(sent=message.sent, clock=now, home=self._home)
+        return [_send(session, session.stream.tell(pong, at))]
 
     def _from_peer(
         self, session: _Session, envelope: Envelope, message: Message, data: Buffer | None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ def spans(start: int) -> list[Span]:
     """A multiplies and sends; B waits, adds; its GPU adds as well."""
     return [
         (A, "matmul", start, start + 2 * MS),
+        (A, "send/matmul/7", start + 2 * MS, start + 2 * MS + MS // 4),
         ("departure", "7", start + 2 * MS, start + 2 * MS),
         (B, "recv/matmul/7", start + MS // 2, start + 3 * MS),
         ("arrival", "7", start + 3 * MS, start + 3 * MS),
@@ -144,3 +147,168 @@ def test_a_path_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path: Pa
     with pytest.raises(SessionError, match="folder"):
         trace(6).save(tmp_path / "folder")
     assert os.listdir(tmp_path) == ["folder"]
+
+
+# What travelled --------------------------------------------------------------------------------
+
+
+def test_sends_and_waits_know_their_edge_and_its_other_end() -> None:
+    (step,) = trace(6).steps
+    (send,) = [event for event in step.events if event.kind == "send"]
+    (wait,) = [event for event in step.events if event.kind == "wait"]
+    for event in (send, wait):
+        assert (event.edge, event.bytes, event.source, event.target) == (7, 4096, A, B)
+    assert send.track == A and wait.track == B
+
+
+def test_a_node_whose_name_begins_like_a_send_is_a_node() -> None:
+    made = Trace()
+    made.add_step(1, 0, 10, [(A, "send/it", 1, 2), (A, "send/x/99", 2, 3)], EDGES)
+    assert [(e.kind, e.edge) for e in made.steps[0].events] == [("compute", None)] * 2
+
+
+def moved(*latencies: int, edge: int = 7, step: int = 1) -> list[Span]:
+    found: list[Span] = []
+    for use, latency in enumerate(latencies):
+        key = str(edge | use << 32)
+        at = 100 * MS * use
+        found += [("departure", key, at, at), ("arrival", key, at + latency, at + latency)]
+        found += [(A, f"send/matmul/{edge}", at, at + MS // 10)]
+        found += [(B, f"recv/matmul/{edge}", at, at + latency)]
+    return found
+
+
+def test_edges_have_the_median_and_the_95_per_cent_of_their_latencies() -> None:
+    made = Trace()
+    made.add_step(1, 0, 10**10, moved(*(MS * i for i in range(1, 101))), EDGES)
+    (edge,) = made.edges
+    assert (edge.tensor, edge.source, edge.target, edge.bytes) == ("matmul", A, B, 4096)
+    assert edge.count == 100 and edge.error == 0.0
+    assert edge.latency == pytest.approx(50.5e-3) and edge.p95 == pytest.approx(95e-3)
+    assert edge.waiting == pytest.approx(50.5e-3) and edge.sending == pytest.approx(1e-4)
+    assert edge.bandwidth == pytest.approx(4096 / 50.5e-3)
+
+
+def test_what_came_before_it_left_within_the_error_took_no_time() -> None:
+    made = Trace()
+    spans_ = [("departure", "7", 500, 500), ("arrival", "7", 400, 400)]
+    made.add_step(1, 0, 1000, spans_, EDGES, errors={0: 0.0, 1: 2e-6})
+    (edge,) = made.edges
+    assert edge.latency == 0.0 and math.isinf(edge.bandwidth) and edge.error == 2e-6
+    assert "2 µs" in str(made) and "–" in str(made)
+
+
+def test_errors_of_both_ends_add_up_and_devices_of_one_worker_share_a_clock() -> None:
+    made = Trace()
+    spans_ = [*moved(MS), *moved(MS, edge=8)]
+    made.add_step(1, 0, 10**9, spans_, EDGES, errors={0: 1e-6, 1: 2e-6})
+    errors = {edge.edge: edge.error for edge in made.edges}
+    assert errors == {7: pytest.approx(3e-6), 8: 0.0}
+
+
+def test_a_clock_of_which_nothing_is_known_is_told() -> None:
+    made = Trace()
+    made.add_step(1, 0, 10**9, moved(MS), EDGES, errors={0: 0.0, 1: math.inf})
+    assert "unknown" in str(made)
+    json.dumps(made.to_dict(), allow_nan=False)
+
+
+def test_the_edges_that_were_waited_for_longest_come_first() -> None:
+    made = Trace()
+    made.add_step(1, 0, 10**9, [*moved(MS), *moved(5 * MS, edge=8)], EDGES)
+    assert [edge.edge for edge in made.edges] == [8, 7]
+
+
+def test_a_printed_trace_is_a_table_and_a_notebook_shows_it_with_names_escaped() -> None:
+    text = str(trace(6, 8))
+    assert text.splitlines()[0] == "2 traced steps, median 7 ms"
+    assert "matmul" in text and "4 KiB" in text and "1 ms" in text
+    made = Trace()
+    made.add_step(1, 0, 10**9, moved(MS), {7: ("<script>alert(1)</script>", A, B, 1)})
+    page = made._repr_html_()
+    assert "<script>" not in page and "&lt;script&gt;" in page
+
+
+def test_traces_without_steps_or_edges_say_so() -> None:
+    assert str(Trace()) == "no step was traced" and "no step" in Trace()._repr_html_()
+    made = Trace()
+    made.add_step(1, 0, 10, [(A, "matmul", 1, 2)], {})
+    assert "no tensor went" in str(made) and "no tensor went" in made._repr_html_()
+    assert made.edges == ()
+
+
+# The file ----------------------------------------------------------------------------------------
+
+NUMBER, INTEGER, TEXT = (int, float), (int,), (str,)
+FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "M": {"name": TEXT, "pid": INTEGER, "tid": INTEGER, "args": (dict,)},
+    "X": {"name": TEXT, "cat": TEXT, "pid": INTEGER, "tid": INTEGER, "ts": NUMBER, "dur": NUMBER,
+          "args": (dict,)},
+    "s": {"name": TEXT, "cat": TEXT, "id": TEXT, "pid": INTEGER, "tid": INTEGER, "ts": NUMBER},
+    "f": {"name": TEXT, "cat": TEXT, "id": TEXT, "pid": INTEGER, "tid": INTEGER, "ts": NUMBER,
+          "bp": TEXT},
+}  # fmt: skip
+
+
+def check_format(written: dict[str, Any]) -> None:
+    """The Trace Event Format, as far as Perfetto reads it: fields and their types, names of what is
+    drawn, slices of a thread that do not cross, and arrows whose ends lie in slices."""
+    assert set(written) == {"traceEvents", "displayTimeUnit"}
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    named = set()
+    for event in written["traceEvents"]:
+        fields = FIELDS[event["ph"]]
+        assert event.keys() - {"ph"} == fields.keys()
+        for name, kinds in fields.items():
+            assert type(event[name]) in kinds, (name, event)
+            assert not isinstance(event[name], float) or math.isfinite(event[name])
+        if event["ph"] == "M" and event["name"] == "thread_name":
+            named.add((event["pid"], event["tid"]))
+        if event["ph"] == "X":
+            assert event["ts"] >= 0 and event["dur"] >= 0
+            place = (event["pid"], event["tid"])
+            threads.setdefault(place, []).append((event["ts"], event["ts"] + event["dur"]))
+    assert threads.keys() <= named
+    for slices in threads.values():
+        ordered = sorted(slices)
+        for (_, end), (start, _) in pairwise(ordered):
+            assert end <= start + 1e-6
+    arrows: dict[str, list[dict[str, Any]]] = {}
+    for event in written["traceEvents"]:
+        if event["ph"] in "sf":
+            arrows.setdefault(event["id"], []).append(event)
+    for start, end in arrows.values():
+        assert (start["ph"], end["ph"]) == ("s", "f") and start["ts"] <= end["ts"]
+        assert (start["name"], start["cat"]) == (end["name"], end["cat"])
+
+
+def test_the_file_is_in_the_trace_event_format() -> None:
+    check_format(trace(6, 7, 5).to_dict())
+    check_format(Trace().to_dict())
+
+
+def test_tensors_that_are_under_way_at_once_get_lanes_of_one_name() -> None:
+    made = Trace()
+    at = [(1, 10), (2, 8), (9, 12), (11, 13)]
+    edges = {i: (f"t{i}", A, B, 8) for i in range(len(at))}
+    points = [
+        (kind, str(i), t * MS, t * MS)
+        for i, pair in enumerate(at)
+        for kind, t in zip(("departure", "arrival"), pair, strict=True)
+    ]
+    made.add_step(1, 0, 100 * MS, points, edges)
+    check_format(made.to_dict())
+    lanes = [e["tid"] for e in events(made, "X") if e["cat"] == "transfer"]
+    assert lanes[0] != lanes[1] == lanes[2] and lanes[3] == lanes[0]
+    names = {e["tid"]: e["args"]["name"] for e in events(made, "M") if e["name"] == "thread_name"}
+    assert {names[lane] for lane in lanes} == {link(A, B)}
+
+
+def test_arrows_begin_in_the_slice_that_sends_and_end_in_the_one_that_receives() -> None:
+    made = trace(6)
+    (start,), (end,) = events(made, "s"), events(made, "f")
+    slices = {e["name"]: e for e in events(made, "X")}
+    for arrow, name in ((start, "send/matmul/7"), (end, "recv/matmul/7")):
+        drawn = slices[name]
+        assert (arrow["pid"], arrow["tid"]) == (drawn["pid"], drawn["tid"])
+        assert drawn["ts"] <= arrow["ts"] <= drawn["ts"] + drawn["dur"]
