@@ -277,8 +277,8 @@ class Sharding:
         kind: how partial results are combined: "sum", "max", "min", "prod", "any" or "all".
         sizes: the attribute that holds the shape of the (first) output.
         build: (op, cut, *inputs, **attrs) -> outputs of one shard, where the op itself will not do.
-        needs: (letter, start, stop) of an output -> (start, stop) of the first input, along letters
-            of windows: a halo.
+        windows: letters along which a shard needs more of the first input than its own piece.
+        needs: (letter, start, stop) of such a letter -> (start, stop) of the first input: a halo.
         expand: (*inputs, **attrs) -> the outputs, by simpler ops, for letters that are capitals.
         view: moves or renames numbers only.
     """
@@ -289,6 +289,7 @@ class Sharding:
     kind: str = "sum"
     sizes: str | None = None
     build: Callable[..., Any] | None = None
+    windows: str = ""
     needs: Callable[..., Any] | None = None
     expand: Callable[..., Any] | None = None
     view: bool = False

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphflow.errors import ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.index import take, take_along_axis
 from graphflow.ops.kernels.rows import checked
 from graphflow.ops.pool import avg_pool, last, max_pool, power, root
@@ -196,6 +196,7 @@ max_unpool_op: Op = register(
         into=_unpool_into,
         vjp=_unpool_vjp,
         batch=batching.flattened,
+        sharding=sharding.first_axes(2),
         cost=lambda x, indices, sizes: Cost(flops=x.size),
         samples=(
             sample(spec("float32", (3, 2, 1, 1)), spec("int64", (3, 2, 1, 1)), sizes=(2, 3)),

@@ -18,7 +18,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_coupled
 from graphflow.ops.attention_blocks import Heads, Pattern, split_heads, widened
 from graphflow.ops.attention_pairs import pair_gradients
 from graphflow.ops.convert import astype
@@ -314,6 +314,7 @@ attention_grad = register(
         into=_attention_grad_into,
         vjp=_grad_vjp,
         batch=batching.attended(6),
+        sharding=sharding_coupled.attention_grad,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 5),
         samples=tuple(
             sample(*_grad_specs(specs), *mask, low=-1.0, high=1.0, **attrs)
@@ -328,6 +329,7 @@ attention_mask_grad = register(
         kernel=_mask_grad_kernel,
         vjp=_mask_grad_vjp,
         batch=batching.attended(6, masks=True),
+        sharding=sharding_coupled.attention_mask_grad,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 2),
         samples=tuple(
             sample(*_grad_specs(_CASES[3][0]), m, low=-1.0, high=1.0, **_ATTRS)
@@ -344,6 +346,7 @@ _attention = register(
         into=_attention_into,
         vjp=_attention_vjp,
         batch=batching.attended(3),
+        sharding=sharding_coupled.attention,
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
         autocast="low",
         samples=tuple(sample(*specs, *mask, **attrs) for specs, mask, attrs in _CASES),

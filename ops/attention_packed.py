@@ -11,7 +11,7 @@ from typing import Any
 
 from graphflow.errors import ShapeError
 from graphflow.op import FUNCTIONS, REGISTRY, Cost, Op, Tensor, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_coupled
 from graphflow.ops.attention import attention_kernels, infer_pairs, native_pattern
 from graphflow.ops.convert import astype
 from graphflow.ops.kernels import attend
@@ -226,6 +226,7 @@ packed_op: Op = register(
         into=_into,
         vjp=_vjp,
         batch=_batched,
+        sharding=sharding_coupled.packed,
         cost=lambda x, *mask, heads, shared, **attrs: _forward_cost(x, heads, shared),
         autocast="low",
         samples=(
@@ -244,6 +245,7 @@ packed_grad: Op = register(
         into=_grad_into,
         vjp=_grad_vjp,
         batch=_batched,
+        sharding=sharding_coupled.packed,
         cost=lambda g, x, y, logs, *mask, heads, shared, **attrs: _backward_cost(x, heads, shared),
         samples=(
             sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_ATTRS),

@@ -10,7 +10,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_coupled
 from graphflow.ops.convert import astype, size_of, stop_gradient
 from graphflow.ops.debug import check
 from graphflow.ops.kernels import channels
@@ -165,6 +165,7 @@ _batch_norm_grad = register(
         into=_batch_norm_grad_into,
         vjp=_batch_norm_grad_vjp,
         batch=batching.channels,
+        sharding=sharding_coupled.batch_norm_grad,
         cost=_per_element(16),
         samples=(
             sample(F, F, _V4, channel=1, epsilon=0.1),
@@ -184,6 +185,7 @@ _batch_norm = register(
         into=_batch_norm_into,
         vjp=_batch_norm_vjp,
         batch=batching.channels,
+        sharding=sharding_coupled.batch_norm,
         cost=_per_element(9),
         autocast="high",
         samples=(
@@ -245,6 +247,7 @@ _channel_affine = register(
         into=_channel_affine_into,
         vjp=_channel_affine_vjp,
         batch=batching.channels,
+        sharding=sharding_coupled.channel_affine,
         cost=_per_element(2),
         samples=(
             sample(F, _V4, _V4, _V4, _V4, channel=1, epsilon=0.1, low=0.2),

@@ -16,7 +16,7 @@ from graphflow.op import (
     register,
     sample,
 )
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_windows
 from graphflow.ops.kernels import gathered, planar, pointwise, winograd
 from graphflow.ops.kernels.columns import correlate, correlate_weights, spread
 from graphflow.ops.kernels.depthwise import depthwise, depthwise_weights, spread_depthwise
@@ -309,6 +309,7 @@ conv_op: Op = register(
             conv_weight_op(x, g, kernel=w.shape[2:], **attrs),
         ),
         batch=batching.grouped(1, 0, out=1),
+        sharding=sharding_windows.conv,
         cost=_cost_conv,
         autocast="low",
         samples=(
@@ -332,6 +333,7 @@ conv_transpose_op: Op = register(
             conv_weight_op(h, g, kernel=w.shape[2:], **attrs),
         ),
         batch=batching.grouped(1, 0, out=1),
+        sharding=sharding_windows.conv_transpose,
         cost=_cost_transpose,
         autocast="low",
         samples=(
@@ -353,6 +355,7 @@ conv_weight_op: Op = register(
             conv_op(x, h, **attrs),
         ),
         batch=batching.grouped(1, 1, out=0),
+        sharding=sharding_windows.conv_weight_grad,
         cost=_cost_weight,
         samples=(
             sample(_f(2, 3, 5, 4), _f(2, 4, 2, 2), kernel=(3, 2), **_STRIDED),

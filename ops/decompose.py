@@ -11,7 +11,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.linalg import tril, triu
 from graphflow.ops.matrix import (
     adjoint,
@@ -82,6 +82,7 @@ cholesky_op = register(
         kernel=_cholesky_kernel,
         vjp=_cholesky_vjp,
         batch=batching.rows,
+        sharding=sharding.matrices(2),
         cost=cubic(1),
         autocast="high",
         samples=tuple(sample(s, make=positive_definite) for s in (M33, BATCH33, C33)),
@@ -171,6 +172,7 @@ qr_op = register(
         kernel=_qr_kernel,
         vjp=_qr_vjp,
         batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(2, 2)),
         cost=cubic(2),
         autocast="high",
         samples=(
@@ -253,6 +255,7 @@ eigh_op = register(
         kernel=_eigh_kernel,
         vjp=_eigh_vjp,
         batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(1, 2)),
         cost=cubic(9),
         autocast="high",
         samples=tuple(sample(s, make=distinct) for s in REAL),
@@ -265,6 +268,7 @@ eigvalsh_op = register(
         kernel=_eigvalsh_kernel,
         vjp=lambda g, y, x: (in_kind_of(symmetric_part(_rebuilt(g, eigh_op(x)[1])), x),),
         batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(1,)),
         cost=cubic(4),
         autocast="high",
         samples=tuple(sample(s, make=distinct) for s in (M33, BATCH33, C33)),
@@ -342,6 +346,7 @@ eig_op = register(
         kernel=_eig_kernel,
         vjp=_eig_vjp,
         batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(1, 2)),
         cost=cubic(25),
         samples=tuple(sample(s, make=distinct) for s in REAL),
         device_kinds=("cpu",),

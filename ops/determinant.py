@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.linalg import matmul
 from graphflow.ops.matrix import adjoint, cubic, in_kind_of, lapack, narrow, regular, square_size
 from graphflow.ops.rules import conj
@@ -64,6 +64,7 @@ cofactor = register(
         kernel=_cofactor_kernel,
         vjp=_cofactor_vjp,
         batch=batching.rows,
+        sharding=sharding.matrices(2),
         cost=cubic(22),
         autocast="high",
         samples=tuple(sample(s, make=regular) for s in (M33, BATCH33, C33)),
@@ -76,6 +77,7 @@ det_op = register(
         kernel=_det_kernel,
         vjp=lambda g, y, x: (_as_matrix(g) * conj(cofactor(x)),),
         batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(0,)),
         cost=cubic(1),
         autocast="high",
         samples=tuple(sample(s) for s in (M33, BATCH33, C33)),
@@ -127,6 +129,7 @@ slogdet_op = register(
         kernel=_slogdet_kernel,
         vjp=_slogdet_vjp,
         batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(0, 0)),
         cost=cubic(1),
         autocast="high",
         samples=tuple(sample(s, make=regular) for s in (M33, BATCH33, C33)),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import Op, Tensor, function, located, register, sample
-from graphflow.ops import batching, sharding
+from graphflow.ops import batching, sharding, sharding_coupled
 from graphflow.ops.convert import astype
 from graphflow.ops.elementwise import equal
 from graphflow.ops.kernels.rowwise import by_rows, over_axes
@@ -175,6 +175,7 @@ _logsumexp = register(
         rows=over_axes,
         vjp=_logsumexp_vjp,
         batch=batching.along("axis"),
+        sharding=sharding_coupled.reducing(sharding_coupled.log_sum_exp),
         cost=per_element(12),
         autocast="high",
         samples=FLOAT_SAMPLES,

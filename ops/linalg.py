@@ -441,6 +441,7 @@ def _triangle(name: str) -> Op:
             kernel=lambda xp, x, k: getattr(xp, name)(x, k),
             vjp=lambda g, y, x, k: (FUNCTIONS[name](g, k=k),),
             batch=batching.rows,
+            sharding=sharding.diagonal,
             cost=lambda x, k: Cost(flops=0),
             halves=True,
             samples=(sample(M34, k=0), sample(spec("float32", (2, 3, 3)), k=-1)),

@@ -20,7 +20,7 @@ from graphflow.op import (
     register,
     sample,
 )
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_coupled
 from graphflow.ops.activations import finite_number, sigmoid
 from graphflow.ops.elementwise import SCALAR, F, elementwise, square
 from graphflow.ops.reduce import mean, sum
@@ -278,6 +278,7 @@ _nll: Op = register(
         into=_nll_into,
         vjp=_nll_vjp,
         batch=batching.rows,
+        sharding=sharding_coupled.nll,
         cost=lambda x, labels: Cost(flops=labels.size),
         autocast="high",
         samples=(

@@ -14,7 +14,7 @@ from typing import Any
 
 from graphflow.errors import DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.elementwise import multiply
 from graphflow.ops.kernels import lstm as kernels
 from graphflow.ops.linalg import matmul
@@ -215,6 +215,7 @@ lstm_op: Op = register(
         into=kernels.forward,
         vjp=_vjp,
         batch=_batched,
+        sharding=sharding.fixed(".b.,..,.,b.,b.->.b.,b.,b.,.b.,.b."),
         cost=_cost,
         samples=tuple(sample(_GATES, _R, _BIAS, _STATE, _STATE, **attrs) for attrs in _CASES),
         doc="Long short-term memory along a sequence, of what its inputs come to.",
@@ -227,6 +228,7 @@ lstm_grad: Op = register(
         kernel=_grad_kernel,
         into=kernels.backward,
         vjp=_grad_vjp,
+        sharding=sharding.fixed(".b.,b.,b.,..,b.,b.,.b.,.b.,.b.->.b.,..,b.,b."),
         cost=lambda gy, gh, gc, r, h, c, y, cs, kept, **attrs: Cost(
             flops=kept.size * r.shape[1] * 4 + kept.size * 20
         ),

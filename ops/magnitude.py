@@ -6,7 +6,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError, Untraceable
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_coupled
 from graphflow.ops.kernels.rowwise import over_axes
 from graphflow.ops.matrix import in_kind_of, matrix_sizes, square_size
 from graphflow.ops.reduce import arguments, per_element, require_elements
@@ -99,6 +99,7 @@ vector_norm_op = register(
         rows=over_axes,
         vjp=_norm_vjp,
         batch=batching.along("axis"),
+        sharding=sharding_coupled.reducing(sharding_coupled.vector_norm),
         cost=per_element(3),
         autocast="high",
         samples=(

@@ -10,7 +10,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Rows, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_coupled
 from graphflow.ops.kernels.rowwise import by_rows, over_axes
 from graphflow.ops.reduce import CUBE, F, mean, sum, var
 from graphflow.ops.rules import normalize_axes, require_kind
@@ -91,6 +91,7 @@ standardize_grad = register(
         rows=over_axes,
         vjp=_standardize_grad_vjp,
         batch=batching.along("axis"),
+        sharding=sharding_coupled.alike(sharding_coupled.standardize_grad),
         cost=_per_element(14),
         samples=(
             sample(F, F, **_NORM),
@@ -109,6 +110,7 @@ standardize = register(
         rows=over_axes,
         vjp=lambda g, y, x, **attrs: (standardize_grad(g, x, **attrs),),
         batch=batching.along("axis"),
+        sharding=sharding_coupled.alike(sharding_coupled.standardize),
         cost=_per_element(7),
         autocast="high",
         samples=(
@@ -187,6 +189,7 @@ _affine_norm = register(
         rows=_affine_rows,
         vjp=_affine_norm_vjp,
         batch=batching.normalised,
+        sharding=sharding_coupled.affine_norm,
         cost=_per_element(9),
         autocast="high",
         samples=(

@@ -35,8 +35,8 @@ def philox(xp: Any, counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) ->
     return c0, c1, c2, c3
 
 
-def words(xp: Any, count: int, stream: tuple[int, int], step: int) -> Any:
-    """The first `count` words of a stream in a step, as uint32, shape (count,).
+def words(xp: Any, count: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
+    """The words of a stream in a step from `first` on, as uint32, shape (count,).
 
     Word i is word i % 4 of block i // 4. The counter is (block, step, number of the stream), the
     key the seed: no two streams, steps or blocks share one.
@@ -44,31 +44,35 @@ def words(xp: Any, count: int, stream: tuple[int, int], step: int) -> Any:
     if _is_generated(xp, count):
         from graphflow.ops.kernels import random_words
 
-        return random_words.words(count, stream, step)
+        return random_words.words(count, stream, step, first)
     seed, number = stream
     key = (seed & _LOW, (seed >> 32) & _LOW)
-    blocks = -(-count // 4)
+    before = first // 4
+    blocks = -(-(first + count) // 4) - before
     result = xp.empty((blocks, 4), "uint32")
     chunk = _BLOCKS.get(xp.__name__, 1 << 24)
     for start in range(0, blocks, chunk):
         part = result[start : start + chunk]
-        index = xp.arange(start, start + part.shape[0], dtype="uint64")
+        begin = before + start
+        index = xp.arange(begin, begin + part.shape[0], dtype="uint64")
         # Blocks stay below 2**48, so the second word has room for steps beyond 2**32.
         high = (index >> np.uint64(32)) | np.uint64(((step >> 32) & 0xFFFF) << 16)
         rest = (np.uint64(step & _LOW), np.uint64(number & _LOW))
         drawn = philox(xp, (index & np.uint64(_LOW), high, *rest), key)
         for i in range(4):
             part[:, i] = drawn[i]
-    return result.reshape(-1)[:count]
+    return result.reshape(-1)[first - 4 * before :][:count]
 
 
-def below(xp: Any, count: int, bound: int, stream: tuple[int, int], step: int) -> Any:
-    """Whether each of the first `count` words is below a bound (< 2³²), bool, shape (count,)."""
+def below(
+    xp: Any, count: int, bound: int, stream: tuple[int, int], step: int, first: int = 0
+) -> Any:
+    """Whether each word from `first` on is below a bound (< 2³²), bool, shape (count,)."""
     if _is_generated(xp, count):
         from graphflow.ops.kernels import random_words
 
-        return random_words.below(count, bound, stream, step)
-    return words(xp, count, stream, step) < np.uint32(bound)
+        return random_words.below(count, bound, stream, step, first)
+    return words(xp, count, stream, step, first) < np.uint32(bound)
 
 
 def _is_generated(xp: Any, count: int) -> bool:
@@ -80,27 +84,37 @@ def _is_generated(xp: Any, count: int) -> bool:
     return enabled()
 
 
-def uniform(xp: Any, count: int, dtype: str, stream: tuple[int, int], step: int) -> Any:
-    """Uniform on [0, 1): multiples of 2**-8 (bfloat16), 2**-11, 2**-24 or 2**-53, by the dtype."""
+def uniform(
+    xp: Any, count: int, dtype: str, stream: tuple[int, int], step: int, first: int = 0
+) -> Any:
+    """Uniform on [0, 1): multiples of 2**-8 (bfloat16), 2**-11, 2**-24 or 2**-53, by the dtype.
+
+    Args:
+        first: the element of the stream to begin with.
+    """
     if dtype == "float64":
-        pairs = words(xp, 2 * count, stream, step).view("uint64")
+        pairs = xp.ascontiguousarray(words(xp, 2 * count, stream, step, 2 * first)).view("uint64")
         return (pairs >> np.uint64(11)) * 2.0**-53
     bits = {"bfloat16": 8, "float16": 11}.get(dtype, 24)
-    kept = words(xp, count, stream, step) >> np.uint32(32 - bits)
+    kept = words(xp, count, stream, step, first) >> np.uint32(32 - bits)
     return (kept.astype("float32") * np.float32(2.0**-bits)).astype(dtype, copy=False)
 
 
-def normal(xp: Any, count: int, dtype: str, stream: tuple[int, int], step: int) -> Any:
+def normal(
+    xp: Any, count: int, dtype: str, stream: tuple[int, int], step: int, first: int = 0
+) -> Any:
     """Normal of mean 0 and deviation 1, by pairs of uniforms.
 
     Source: Box & Muller, Annals of Mathematical Statistics 29(2), 1958.
     """
     wide = "float64" if dtype == "float64" else "float32"
-    drawn = uniform(xp, count + count % 2, wide, stream, step).reshape(-1, 2)
+    odd = first % 2
+    pairs = (odd + count + 1) // 2
+    drawn = uniform(xp, 2 * pairs, wide, stream, step, first - odd).reshape(-1, 2)
     # 1 - u is in (0, 1]: its logarithm is finite.
     radius = xp.sqrt(xp.log1p(-drawn[:, 0]) * -2)
     angle = drawn[:, 1] * (2 * np.pi)
     result = xp.empty(drawn.shape, wide)
     xp.multiply(radius, xp.cos(angle), out=result[:, 0])
     xp.multiply(radius, xp.sin(angle), out=result[:, 1])
-    return result.reshape(-1)[:count].astype(dtype, copy=False)
+    return result.reshape(-1)[odd:][:count].astype(dtype, copy=False)

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.kernels.rows import checked
 from graphflow.ops.rules import listed, require_kind
 from graphflow.spec import (
@@ -65,6 +65,7 @@ flat_rows = register(
         kernel=_rows_kernel,
         into=_rows_into,
         batch=batching.numbered_rows,
+        sharding=sharding.numbered,
         cost=lambda indices, sizes, batch_dims: Cost(flops=indices.size * 4),
         samples=(
             sample(spec("int64", (5, 2)), sizes=(3, 4), batch_dims=0),
@@ -158,6 +159,7 @@ ravel_op = register(
         kernel=_ravel_kernel,
         into=_ravel_into,
         batch=batching.elementwise,
+        sharding=sharding.elementwise,
         cost=lambda *indices, sizes: Cost(
             flops=_infer_ravel(*indices, sizes=sizes).size * 4 * len(sizes)
         ),

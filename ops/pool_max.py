@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import Cost, Op, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_windows
 from graphflow.ops.kernels import windows as native
 from graphflow.ops.pooling import (
     CASES,
@@ -143,6 +143,7 @@ max_pool_op: Op = register(
             pool_put_op(g, max_pool_taps_op(x, y, **attrs), sizes=x.shape[2:], **attrs),
         ),
         batch=batching.flattened,
+        sharding=sharding_windows.pooled(),
         cost=pooling_cost,
         samples=(
             *(sample(x, **attrs) for x, _, attrs in CASES),
@@ -159,6 +160,7 @@ max_pool_taps_op: Op = register(
         kernel=from_into(_infer_taps, _taps_into),
         into=_taps_into,
         batch=batching.flattened,
+        sharding=sharding_windows.pooled(),
         cost=pooling_cost,
         samples=tuple(sample(x, spec("float32", shape), **attrs) for x, shape, attrs in CASES),
     )
@@ -175,6 +177,7 @@ pool_take_op: Op = register(
             None,
         ),
         batch=batching.flattened,
+        sharding=sharding_windows.pooled(),
         cost=pooling_cost,
         samples=tuple(
             sample(x, spec("uint8", shape), **attrs, classes=2) for x, shape, attrs in CASES
@@ -190,6 +193,7 @@ pool_put_op: Op = register(
         into=_put_into,
         vjp=lambda h, y, g, chosen, sizes, **attrs: (pool_take_op(h, chosen, **attrs), None),
         batch=batching.flattened,
+        sharding=sharding_windows.unpooled(2),
         cost=pooling_cost,
         samples=tuple(
             sample(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import Op, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_windows
 from graphflow.ops.kernels import windows as native
 from graphflow.ops.pooling import (
     CASES,
@@ -148,6 +148,7 @@ avg_pool_op: Op = register(
         into=_mean_into,
         vjp=lambda g, y, x, **attrs: (avg_spread_op(g, sizes=x.shape[2:], **attrs),),
         batch=batching.flattened,
+        sharding=sharding_windows.pooled(),
         cost=pooling_cost,
         samples=tuple(
             sample(x, **attrs, divisor=divisor) for x, _, attrs, divisor in (*_MEANS, _SUM)
@@ -162,6 +163,7 @@ avg_spread_op: Op = register(
         into=_spread_into,
         vjp=lambda h, y, g, sizes, **attrs: (avg_pool_op(h, **attrs),),
         batch=batching.flattened,
+        sharding=sharding_windows.unpooled(1),
         cost=pooling_cost,
         samples=tuple(
             sample(spec("float32", shape), **attrs, sizes=x.shape[2:], divisor=divisor)

@@ -6,7 +6,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.convert import astype
 from graphflow.ops.kernels.rowwise import over_axes
 from graphflow.ops.reduce import (
@@ -46,6 +46,7 @@ _prod = register(
         rows=over_axes,
         vjp=_prod_vjp,
         batch=batching.along("axis"),
+        sharding=sharding.multiplied,
         cost=per_element(1),
         autocast="high",
         samples=(
@@ -95,6 +96,7 @@ prod_others = register(
         kernel=_prod_others_kernel,
         vjp=_prod_others_vjp,
         batch=batching.along("axis"),
+        sharding=sharding.rows("axis"),
         cost=per_element(3),
         samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(COMPLEX, axis=1)),
     )
@@ -148,6 +150,7 @@ _cumsum: Op = register(
             _cumsum(g, axis=axis, reverse=not reverse) if is_inexact(x.dtype) else None,
         ),
         batch=batching.along("axis"),
+        sharding=sharding.rows("axis", linear=True),
         cost=per_element(1),
         autocast="high",
         samples=(

@@ -7,6 +7,7 @@ element's index: not on where or in which order nodes run.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextvars import Token
 from dataclasses import replace
 from types import TracebackType
@@ -28,12 +29,13 @@ from graphflow.op import (
     register,
     sample,
 )
-from graphflow.ops import philox
+from graphflow.ops import philox, sharding
 from graphflow.ops.elementwise import less
 from graphflow.ops.rules import require_kind
 from graphflow.spec import Shape, TensorSpec, as_dtype, kind, normalize_shape, product
 
 Stream = tuple[int, int]
+Part = tuple[tuple[int, ...], tuple[int, ...]]
 _STREAM: dict[str, Any] = {"stream": (7, 1)}
 
 
@@ -82,10 +84,30 @@ def _cost(flops: int) -> Any:
     return lambda shape, **attrs: Cost(flops=product(shape) * (30 + flops))
 
 
-def _uniform_kernel(
-    xp: Any, shape: tuple[int, ...], dtype: str, low: float, high: float, stream: Stream, step: int
+def _part(
+    xp: Any, shape: tuple[int, ...], part: Part | None, draw: Callable[[int, int], Any]
 ) -> Any:
-    drawn = philox.uniform(xp, math.prod(shape), dtype, stream, step)
+    """What `draw(count, first)` gives for a tensor, or for a part of one.
+
+    Args:
+        part: the shape of the whole, and where the part begins in it.
+    """
+    if part is None:
+        return draw(math.prod(shape), 0).reshape(shape)
+    whole, start = part
+    row = math.prod(whole[1:])
+    rows = draw(shape[0] * row, start[0] * row).reshape(shape[0], *whole[1:])
+    index = tuple(slice(s, s + n) for s, n in zip(start[1:], shape[1:], strict=True))
+    return xp.ascontiguousarray(rows[(slice(None), *index)])
+
+
+def _uniform_kernel(
+    xp: Any, shape: tuple[int, ...], dtype: str, low: float, high: float, stream: Stream,
+    step: int, part: Part | None = None,
+) -> Any:  # fmt: skip
+    drawn = _part(
+        xp, shape, part, lambda n, first: philox.uniform(xp, n, dtype, stream, step, first)
+    )
     if (low, high) != (0.0, 1.0):
         last, wide = as_dtype(dtype).type, _wide(dtype)
         drawn = drawn.astype(wide, copy=False) * wide(high - low) + wide(low)
@@ -93,7 +115,7 @@ def _uniform_kernel(
         # Rounding may reach `high`, which is left out.
         below = np.nextafter(last(high), last(low))
         drawn = xp.minimum(drawn, below) if low < high else drawn
-    return drawn.reshape(shape)
+    return drawn
 
 
 def _wide(dtype: str) -> Any:
@@ -106,6 +128,7 @@ _uniform = register(
         "random_uniform",
         infer=_infer_random,
         kernel=_uniform_kernel,
+        sharding=sharding.drawn,
         cost=_cost(4),
         samples=(
             # Not by `sample`, whose own low and high are those of inputs.
@@ -119,11 +142,13 @@ _uniform = register(
 
 
 def _normal_kernel(
-    xp: Any, shape: tuple[int, ...], dtype: str, mean: float, std: float, stream: Stream, step: int
-) -> Any:
+    xp: Any, shape: tuple[int, ...], dtype: str, mean: float, std: float, stream: Stream,
+    step: int, part: Part | None = None,
+) -> Any:  # fmt: skip
     wide = _wide(dtype)
-    drawn = philox.normal(xp, math.prod(shape), np.dtype(wide).name, stream, step)
-    return (drawn * wide(std) + wide(mean)).astype(dtype, copy=False).reshape(shape)
+    name = np.dtype(wide).name
+    drawn = _part(xp, shape, part, lambda n, first: philox.normal(xp, n, name, stream, step, first))
+    return (drawn * wide(std) + wide(mean)).astype(dtype, copy=False)
 
 
 _normal = register(
@@ -131,6 +156,7 @@ _normal = register(
         "random_normal",
         infer=_infer_random,
         kernel=_normal_kernel,
+        sharding=sharding.drawn,
         cost=_cost(30),
         samples=(
             sample(shape=(3, 5), dtype="float32", mean=1.0, std=2.0, **_STREAM),
@@ -143,12 +169,13 @@ _normal = register(
 
 
 def _bernoulli_kernel(
-    xp: Any, shape: tuple[int, ...], probability: float, stream: Stream, step: int
-) -> Any:
+    xp: Any, shape: tuple[int, ...], probability: float, stream: Stream, step: int,
+    part: Part | None = None,
+) -> Any:  # fmt: skip
     if probability >= 1:
         return xp.ones(shape, bool)
     bound = int(probability * 2**32)
-    return philox.below(xp, math.prod(shape), bound, stream, step).reshape(shape)
+    return _part(xp, shape, part, lambda n, first: philox.below(xp, n, bound, stream, step, first))
 
 
 _bernoulli = register(
@@ -156,6 +183,7 @@ _bernoulli = register(
         "random_bernoulli",
         infer=lambda shape, **attrs: TensorSpec(shape, np.dtype(bool)),
         kernel=_bernoulli_kernel,
+        sharding=sharding.drawn,
         cost=_cost(1),
         samples=(
             sample(shape=(3, 5), probability=0.3, **_STREAM),

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, located, register, sample
-from graphflow.ops import batching, sharding
+from graphflow.ops import batching, sharding, sharding_coupled
 from graphflow.ops.convert import astype, size_of
 from graphflow.ops.kernels.rowwise import by_rows, over_axes
 from graphflow.ops.rules import (
@@ -260,6 +260,7 @@ _var = register(
         rows=over_axes,
         vjp=_var_vjp,
         batch=batching.along("axis"),
+        sharding=sharding_coupled.reducing(sharding_coupled.variance),
         cost=per_element(4),
         autocast="high",
         samples=(
@@ -287,6 +288,7 @@ _std = register(
         rows=over_axes,
         vjp=_std_vjp,
         batch=_var.batch,
+        sharding=sharding_coupled.reducing(sharding_coupled.deviation),
         cost=per_element(4),
         autocast=_var.autocast,
         samples=_var.samples,

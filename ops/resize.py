@@ -9,7 +9,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_windows
 from graphflow.ops.kernels.resample import (
     COORDINATES,
     MODES,
@@ -99,6 +99,7 @@ resize_op: Op = register(
             ),
         ),
         batch=batching.along("axes"),
+        sharding=sharding_windows.resized,
         cost=_cost,
         samples=(
             *(sample(_IMAGE, axes=(1, 2), sizes=(5, 3), rules=r, transpose=False) for r in _CALLS),

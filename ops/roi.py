@@ -12,6 +12,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ops import sharding
 from graphflow.ops.kernels.rois import Regions, chosen, largest, means, spread_means
 from graphflow.ops.rules import require_kind
 from graphflow.ops.sliding import per_axis
@@ -121,6 +122,11 @@ _ADAPTIVE: dict[str, Any] = {"size": (2, 2), "scale": 2.0, "samples": 0, "half_p
 
 
 def _roi_op(name: str, infer: Any, into: Any, vjp: Any, inputs: Any, **more: Any) -> Op:
+    """Cut along channels, and along boxes: what these put into images is summed."""
+    rest = ["r.", "r", *["rc.."] * (len(inputs) - 3)]
+    puts = "space" in more
+    ends = ("rc..", ".c..") if puts else (".c..", "rc..")
+    text = sharding.equation([ends[0], *rest], [ends[1]])
     return register(
         Op(
             name,
@@ -128,6 +134,7 @@ def _roi_op(name: str, infer: Any, into: Any, vjp: Any, inputs: Any, **more: Any
             kernel=_made(infer, into),
             into=into,
             vjp=vjp,
+            sharding=sharding.fixed(text),
             cost=_cost,
             samples=tuple(
                 sample(*inputs, **attrs, **more, classes=2, fixed=(1,))

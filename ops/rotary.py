@@ -12,7 +12,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.convert import astype
 from graphflow.ops.creation import arange
 from graphflow.ops.rules import require_kind, unbroadcast
@@ -79,6 +79,7 @@ rotate_op: Op = register(
         into=_rotate_into,
         vjp=_rotate_vjp,
         batch=batching.rotated,
+        sharding=sharding.turned,
         cost=lambda x, cos, sin, interleaved: Cost(flops=x.size * 3),
         samples=(
             sample(_X, _ANGLES, _ANGLES, interleaved=False),

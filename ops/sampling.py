@@ -10,7 +10,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.kernels.rows import checked, combine_rows, take_into
 from graphflow.ops.rules import require_kind
 from graphflow.spec import Size, TensorSpec, equate, show_shape, spec
@@ -126,6 +126,7 @@ weighted_rows: Op = register(
             weighted_rows_dot(g, x, index),
         ),
         batch=batching.columns(0),
+        sharding=sharding.fixed(".c,n.,n.->nc", (0,)),
         cost=_cost,
         samples=(
             sample(_X, _INDEX, _WEIGHT),
@@ -150,6 +151,7 @@ weighted_rows_put: Op = register(
         into=_put_into,
         vjp=_put_vjp,
         batch=batching.columns(0),
+        sharding=sharding.fixed("nc,n.,n.->.c", (0,)),
         cost=_cost,
         samples=(sample(_Y, _INDEX, _WEIGHT, rows=3), sample(_Y, _INDEX, _WEIGHT, rows=4)),
     )
@@ -171,6 +173,7 @@ weighted_rows_dot: Op = register(
         kernel=_dot_kernel,
         into=_dot_into,
         vjp=_dot_vjp,
+        sharding=sharding.fixed("nc,.c,n.->n."),
         cost=_cost,
         samples=(sample(_Y, _X, _INDEX),),
     )

@@ -246,8 +246,13 @@ def sliced(
 ) -> Sharding:
     """slice: each shard of the result finds its elements wherever they are."""
     names = letters(x.rank)
-    known = ["." if not _is_whole(*each) and not _is_window(*each) else c
-             for c, *each in zip(names, x.shape, start, size, step, strict=True)]  # fmt: skip
+    axes = [*zip(x.shape, start, size, step, strict=True)]
+    stays = [_is_whole(*axis) for axis in axes]
+    known = [
+        c if stay or _is_window(*axis) else "."
+        for c, stay, axis in zip(names, stays, axes, strict=True)
+    ]
+    windows = "".join(c for c, stay in zip(known, stays, strict=True) if c != "." and not stay)
 
     def needs(letter: str, first: int, last: int) -> Range:
         i = names.index(letter)
@@ -263,10 +268,8 @@ def sliced(
         return op(x, start=tuple(begin), size=tuple(count), step=tuple(step))
 
     own = "".join(known)
-    whole = all(_is_whole(*each) or c == "." for c, *each in
-                zip(known, x.shape, start, size, step, strict=True))  # fmt: skip
     return Sharding(
-        equation([own], [own]), linear=((0,),), build=build, needs=None if whole else needs
+        equation([own], [own]), linear=((0,),), build=build, windows=windows, needs=needs
     )
 
 
@@ -283,11 +286,11 @@ def padded(
 ) -> Sharding:
     """pad: each shard of the result finds its elements wherever they are."""
     names = letters(x.rank)
-    known = ["." if not _is_whole(have, first, size, by) and not _is_window(size, first, have, by)
-             else c
-             for c, have, first, size, by in zip(names, x.shape, start, shape, step, strict=True)]  # fmt: skip
-    whole = all(_is_whole(have, first, size, by) or c == "." for c, have, first, size, by in
-                zip(known, x.shape, start, shape, step, strict=True))  # fmt: skip
+    axes = [*zip(x.shape, start, shape, step, strict=True)]
+    stays = [_is_whole(*axis) for axis in axes]
+    fits = [_is_window(size, first, have, by) for have, first, size, by in axes]
+    known = [c if stay or fit else "." for c, stay, fit in zip(names, stays, fits, strict=True)]
+    windows = "".join(c for c, stay in zip(known, stays, strict=True) if c != "." and not stay)
 
     def needs(letter: str, first: int, last: int) -> Range:
         i = names.index(letter)
@@ -309,7 +312,7 @@ def padded(
     own = "".join(known)
     return Sharding(
         equation([own], [own]), linear=((0,),) if value == 0 else (), build=build,
-        needs=None if whole else needs,
+        windows=windows, needs=needs,
     )  # fmt: skip
 
 
@@ -338,7 +341,7 @@ def reduced(x: TensorSpec, axis: Sequence[int], keepdims: bool = False, **attrs:
 
 def averaged(x: TensorSpec, axis: Sequence[int], keepdims: bool = False) -> Sharding:
     """mean: each shard's sum, divided by how many there are in all."""
-    at = [letters(x.rank)[a] for a in axis]
+    at = [letters(x.rank)[a] for a in axis if x.shape[a] != 1]
 
     def build(op: Op, cut: Cut, x: Tensor, axis: Any, keepdims: bool) -> Any:
         if not cut.of(*at):
@@ -358,7 +361,7 @@ def combined(kind: str) -> Callable[..., Sharding]:
     return rule
 
 
-def rows(*which: str) -> Callable[..., Sharding]:
+def rows(*which: str, outputs: int = 1, linear: bool = False) -> Callable[..., Sharding]:
     """Ops along the axes in some attributes, which they need whole; inputs and outputs alike."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
@@ -366,37 +369,221 @@ def rows(*which: str) -> Callable[..., Sharding]:
         for name in which:
             axis = attrs[name]
             names = without(names, axis if isinstance(axis, tuple) else (axis,))
-        return Sharding(equation([names] * len(specs), [names]))
+        linear_in = (tuple(range(len(specs))),) if linear else ()
+        return Sharding(equation([names] * len(specs), [names] * outputs), linear=linear_in)
 
     return rule
 
 
-def coupled(expand: Callable[..., Any], *, linear: bool = False) -> Callable[..., Sharding]:
-    """Ops along `axis` of inputs and output alike, which `expand` makes of simpler ones."""
-
-    def rule(*specs: TensorSpec, axis: Any, **attrs: Any) -> Sharding:
-        axes = axis if isinstance(axis, tuple) else (axis,)
-        names = capital(letters(specs[0].rank), axes)
-        return Sharding(equation([names] * len(specs), [names]), expand=expand)
-
-    return rule
+def multiplied(x: TensorSpec, axis: int) -> Sharding:
+    """prod."""
+    return replace(reduced(x, (axis,), keepdims=True), linear=(), kind="prod")
 
 
-def leading(*inner: int, outputs: int = 1, out: int | None = None) -> Callable[..., Sharding]:
-    """Ops of the last axes, `inner` many of each input, that take the same further ones in front.
+def turned(x: TensorSpec, *angles: TensorSpec, **attrs: Any) -> Sharding:
+    """rotate_pairs: angles broadcast to all but the last axis."""
+    names = letters(x.rank - 1)
+    ins = [aligned(a.shape[:-1], x.shape[:-1], names) + "." for a in angles]
+    return Sharding(equation([names + ".", *ins], [names + "."]), linear=((0,),))
+
+
+def matrices(
+    *inner: int, outputs: Sequence[int] = (2,), along: Sequence[str] = ()
+) -> Callable[..., Sharding]:
+    """Ops of the last axes, `inner` many of each input, that broadcast those in front.
 
     Args:
-        out: how many axes of its own each output has; default: as the first input.
+        outputs: how many axes of its own each output has.
     """
 
     def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
-        rank = specs[0].rank - inner[0]
-        names = letters(rank)
-        ins = [names + "." * n for n in inner]
-        own = inner[0] if out is None else out
-        return Sharding(equation(ins, [names + "." * own] * outputs))
+        counts = [*inner, *[0] * (len(specs) - len(inner))]
+        fronts = [s.shape[: s.rank - n] for s, n in zip(specs, counts, strict=True)]
+        whole = broadcast_shapes(*fronts)
+        names = letters(len(whole))
+        ins = [aligned(f, whole, names) + "." * n for f, n in zip(fronts, counts, strict=True)]
+        return Sharding(equation(ins, [names + "." * n for n in outputs]))
 
     return rule
+
+
+def fixed(text: str, *linear: tuple[int, ...]) -> Callable[..., Sharding]:
+    """Ops of known ranks: the equation itself."""
+
+    def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
+        return Sharding(text, linear=linear)
+
+    return rule
+
+
+def first_axes(count: int, outputs: int = 1) -> Callable[..., Sharding]:
+    """Ops that go through the first axes one by one, of all inputs and outputs alike."""
+
+    def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
+        names = letters(count)
+        ins = [names + "." * (s.rank - count) for s in specs]
+        return Sharding(equation(ins, [ins[0]] * outputs))
+
+    return rule
+
+
+# Random numbers ---------------------------------------------------------------------------------
+
+
+def drawn(**attrs: Any) -> Sharding:
+    """Random tensors: a shard draws the numbers that the whole has there."""
+
+    def build(op: Op, cut: Cut, **attrs: Any) -> Any:
+        names = letters(len(attrs["shape"]))
+        start = tuple(cut.start.get(c, 0) for c in names)
+        return make(op, **{**attrs, "shape": cut.shapes[0], "part": (attrs["shape"], start)})
+
+    return Sharding(equation([], [letters(len(attrs["shape"]))]), build=build)
+
+
+# Rows of tables ---------------------------------------------------------------------------------
+
+
+def _inside(
+    indices: Tensor, start: Size, size: Size, total: Size, negative: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Places in a piece of a table, 0 for those outside; and which are inside.
+
+    An index of nothing is an error at every shard.
+    """
+    indices = G["astype"](indices, "int64")
+    begin, count, every = (G["size_of"](size=n, dtype="int64") for n in (start, size, total))
+    low = -every if negative else G["size_of"](size=0, dtype="int64")
+    within = G["logical_and"](indices >= low, indices < every)
+    indices = G["check"](indices, within, message=f"an index is outside of [0, {total})")
+    if negative:
+        indices = G["where"](indices < 0, indices + every, indices)
+    places = indices - begin
+    inside = G["logical_and"](places >= 0, places < count)
+    return G["where"](inside, places, G["zeros_like"](places)), inside
+
+
+def _spread(mask: Tensor, before: int, after: int) -> Tensor:
+    """A mask of indices as it broadcasts to what was taken by them."""
+    shape = (*(1,) * before, *mask.shape, *(1,) * after)
+    spread: Tensor = G["reshape"](mask, shape)
+    return spread
+
+
+def _around(x: TensorSpec, indices: TensorSpec, axis: int) -> tuple[str, str, str, str]:
+    """Letters before an axis, of the axis, behind it, and of the indices that choose along it."""
+    names = letters(x.rank)
+    return names[:axis], names[axis], names[axis + 1 :], letters(indices.rank, names)
+
+
+def taken(x: TensorSpec, indices: TensorSpec, axis: int) -> Sharding:
+    """take: of a table that is cut each shard gives the rows that it has, and zeros for others."""
+    before, own, after, names = _around(x, indices, axis)
+    if x.dtype.kind == "b":
+        own = "."
+
+    def build(op: Op, cut: Cut, x: Tensor, indices: Tensor, axis: int) -> Any:
+        if not cut.of(own):
+            return make(op, x, indices, axis=axis)
+        places, inside = _inside(indices, cut.start[own], cut.size[own], cut.total[own])
+        rows = make(op, x, places, axis=axis)
+        mask = _spread(inside, len(before), len(after))
+        return G["where"](mask, rows, G["zeros_like"](rows))
+
+    text = equation([before + own + after, names], [before + names + after])
+    return Sharding(text, linear=((0,),), build=build)
+
+
+def taken_back(g: TensorSpec, indices: TensorSpec, shape: Shape, axis: int) -> Sharding:
+    """take_grad: each shard adds up those rows that fall into its piece."""
+    whole = TensorSpec(shape, g.dtype)
+    before, own, after, names = _around(whole, indices, axis)
+
+    def build(op: Op, cut: Cut, g: Tensor, indices: Tensor, shape: Shape, axis: int) -> Any:
+        shape = cut.shapes[0]
+        if not cut.of(own):
+            return make(op, g, indices, shape=shape, axis=axis)
+        places, inside = _inside(indices, cut.start[own], cut.size[own], cut.total[own])
+        mask = _spread(inside, len(before), len(after))
+        rows = G["where"](mask, g, G["zeros_like"](g))
+        return make(op, rows, places, shape=shape, axis=axis)
+
+    text = equation([before + names + after, names], [before + own + after])
+    return Sharding(text, linear=((0,),), build=build)
+
+
+def scattered(x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int) -> Sharding:
+    """scatter_add: each shard adds up those rows that fall into its piece."""
+    before, own, after, _ = _around(x, indices, axis)
+    held = "." * indices.rank
+
+    def build(op: Op, cut: Cut, x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Any:
+        if not cut.of(own):
+            return make(op, x, indices, updates, axis=axis)
+        places, inside = _inside(indices, cut.start[own], cut.size[own], cut.total[own])
+        mask = _spread(inside, len(before), len(after))
+        rows = G["where"](mask, updates, G["zeros_like"](updates))
+        return make(op, x, places, rows, axis=axis)
+
+    text = equation([before + own + after, held, before + held + after], [before + own + after])
+    return Sharding(text, linear=((0, 2),), build=build)
+
+
+def along_axis(*specs: TensorSpec, axis: int) -> Sharding:
+    """take_along_axis and scatter_add_along_axis."""
+    names = letters(specs[0].rank)
+    chosen = names if len(specs) == 2 else without(names, (axis,))
+    table = without(names, (axis,))
+    held = [chosen] * (len(specs) - 1)
+    return Sharding(equation([table, *held], [chosen if len(specs) == 2 else table]))
+
+
+def hot(indices: TensorSpec, depth: Size, dtype: str) -> Sharding:
+    """one_hot: each shard has some of the classes."""
+    names = letters(indices.rank)
+    own = letters(1, names)
+
+    def build(op: Op, cut: Cut, indices: Tensor, depth: Size, dtype: str) -> Any:
+        if not cut.of(own):
+            return make(op, indices, depth=depth, dtype=dtype)
+        wide = G["astype"](indices, "int64")
+        every = G["size_of"](size=depth, dtype="int64")
+        within = G["logical_and"](wide >= 0, wide < every)
+        wide = G["check"](wide, within, message=f"a class is outside of [0, {depth})")
+        place = G["arange"](cut.size[own]) + G["size_of"](size=cut.start[own], dtype="int64")
+        return G["astype"](G["equal"](G["expand_dims"](wide, -1), place), dtype)
+
+    return Sharding(equation([names], [names + own]), build=build)
+
+
+def counts(x: TensorSpec, size: Size) -> Sharding:
+    """bincount."""
+    return Sharding(equation([letters(x.rank)], ["."]))
+
+
+def found(table: TensorSpec, values: TensorSpec, side: str) -> Sharding:
+    """searchsorted."""
+    names = letters(values.rank)
+    return Sharding(equation([".", names], [names]))
+
+
+def numbered(indices: TensorSpec, sizes: Any, batch_dims: int) -> Sharding:
+    """flat_rows."""
+    names = "." * batch_dims + letters(indices.rank)[batch_dims:-1]
+    return Sharding(equation([names + "."], [names]))
+
+
+def scattered_rows(
+    x: TensorSpec, indices: TensorSpec, updates: TensorSpec, reduction: str, axes: int = 1
+) -> Sharding:
+    """scatter_rows: rows are cut along what they hold."""
+    names = letters(x.rank - axes)
+    return Sharding(
+        equation(
+            ["." * axes + names, "." * indices.rank, "." * indices.rank + names],
+            ["." * axes + names],
+        )
+    )
 
 
 def make(op: Op, *inputs: Tensor, **attrs: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.convert import astype
 from graphflow.ops.fft import fft, ifft, irfft, rfft
 from graphflow.ops.rules import reciprocal_or_zero, require_buildable, require_kind
@@ -151,6 +151,7 @@ frame_op: Op = register(
         kernel=_frame_kernel,
         vjp=lambda g, y, x, length, step: (overlap_add_op(g, size=x.shape[-1], step=step),),
         batch=batching.rows,
+        sharding=sharding.matrices(1, outputs=(2,)),
         cost=lambda x, length, step: Cost(flops=0),
         halves=True,
         samples=(
@@ -167,6 +168,7 @@ overlap_add_op: Op = register(
         kernel=_overlap_kernel,
         vjp=lambda g, y, x, size, step: (frame_op(g, length=x.shape[-1], step=step),),
         batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(1,)),
         cost=lambda x, size, step: Cost(flops=x.size),
         autocast="high",
         samples=(

@@ -22,7 +22,7 @@ from graphflow.op import (
     register,
     sample,
 )
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_coupled
 from graphflow.ops.kernels.rowwise import by_rows, over_axes, refusing
 from graphflow.ops.reduce import CUBE, F, require_elements, sum
 from graphflow.ops.rules import normalize_axis, require_kind
@@ -75,6 +75,7 @@ softmax_grad = register(
         rows=over_axes,
         vjp=_softmax_grad_vjp,
         batch=batching.along("axis"),
+        sharding=sharding_coupled.alike(sharding_coupled.softmax_grad),
         cost=_per_element(4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -88,6 +89,7 @@ _softmax = register(
         rows=over_axes,
         vjp=lambda g, y, x, axis: (softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
+        sharding=sharding_coupled.alike(sharding_coupled.softmax),
         cost=_per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
@@ -112,6 +114,7 @@ log_softmax_grad = register(
         rows=over_axes,
         vjp=_log_softmax_grad_vjp,
         batch=batching.along("axis"),
+        sharding=sharding_coupled.alike(sharding_coupled.log_softmax_grad),
         cost=_per_element(12),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -125,6 +128,7 @@ _log_softmax = register(
         rows=over_axes,
         vjp=lambda g, y, x, axis: (log_softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
+        sharding=sharding_coupled.alike(sharding_coupled.log_softmax),
         cost=_per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
@@ -253,6 +257,7 @@ cross_entropy_grad = register(
         refuse=refuse_labels,
         vjp=_cross_entropy_grad_vjp,
         batch=batching.rows,
+        sharding=sharding_coupled.cross_entropy_grad,
         cost=lambda g, logits, labels: Cost(flops=logits.size * 14),
         samples=(
             sample(spec("float32", (3,)), F, spec("int64", (3,))),
@@ -270,6 +275,7 @@ cross_entropy_op = register(
         refuse=refuse_labels,
         vjp=lambda g, y, logits, labels: (cross_entropy_grad(g, logits, labels), None),
         batch=batching.rows,
+        sharding=sharding_coupled.cross_entropy,
         cost=lambda logits, labels: Cost(flops=logits.size * 13),
         autocast="high",
         samples=(

@@ -17,7 +17,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, CheckError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register
 from graphflow.op import sample as sample_of
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.linalg import matmul, tril, triu
 from graphflow.ops.matrix import (
     array_adjoint,
@@ -102,6 +102,7 @@ solve_op: Op = register(
         kernel=_solve_kernel,
         vjp=_solve_vjp,
         batch=batching.elementwise,
+        sharding=sharding.matrices(2, 2),
         cost=_cost_solve,
         autocast="high",
         samples=(
@@ -203,6 +204,7 @@ triangular_solve_op: Op = register(
         kernel=_triangular_kernel,
         vjp=_triangular_vjp,
         batch=batching.elementwise,
+        sharding=sharding.matrices(2, 2),
         cost=_cost_triangular,
         autocast="high",
         samples=(
@@ -267,6 +269,7 @@ inv_op = register(
         kernel=_inv_kernel,
         vjp=lambda g, y, x: (-times(times(y, g, adjoint_a=True), y, adjoint_b=True),),
         batch=batching.rows,
+        sharding=sharding.matrices(2),
         cost=cubic(2),
         autocast="high",
         samples=(sample(M33), sample(BATCH33), sample(C33)),

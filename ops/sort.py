@@ -12,6 +12,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ops import sharding
 from graphflow.ops.batching import along
 from graphflow.ops.creation import zeros
 from graphflow.ops.index import scatter_add_along_axis
@@ -80,6 +81,7 @@ argsort_op = register(
             out, _argsort_kernel(xp, x, axis, descending)
         ),
         batch=along("axis"),
+        sharding=sharding.rows("axis"),
         cost=_comparisons,
         samples=_ORDER_SAMPLES,
     )
@@ -96,6 +98,7 @@ sort_op = register(
             else None,
         ),
         batch=along("axis"),
+        sharding=sharding.rows("axis"),
         cost=_comparisons,
         samples=_ORDER_SAMPLES,
     )
@@ -197,6 +200,7 @@ _top_k = register(
             _placed(gs[0], x, ys[1], axis) if is_inexact(x.dtype) else None,
         ),
         batch=along("axis"),
+        sharding=sharding.rows("axis", outputs=2),
         cost=_comparisons,
         samples=(
             sample(F, k=2, axis=1, largest=True, sorted=True),
@@ -246,6 +250,7 @@ _running_extremum_places = register(
         infer=lambda y, x, axis: x.with_dtype(I64),
         kernel=_running_places,
         batch=along("axis"),
+        sharding=sharding.rows("axis"),
         cost=lambda y, x, axis: Cost(flops=x.size * 4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
         device_kinds=("cpu",),  # cupy's ufuncs do not accumulate extrema
@@ -271,6 +276,7 @@ def _running(name: str, ufunc: str) -> Op:
                 else None,
             ),
             batch=along("axis"),
+            sharding=sharding.rows("axis"),
             cost=lambda x, axis: Cost(flops=x.size),
             samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(INT, axis=0)),
             device_kinds=("cpu",),

@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, located, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding
 from graphflow.ops.kernels import csr as kernels
 from graphflow.ops.rules import require_kind
 from graphflow.ops.shape import matrix_transpose, reshape
@@ -130,6 +130,7 @@ csr_matmul: Op = register(
         into=kernels.matmul,
         vjp=_matmul_vjp,
         batch=batching.columns(3),
+        sharding=sharding.fixed(".,.,.,.c->.c", (3,)),
         cost=lambda values, columns, offsets, dense, shape, transpose: Cost(
             flops=values.size * dense.shape[1] * 2,
             bytes=values.size * dense.shape[1] * (3 * dense.dtype.itemsize)
@@ -194,6 +195,7 @@ csr_sample: Op = register(
         kernel=_sample_kernel,
         into=kernels.sample,
         vjp=_sample_vjp,
+        sharding=sharding.fixed(".,.,.c,.c->."),
         cost=lambda columns, offsets, rows, others, shape: Cost(
             flops=columns.size * rows.shape[1] * 2,
             bytes=columns.size * rows.shape[1] * (4 * rows.dtype.itemsize) + columns.nbytes,

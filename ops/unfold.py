@@ -7,7 +7,7 @@ from typing import Any
 
 from graphflow.errors import ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching
+from graphflow.ops import batching, sharding_windows
 from graphflow.ops.kernels.columns import Block, add_windows, columns
 from graphflow.ops.rules import require_kind
 from graphflow.ops.sliding import Ints, Pairs, Windows, padding_pairs, per_axis, slid_shape
@@ -87,6 +87,7 @@ unfold_op: Op = register(
         into=_unfold_into,
         vjp=lambda g, y, x, **attrs: (fold_op(g, sizes=x.shape[2:], **attrs),),
         batch=batching.flattened,
+        sharding=sharding_windows.unfolded,
         cost=lambda x, **attrs: Cost(flops=0, bytes=_infer_unfold(x, **attrs).nbytes * 2),
         samples=(
             sample(spec("float32", (2, 3, 4, 6)), **_PLANE),
@@ -102,6 +103,7 @@ fold_op: Op = register(
         into=_fold_into,
         vjp=lambda h, y, g, sizes, **attrs: (unfold_op(h, **attrs),),
         batch=batching.flattened,
+        sharding=sharding_windows.folded,
         cost=lambda g, **attrs: Cost(flops=g.size),
         samples=(
             sample(spec("float32", (2, 18, 6)), sizes=(4, 6), **_PLANE),

@@ -1,7 +1,7 @@
 """Emission: a whole graph written once more, a node for each place of a mesh.
 
-For each node the emitter chooses how it is cut, so that the fewest bytes travel: along which letters
-of its op's equation the axes of the mesh go. It brings the inputs into the layouts which that asks
+For each node the emitter chooses how it is cut, so that the fewest bytes travel: along which
+letters of its op's equation the axes of the mesh go. It brings the inputs into the layouts which that asks
 for, and builds the op, with attributes of the local sizes, at each place.
 """
 
@@ -39,7 +39,7 @@ class Rule:
 
     def windows(self, letter: str) -> bool:
         """Whether a letter needs more of the first input than its own piece."""
-        return self.sharding.needs is not None and letter in self.inputs[0]
+        return letter in self.sharding.windows
 
 
 def rule_of(node: Node) -> Rule:
@@ -64,6 +64,8 @@ def rule_of(node: Node) -> Rule:
     every = [*zip(inputs, specs, strict=True), *zip(outputs, node.specs, strict=True)]
     for number, (names, spec) in reversed([*enumerate(every)]):
         for axis, (letter, size) in enumerate(zip(names, spec.shape, strict=True)):
+            if number == 0 and letter in found.windows:
+                continue
             if letter != "." and size != 1:
                 sizes[letter] = floordiv(size, found.scale.get((number, axis), 1))
     return Rule(found, inputs, outputs, sizes)
@@ -323,9 +325,9 @@ class Emitter:
         ]
         for names, layout in layouts:
             for letter, split in zip(names, layout.dims, strict=True):
-                if letter != "." and m in split.axes and letter not in found:
-                    if self._can(rule, letter, (*axes.get(letter, ()), m)):
-                        found.append(letter)
+                fresh = letter != "." and m in split.axes and letter not in found
+                if fresh and self._can(rule, letter, (*axes.get(letter, ()), m)):
+                    found.append(letter)
         return [*found, None]
 
     def _can(self, rule: Rule, letter: str, axes: tuple[str, ...]) -> bool:

@@ -146,10 +146,10 @@ class Moves:
         shape = value.spec.shape
         for d, want in enumerate(target.dims):
             have = value.layout.dims[d]
-            if have and have.axes == want.axes and not self.same(shape[d], have, want):
-                if len(have.axes) == 1:
-                    value = self._recut(value, d, want, note)
-                    continue
+            elsewhere = have.axes == want.axes and not self.same(shape[d], have, want)
+            if elsewhere and len(have.axes) == 1:
+                value = self._recut(value, d, want, note)
+                continue
             keep = self._common(shape[d], have, want)
             while len(value.layout.dims[d].axes) > keep:
                 axis = value.layout.dims[d].axes[-1]
@@ -190,9 +190,9 @@ class Moves:
         """Another axis of the tensor that is to be cut along the same axis of the mesh next."""
         for e, want in enumerate(target.dims):
             done = value.layout.dims[e]
-            if e != d and want.axes[: len(done.axes) + 1] == (*done.axes, axis):
-                if not done or done.unit == want.unit:
-                    return e
+            goes_on = want.axes[: len(done.axes) + 1] == (*done.axes, axis)
+            if e != d and goes_on and (not done or done.unit == want.unit):
+                return e
         return None
 
     # Single moves -------------------------------------------------------------------------------

@@ -28,6 +28,11 @@ from graphflow.spec import evaluate
 Array = np.ndarray[Any, Any]
 
 
+def contiguous(array: Array) -> Array:
+    """The array, in the order of its axes in memory (of rank 0 too)."""
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
 @dataclass(frozen=True)
 class Share:
     """What a placeholder of a shard is fed: a part of what the user's placeholder is.
@@ -82,7 +87,7 @@ class Sharded:
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> dict[Node, Array]:
         """What the placeholders of shards are fed: their part of what the user feeds."""
         return {
-            node: arrays[share.placeholder][share.index(sizes)]
+            node: contiguous(arrays[share.placeholder][share.index(sizes)])
             for node, share in self.shares.items()
             if share.placeholder in arrays
         }

@@ -47,7 +47,7 @@ class Shard:
             rule names nothing, an axis that the mesh does not have, more axes than a tensor has, or
             one that is too small.
 
-    Source: Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021.
+    Source: Xu et al., "GSPMD", arXiv:2105.04663.
     """
 
     mesh: Mapping[str, int]

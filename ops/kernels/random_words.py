@@ -29,19 +29,20 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 
-def words(count: int, stream: tuple[int, int], step: int) -> Any:
-    """The first `count` words of a stream in a step, uint32, shape (count,)."""
-    return _drawn("words", count, stream, step, 0, np.dtype("uint32"))
+def words(count: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
+    """The words of a stream in a step from `first` on, uint32, shape (count,)."""
+    return _drawn("words", count, stream, step, 0, np.dtype("uint32"), first)
 
 
-def below(count: int, bound: int, stream: tuple[int, int], step: int) -> Any:
+def below(count: int, bound: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
     """Which of these words are below a bound, bool, shape (count,)."""
-    return _drawn("below", count, stream, step, bound, np.dtype(bool))
+    return _drawn("below", count, stream, step, bound, np.dtype(bool), first)
 
 
 def _drawn(
-    what: str, count: int, stream: tuple[int, int], step: int, bound: int, dtype: np.dtype[Any]
-) -> Any:
+    what: str, count: int, stream: tuple[int, int], step: int, bound: int, dtype: np.dtype[Any],
+    first: int,
+) -> Any:  # fmt: skip
     seed, number = stream
     parameters = np.array(
         [
@@ -54,20 +55,22 @@ def _drawn(
         ],
         np.int64,
     )
-    blocks = -(-count // _WORDS)
+    before = first // _WORDS
+    blocks = -(-(first + count) // _WORDS) - before
     result = np.empty(blocks * _WORDS, dtype)
-    table = np.array([address(result)], np.uint64)
+    # The kernel stores block i at i times its size: the first one is at the buffer's beginning.
+    table = np.array([address(result) - before * _WORDS * dtype.itemsize], np.int64)
     function = _function(what)
     given = ctypes.c_void_p(address(table)), ctypes.c_void_p(address(parameters))
     work = count * _NANOSECONDS
     pool = current_pool()
     if work > SHARED and pool is not None and pool.threads > 1:
         parts = min(pool.threads, int(work / SHARED * 2))
-        bounds = [blocks * i // parts for i in range(parts + 1)]
+        bounds = [before + blocks * i // parts for i in range(parts + 1)]
         pool.run(lambda i: function.freed(*given, bounds[i], bounds[i + 1]), parts)
     elif blocks:
-        (function.freed if work > FREED else function.held)(*given, 0, blocks)
-    return result[:count]
+        (function.freed if work > FREED else function.held)(*given, before, before + blocks)
+    return result[first - before * _WORDS :][:count]
 
 
 @cache

@@ -1,0 +1,320 @@
+"""How ops that look along whole rows are cut within these: softmax, norms, losses over classes.
+
+Such an op is made of simpler ones (`expand`), whose reductions give partial results that shards
+combine. So the logits of a large vocabulary need not be together anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.op import FUNCTIONS, Sharding, Tensor
+from graphflow.ops.sharding import capital, equation, letters
+from graphflow.spec import Dim, Size, TensorSpec, product
+
+G = FUNCTIONS
+Axes = tuple[int, ...]
+
+
+def _axes(axis: Any) -> Axes:
+    return tuple(axis) if isinstance(axis, tuple) else (axis,)
+
+
+def alike(expand: Callable[..., Any]) -> Callable[..., Sharding]:
+    """Ops along `axis` whose inputs and output are alike."""
+
+    def rule(*specs: TensorSpec, axis: Any, **attrs: Any) -> Sharding:
+        names = capital(letters(specs[0].rank), _axes(axis))
+        return Sharding(equation([names] * len(specs), [names]), expand=expand)
+
+    return rule
+
+
+def reducing(expand: Callable[..., Any]) -> Callable[..., Sharding]:
+    """Ops that reduce `axis`."""
+
+    def rule(x: TensorSpec, axis: Any, keepdims: bool = False, **attrs: Any) -> Sharding:
+        at = {a % x.rank for a in _axes(axis)} if x.rank else set()
+        names = capital(letters(x.rank), tuple(at))
+        out = "".join("." if i in at else c for i, c in enumerate(names) if keepdims or i not in at)
+        return Sharding(equation([names], [out]), expand=expand)
+
+    return rule
+
+
+# Moments and norms ------------------------------------------------------------------------------
+
+
+def variance(x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Any:
+    """var."""
+    about = x - G["mean"](x, axis, keepdims=True)
+    total = G["sum"](about * about, axis=axis, keepdims=keepdims)
+    return total / _less(product([x.shape[a] for a in axis]), correction)
+
+
+def _less(count: Size, correction: float) -> Any:
+    if isinstance(count, Dim):
+        return count - int(correction) if correction == int(correction) else count
+    return max(count - correction, 0.0)
+
+
+def deviation(x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Any:
+    """std."""
+    return G["sqrt"](variance(x, axis, keepdims, correction))
+
+
+def vector_norm(x: Tensor, axis: Axes, keepdims: bool, ord: float) -> Any:
+    """vector_norm."""
+    size = G["abs"](x)
+    if ord == np.inf:
+        return G["max"](size, axis, keepdims)
+    if ord == -np.inf:
+        return G["min"](size, axis, keepdims)
+    if ord == 0:
+        return G["sum"](G["astype"](G["not_equal"](size, 0), size.dtype), axis, keepdims)
+    if ord == 2:
+        return G["sqrt"](G["sum"](size * size, axis, keepdims))
+    if ord == 1:
+        return G["sum"](size, axis, keepdims)
+    return G["sum"](size**ord, axis, keepdims) ** (1.0 / ord)
+
+
+def log_sum_exp(x: Tensor, axis: Axes, keepdims: bool) -> Any:
+    """logsumexp."""
+    top = G["max"](x, axis, keepdims=True)
+    level = G["where"](G["isfinite"](top), top, G["zeros_like"](top))
+    total = G["log"](G["sum"](G["exp"](x - level), axis, keepdims=True)) + level
+    return total if keepdims else G["squeeze"](total, list(axis))
+
+
+def softmax(x: Tensor, axis: int) -> Any:
+    """softmax."""
+    powers = G["exp"](x - G["max"](x, axis, keepdims=True))
+    return powers / G["sum"](powers, axis, keepdims=True)
+
+
+def log_softmax(x: Tensor, axis: int) -> Any:
+    """log_softmax."""
+    shifted = x - G["max"](x, axis, keepdims=True)
+    return shifted - G["log"](G["sum"](G["exp"](shifted), axis, keepdims=True))
+
+
+def softmax_grad(g: Tensor, y: Tensor, axis: int) -> Any:
+    """softmax_grad."""
+    return y * (g - G["sum"](g * y, axis, keepdims=True))
+
+
+def log_softmax_grad(g: Tensor, y: Tensor, axis: int) -> Any:
+    """log_softmax_grad."""
+    return g - G["exp"](y) * G["sum"](g, axis, keepdims=True)
+
+
+def _unit(x: Tensor, axis: Axes, epsilon: float, centred: bool) -> tuple[Any, Any]:
+    about = x - G["mean"](x, axis, keepdims=True) if centred else x
+    per_deviation = G["rsqrt"](G["mean"](about * about, axis, keepdims=True) + epsilon)
+    return about * per_deviation, per_deviation
+
+
+def standardize(x: Tensor, axis: Axes, epsilon: float, centred: bool = True) -> Any:
+    """standardize."""
+    return _unit(x, axis, epsilon, centred)[0]
+
+
+def standardize_grad(g: Tensor, x: Tensor, axis: Axes, epsilon: float, centred: bool = True) -> Any:
+    """standardize_grad."""
+    unit, per_deviation = _unit(x, axis, epsilon, centred)
+    rest = g - unit * G["mean"](g * unit, axis, keepdims=True)
+    return (rest - G["mean"](g, axis, keepdims=True) if centred else rest) * per_deviation
+
+
+def _along(x: Tensor, axes: Sequence[int]) -> tuple[Size, ...]:
+    return tuple(size if i in axes else 1 for i, size in enumerate(x.shape))
+
+
+def _affine_norm(
+    x: Tensor, scale: Tensor, *bias: Tensor, axis: Axes, along: Axes, epsilon: float,
+    centred: bool = True,
+) -> Any:  # fmt: skip
+    y = _unit(x, axis, epsilon, centred)[0] * G["reshape"](scale, _along(x, along))
+    return y + G["reshape"](bias[0], _along(x, along)) if bias else y
+
+
+def affine_norm(
+    x: TensorSpec, *parameters: TensorSpec, axis: Axes, along: Axes, **attrs: Any
+) -> Sharding:
+    """affine_norm."""
+    names = capital(letters(x.rank), axis)
+    own = "".join(names[a] for a in along)
+    return Sharding(equation([names, *[own] * len(parameters)], [names]), expand=_affine_norm)
+
+
+# Batch norm -------------------------------------------------------------------------------------
+
+
+def _others(x: Any, channel: int) -> Axes:
+    return tuple(i for i in range(x.ndim) if i != channel)
+
+
+def _batch_norm(x: Tensor, scale: Tensor, bias: Tensor, channel: int, epsilon: float) -> Any:
+    axes, over = _others(x, channel), _along(x, (channel,))
+    centre = G["mean"](x, axes)
+    about = x - G["reshape"](centre, over)
+    spread = G["mean"](about * about, axes)
+    factor = scale * G["rsqrt"](spread + epsilon)
+    y = about * G["reshape"](factor, over) + G["reshape"](bias, over)
+    return y, centre, spread
+
+
+def _batch_norm_grad(g: Tensor, x: Tensor, scale: Tensor, channel: int, epsilon: float) -> Any:
+    axes, over = _others(x, channel), _along(x, (channel,))
+    number = product([x.shape[a] for a in axes])
+    about = x - G["reshape"](G["mean"](x, axes), over)
+    spread = G["mean"](about * about, axes)
+    per_deviation = G["rsqrt"](spread + epsilon)
+    unit = about * G["reshape"](per_deviation, over)
+    along, total = G["sum"](g * unit, axes), G["sum"](g, axes)
+    rest = g - unit * G["reshape"](along / number, over) - G["reshape"](total / number, over)
+    return rest * G["reshape"](scale * per_deviation, over), along, total
+
+
+def batch_norm(x: TensorSpec, *parameters: TensorSpec, channel: int, epsilon: float) -> Sharding:
+    """batch_norm: the moments are those of the whole batch, wherever it is."""
+    names = letters(x.rank)
+    own = names[channel]
+    wide = capital(names, [i for i in range(x.rank) if i != channel])
+    return Sharding(equation([wide, own, own], [wide, own, own]), expand=_batch_norm)
+
+
+def batch_norm_grad(
+    g: TensorSpec, x: TensorSpec, scale: TensorSpec, channel: int, epsilon: float
+) -> Sharding:
+    """batch_norm_grad."""
+    names = letters(x.rank)
+    own = names[channel]
+    wide = capital(names, [i for i in range(x.rank) if i != channel])
+    return Sharding(equation([wide, wide, own], [wide, own, own]), expand=_batch_norm_grad)
+
+
+def channel_affine(
+    x: TensorSpec, *parameters: TensorSpec, channel: int, epsilon: float
+) -> Sharding:
+    """channel_affine."""
+    names = letters(x.rank)
+    return Sharding(equation([names, *[names[channel]] * len(parameters)], [names]))
+
+
+# Classes ----------------------------------------------------------------------------------------
+
+
+def _is_label(logits: Tensor, labels: Tensor) -> Any:
+    return G["one_hot"](labels, logits.shape[-1], "bool")
+
+
+def _picked(logits: Tensor, labels: Tensor) -> Any:
+    zeros = G["zeros_like"](logits)
+    return G["sum"](G["where"](_is_label(logits, labels), logits, zeros), -1)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Any:
+    shifted = logits - G["max"](logits, -1, keepdims=True)
+    return G["log"](G["sum"](G["exp"](shifted), -1)) - _picked(shifted, labels)
+
+
+def _cross_entropy_grad(g: Tensor, logits: Tensor, labels: Tensor) -> Any:
+    share = softmax(logits, logits.ndim - 1)
+    slope = G["where"](_is_label(logits, labels), share - 1.0, share)
+    return slope * G["expand_dims"](g, -1)
+
+
+def cross_entropy(logits: TensorSpec, labels: TensorSpec) -> Sharding:
+    """cross_entropy."""
+    names = letters(labels.rank)
+    own = letters(1, names).upper()
+    return Sharding(equation([names + own, names], [names]), expand=_cross_entropy)
+
+
+def nll(x: TensorSpec, labels: TensorSpec) -> Sharding:
+    """nll."""
+    names = letters(labels.rank)
+    own = letters(1, names).upper()
+    return Sharding(
+        equation([names + own, names], [names]), expand=lambda x, labels: -_picked(x, labels)
+    )
+
+
+def cross_entropy_grad(g: TensorSpec, logits: TensorSpec, labels: TensorSpec) -> Sharding:
+    """cross_entropy_grad."""
+    names = letters(labels.rank)
+    own = names + letters(1, names).upper()
+    return Sharding(equation([names, own, names], [own]), expand=_cross_entropy_grad)
+
+
+# Attention --------------------------------------------------------------------------------------
+
+
+def _attended(specs: Sequence[TensorSpec], kinds: Sequence[str], outs: Sequence[str]) -> Sharding:
+    """Ops of attention: cut along the batch, heads (in multiples of those that share keys) and
+    queries. The kinds of tensors: "q" (…, heads, T, d), "k" (…, shared, S, d), "l" (…, heads, T)
+    and "m", a mask that broadcasts to (…, heads, T, S)."""
+    q = specs[kinds.index("q", 2) if kinds[0] != "q" else 0]
+    k = specs[kinds.index("k")]
+    front = letters(q.rank - 3)
+    head, row = tuple(letters(2, front))
+    heads, shared = q.shape[-3], k.shape[-3]
+    if not isinstance(q.shape[-2], int):
+        row = "."
+    scale: dict[tuple[int, int], Size] = {}
+    whole = (*q.shape[:-1], k.shape[-2])
+    names = {"q": front + head + row + ".", "k": front + head + "..", "l": front + head + row}
+    tensors = [*kinds, *outs]
+    texts = []
+    for number, kind in enumerate(tensors):
+        if kind == "m":
+            mask = specs[min(number, len(specs) - 1)]
+            wide = front + head + row + "."
+            own = wide[len(whole) - mask.rank :]
+            text = "".join("." if n == 1 else c for n, c in zip(mask.shape, own, strict=True))
+        else:
+            text = names[kind]
+        texts.append(text)
+        if kind != "k" and head in text and heads != shared:
+            scale[number, text.index(head)] = heads // shared
+
+    def build(op: Any, cut: Any, *inputs: Tensor, **attrs: Any) -> Any:
+        start = int(cut.start[row]) if row in cut.start else 0
+        return op(*inputs, **{**attrs, "offset": attrs["offset"] + start})
+
+    return Sharding(equation(texts[: len(specs)], texts[len(specs) :]), scale, build=build)
+
+
+def attention(*specs: TensorSpec, **attrs: Any) -> Sharding:
+    """attention."""
+    return _attended(specs, ["q", "k", "k", *"m" * (len(specs) - 3)], ["q", "l"])
+
+
+def attention_grad(*specs: TensorSpec, **attrs: Any) -> Sharding:
+    """attention_grad."""
+    kinds = ["q", "l", "q", "k", "k", "l", *"m" * (len(specs) - 6)]
+    return _attended(specs, kinds, ["q", "k", "k"])
+
+
+def attention_mask_grad(*specs: TensorSpec, **attrs: Any) -> Sharding:
+    """attention_mask_grad."""
+    return _attended(specs, ["q", "l", "q", "k", "k", "l", "m"], ["m"])
+
+
+def packed(*specs: TensorSpec, **attrs: Any) -> Sharding:
+    """attention_packed and its gradient: cut along the batch."""
+    x = specs[0]
+    front = letters(x.rank - 2)
+    texts = []
+    for i, spec in enumerate(specs):
+        is_mask = i and spec.rank == x.rank + 1 and (len(specs) < 4 or i > 3)
+        lead = front[: spec.rank] if not is_mask else front
+        own = lead + "." * (spec.rank - len(lead))
+        texts.append("".join("." if n == 1 else c for n, c in zip(spec.shape, own, strict=True)))
+    outs = [front + "..", front + ".."] if len(specs) < 4 else [front + ".."]
+    return Sharding(equation(texts, outs))
