@@ -104,6 +104,13 @@ def worker(
         int | None,
         typer.Option(min=1, help="Of its loops together, which must have a bound then."),
     ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            help="The directory that sessions keep checkpoints in, if it is the same one here: "
+            "the worker writes its part there itself."
+        ),
+    ] = None,
 ) -> None:
     """Serve this machine's devices to sessions until Ctrl-C.
 
@@ -125,6 +132,7 @@ def worker(
     serve(
         listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
         connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
+        checkpoints=str(_folder(checkpoints)) if checkpoints is not None else None,
     )  # fmt: skip
 
 
@@ -363,6 +371,12 @@ def _named(hardware: str) -> Cluster:
     """Hardware by its short name, with a link between hosts after an @."""
     name, separator, network = hardware.partition("@")
     return Cluster.hypothetical(name, network=network.strip() if separator else None)
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise ArgumentError(f"{path}: there is no such directory")
+    return path.absolute()
 
 
 def _readable(path: Path) -> Path:

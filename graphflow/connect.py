@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from graphflow.errors import PlanError, SessionError
 from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.plan import Plan
+from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.hosts import Hosts, LocalHosts
 from graphflow.runtime.survey import Survey, survey
 
@@ -43,11 +44,12 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | No
     return cluster
 
 
-def hosts_of(cluster: Cluster, ops: Sequence[str] = ()) -> Hosts:
+def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = None) -> Hosts:
     """The hosts of a cluster, connected and ready; those of a local one are started.
 
     Args:
         ops: names of the modules of users' ops that the workers import.
+        store: where the session's checkpoints are, and its name and epoch.
 
     Raises:
         SessionError: the cluster is hypothetical.
@@ -64,7 +66,7 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = ()) -> Hosts:
         return LocalHosts(cluster.devices, max(threads, default=None))
     from graphflow.runtime.coordinator import RemoteHosts  # loads ZeroMQ
 
-    return RemoteHosts(cluster, deadline=cluster.deadline, ops=ops)
+    return RemoteHosts(cluster, deadline=cluster.deadline, ops=ops, store=store)
 
 
 def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:

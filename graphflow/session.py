@@ -12,18 +12,27 @@ import math
 import os
 import threading
 import tracemalloc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from graphflow.checkpointing import Policy, Saver, read, save_by_worker
 from graphflow.compiled import Compiled
 from graphflow.connect import cluster_of, hosts_of
 from graphflow.deployment import Deployment
-from graphflow.errors import ArgumentError, FetchError, SessionError, StateLost, VariableError
+from graphflow.draining import Drain
+from graphflow.errors import (
+    ArgumentError,
+    CheckpointError,
+    FetchError,
+    SessionError,
+    StateLost,
+    VariableError,
+)
 from graphflow.feeding import as_placeholder, convert, convert_all
 from graphflow.memory_report import MemoryReport, memory_report
 from graphflow.migration import has_drifted, migrate
@@ -34,8 +43,9 @@ from graphflow.placement.placers import get_placer
 from graphflow.placement.plan import Plan
 from graphflow.planner import Planner
 from graphflow.progress import telling
+from graphflow.recovery import Recovery
 from graphflow.replanning import GAIN, Replanned, check_replan
-from graphflow.runtime.checkpoint import Checkpoint, load, save
+from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.finite import RESULTS
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.trace import Trace
@@ -44,6 +54,7 @@ from graphflow.stepping import Steps
 from graphflow.structure import flatten
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 _log = Log("graphflow.session")
 DEADLINE = 300.0
 """Seconds that a step may take unless the session says otherwise."""
@@ -70,9 +81,18 @@ class Session:
         check_finite: whether a step whose fetches or updates hold NaN or infinity is undone, and
             raises NonFiniteError, which names the first node that made one of finite values. It
             costs a look at each result, and updates memory of their own until they are committed.
+        checkpoint: a directory of checkpoints. The session goes on from the newest that can be
+            read; writes one now and then, in the background, and when it is closed; recovers by
+            itself when it loses a worker, bit for bit as if it had not; and ends with a last
+            checkpoint and exit status 0 (SystemExit) at SIGTERM. See docs/checkpoints.md.
+        every: how often: a number of steps, or a time such as "30s" or "2h"; default: "10min".
+        keep: how many checkpoints stay.
+        rejoin: seconds in which a lost worker of another machine may come back; after that the
+            session goes on with those that remain.
 
     Raises:
         SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
+        CheckpointError: the directory cannot be used.
         ModuleNotAllowed: a worker does not allow one of the modules.
         ClusterError, RendezvousTimeout, VersionMismatch: the cluster cannot be used, or does not
             come up.
@@ -89,6 +109,10 @@ class Session:
         replan: str | None = None,
         trial: bool = True,
         check_finite: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | str | None = None,
+        keep: int | None = None,
+        rejoin: float | None = None,
     ) -> None:
         if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
@@ -101,22 +125,32 @@ class Session:
         self._automatic = check_replan(replan)
         names = module_names(ops, "ops")
         admit(names)
-        self.cluster = cluster_of(cluster, plan)
+        policy = Policy.of(checkpoint, every, keep, rejoin)
+        chosen = cluster_of(cluster, plan)
+        store = policy.store() if policy is not None else None
         self._lock = threading.RLock()  # held while a step runs
         self._queue = threading.Lock()  # held while a step is queued
         self._runner: ThreadPoolExecutor | None = None
         self._closed = False
         self._process = os.getpid()
-        self._hosts = hosts = hosts_of(self.cluster, names)
-        several = len(self.cluster.devices) > 1
+        self._hosts = hosts = hosts_of(chosen, names, store)
+        several = len(chosen.devices) > 1
         self._steps = steps = Steps(hosts, float(deadline), self._automatic and several)
         self._state = state = State(hosts)
-        self._planner = Planner(self.cluster, hosts, state, steps, placer, trial)
+        self._planner = Planner(chosen, hosts, state, steps, placer, trial)
         checks = RESULTS if check_finite else ""
-        self._deployment = Deployment(
-            self.cluster, hosts, state, steps, self._planner, plan, checks
-        )
+        self._deployment = Deployment(chosen, hosts, state, steps, self._planner, plan, checks)
         self._compiled = self._deployment.compiled
+        self._recovery: Recovery | None = None
+        self._drain: Drain | None = None
+        if policy is not None and store is not None:
+            try:
+                saver = Saver(store, policy.every, hosts, state, steps)
+                self._recovery = Recovery(saver, self._deployment, self._step, policy.rejoin)
+                self._drain = Drain(self._lock, self._leave)
+            except BaseException:
+                hosts.close()
+                raise
 
     # Running ----------------------------------------------------------------------------------
 
@@ -151,6 +185,8 @@ class Session:
             if compiled is not None and compiled.route is not None and not self._automatic:
                 values = self._steps.routed(compiled, compiled.route, feeds)
                 if values is not None:
+                    if self._recovery is not None:
+                        self._end_step(self._recovery)
                     if kind is dict:
                         return dict(zip(fetches, values, strict=True))
                     return values[0] if kind is Tensor else kind(values)
@@ -158,18 +194,36 @@ class Session:
 
     def _run(self, fetches: Any, feeds: Mapping[Tensor, Any] | None) -> Any:
         tensors, rebuild = flatten(fetches)
+        given = convert_all(feeds)
+        if self._recovery is None:
+            values = self._step(tensors, given)
+            self._watch()
+        else:
+            values = self._recovery.step(tensors, given)
+            self._recovery.guarded(self._watch)
+            self._end_step(self._recovery)
+        return rebuild(values)
+
+    def _step(self, tensors: Sequence[Tensor], given: Mapping[Node, Array]) -> list[Any]:
+        """A step the long way: values of fetches."""
         compiled = self._deployment.of(tensors)
-        arrays = compiled.arrays(convert_all(feeds))
+        arrays = compiled.arrays(given)
         shapes = {node: a.shape for node, a in arrays.items()}
         bindings = compiled.bindings(shapes)
         self._deployment.prepare(compiled, shapes, bindings)
         with telling("first step of", 0 if compiled.runs else len(compiled.graph)):
             values = self._steps.run(compiled, arrays, bindings)
-        if self._automatic:
-            self._watch(compiled)
-        elif compiled.route is None or compiled.route.bindings is not bindings:
+        if not self._automatic and (
+            compiled.route is None or compiled.route.bindings is not bindings
+        ):
             compiled.find_route(self._hosts, shapes, bindings)
-        return rebuild(values)
+        return values
+
+    def _end_step(self, recovery: Recovery) -> None:
+        """After a step of a session with checkpoints: perhaps write one, perhaps leave."""
+        recovery.after()
+        if self._drain is not None and self._drain.asked:
+            self._leave()
 
     def run_async(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Future[Any]:
         """As `run`, in the order of the calls, without waiting: a future of the result.
@@ -207,7 +261,7 @@ class Session:
                 raise FetchError(f"compile takes a list of sets of fetches, not {fetch_sets!r}")
             sets = [flatten(fetches)[0] for fetches in fetch_sets]
             sizes = {as_placeholder(t): tuple(shape) for t, shape in (shapes or {}).items()}
-            self._deployment.place_together(sets, sizes)
+            self._safely(lambda: self._deployment.place_together(sets, sizes))
 
     def warmup(self, fetches: Any, shapes: Mapping[Tensor, Any] | None = None) -> None:
         """Prepare steps before they run: place the fetches, and compile them on the workers for
@@ -231,7 +285,7 @@ class Session:
         with self._lock:
             self._check_open()
             tensors, _ = flatten(fetches)
-            self._deployment.warm_up(tensors, shapes)
+            self._safely(lambda: self._deployment.warm_up(tensors, shapes))
 
     # What is known ----------------------------------------------------------------------------
 
@@ -248,11 +302,14 @@ class Session:
             if compiled is None:
                 raise SessionError("these fetches have no plan yet; run them first, or use gf.plan")
             if compiled.plan is None:
-                self._planner.try_out(compiled, compiled.bindings(compiled.sizes))
-                compiled.plan = self._planner.plan(compiled)
+                compiled.plan = self._safely(lambda: self._planned(compiled))
             if compiled.measured is not None:
                 return compiled.plan.with_measured(compiled.measured)
             return compiled.plan
+
+    def _planned(self, compiled: Compiled) -> Plan:
+        self._planner.try_out(compiled, compiled.bindings(compiled.sizes))
+        return self._planner.plan(compiled)
 
     def memory(self, fetches: Any = None) -> MemoryReport:
         """What fetches that have run take of each device's memory: predicted, part by part, and
@@ -290,11 +347,12 @@ class Session:
         with self._lock:
             self._check_open()
             self._learn()
-            return migrate(self._deployment, 0.0)
+            return self._safely(lambda: migrate(self._deployment, 0.0))
 
-    def _watch(self, compiled: Compiled) -> None:
+    def _watch(self) -> None:
         """At the end of a window of traced steps: learn, and plan again if they drifted."""
-        drift = has_drifted(compiled)
+        compiled = self._steps.last if self._automatic else None
+        drift = has_drifted(compiled) if compiled is not None else None
         if drift is None:
             return
         self._learn()
@@ -309,7 +367,8 @@ class Session:
         """A copy of a variable's value: its initial one if no step has used it."""
         with self._lock:
             self._check_open()
-            return self._state.get(_variable(variable, "get"))
+            node = _variable(variable, "get")
+            return self._safely(lambda: self._state.get(node))
 
     def set(self, variable: Tensor, value: Any) -> None:
         """Give a variable a value.
@@ -320,20 +379,37 @@ class Session:
         with self._lock:
             self._check_open()
             node = _variable(variable, "set")
-            self._state.set(node, np.array(convert(node, value, VariableError)))
+            array = np.array(convert(node, value, VariableError))
+            if self._recovery is None:
+                self._state.set(node, array)
+            else:
+                self._recovery.set(node, array)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Write all variables that the session knows to a checkpoint folder.
+
+        Args:
+            folder: which; default: one more in the directory of `checkpoint=`.
 
         Raises:
             CheckpointError: the folder cannot be written; a checkpoint that is there stays intact.
+            ArgumentError: no folder, and the session has no directory for checkpoints.
         """
         with self._lock:
             self._check_open()
-            save(Checkpoint(self._state.values(), self._steps.committed), folder)
+            if folder is not None:
+                values = self._safely(self._state.values)
+                save_by_worker(Checkpoint(values, self._steps.committed), self._state, folder)
+            elif self._recovery is not None:
+                self._recovery.save()
+            else:
+                raise ArgumentError("save takes a folder, or the session a checkpoint= directory")
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Take variables and the step number from a checkpoint; those not used yet, when they are.
+
+        Args:
+            folder: of a checkpoint; or of several: then the newest that is whole and fits.
 
         Raises:
             CheckpointError: unreadable, damaged, or it does not fit the variables; nothing is
@@ -341,9 +417,40 @@ class Session:
         """
         with self._lock:
             self._check_open()
-            checkpoint = load(folder)
-            self._state.load(checkpoint, folder)
-            self._steps.committed = checkpoint.step
+            source, checkpoint = read(self._state, folder)
+
+            def take() -> None:
+                self._state.load(checkpoint, source)
+                self._steps.committed = checkpoint.step
+
+            self._safely(take)
+            if self._recovery is not None:
+                self._recovery.begin_at(source)
+
+    @property
+    def step(self) -> int:
+        """How many steps have committed, those before a checkpoint that the session went on from
+        included: where a loop over data goes on.
+
+            for number in range(s.step, 10_000):
+                s.run(train, {images: batches[number]})
+        """
+        return self._steps.committed
+
+    @property
+    def checkpoint_error(self) -> CheckpointError | None:
+        """Why the last checkpoint could not be written in the background; None if it could. The
+        training goes on, and the next one is tried when it is due."""
+        return self._recovery.saver.error if self._recovery is not None else None
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the session runs: what it was given, less the workers that it lost for good."""
+        return self._deployment.cluster
+
+    def _safely(self, operation: Callable[[], T]) -> T:
+        """Do something with the workers; where one is lost and can be replaced, once more."""
+        return operation() if self._recovery is None else self._recovery.guarded(operation)
 
     # Tracing, closing -------------------------------------------------------------------------
 
@@ -393,6 +500,9 @@ class Session:
 
         Waits for the step of `run_async` that runs; those still queued are cancelled.
         """
+        self._close(complete=True)
+
+    def _close(self, *, complete: bool) -> None:
         if self._closed:
             return
         if self._process != os.getpid():  # forked: the threads and workers are the parent's
@@ -402,7 +512,27 @@ class Session:
             self._closed = True
         if self._runner is not None:
             self._runner.shutdown(wait=True, cancel_futures=True)
-        self._hosts.close()
+        try:
+            if self._recovery is not None:
+                with self._lock:
+                    self._recovery.close(complete=complete)
+        finally:
+            if self._drain is not None:
+                self._drain.end()
+            self._hosts.close()
+
+    def _leave(self) -> None:
+        """At SIGTERM, between two steps: write a checkpoint, close, and end the process.
+
+        Raises:
+            SystemExit: with status 0.
+        """
+        assert self._recovery is not None
+        try:
+            self._recovery.save()
+        finally:
+            self._close(complete=False)
+        raise SystemExit(0)
 
     def __enter__(self) -> Session:
         return self
@@ -415,7 +545,7 @@ class Session:
     ) -> None:
         if error is not None and not self._closed and self._process == os.getpid():
             self._hosts.cancel()  # else the step of a `run_async` would hold the error back
-        self.close()
+        self._close(complete=error is None)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -426,10 +556,11 @@ class Session:
                 "without its threads; open a session here"
             )
         lost = self._steps.lost
-        if lost is not None:
+        if lost is not None and self._recovery is None:
             raise StateLost(
-                f"the session lost a worker and its variables ({lost}); open a new session "
-                "and load a checkpoint: s.load(folder)"
+                f"the session lost a worker and its variables ({lost}); open a new session and "
+                "load a checkpoint: s.load(folder). One that is opened with checkpoint=directory "
+                "recovers by itself"
             )
 
 

@@ -50,11 +50,12 @@ class Steps:
         self._programs = 0
 
     def add(self, compiled: Compiled) -> None:
-        """Give the workers the partitions of fetches, under a new name."""
-        program = f"p{self._programs}"
-        self._programs += 1
-        self._hosts.add(program, compiled.by_worker)
-        compiled.program = program
+        """Give the workers the partitions of fetches, under a name of their own."""
+        if not compiled.name:
+            compiled.name = f"p{self._programs}"
+            self._programs += 1
+        self._hosts.add(compiled.name, compiled.by_worker)
+        compiled.program = compiled.name
 
     def routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
         """A step by the shorter way; None if it is not for it. As `run` otherwise."""

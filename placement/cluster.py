@@ -11,7 +11,8 @@ import difflib
 import math
 import os
 import re
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -391,6 +392,48 @@ class Cluster:
             local = device.rpartition("/")[2]
             names |= {local, local.partition(":")[0]}
         return sorted(names)
+
+    def without(self, lost: Collection[int]) -> Self:
+        """The same without some workers; those that remain are numbered anew, from 0.
+
+        Raises:
+            ClusterError: none remains.
+        """
+        if not lost:
+            return self
+        stay = [worker for worker in self.workers if worker.index not in lost]
+        numbers = {f"/worker:{worker.index}": f"/worker:{i}" for i, worker in enumerate(stay)}
+
+        def renamed(end: str) -> str | None:
+            worker, slash, device = end.removeprefix("/").partition("/")
+            if end == CLIENT:
+                return end
+            return numbers[f"/{worker}"] + slash + device if f"/{worker}" in numbers else None
+
+        def kept(ends: Iterable[str]) -> tuple[str, ...]:
+            return tuple(name for name in map(renamed, ends) if name is not None)
+
+        workers = tuple(
+            replace(
+                worker, index=index,
+                devices=tuple(replace(d, name=renamed(d.name) or "") for d in worker.devices),
+            )
+            for index, worker in enumerate(stay)
+        )  # fmt: skip
+        links = tuple(
+            replace(link, source=source, target=target)
+            for link in self.links
+            if (source := renamed(link.source)) and (target := renamed(link.target))
+        )
+        ports = tuple(
+            replace(
+                port, inside=kept(port.inside), besides=kept(port.besides),
+                outside=None if port.outside is None else kept(port.outside),
+            )
+            for port in self.ports
+            if kept(port.inside)
+        )  # fmt: skip
+        return replace(self, workers=workers, links=links, ports=ports)
 
     # Plain data -------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,8 +35,12 @@ from graphflow.errors import (
 )
 from graphflow.progress import telling, waiting
 from graphflow.runtime.activity import SessionActivity
+from graphflow.runtime.checkpoint.manifest import Shard
+from graphflow.runtime.checkpoint.remote import shard_name
+from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.clock import identity
 from graphflow.runtime.foreign import check_modules
+from graphflow.runtime.hosts import Saving, Written
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import (
@@ -47,12 +53,13 @@ from graphflow.runtime.messages import (
     Load,
     Measure,
     Measured,
-    Message,
     Open,
     Prepare,
     Probe,
     Probed,
     Read,
+    Save,
+    Saved,
     Span,
     StepResult,
     Welcome,
@@ -96,6 +103,9 @@ _PATIENCE = 0.02  # seconds between two looks at whether somebody still drives t
 _BELL = 1 << 30  # no worker's number
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
 _REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
+_SAVE_SECONDS = 600.0  # for the shards of a checkpoint
+_REOPEN_SECONDS = 15.0  # for workers that are there to begin a session anew
+_ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
 
 _log = Log("graphflow.coordinator")
@@ -194,8 +204,17 @@ class _Loop:
             GraphflowError: how it failed; SessionError if the session is closed meanwhile.
             KeyboardInterrupt: and the operation goes on.
         """
+        pending = self.submit(begin)
+        return self.finish(begin.request, pending, seconds)
+
+    def submit(self, begin: Begin) -> _Pending:
+        """Starts an operation, before any that is asked for later."""
         pending = self._pending[begin.request] = _Pending()
         self._events.append(begin)
+        return pending
+
+    def finish(self, request: int, pending: _Pending, seconds: float) -> Replies:
+        """Runs an operation that was started to its end; raises as `ask`."""
         until = time.monotonic() + seconds
         if threading.current_thread() is threading.main_thread():
             self._await_interruptibly(pending, until)
@@ -204,7 +223,7 @@ class _Loop:
         outcome = pending.outcome
         if isinstance(outcome, Replies):
             return outcome
-        self._pending.pop(begin.request, None)
+        self._pending.pop(request, None)
         raise outcome or WorkerLost("the coordinator's sockets do not answer")
 
     def post(self, event: CoordinatorEvent) -> None:
@@ -423,6 +442,8 @@ class RemoteHosts:
     Methods may be called from any thread; steps come one at a time.
     """
 
+    can_be_lost = True
+
     def __init__(
         self,
         cluster: Cluster,
@@ -431,6 +452,7 @@ class RemoteHosts:
         host: str | None = None,
         ops: Sequence[str] = (),
         dead_after: float = DEAD_AFTER,
+        store: Store | None = None,
     ) -> None:
         """Joins the workers at the cluster's addresses, or starts local ones.
 
@@ -439,6 +461,7 @@ class RemoteHosts:
             host: `path.py:Name`, another host in started workers, for tests.
             ops: names of the modules of users' ops that the workers import.
             dead_after: seconds out of reach after which a worker is lost.
+            store: where the session's checkpoints are, with its name, its secret and its epoch.
 
         Raises:
             ModuleNotAllowed: a worker was not started with one of `ops` allowed.
@@ -448,8 +471,9 @@ class RemoteHosts:
             TransportError: an address cannot be used.
         """
         until = time.monotonic() + deadline
-        self.session = secrets.token_hex(16)
-        self.token = secrets.token_hex(16)
+        self.session = store.session if store is not None else secrets.token_hex(16)
+        self.token = store.token if store is not None else secrets.token_hex(16)
+        self._dead_after = dead_after
         self._activity = SessionActivity(self.session)
         self.meters = self._activity.meters
         self._requests = itertools.count(1)
@@ -457,30 +481,35 @@ class RemoteHosts:
         self._last_step = -1
         self._stepping = threading.Lock()
         self._ops = list(ops)
-        self._local = _launch(cluster, deadline, host, ops)
+        self._suspects: set[int] = set()  # workers that were lost since the session last began
+        self._local = _launch(cluster, deadline, host, ops, store)
         self._loop: _Loop | None = None
         try:
-            self._addresses = (
-                self._local.addresses
-                if self._local
-                else [worker.address or "" for worker in cluster.workers]
-            )
-            self._keys, pair = _keys(cluster, len(self._addresses))
-            self._loop = _Loop(
-                self.session, self._addresses, insecure=cluster.insecure, local=self._local,
-                pair=pair, keys=self._keys, activity=self._activity,
-                epoch=1, token=self.token, dead_after=dead_after,
-            )  # fmt: skip
-            self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
-            with waiting(self._missing, self._tell_missing):
-                self._meet(cluster, until)
-            _log.tell(
-                "cluster.ready", session=self.session, workers=self._addresses,
-                seconds=time.monotonic() - self._activity.opened,
-            )  # fmt: skip
+            self._connect(cluster, until, store.epoch if store is not None else 1)
         except BaseException:
             self._abandon()
             raise
+
+    def _connect(self, cluster: Cluster, until: float, epoch: int) -> None:
+        """Begins the session on all workers of a cluster."""
+        self._addresses = (
+            self._local.addresses
+            if self._local
+            else [worker.address or "" for worker in cluster.workers]
+        )
+        self._keys, pair = _keys(cluster, len(self._addresses))
+        self._loop = _Loop(
+            self.session, self._addresses, insecure=cluster.insecure, local=self._local,
+            pair=pair, keys=self._keys, activity=self._activity,
+            epoch=epoch, token=self.token, dead_after=self._dead_after,
+        )  # fmt: skip
+        self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
+        with waiting(self._missing, self._tell_missing):
+            self._meet(cluster, until)
+        _log.tell(
+            "cluster.ready", session=self.session, workers=self._addresses,
+            seconds=time.monotonic() - self._activity.opened,
+        )  # fmt: skip
 
     # Programs and steps --------------------------------------------------------------------------
 
@@ -612,6 +641,83 @@ class RemoteHosts:
             }
             self._ask(request, orders, _REQUEST_SECONDS)
 
+    # Checkpoints and recovery --------------------------------------------------------------------
+
+    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
+        """Has workers copy their variables at once, and write or send them by and by."""
+        if self._loop is None:
+            raise SessionError("the session is closed")
+        loop, request = self._loop, next(self._requests)
+        files = {worker: shard_name(worker) for worker in workers}
+        orders = {w: Order(Save(request, folder, file, step)) for w, file in files.items()}
+        pending = loop.submit(Begin(request, orders, _SAVE_SECONDS))
+
+        def wait(seconds: float) -> dict[int, Written]:
+            replies = loop.finish(request, pending, seconds)
+            written: dict[int, Written] = {}
+            for worker, message in replies.messages.items():
+                assert isinstance(message, Saved)
+                arrays = {str(n): array for n, array in replies.arrays[worker].items()}
+                shard = Shard(files[worker], message.sha256, message.nbytes, ())
+                written[worker] = shard if message.sha256 else arrays
+            return written
+
+        return wait
+
+    def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
+        """Begins the session anew, at a higher epoch. Own processes that have ended are started
+        again; other workers have some seconds to come back, and then it goes on without them.
+
+        Raises:
+            WorkerLost: none is there, or one was lost meanwhile.
+        """
+        if self._loop is not None:
+            self._suspects |= {*self._loop.lost(), *self._loop.draining}
+            self._end.detach()
+            self._loop.stop()
+            self._loop = None
+        self._programs.clear()
+        try:
+            if self._local is not None:
+                self._local.renew(self._suspects, cluster.deadline)
+            else:
+                cluster = self._answering(cluster, seconds)
+            self._connect(cluster, time.monotonic() + _REOPEN_SECONDS, epoch)
+        except RendezvousTimeout as error:
+            raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
+        self._suspects.clear()
+        return cluster
+
+    def _answering(self, cluster: Cluster, seconds: float) -> Cluster:
+        """The workers of a cluster that answer within some seconds."""
+        addresses = [worker.address or "" for worker in cluster.workers]
+        keys, pair = _keys(cluster, len(addresses))
+        until = time.monotonic() + max(seconds, _ANSWER_SECONDS)
+        loop = _Loop(
+            secrets.token_hex(16), addresses, insecure=cluster.insecure, local=None, pair=pair,
+            keys=keys, activity=SessionActivity(self.session), epoch=1,
+            token=secrets.token_hex(16), dead_after=self._dead_after,
+        )  # fmt: skip
+        try:
+            asked = {}
+            for worker in range(len(addresses)):
+                hello = _hello(next(self._requests))
+                begin = Begin(hello.request, {worker: Order(hello)}, _left(until))
+                asked[worker] = (hello.request, loop.submit(begin))
+            there = []
+            for worker, (request, pending) in asked.items():
+                with suppress(RendezvousTimeout, WorkerLost):
+                    loop.finish(request, pending, _left(until) + _SLACK)
+                    there.append(worker)
+        finally:
+            loop.stop()
+        if not there:
+            raise WorkerLost(
+                f"none of the workers at {', '.join(addresses)} answered within "
+                f"{max(seconds, _ANSWER_SECONDS):g} s"
+            )
+        return cluster.without(set(range(len(addresses))) - {*there})
+
     # Measuring -----------------------------------------------------------------------------------
 
     def measure(self) -> dict[int, dict[str, Any]]:
@@ -691,12 +797,10 @@ class RemoteHosts:
 
     def _meet(self, cluster: Cluster, until: float) -> None:
         """Versions, sessions, and the links between the workers: the readiness barrier."""
-        own = Version.own()
-        request = next(self._requests)
-        hello: Message = Hello(request, own.version, own.wire, own.python)
+        hello = _hello(next(self._requests))
         workers = range(len(self._addresses))
         try:
-            replies = self._ask(request, {w: Order(hello) for w in workers}, _left(until))
+            replies = self._ask(hello.request, {w: Order(hello) for w in workers}, _left(until))
         except RendezvousTimeout as error:
             raise self._refused() or error from None
         for worker in workers:
@@ -766,7 +870,7 @@ def _shut(loop: _Loop | None, local: LocalWorkers | None, owner: int) -> None:
 
 
 def _launch(
-    cluster: Cluster, deadline: float, host: str | None, ops: Sequence[str]
+    cluster: Cluster, deadline: float, host: str | None, ops: Sequence[str], store: Store | None
 ) -> LocalWorkers | None:
     if cluster.kind != "local":
         return None
@@ -774,8 +878,9 @@ def _launch(
     threads = next((device.threads for device in devices if device.threads is not None), None)
     names = [device.name.rpartition("/")[2] for device in devices]
     return LocalWorkers(
-        len(cluster.workers), devices=names, threads=threads, deadline=deadline, host=host, ops=ops
-    )
+        len(cluster.workers), devices=names, threads=threads, deadline=deadline, host=host,
+        ops=ops, checkpoints=str(store.root) if store is not None else None,
+    )  # fmt: skip
 
 
 def _keys(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
@@ -790,6 +895,11 @@ def _keys(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
     found = [ring.key_of(each.key, WORKER) if each.key else "" for each in cluster.workers]
     needed = any(found) or cluster.key is not None
     return found, ring.own(cluster.key, COORDINATOR) if needed else None
+
+
+def _hello(request: int) -> Hello:
+    own = Version.own()
+    return Hello(request, own.version, own.wire, own.python)
 
 
 def _left(until: float) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
 from graphflow.modules import admit
 from graphflow.runtime.activity import Activity
+from graphflow.runtime.checkpoint.remote import write_under
 from graphflow.runtime.links import Link
 from graphflow.runtime.messages import (
     Abort,
@@ -37,6 +38,8 @@ from graphflow.runtime.messages import (
     Prepare,
     Probe,
     Read,
+    Save,
+    Saved,
     Write,
 )
 from graphflow.runtime.metrics import Meters
@@ -84,6 +87,7 @@ class HostLike(Protocol):
     def attend(self, session: str, attend: Attend) -> None: ...
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
     def read(self, session: str, variable: str) -> Array: ...
+    def snapshot(self, session: str) -> dict[str, Array]: ...
     def write(self, session: str, variable: str, value: Array) -> None: ...
     def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None: ...
     def measure(self) -> dict[str, Any]: ...
@@ -109,6 +113,7 @@ class HostedSession:
         report: Callable[[Finished], None],
         attend: Attend,
         meters: Meters | None = None,
+        checkpoints: str | None = None,
     ) -> None:
         message = opening.job
         assert isinstance(message, Open)
@@ -130,6 +135,7 @@ class HostedSession:
         self._allowed = allow_ops
         self._report = report
         self._attend = attend
+        self._checkpoints = checkpoints
         self._host: HostLike | None = None
         self._links: dict[int, Link] = {}
         self._cancelled = -1  # every step up to this one
@@ -195,6 +201,8 @@ class HostedSession:
             except BaseException as error:  # the coordinator is told, whatever it was
                 outcome = error
             self.activity.end(run.job, run.step, outcome)
+            if isinstance(run.job, Save) and outcome is None:
+                continue  # its own thread reports it
             # Nobody waits for these, and waking the I/O thread costs more than most commits.
             silent = isinstance(run.job, Commit | Abort) and outcome is None
             if not silent:
@@ -239,6 +247,8 @@ class HostedSession:
                 return np.asarray(host.read(session, job.variable))
             case Write():
                 host.write(session, job.variable, run.arrays[job.variable])
+            case Save():
+                self._save(run, job, host.snapshot(session))
             case Forget():
                 host.forget(session, job.programs, job.variables)
             case Measure():
@@ -279,6 +289,21 @@ class HostedSession:
         return host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )
+
+    def _save(self, run: Run, job: Save, copies: dict[str, Array]) -> None:
+        """Writes copies of all variables while other jobs go on."""
+
+        def write() -> None:
+            try:
+                shard = write_under(self._checkpoints, job.folder, job.file, copies, job.of)
+                outcome: Outcome = Computed(copies)
+                if shard is not None:
+                    outcome = Saved(job.request, shard.sha256, shard.nbytes or 0, [])
+            except BaseException as error:  # the coordinator is told, whatever it was
+                outcome = error
+            self._report(Finished(self._session, job, run.step, self._epoch, outcome))
+
+        threading.Thread(target=write, name=f"{self._thread.name}-save", daemon=True).start()
 
     # Between workers -----------------------------------------------------------------------------
 

@@ -7,11 +7,15 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from graphflow.errors import SessionError
+from graphflow.placement.cluster import Cluster
+from graphflow.runtime.checkpoint.manifest import Shard
+from graphflow.runtime.checkpoint.remote import shard_name, write_under
 from graphflow.runtime.host import Host
 from graphflow.runtime.messages import Parcel, StepResult
 from graphflow.runtime.partition import Partition
@@ -28,8 +32,30 @@ class Ready(Protocol):
         """As `Hosts.step`: the fetches; None where this way is gone."""
 
 
+Written = Shard | Mapping[str, Array]
+"""A worker's part of a checkpoint: the file that it has written, or its variables."""
+
+
+class Saving(Protocol):
+    """A checkpoint on its way."""
+
+    def __call__(self, seconds: float) -> dict[int, Written]:
+        """Wait for the part of each worker.
+
+        Raises:
+            CheckpointError: a worker could not write.
+            WorkerLost, StepTimeout: a worker was lost, or is late.
+        """
+
+
 class Hosts(Protocol):
-    """What a session asks of its workers."""
+    """What a session asks of its workers.
+
+    Attributes:
+        can_be_lost: whether they are other processes.
+    """
+
+    can_be_lost: bool
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
         """Give each worker its partitions of a program."""
@@ -60,6 +86,18 @@ class Hosts(Protocol):
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
         """Let go of programs, and of variables by worker: they live elsewhere from now on."""
 
+    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
+        """Copy the variables of some workers as they are now, and write them, by and by, to a
+        folder under a root: a shard for each worker."""
+
+    def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
+        """Begin anew, without state, at a higher epoch, on those workers of a cluster that can be
+        had within some seconds; they are a cluster again.
+
+        Raises:
+            WorkerLost: none can be had.
+        """
+
     def cancel(self) -> None:
         """End the step that runs, for whoever waits for it; from any thread."""
 
@@ -74,6 +112,8 @@ class LocalHosts:
         devices: full names of the devices of worker 0.
         threads: per device; None: the cores shared out.
     """
+
+    can_be_lost = False
 
     def __init__(self, devices: Sequence[str], threads: int | None) -> None:
         self._host = Host(0, devices, threads, _no_other_worker)
@@ -136,6 +176,20 @@ class LocalHosts:
 
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
         self._host.forget("", programs, variables.get(0, ()))
+
+    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
+        copies = self._host.snapshot("") if workers else {}
+
+        def write(seconds: float) -> dict[int, Written]:
+            if not workers:
+                return {}
+            written = write_under(root, folder, shard_name(0), copies, step)
+            return {0: copies if written is None else written}
+
+        return write
+
+    def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
+        return cluster
 
     def cancel(self) -> None:
         """Nothing to end: kernels of this process run to their end."""

@@ -87,6 +87,19 @@ EVENTS: Mapping[str, Event] = {
     "placement.changed": _event(_I, "a session went over to a better placement", "text"),
     "placement.kept": _event(_D, "a session looked for a better placement in vain", "text"),
     "trial.ended": _event(_D, "steps tried in this process ended early", "reason"),
+    # Checkpoints and recovery
+    "checkpoint.written": _event(_I, "a checkpoint is there", "step folder seconds"),
+    "checkpoint.failed": _event(_W, "a checkpoint could not be written", "step reason"),
+    "checkpoint.skipped": _event(
+        _W, "a checkpoint is due while one is still being written", "step writing seconds"
+    ),
+    "checkpoint.ignored": _event(_W, "a checkpoint cannot be used, an older one is", "reason"),
+    "checkpoint.cleaned": _event(_I, "what a crash left is put in order", "folder what"),
+    "session.resumed": _event(_I, "a session goes on from a checkpoint", "folder step"),
+    "session.recovering": _event(_W, "a session lost a worker and begins anew", "step reason"),
+    "session.recovered": _event(_W, "a session goes on", "step epoch workers replayed seconds"),
+    "session.drained": _event(_W, "a session was asked to end, and did", "step folder"),
+    "recovery.lost": _event(_W, "too much to keep since the last checkpoint", "step reason"),
     # Peers
     "message.refused": _event(_W, "a message is not valid", "peer reason", limit=5),
     "key.refused": _event(_W, "a connection showed no trusted key", "address key", limit=5),

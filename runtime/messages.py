@@ -186,6 +186,17 @@ class Write(Message):
 
 
 @dataclass(frozen=True)
+class Save(Message):
+    """Copies all variables as they are now, and writes them to a file in a folder of a checkpoint
+    under the worker's own root, or sends them; `of` is the number of steps committed."""
+
+    request: Count
+    folder: str
+    file: str
+    of: Count
+
+
+@dataclass(frozen=True)
 class Forget(Message):
     """Lets go of programs and of variables, which live elsewhere from now on."""
 
@@ -241,9 +252,11 @@ class Pong(Message):
 
 @dataclass(frozen=True)
 class Ack(Message):
-    """Says what was received and what was sent, where no other message does."""
+    """Says what was received and what was sent, where no other message does; `asks` for the same,
+    by one whose messages are not acknowledged."""
 
     resent: Count = 0
+    asks: bool = False
 
 
 @dataclass(frozen=True)
@@ -314,6 +327,17 @@ class Done(Message):
     request: Count
     fetches: list[str]
     peak: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Saved(Message):
+    """A shard of a checkpoint is on disk: its SHA-256 and bytes; or, with no SHA-256, the
+    variables that were sent before instead."""
+
+    request: Count
+    sha256: str
+    nbytes: Count
+    fetches: list[str]
 
 
 @dataclass(frozen=True)

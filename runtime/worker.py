@@ -64,6 +64,7 @@ _TICK = 0.5  # seconds
 _BELL, _LISTENER, _PARENT = range(3)  # what wakes the thread that drives the sockets
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages taken from the socket before anything else has its turn
+_UNSENT = 4096  # answers that a connection does not take: more than any session has under way
 _LEAVE_SECONDS = 1.0  # for sessions to end when the worker does
 
 _log = Log("graphflow.worker")
@@ -88,6 +89,7 @@ class WorkerProcess:
         key: KeyPair | None = None,
         ring: Keyring | None = None,
         connections: int | None = None,
+        checkpoints: str | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._bell = Bell()
@@ -112,6 +114,7 @@ class WorkerProcess:
         self._insecure = insecure
         self._factory = factory
         self._allow_ops = frozenset(allow_ops)
+        self._checkpoints = checkpoints
         self._machine = WorkerMachine(devices, identity())
         self._sessions: dict[str, HostedSession] = {}
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
@@ -238,6 +241,8 @@ class WorkerProcess:
             _log.tell("message.refused", peer=key or route.hex(), reason=str(error))
             self._listener.blame(route, error)
             return
+        if envelope.session not in self._sessions:
+            self._listener.doubt(route)
         self._handle(Received(route, envelope, message, data))
 
     def _handle(self, event: WorkerEvent) -> None:
@@ -279,6 +284,7 @@ class WorkerProcess:
                 report=self._report,
                 attend=self.attend,
                 meters=self.meters,
+                checkpoints=self._checkpoints,
             )
             _log.tell(
                 "session.opened", session=action.session, epoch=action.epoch,
@@ -321,6 +327,9 @@ class WorkerProcess:
             head = encode(action.envelope, failed(request, error))
         frames: list[Any] = [head] if action.data is None else [head, action.data]
         waiting = self._unsent.setdefault(action.route, deque())
+        if len(waiting) >= _UNSENT:
+            self._listener.abandon(action.route)
+            return
         waiting.append(frames)
         self._flush(action.route)
 
@@ -347,6 +356,7 @@ def serve(
     keys: str | os.PathLike[str] | None = None,
     connections: int | None = None,
     limits: Limits | None = None,
+    checkpoints: str | None = None,
 ) -> None:
     """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread.
 
@@ -365,6 +375,8 @@ def serve(
         connections: at a time; default: a quarter of the file descriptors that the process may
             have, at most 4096.
         limits: on graphs from the wire.
+        checkpoints: the directory that sessions keep their checkpoints in, where this worker sees
+            the same one: then it writes its part itself, there and nowhere else.
 
     Raises:
         AddressInUse, InsecureAddress, TransportError: the address cannot be used.
@@ -376,7 +388,7 @@ def serve(
     worker = WorkerProcess(
         listen, devices=devices, threads=threads, insecure=insecure, factory=factory,
         allow_ops=allow_ops, key=_own_key(ring, key, listen, insecure=insecure), ring=ring,
-        connections=connections,
+        connections=connections, checkpoints=checkpoints,
     )  # fmt: skip
     interrupt = signal.SIG_IGN if parent_pid is not None else _stopper(worker)
     before = {
@@ -437,6 +449,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ops-path", action="append", default=[], help="where modules are found")
     parser.add_argument("--key", help="name of this worker's own key")
     parser.add_argument("--keys", help="the folder of keys")
+    parser.add_argument("--checkpoints", help="the directory of the session's checkpoints")
     parser.add_argument("--recorder", help=argparse.SUPPRESS)  # two descriptors of a `Recorder`
     given = parser.parse_args(arguments)
     if given.recorder:
@@ -454,6 +467,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             allow_ops=given.allow_ops,
             key=given.key,
             keys=given.keys,
+            checkpoints=given.checkpoints,
         )
     except GraphflowError as error:
         print(f"graphflow worker: {error}", file=sys.stderr)

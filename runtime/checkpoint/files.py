@@ -25,7 +25,10 @@ _PIECE = 8 * 2**20  # bytes, hashed and written by turns while they are in the c
 
 
 def write_new(
-    path: str | os.PathLike[str], parts: Iterable[Buffer], within: int | None = None
+    path: str | os.PathLike[str],
+    parts: Iterable[Buffer],
+    within: int | None = None,
+    mode: int = 0o666,
 ) -> tuple[str, int]:
     """Write a file that is not there yet, to the disk itself.
 
@@ -41,7 +44,7 @@ def write_new(
     """
     digest, size = hashlib.sha256(), 0
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(path, flags, 0o666, dir_fd=within)
+    file = os.open(path, flags, mode, dir_fd=within)
     try:
         for part in parts:
             rest = memoryview(part)
@@ -99,10 +102,10 @@ def put_in_place(partial: Path, target: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file in place of another: a crash leaves either."""
+    """Write a small file for its owner alone, in place of another: a crash leaves either."""
     fresh = _beside(path, "partial")
     try:
-        write_new(fresh, [data])
+        write_new(fresh, [data], mode=0o600)
         os.rename(fresh, path)
     except BaseException:
         fresh.unlink(missing_ok=True)

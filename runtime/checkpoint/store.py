@@ -1,6 +1,6 @@
 """Store: a directory of checkpoints, of which the last few are kept.
 
-    ckpt/session.json               which session writes here, and its epoch
+    ckpt/session.json               which session writes here, its secret and its epoch
     ckpt/step-00000100/             checkpoints
     ckpt/step-00000200/
 
@@ -30,7 +30,7 @@ from graphflow.runtime.checkpoint.manifest import Manifest
 
 _SESSION = "session.json"
 _STEP = re.compile(r"step-([0-9]{8,20})")
-_NAME = re.compile(r"[0-9a-f]{32}")
+_HEX = re.compile(r"[0-9a-f]{32}")
 
 
 class Store:
@@ -41,7 +41,8 @@ class Store:
         keep: how many checkpoints stay.
 
     Attributes:
-        session: the name under which workers know the session, also after a new start.
+        session, token: the name under which workers know the session, also after a new start, and
+            the secret that shows them that it is the same.
         epoch: how often the session was begun or recovered.
 
     Raises:
@@ -60,7 +61,8 @@ class Store:
             if not self.root.is_dir():
                 self.root.mkdir(parents=True)
             self.cleaned = files.clean(self.root)
-            self.session, self.epoch = self._read_session() or (secrets.token_hex(16), 0)
+            fresh = secrets.token_hex(16), secrets.token_hex(16), 0
+            self.session, self.token, self.epoch = self._read_session() or fresh
             self.advance()
         except OSError as error:
             raise CheckpointError(
@@ -79,7 +81,7 @@ class Store:
         """
         self.check()
         self.epoch += 1
-        told = {"session": self.session, "epoch": self.epoch}
+        told = {"session": self.session, "token": self.token, "epoch": self.epoch}
         files.replace_file(self.root / _SESSION, json.dumps(told).encode())
         return self.epoch
 
@@ -90,20 +92,21 @@ class Store:
             StaleEpoch: another process has taken it over.
         """
         there = self._read_session()
-        if there is not None and there != (self.session, self.epoch):
+        if there is not None and there != (self.session, self.token, self.epoch):
             raise StaleEpoch(
-                f"another session has taken over {self.root}: it is at epoch {there[1]}, this one "
+                f"another session has taken over {self.root}: it is at epoch {there[2]}, this one "
                 f"at {self.epoch}; one directory is for one session at a time"
             )
 
-    def _read_session(self) -> tuple[str, int] | None:
-        """The name and the epoch that are noted; None where there are none that make sense."""
+    def _read_session(self) -> tuple[str, str, int] | None:
+        """Name, secret and epoch as noted; None where there are none that make sense."""
         try:
             told = json.loads((self.root / _SESSION).read_bytes())
-            name, epoch = str(told["session"]), int(told["epoch"])
+            name, token, epoch = str(told["session"]), str(told["token"]), int(told["epoch"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        return (name, epoch) if _NAME.fullmatch(name) and epoch >= 0 else None
+        known = _HEX.fullmatch(name) and _HEX.fullmatch(token) and epoch >= 0
+        return (name, token, epoch) if known else None
 
     # Checkpoints ------------------------------------------------------------------------------
 
@@ -125,12 +128,13 @@ class Store:
             raise CheckpointError(unwritable(target, error)) from error
 
     def prune(self) -> None:
-        """Remove all checkpoints but the last few."""
-        for folder in self.folders()[self.keep :]:
+        """Remove all checkpoints but the last few; one that cannot be read stays."""
+        readable = [folder for folder in self.folders() if _epoch(folder) is not None]
+        for folder in readable[self.keep :]:
             files.remove(folder)
 
-    def newest(self, skipped: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that can be read; None where there is none.
+    def newest(self, skipped: Callable[[str], None]) -> tuple[Path, Checkpoint] | None:
+        """The newest checkpoint that can be read, and where; None where there is none.
 
         Args:
             skipped: is told of each newer one, and why it is left out.
@@ -139,17 +143,37 @@ class Store:
 
 
 def folders(root: Path) -> list[Path]:
-    """The checkpoints of a directory, the newest first; damaged ones, too."""
+    """The checkpoints of a directory, the newest first; damaged ones, too.
+
+    What a later epoch wrote is newer, whatever its step: a session that went back to an older
+    checkpoint goes on from there.
+    """
     found = [each for each in root.iterdir() if _STEP.fullmatch(each.name)]
-    return sorted(found, key=lambda each: (-int(each.name[5:]), each.name))
+    epochs = {each: _epoch(each) for each in found}
+    latest = max((e for e in epochs.values() if e is not None), default=0)
+
+    def age(folder: Path) -> tuple[int, int]:
+        epoch = epochs[folder]
+        return (latest if epoch is None else epoch, int(folder.name[5:]))
+
+    return sorted(found, key=age, reverse=True)
+
+
+def _epoch(folder: Path) -> int | None:
+    """The epoch that wrote a checkpoint; None where its manifest cannot be read."""
+    try:
+        return read_manifest(folder).epoch
+    except CheckpointError:
+        return None
 
 
 def newest(
     root: Path,
     skipped: Callable[[str], None],
     fits: Callable[[Manifest], str] = lambda manifest: "",
-) -> Checkpoint | None:
-    """The newest checkpoint of a directory that can be read and fits; None where there is none.
+) -> tuple[Path, Checkpoint] | None:
+    """The newest checkpoint of a directory that can be read and fits, and where; None where there
+    is none.
 
     Args:
         skipped: is told of each newer one, and why it is left out.
@@ -159,7 +183,7 @@ def newest(
         try:
             wrong = fits(read_manifest(folder))
             if not wrong:
-                return load(folder)
+                return folder, load(folder)
             skipped(f"{folder} is of another model: {wrong}")
         except CheckpointError as error:
             skipped(str(error))

@@ -12,8 +12,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, TextIO
 
 from graphflow.errors import RendezvousTimeout
@@ -58,6 +59,7 @@ class LocalWorker:
         threads: int | None,
         host: str | None,
         ops: Sequence[str] = (),
+        checkpoints: str | None = None,
     ) -> None:
         self.index = index
         command = [sys.executable, "-P", child.__file__, "--listen", listen]
@@ -72,6 +74,8 @@ class LocalWorker:
             command += ["--allow-ops", name]
         for folder in folders(ops):
             command += ["--ops-path", folder]
+        if checkpoints is not None:
+            command += ["--checkpoints", checkpoints]
         pipe = subprocess.PIPE
         self._recorder = Recorder()
         kept = self._recorder.descriptors
@@ -144,6 +148,11 @@ class LocalWorker:
         with contextlib.suppress(OSError):
             self._process.terminate()
 
+    def kill(self) -> None:
+        """Ends the process at once, and frees the pipes."""
+        self._process.kill()
+        self.finish(time.monotonic() + _GRACE)
+
     def finish(self, until: float) -> None:
         """Waits for the end until a monotonic time, then kills; frees the pipes."""
         try:
@@ -195,6 +204,7 @@ class LocalWorkers:
         host: str | None = None,
         listen: str = "tcp://127.0.0.1:*",
         ops: Sequence[str] = (),
+        checkpoints: str | None = None,
     ) -> None:
         """Starts the workers and waits until all listen.
 
@@ -203,17 +213,22 @@ class LocalWorkers:
             host: `path.py:Name` of another host, for tests.
             listen: an address on this machine; any free port, for more than one worker.
             ops: names of modules that the workers may import, from where this process finds them.
+            checkpoints: the directory under which they may write their parts of checkpoints.
 
         Raises:
             RendezvousTimeout: one did not come up; none is left running.
         """
         until = time.monotonic() + deadline
+        self._start = partial(
+            LocalWorker, listen=listen, devices=devices, threads=threads, host=host, ops=ops,
+            checkpoints=checkpoints,
+        )  # fmt: skip
         self._workers: list[LocalWorker] = []
         # Also when the object is dropped without `stop`, and when the interpreter ends.
         self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
         try:
             for index in range(count):
-                self._workers.append(LocalWorker(index, listen, devices, threads, host, ops))
+                self._workers.append(self._start(index))
             for worker in self._workers:
                 worker.wait_ready(until)
         except BaseException:
@@ -233,6 +248,26 @@ class LocalWorkers:
     def ended(self, index: int, seconds: float = 0.0) -> Ended | None:
         """How a worker ended; None if it has not within some seconds."""
         return self._workers[index].ended(seconds)
+
+    def renew(self, lost: Collection[int], deadline: float) -> list[int]:
+        """Starts new processes in place of those that have ended, and of those given, which are
+        killed: one that is frozen would still hold its memory. Returns which.
+
+        Raises:
+            RendezvousTimeout: one did not come up.
+        """
+        until = time.monotonic() + deadline
+        gone = [
+            index
+            for index, worker in enumerate(self._workers)
+            if index in lost or worker.ended(0.0) is not None
+        ]
+        for index in gone:
+            self._workers[index].kill()
+            self._workers[index] = self._start(index)
+        for index in gone:
+            self._workers[index].wait_ready(until)
+        return gone
 
     def stop(self) -> None:
         """Ends the processes: by request, and after a grace by force. Idempotent."""

@@ -42,6 +42,7 @@ from graphflow.runtime.messages import (
     Open,
     Ping,
     Pong,
+    Saved,
     Spans,
     Welcome,
 )
@@ -363,7 +364,7 @@ class CoordinatorMachine:
                 return self._end(operation, self._mismatch(worker, Version.of(message)))
         if asked is Open:
             peer.opened = True
-        if isinstance(message, Done):
+        if isinstance(message, Done | Saved):
             operation.replies.arrays[worker] = {
                 name: peer.inbox.take(worker, "fetch", request, name) for name in message.fetches
             }
@@ -391,7 +392,7 @@ class CoordinatorMachine:
     def _link_down(self, worker: int, reason: str) -> None:
         peer = self._peers[worker]
         if peer.link and self._now > peer.heard + LINK_SILENCE + BEAT:
-            # Before this it said nothing because an op held its interpreter: not because of the link.
+            # What silenced it before was an op that held its interpreter, not the link.
             peer.heard = self._now - LINK_SILENCE
         peer.link, peer.down = False, reason
         if peer.welcomed and not peer.gone:  # before, the rendezvous has a deadline

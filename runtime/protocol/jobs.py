@@ -25,6 +25,8 @@ from graphflow.runtime.messages import (
     Probe,
     Read,
     Resend,
+    Save,
+    Saved,
     Write,
 )
 from graphflow.runtime.wire import Buffer
@@ -41,12 +43,13 @@ Job = (
     | Read
     | Write
     | Forget
+    | Save
     | Measure
     | Probe
     | Close
     | Chunk
 )
-Outcome = None | Computed | Array | dict[str, object] | float | BaseException
+Outcome = None | Computed | Saved | Array | dict[str, object] | float | BaseException
 
 
 # Events ----------------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ from graphflow.runtime.messages import (
     Read,
     Ready,
     Resend,
+    Save,
+    Saved,
     Spans,
     Welcome,
     Write,
@@ -89,7 +91,7 @@ class _Session:
     peers: list[Inbound]  # from the other workers; what goes to them is numbered by the links
     lease: float
     heard: float
-    inbox: Assembler = field(default_factory=Assembler)
+    inbox: Assembler
     begun: int = -1  # the last step that was computed or is being computed
     settled: int = -1  # the last step that was committed or aborted
 
@@ -119,10 +121,11 @@ class WorkerMachine:
         home: which clock its time is of, see `clock.identity`.
     """
 
-    def __init__(self, devices: Sequence[str], home: str = "") -> None:
+    def __init__(self, devices: Sequence[str], home: str = "", memory: int = 1 << 62) -> None:
         self._devices = list(devices)
         self._home = home
         self._version = Version.own()
+        self._purse = Purse(memory)
         self._sessions: dict[str, _Session] = {}
         self._closed: dict[str, _Closed] = {}
         self._draining = False
@@ -160,7 +163,7 @@ class WorkerMachine:
         actions = self._drop(silent, WorkerLost("its coordinator was silent for its whole lease"))
         for name, session in self._sessions.items():
             if session.stream.outbound.pending or session.stream.inbound.owes:
-                actions.append(_send(session, session.stream.tell(Ack())))
+                actions.append(_send(session, session.stream.tell(Ack(asks=True))))
             owed = frozenset(index for index, peer in enumerate(session.peers) if peer.owes)
             for index in owed:
                 session.peers[index].acknowledged()
@@ -263,7 +266,8 @@ class WorkerMachine:
         stream = Stream(name, epoch, message.worker, envelope.token, received=envelope.sequence)
         stream.outbound.sent = 1  # Welcome, whatever came of others before it
         peers = [Inbound() for _ in message.peers]
-        self._sessions[name] = _Session(route, stream, peers, message.lease, now)
+        inbox = Assembler(purse=self._purse)
+        self._sessions[name] = _Session(route, stream, peers, message.lease, now, inbox)
         return [Run(name, message, 0, epoch, token=envelope.token)]
 
     def _beat(self, session: _Session, message: Message, now: float) -> list[WorkerAction]:
@@ -335,7 +339,7 @@ class WorkerMachine:
             case Write():
                 arrays = self._take(session, "value", message.request, [message.variable])
                 return [Run(name, message, 0, epoch, arrays)]
-            case Prepare() | Read() | Forget() | Measure() | Probe():
+            case Prepare() | Read() | Forget() | Save() | Measure() | Probe():
                 return [Run(name, message, 0, epoch)]
             case Close():
                 answer = self._reply(session, Ready(message.request))
@@ -377,11 +381,13 @@ class WorkerMachine:
                 actions += self._drop([event.session], WorkerLost("it could not be opened"))
             return actions
         if isinstance(outcome, Computed | np.ndarray):
-            assert isinstance(job, Compute | Read)
+            assert isinstance(job, Compute | Read | Save)
             try:
                 return self._results(session, job, event.step, outcome)
             except ProtocolError as error:
                 return self._reply(session, failed(job.request, error), event.step)
+        if isinstance(outcome, Saved):
+            return self._reply(session, outcome)
         if isinstance(job, Measure):
             return self._reply(session, Measured(job.request, outcome))
         if isinstance(job, Probe) and isinstance(outcome, float):
@@ -389,7 +395,7 @@ class WorkerMachine:
         return self._reply(session, Ready(job.request))
 
     def _results(
-        self, session: _Session, job: Compute | Read, step: int, outcome: Computed | Array
+        self, session: _Session, job: Compute | Read | Save, step: int, outcome: Computed | Array
     ) -> list[WorkerAction]:
         if isinstance(outcome, Computed):
             computed = outcome
@@ -408,7 +414,10 @@ class WorkerMachine:
             for start in range(0, len(computed.spans), SPANS_A_MESSAGE)
         ]
         messages += pieces
-        messages.append((Done(job.request, list(computed.fetches), peak), None))
+        names = list(computed.fetches)
+        saved = isinstance(job, Save)
+        end = Saved(job.request, "", 0, names) if saved else Done(job.request, names, peak)
+        messages.append((end, None))
         return [
             action
             for message, data in messages

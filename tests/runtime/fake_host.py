@@ -121,6 +121,9 @@ class FakeHost:
             return np.array([None])
         return self.variables[variable]
 
+    def snapshot(self, session: str) -> dict[str, Any]:
+        return {name: np.array(value) for name, value in self.variables.items()}
+
     def write(self, session: str, variable: str, value: Any) -> None:
         self.variables[variable] = value
 

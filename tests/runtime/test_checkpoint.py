@@ -337,8 +337,10 @@ def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) 
         root = two(f"{at[0]}{at[1]}")
         assert _killed_at(partial(third, root), at), at
         skipped: list[str] = []
-        there = Store(root, keep=2).newest(skipped.append)
-        assert there is not None and int(there.variables["w"][0]) == there.step, at
+        newest = Store(root, keep=2).newest(skipped.append)
+        assert newest is not None
+        there = newest[1]
+        assert int(there.variables["w"][0]) == there.step, at
         assert not skipped, skipped
         found.append(there.step)
         left = [p.name for p in root.iterdir() if p.name.startswith(".")]
@@ -403,7 +405,7 @@ def test_the_newest_checkpoint_that_is_whole_is_taken_and_the_others_are_told(
     _manifest(format=99)(tmp_path / "step-00000003")
     skipped: list[str] = []
     there = Store(tmp_path, keep=3).newest(skipped.append)
-    assert there is not None and there.step == 2
+    assert there is not None and there[0].name == "step-00000002" and there[1].step == 2
     assert ["digest" in skipped[0], "missing" in skipped[1], "format 99" in skipped[2]] == [
         True
     ] * 3

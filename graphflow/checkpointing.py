@@ -1,0 +1,321 @@
+"""Checkpointing: when a session's state is written, by whom, and what became of it.
+
+At a step's end each worker copies its variables and goes on; the copies are written beside the
+steps that follow. Once all shards are on disk, the client writes the manifest and renames.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, CheckpointError, GraphflowError, StaleEpoch
+from graphflow.runtime.checkpoint import Checkpoint, files, load, save
+from graphflow.runtime.checkpoint.folder import CLIENT, MANIFEST, Draft, signature, unwritable
+from graphflow.runtime.checkpoint.manifest import Shard, Signature
+from graphflow.runtime.checkpoint.remote import shard_name
+from graphflow.runtime.checkpoint.store import Store, folders, newest
+from graphflow.runtime.hosts import Hosts, Saving
+from graphflow.runtime.logs import Log
+from graphflow.state import State
+from graphflow.stepping import Steps
+
+Array = np.ndarray[Any, Any]
+EVERY, KEEP, REJOIN = "10min", 3, 10.0
+"""What holds where a session says nothing else."""
+WRITE_SECONDS = 600.0
+"""In which all shards of a checkpoint have to be written."""
+
+_log = Log("graphflow.session")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h|d)")
+_UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often a checkpoint is written: after so many steps, or so many seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of(cls, every: Any) -> Every:
+        """What the user means: a number of steps, or a time such as "10min".
+
+        Raises:
+            ArgumentError: anything else.
+        """
+        if isinstance(every, int) and not isinstance(every, bool) and every > 0:
+            return cls(steps=every)
+        match = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
+        seconds = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
+        if not (0 < seconds < math.inf):
+            raise ArgumentError(
+                "every is a number of steps above 0, or a time such as '10min', '30s' or '1h', "
+                f"not {every!r}"
+            )
+        return cls(seconds=seconds)
+
+    def due(self, before: int, step: int, seconds: float) -> bool:
+        """Whether it is time, so many seconds and steps after the last one."""
+        if self.steps is not None:
+            return step // self.steps > before // self.steps
+        return self.seconds is not None and step > before and seconds >= self.seconds
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a user says of checkpoints: where, how often, how many, and how long a lost worker is
+    waited for."""
+
+    folder: str | os.PathLike[str]
+    every: Every
+    keep: int
+    rejoin: float
+
+    @classmethod
+    def of(cls, folder: Any, every: Any, keep: Any, rejoin: Any) -> Policy | None:
+        """From a session's arguments; None where it has no directory for checkpoints.
+
+        Raises:
+            ArgumentError: one is wrong, or makes no sense without a directory.
+        """
+        if folder is None:
+            for name, value in (("every", every), ("keep", keep), ("rejoin", rejoin)):
+                if value is not None:
+                    raise ArgumentError(f"{name}= is for sessions with a checkpoint= directory")
+            return None
+        if not isinstance(folder, str | os.PathLike):
+            raise ArgumentError(f"checkpoint is a directory, not {folder!r}")
+        keep = KEEP if keep is None else keep
+        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+            raise ArgumentError(f"keep is a number of checkpoints above 0, not {keep!r}")
+        rejoin = REJOIN if rejoin is None else rejoin
+        if isinstance(rejoin, bool) or not (
+            isinstance(rejoin, int | float) and 0 <= rejoin < math.inf
+        ):
+            raise ArgumentError(f"rejoin is a number of seconds from 0 on, not {rejoin!r}")
+        return cls(folder, Every.of(EVERY if every is None else every), keep, float(rejoin))
+
+    def store(self) -> Store:
+        """The directory, taken over.
+
+        Raises:
+            CheckpointError: it cannot be used.
+        """
+        return Store(self.folder, self.keep)
+
+
+@dataclass
+class Flight:
+    """A checkpoint that is being written.
+
+    Attributes:
+        outcome: how it ended; None while it is written.
+    """
+
+    draft: Draft
+    started: float
+    outcome: CheckpointError | StaleEpoch | str | None = None
+    thread: threading.Thread | None = field(default=None, repr=False)
+
+    @property
+    def step(self) -> int:
+        """The step of which it is."""
+        return self.draft.step
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end."""
+        if self.thread is not None:
+            self.thread.join(seconds)
+
+
+class Saver:
+    """Writes the checkpoints of a session, one at a time.
+
+    Attributes:
+        error: why the last checkpoint could not be written; None if it could.
+        flight: the one that is being written.
+        saved: the step of the last one that was begun.
+    """
+
+    def __init__(
+        self, store: Store, every: Every, hosts: Hosts, state: State, steps: Steps
+    ) -> None:
+        self.store = store
+        self.error: CheckpointError | None = None
+        self.flight: Flight | None = None
+        self.saved = -1
+        self._every = every
+        self._hosts = hosts
+        self._state = state
+        self._steps = steps
+        self._looked = 0  # the step at which it was last due
+        self._since = time.monotonic()
+
+    def resume(self) -> Path | None:
+        """Take up the newest checkpoint that can be read; where it is, if there is one."""
+        for told in self.store.cleaned:
+            _log.tell("checkpoint.cleaned", folder=str(self.store.root), what=told)
+        found = self.store.newest(_ignored)
+        if found is None:
+            return None
+        folder, checkpoint = found
+        self._state.resume(checkpoint, folder)
+        self._steps.committed = self.saved = self._looked = checkpoint.step
+        _log.tell("session.resumed", folder=str(folder), step=checkpoint.step)
+        return folder
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint; if so, the next one is due an interval later."""
+        step, now = self._steps.committed, time.monotonic()
+        if not self._every.due(self._looked, step, now - self._since):
+            return False
+        self._looked, self._since = step, now
+        return True
+
+    def skip(self) -> None:
+        """Leave one out, because the one before is still being written."""
+        assert self.flight is not None
+        _log.tell(
+            "checkpoint.skipped", step=self._steps.committed, writing=self.flight.step,
+            seconds=round(time.monotonic() - self.flight.started, 3),
+        )  # fmt: skip
+
+    def begin(self) -> Flight | None:
+        """Start to write the state as it is now; None if that failed at once.
+
+        Raises:
+            StaleEpoch: another session has taken over.
+        """
+        step = self._steps.committed
+        draft = None
+        try:
+            draft = self.store.begin(step)
+            placed, waiting = self._state.placed(), self._state.waiting()
+            saving = self._hosts.save(self.store.root, draft.folder.name, step, list(placed))
+        except (OSError, GraphflowError) as error:
+            if draft is not None:
+                draft.discard()
+            if isinstance(error, StaleEpoch):
+                raise
+            self._failed(step, error)
+            return None
+        self.saved = step
+        self.flight = flight = Flight(draft, time.monotonic())
+        flight.thread = threading.Thread(
+            target=self._write, args=(flight, saving, placed, waiting),
+            name="graphflow-checkpoint", daemon=True,
+        )  # fmt: skip
+        flight.thread.start()
+        return flight
+
+    def land(self) -> Flight | None:
+        """The checkpoint that was being written, if that has ended since.
+
+        Raises:
+            StaleEpoch: another session has taken over.
+        """
+        flight = self.flight
+        if flight is None or flight.outcome is None:
+            return None
+        self.flight = None
+        if isinstance(flight.outcome, StaleEpoch):
+            raise flight.outcome
+        if isinstance(flight.outcome, CheckpointError):
+            self._failed(flight.step, flight.outcome)
+        else:
+            self.error = None
+            _log.tell("checkpoint.written", step=flight.step, folder=flight.outcome,
+                      seconds=round(time.monotonic() - flight.started, 3))  # fmt: skip
+        return flight
+
+    def _failed(self, step: int, error: BaseException) -> None:
+        known = isinstance(error, CheckpointError)
+        told = str(error) if known else unwritable(self.store.root / f"step-{step:08d}", error)
+        self.error = error if isinstance(error, CheckpointError) else CheckpointError(told)
+        self.error.__cause__ = error.__cause__ if known else error
+        _log.tell("checkpoint.failed", step=step, reason=told)
+
+    # On a thread of its own --------------------------------------------------------------------
+
+    def _write(
+        self,
+        flight: Flight,
+        saving: Saving,
+        placed: Mapping[int, Mapping[str, Signature]],
+        waiting: Mapping[str, Array],
+    ) -> None:
+        draft = flight.draft
+        try:
+            outcome: CheckpointError | StaleEpoch | str
+            for worker, written in saving(WRITE_SECONDS).items():
+                if isinstance(written, Shard):
+                    mine = tuple(placed[worker])
+                    draft.add(Shard(written.file, written.sha256, written.nbytes, mine))
+                else:
+                    mine_only = {name: written[name] for name in placed[worker]}
+                    draft.write(shard_name(worker), mine_only)
+            if waiting:
+                draft.write(CLIENT, waiting)
+            variables = {name: signature(value) for name, value in waiting.items()}
+            for kinds in placed.values():
+                variables |= kinds
+            self.store.check()
+            draft.commit(variables)
+            self.store.prune()
+            outcome = str(draft.target)
+        except (StaleEpoch, CheckpointError) as error:
+            outcome = error
+        except Exception as error:  # whatever it is, the training goes on
+            outcome = CheckpointError(unwritable(draft.target, error))
+            outcome.__cause__ = error
+        finally:
+            draft.discard()
+        flight.outcome = outcome
+
+
+def _ignored(told: str) -> None:
+    _log.tell("checkpoint.ignored", reason=told)
+
+
+def read(state: State, folder: str | os.PathLike[str]) -> tuple[Path, Checkpoint]:
+    """A checkpoint, and where it is: the folder itself, or the newest in it that is whole and fits
+    the session's variables.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    source = files.absolute(folder)
+    if not source.is_dir() or (source / MANIFEST).is_file() or not folders(source):
+        return source, load(source)
+    told: list[str] = []
+    found = newest(source, told.append, lambda manifest: state.misfit(manifest.variables))
+    if found is None:
+        raise CheckpointError(f"no checkpoint in {source} can be used: {'; '.join(told)}")
+    for each in told:
+        _ignored(each)
+    return found
+
+
+def save_by_worker(checkpoint: Checkpoint, state: State, folder: str | os.PathLike[str]) -> None:
+    """Write a checkpoint from here, in the shards in which workers would have.
+
+    Raises:
+        CheckpointError: the folder cannot be written; what was there is intact.
+    """
+    shards = {shard_name(worker): list(kinds) for worker, kinds in state.placed().items()}
+    held = {name for names in shards.values() for name in names}
+    rest = [name for name in checkpoint.variables if name not in held]
+    if rest:
+        shards[CLIENT] = rest
+    save(checkpoint, folder, shards)

@@ -1,0 +1,341 @@
+"""Recovery: a session that goes on by itself when it loses a worker, bit for bit as if it had not.
+
+    WorkerLost → workers that can be had, at a higher epoch → the last checkpoint → the steps since
+
+What changed the state since a checkpoint is kept: fetches and feeds of steps, and values that were
+set. A step is a function of state, feeds and its number, so doing it again gives the same bits on
+any placement. A step whose end was not told to the caller is done again for him; one that was told
+is done again for the state alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from graphflow.checkpointing import WRITE_SECONDS, Flight, Saver
+from graphflow.deployment import Deployment
+from graphflow.errors import CheckpointError, StateLost, WorkerLost
+from graphflow.op import Node, Tensor
+from graphflow.runtime.checkpoint import Checkpoint, load
+from graphflow.runtime.logs import Log
+from graphflow.runtime.protocol.poison import Poison
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+MOST = 10
+"""Recoveries in a row after which a session that comes no further gives up."""
+BUDGET = 256 * 2**20
+"""Bytes of feeds that are kept for doing steps again; beyond it a checkpoint is written early."""
+_ENTRY = 1000  # bytes that count for a step beside its feeds
+_LANDING = 10.0  # seconds for a checkpoint to end whose workers are gone
+
+_log = Log("graphflow.session")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A step that was committed: fetches, feeds, and how many steps were before it."""
+
+    tensors: Sequence[Tensor]
+    feeds: Mapping[Node, Array]
+    before: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """A variable that was set."""
+
+    node: Node
+    value: Array
+
+
+@dataclass
+class Stretch:
+    """A checkpoint, and what happened from then on to the next one.
+
+    Attributes:
+        folder: where it is; None: what variables begin with.
+        written: whether it is there already.
+    """
+
+    folder: Path | None
+    written: bool
+    entries: list[Ran | Given] = field(default_factory=list)
+    nbytes: int = 0
+
+
+class Recovery:
+    """Keeps a session going.
+
+    Args:
+        run: a step of fetches and feeds.
+        rejoin: seconds to wait for workers that are not this session's own processes.
+    """
+
+    def __init__(
+        self,
+        saver: Saver,
+        deployment: Deployment,
+        run: Callable[[Sequence[Tensor], Mapping[Node, Array]], list[Any]],
+        rejoin: float,
+    ) -> None:
+        self.saver = saver
+        self._deployment = deployment
+        self._hosts = deployment.hosts
+        self._state = deployment.state
+        self._steps = deployment.steps
+        self._cluster = deployment.cluster  # as the session began with it
+        self._run = run
+        self._rejoin = rejoin
+        self._keeps = self._hosts.can_be_lost
+        self._stretches = [Stretch(saver.resume(), written=True)]
+        self._writing: Stretch | None = None
+        self._broken: WorkerLost | None = None
+        self._goal = 0  # steps committed when the first of some losses in a row came
+        self._failures = 0  # of them
+        self._poison = Poison()
+        self._uncertain = False
+
+    # What a session does ------------------------------------------------------------------------
+
+    def step(self, tensors: Sequence[Tensor], feeds: Mapping[Node, Array]) -> list[Any]:
+        """Run a step, as often as it takes.
+
+        Raises:
+            WorkerLost, PoisonedTask: it cannot be brought to an end.
+            GraphflowError: as the step itself.
+        """
+        if self._uncertain:
+            self.save()
+        before = self._steps.committed
+        try:
+            values = self.guarded(lambda: self._run(tensors, feeds))
+        except KeyboardInterrupt:
+            self._uncertain = self._keeps  # the workers may have committed it, or not
+            raise
+        self._failures = 0
+        if self._keeps:
+            copies = {node: np.array(value) for node, value in feeds.items()}
+            size = _ENTRY + sum(value.nbytes for value in copies.values())
+            self._note(Ran(tuple(tensors), copies, before), size)
+        return values
+
+    def set(self, node: Node, value: Array) -> None:
+        """Set a variable."""
+        self.guarded(lambda: self._state.set(node, value))
+        if self._keeps:
+            self._note(Given(node, value), _ENTRY + value.nbytes)
+
+    def guarded(self, operation: Callable[[], T]) -> T:
+        """Do something with the workers, again if one of them is lost meanwhile.
+
+        Raises:
+            WorkerLost: the session cannot be recovered.
+            PoisonedTask: the same work ended three workers.
+        """
+        while True:
+            try:
+                if self._broken is not None:
+                    self._recover(self._broken)
+                return operation()
+            except StateLost:
+                raise
+            except WorkerLost as error:
+                if not self._keeps:
+                    raise
+                self._count(error)
+
+    def after(self) -> None:
+        """At the end of a step: write a checkpoint where it is time for one.
+
+        Raises:
+            StaleEpoch: another process has taken the session over.
+        """
+        self._land()
+        saver, size = self.saver, sum(each.nbytes for each in self._stretches)
+        if saver.due():
+            if saver.flight is not None:
+                saver.skip()
+            else:
+                self._begin()
+        elif size > BUDGET:
+            self._shorten(size)
+
+    def save(self) -> Path:
+        """Write a checkpoint now, and wait for it.
+
+        Raises:
+            CheckpointError: it cannot be written; training may go on.
+        """
+        while True:
+            self.wait()
+            flight = self.guarded(self._begin)
+            if flight is not None:
+                self.wait()
+            error = self.saver.error
+            if error is None and flight is not None:
+                self._uncertain = False
+                return flight.draft.target
+            assert error is not None
+            if not (self._keeps and isinstance(error.__cause__, WorkerLost)):
+                raise error
+            self._count(error.__cause__)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        if self.saver.flight is not None:
+            self.saver.flight.wait(WRITE_SECONDS)
+            self._land()
+
+    def close(self, *, complete: bool) -> None:
+        """Let the checkpoint that is being written come to its end.
+
+        Args:
+            complete: write one more, of the steps since.
+        """
+        self.wait()
+        if complete and self._broken is None and self.saver.saved != self._steps.committed:
+            self._begin()
+            self.wait()
+
+    def begin_at(self, folder: Path) -> None:
+        """The state is that of a checkpoint from now on, and what was kept leads nowhere."""
+        self.wait()
+        self.saver.store.advance()  # what is written from now on is newer than what was before
+        self.saver.saved = -1
+        self._stretches = [Stretch(folder, written=True)]
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def _note(self, entry: Ran | Given, nbytes: int) -> None:
+        if self._stretches:
+            self._stretches[-1].entries.append(entry)
+            self._stretches[-1].nbytes += nbytes
+
+    def _begin(self) -> Flight | None:
+        flight = self.saver.begin()
+        if flight is not None and self._keeps:
+            self._writing = Stretch(flight.draft.target, written=False)
+            self._stretches.append(self._writing)
+        return flight
+
+    def _land(self) -> None:
+        flight = self.saver.land()
+        stretch = self._writing if flight is not None else None
+        if stretch is None:
+            return
+        self._writing = None
+        if self.saver.error is None:
+            stretch.written = True
+            self._drop_before(self._last_written(1))
+
+    def _last_written(self, skip: int = 0) -> int:
+        """The place of the last stretch, or one before, whose checkpoint is there; 0 if none."""
+        places = [i for i, each in enumerate(self._stretches) if each.written]
+        return places[-1 - skip] if len(places) > skip else 0
+
+    def _drop_before(self, place: int) -> None:
+        del self._stretches[:place]
+
+    def _shorten(self, size: int) -> None:
+        """Bring down what is kept: by what older checkpoints need, then by a new one."""
+        self._drop_before(self._last_written())
+        size = sum(each.nbytes for each in self._stretches)
+        if size > 2 * BUDGET:
+            self.wait()  # steps come faster than the disk takes checkpoints
+        if size > 4 * BUDGET and self.saver.error is not None:
+            _log.tell("recovery.lost", step=self._steps.committed, reason=str(self.saver.error))
+            self._stretches.clear()
+        elif size > BUDGET and self.saver.flight is None:
+            self._begin()
+
+    # Recovery -----------------------------------------------------------------------------------
+
+    def _count(self, error: WorkerLost) -> None:
+        """Take note of a loss.
+
+        Raises:
+            WorkerLost: too many in a row.
+            PoisonedTask: the same work ended three workers.
+        """
+        if self._broken is None:
+            self._goal = self._steps.committed
+        self._broken = error
+        self._failures += 1
+        poisoned = self._poison.died(error, self._goal)
+        if poisoned is not None:
+            raise poisoned from error
+        if self._failures > MOST:
+            raise WorkerLost(
+                f"gave up at step {self._goal}, after {MOST} recoveries in a row without a step: "
+                f"{error}; the checkpoints in {self.saver.store.root} are intact",
+                worker=error.worker, step=error.step, reason=error.reason, op=error.op,
+            ) from error  # fmt: skip
+
+    def _recover(self, error: WorkerLost) -> None:
+        """Get workers, give them the last checkpoint, and do the steps since again."""
+        started = time.monotonic()
+        _log.tell("session.recovering", step=self._goal, reason=str(error))
+        epoch = self.saver.store.advance()
+        cluster = self._hosts.reopen(self._cluster, epoch, self._rejoin)
+        if self.saver.flight is not None:
+            self.saver.flight.wait(_LANDING)
+            self._land()
+        place, base = self._base()
+        same = cluster == self._deployment.cluster
+        self._deployment.undeploy(None if same else cluster)
+        self._state.restore(base, homes=same)
+        steps = self._steps
+        trace, steps.trace, steps.lost = steps.trace, None, None
+        steps.committed = base.step
+        count = 0
+        try:
+            for stretch in self._stretches[place:]:
+                for entry in stretch.entries:
+                    self._redo(entry)
+                    count += isinstance(entry, Ran)
+        finally:
+            steps.trace, steps.committed = trace, self._goal
+        self._broken = None
+        _log.tell(
+            "session.recovered", step=self._goal, epoch=epoch, workers=len(cluster.workers),
+            replayed=count, seconds=round(time.monotonic() - started, 3),
+        )  # fmt: skip
+
+    def _redo(self, entry: Ran | Given) -> None:
+        if isinstance(entry, Given):
+            self._state.set(entry.node, entry.value.copy())
+        else:
+            self._steps.committed = entry.before
+            self._run(entry.tensors, entry.feeds)
+
+    def _base(self) -> tuple[int, Checkpoint]:
+        """The last checkpoint from which what was kept leads on, and the place of its stretch.
+
+        Raises:
+            StateLost: there is none.
+        """
+        why = "none has been written since what was kept for doing steps again became too much"
+        for place in reversed(range(len(self._stretches))):
+            stretch = self._stretches[place]
+            if not stretch.written:
+                continue
+            if stretch.folder is None:
+                return place, Checkpoint({}, 0)
+            try:
+                return place, load(stretch.folder)
+            except CheckpointError as error:
+                why = str(error)
+                _log.tell("checkpoint.ignored", reason=why)
+        raise StateLost(
+            f"the session lost a worker ({self._broken}), and no checkpoint leads to step "
+            f"{self._goal}: {why}; open a new session on {self.saver.store.root}: it goes on from "
+            "the newest that can be read"
+        )
