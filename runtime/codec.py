@@ -32,6 +32,7 @@ from graphflow.placement.host import host_memory
 from graphflow.runtime.finite import CHECKS
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.security.limits import MOST_ITERATIONS, Limits
+from graphflow.runtime.wire import BUDGET
 from graphflow.spec import Dim, TensorSpec, as_dtype
 
 MAX_DEPTH = 32  # of bodies in bodies
@@ -53,7 +54,8 @@ def encode(partitions: Sequence[Partition]) -> tuple[bytes, list[np.ndarray[Any,
     """The partitions of one worker as a header and the arrays it refers to.
 
     Raises:
-        GraphLimitError: it has more nodes than workers take by default.
+        GraphLimitError: it has more nodes than workers take by default, or larger constants than
+            may be under way at a time.
         GraphError: an attribute cannot travel.
     """
     for each in partitions:
@@ -64,6 +66,12 @@ def encode(partitions: Sequence[Partition]) -> tuple[bytes, list[np.ndarray[Any,
             )
     buffers: list[np.ndarray[Any, Any]] = []
     header = [_encode_partition(p, buffers) for p in partitions]
+    nbytes = sum(buffer.nbytes for buffer in buffers)
+    if nbytes > BUDGET:
+        raise GraphLimitError(
+            f"the constants of a graph take {nbytes / 1e9:.3g} GB, and {BUDGET / 1e9:.3g} GB may "
+            "be under way to a worker; feed them, or make them variables and set these"
+        )
     return msgpack.packb(header), buffers
 
 
@@ -233,6 +241,10 @@ def _decode_partition(header: Header, wire: _Wire) -> Partition:
 
 def _tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:
     node, output = reference
+    if _index(node) >= len(nodes):
+        raise GraphLimitError(
+            f"a graph from the wire refers to node {node} before it, or without it: a cycle?"
+        )
     return nodes[_index(node)].outputs[_index(output)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -18,14 +18,14 @@ import msgpack
 import numpy as np
 import xxhash
 
-from graphflow.errors import MessageTooLarge, ProtocolError
+from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
 from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Message
 
 WIRE_VERSION = 5
 CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 4 << 20  # bytes of an array in one frame
 DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
-BUDGET = 4 << 30  # bytes that one session may have under way to one process
+BUDGET = 4 << 30  # bytes that one peer may have under way to one process in a session
 ENTRIES = 1 << 17  # arrays that one session may have under way to one process
 TEXT_CAP = 1 << 16  # characters of an error's text or traceback
 SPANS_A_MESSAGE = 2048
@@ -39,6 +39,8 @@ _RANK_CAP = 32
 _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _FLOATS = {"float16", "float32", "float64", "complex64", "complex128"}
 _NUMPY_DTYPES = frozenset({"bool"} | _INTEGERS | _FLOATS)
+
+_UNCHANGED = ("Hello", "Welcome")  # their bodies are the same in all versions
 
 Check = Callable[[Any, str], Any]
 Buffer = bytes | memoryview
@@ -83,6 +85,8 @@ def decode(frame: Buffer) -> tuple[Envelope, Message]:
     kind, head, body = parts
     if not isinstance(kind, str) or kind not in KINDS:
         raise ProtocolError(f"unknown kind of message {str(kind)[:40]!r}")
+    if kind in _UNCHANGED and isinstance(head, tuple):
+        head = _fitted(head)
     if not isinstance(head, tuple) or len(head) != len(_NAMES[Envelope]):
         raise ProtocolError(f"the envelope of a {kind} message is malformed")
     if not isinstance(body, dict):
@@ -91,6 +95,14 @@ def decode(frame: Buffer) -> tuple[Envelope, Message]:
     message = _build(KINDS[kind], body)
     assert isinstance(envelope, Envelope) and isinstance(message, Message)
     return envelope, message
+
+
+def _fitted(head: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An envelope of another version, so that versions that differ can still tell each other:
+    what is added to envelopes comes last, and has a default."""
+    defaults = [each.default for each in fields(Envelope)]
+    own = [default for default in defaults[len(head) :] if default is not MISSING]
+    return (*head[: len(defaults)], *own)
 
 
 def decode_frames(frames: Sequence[Buffer]) -> tuple[Envelope, Message, Buffer | None]:
@@ -376,16 +388,32 @@ class _Partial:
     filled: int
 
 
-class Assembler:
-    """Puts the chunks of one session's arrays together, within a budget of bytes.
+class Purse:
+    """Bytes that may be under way to one process, all sessions and peers together."""
 
-    An array counts against the budget from its first chunk until it is taken.
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.held = 0
+
+
+class Assembler:
+    """Puts the chunks of one session's arrays together, within budgets of bytes.
+
+    An array counts against them from its first chunk until it is taken.
+
+    Args:
+        budget: for each peer that sends.
+        entries: arrays, of all peers.
+        purse: what the process's other sessions share.
     """
 
-    def __init__(self, budget: int = BUDGET, entries: int = ENTRIES) -> None:
+    def __init__(
+        self, budget: int = BUDGET, entries: int = ENTRIES, purse: Purse | None = None
+    ) -> None:
         self._budget = budget
         self._entries = entries
-        self._held = 0
+        self._purse = purse or Purse(1 << 62)
+        self._held: dict[int, int] = {}  # by origin
         self._partial: dict[tuple[int, str, int, Key], _Partial] = {}
         self._whole: dict[tuple[int, str, int, Key], Array] = {}
 
@@ -420,17 +448,24 @@ class Assembler:
             raise ProtocolError(f"{chunk.purpose} {chunk.name} starts at byte {chunk.offset}")
         if key in self._whole:
             raise ProtocolError(f"{chunk.purpose} {chunk.name} arrives a second time")
-        if self._held + chunk.nbytes > self._budget:
-            raise MessageTooLarge(
-                f"{chunk.purpose} {chunk.name} of {chunk.nbytes} bytes exceeds what is left of "
-                f"the session's budget of {self._budget} bytes"
+        held = self._held.get(key[0], 0)
+        purse = self._purse
+        if held + chunk.nbytes > self._budget or purse.held + chunk.nbytes > purse.budget:
+            error = GraphLimitError if chunk.purpose == "part" else MessageTooLarge
+            raise error(
+                f"{chunk.purpose} {chunk.name} of {chunk.nbytes} bytes exceeds what is left of the "
+                f"budget: {held} of {self._budget} bytes of its sender are under way, and "
+                f"{purse.held} of {purse.budget} of all"
             )
         if len(self._partial) + len(self._whole) >= self._entries:
             raise MessageTooLarge(f"more than {self._entries} arrays are under way in a session")
-        memory = aligned(chunk.nbytes)
+        try:
+            memory = aligned(chunk.nbytes)
+        except MemoryError:
+            raise MessageTooLarge(f"no memory for an array of {chunk.nbytes} bytes") from None
         stored = [chunk.shape[axis] for axis in chunk.axes]
         array = memory.view(dtype).reshape(stored).transpose(np.argsort(chunk.axes))
-        self._held += chunk.nbytes
+        self._hold(key[0], chunk.nbytes)
         self._partial[key] = partial = _Partial(chunk, array, memory, 0)
         return partial
 
@@ -443,15 +478,26 @@ class Assembler:
         array = self._whole.pop((origin, purpose, number, name), None)
         if array is None:
             raise ProtocolError(f"{purpose} {name} of request {number} was announced but not sent")
-        self._held -= array.nbytes
+        self._hold(origin, -array.nbytes)
         return array
+
+    def _hold(self, origin: int, nbytes: int) -> None:
+        self._held[origin] = self._held.get(origin, 0) + nbytes
+        self._purse.held += nbytes
 
     def forget(self, purpose: str, number: int) -> None:
         """Drops what has arrived for a request or step."""
         for key in [key for key in self._partial if key[1:3] == (purpose, number)]:
-            self._held -= self._partial.pop(key).header.nbytes
+            self._hold(key[0], -self._partial.pop(key).header.nbytes)
         for key in [key for key in self._whole if key[1:3] == (purpose, number)]:
-            self._held -= self._whole.pop(key).nbytes
+            self._hold(key[0], -self._whole.pop(key).nbytes)
+
+    def clear(self) -> None:
+        """Drops all that has arrived; the session is over."""
+        self._partial.clear()
+        self._whole.clear()
+        self._purse.held -= sum(self._held.values())
+        self._held.clear()
 
 
 def aligned(nbytes: int) -> Array:

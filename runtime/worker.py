@@ -30,6 +30,7 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
+from graphflow.placement.host import host_memory
 from graphflow.runtime.clock import identity
 from graphflow.runtime.hosting import HostedSession, HostFactory, default_factory
 from graphflow.runtime.logs import Log, configure_by_environment
@@ -115,7 +116,7 @@ class WorkerProcess:
         self._factory = factory
         self._allow_ops = frozenset(allow_ops)
         self._checkpoints = checkpoints
-        self._machine = WorkerMachine(devices, identity())
+        self._machine = WorkerMachine(devices, identity(), host_memory() // 2)
         self._sessions: dict[str, HostedSession] = {}
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
         self._finished: deque[Finished] = deque()

@@ -10,7 +10,7 @@ coordinator to take over; it is closed when its lease ends.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -77,7 +77,7 @@ from graphflow.runtime.protocol.jobs import (
     WorkerEvent,
 )
 from graphflow.runtime.protocol.stream import Arrival, Inbound, Letter, Stream, Version, fence
-from graphflow.runtime.wire import SPANS_A_MESSAGE, Assembler, Buffer, chunks
+from graphflow.runtime.wire import SPANS_A_MESSAGE, Assembler, Buffer, Purse, chunks
 
 MAX_SESSIONS = 64
 _REMEMBERED = 4096  # closed sessions whose late messages are still known as such
@@ -119,6 +119,7 @@ class WorkerMachine:
 
     Args:
         home: which clock its time is of, see `clock.identity`.
+        memory: bytes that arrays may take on their way in, of all sessions together.
     """
 
     def __init__(self, devices: Sequence[str], home: str = "", memory: int = 1 << 62) -> None:
@@ -440,6 +441,7 @@ class WorkerMachine:
         actions: list[WorkerAction] = []
         for name in names:
             session = self._sessions.pop(name)
+            session.inbox.clear()
             while len(self._closed) >= _REMEMBERED:
                 del self._closed[next(iter(self._closed))]
             self._closed[name] = _Closed(session.epoch, str(error))

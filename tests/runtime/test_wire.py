@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from graphflow.errors import MessageTooLarge, ProtocolError
+from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
 from graphflow.runtime import wire
 from graphflow.runtime.messages import (
     KINDS,
@@ -23,10 +23,12 @@ from graphflow.runtime.messages import (
     Compute,
     Done,
     Envelope,
+    Hello,
     Measured,
     Open,
     Ping,
     Spans,
+    Welcome,
 )
 from graphflow.runtime.wire import Assembler, chunks, decode, decode_frames, encode
 
@@ -289,6 +291,34 @@ def test_a_budget_bounds_what_is_under_way_until_it_is_taken_or_forgotten() -> N
     assert inbox.add(0, wide, b"\0" * 80)
 
 
+def test_each_peer_has_a_budget_and_all_sessions_share_one() -> None:
+    purse = wire.Purse(130)
+    first, second = Assembler(60, purse=purse), Assembler(60, purse=purse)
+    for inbox, origin in ((first, 0), (first, 0), (first, 1), (second, 0)):
+        inbox.add(origin, replace(CHUNK, number=purse.held), b"\0" * 24)
+    with pytest.raises(MessageTooLarge, match="48 of 60 bytes of its sender"):
+        first.add(0, replace(CHUNK, number=1), b"\0" * 24)
+    second.add(1, CHUNK, b"\0" * 24)
+    with pytest.raises(MessageTooLarge, match="120 of 130 of all"):
+        first.add(2, CHUNK, b"\0" * 24)
+    with pytest.raises(GraphLimitError):
+        first.add(2, replace(CHUNK, purpose="part"), b"\0" * 24)
+    first.take(1, "edge", 48, "e")
+    first.clear()
+    assert purse.held == 48
+    second.clear()
+    assert purse.held == 0
+
+
+def test_memory_that_there_is_not_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(nbytes: int) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(wire, "aligned", none)
+    with pytest.raises(MessageTooLarge, match="no memory"):
+        Assembler().add(0, CHUNK, b"\0" * 24)
+
+
 def test_chunks_must_continue_each_other() -> None:
     array = np.zeros(wire.CHUNK_BYTES + 8, np.uint8)
     (first, data), (second, rest) = chunks("edge", 1, "e", array)
@@ -305,3 +335,14 @@ def test_chunks_must_continue_each_other() -> None:
     assert inbox.add(0, second, rest)
     with pytest.raises(ProtocolError, match="second time"):
         inbox.add(0, first, data)
+
+
+@pytest.mark.parametrize("message", [Hello(1, "9.9.9", 77, "3.14"), Welcome(1, "9", 7, "3", [])])
+def test_versions_whose_envelopes_differ_can_tell_each_other(message: Any) -> None:
+    assert decode(repack(lambda f: f[1].append("of a later version"), message))[1] == message
+    assert decode(repack(lambda f: f[1].pop() and None, message))[1] == message
+    for shorten in (lambda f: f[1].clear(), lambda f: f[1].__delitem__(slice(3, None))):
+        with pytest.raises(ProtocolError):
+            decode(repack(shorten, message))
+    with pytest.raises(ProtocolError, match="envelope"):
+        decode(repack(lambda f: f[1].append("of a later version"), Ping()))
