@@ -175,6 +175,8 @@ class Cluster:
         deadline: seconds for all workers to come up.
         source: the file it was read from.
         key: the name of the key that a session shows the workers; default: the only one.
+        stand_ins: where workers were lost, for each worker as pins number them, the one that has
+            its place now; see `without`.
 
     Raises:
         ClusterError: no workers, a duplicate address or device, a number that is NaN, infinite,
@@ -190,6 +192,7 @@ class Cluster:
     source: str | None = None
     ports: tuple[Port, ...] = ()
     key: str | None = None
+    stand_ins: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
@@ -363,6 +366,7 @@ class Cluster:
             raise DeviceError(f"{error}{hint}") from None
         if not wanted:
             raise DeviceError(f"{constraint!r} names no part of a device{hint}")
+        wanted = self.pinned(wanted)
         found = tuple(name for name in self.devices if wanted.matches(DeviceName.parse(name)))
         if not found:
             there = ", ".join(self.devices)
@@ -394,7 +398,8 @@ class Cluster:
         return sorted(names)
 
     def without(self, lost: Collection[int]) -> Self:
-        """The same without some workers; those that remain are numbered anew, from 0.
+        """The same without some workers; those that remain are numbered anew, from 0. What is
+        pinned to one that is left out is pinned to one of them, by turns.
 
         Raises:
             ClusterError: none remains.
@@ -433,7 +438,18 @@ class Cluster:
             for port in self.ports
             if kept(port.inside)
         )  # fmt: skip
-        return replace(self, workers=workers, links=links, ports=ports)
+        numbered = {worker.index: index for index, worker in enumerate(stay)}
+        before = self.stand_ins or tuple(range(len(self.workers)))
+        stand_ins = tuple(
+            numbered.get(now, pin % max(1, len(stay))) for pin, now in enumerate(before)
+        )
+        return replace(self, workers=workers, links=links, ports=ports, stand_ins=stand_ins)
+
+    def pinned(self, pin: DeviceName) -> DeviceName:
+        """What a pin means here: its worker may have been lost, or have another number by now."""
+        if pin.worker is None or pin.worker >= len(self.stand_ins):
+            return pin
+        return DeviceName(self.stand_ins[pin.worker], pin.kind, pin.index)
 
     # Plain data -------------------------------------------------------------------------------
 

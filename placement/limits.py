@@ -95,7 +95,8 @@ class Limits:
     def _pinned(self, node: Node) -> frozenset[str]:
         pin = node.device
         if pin not in self._pins:
-            fits = frozenset(n for n in self._kinds if pin.matches(DeviceName.parse(n)))
+            here = self._cluster.pinned(pin)
+            fits = frozenset(n for n in self._kinds if here.matches(DeviceName.parse(n)))
             if not fits:
                 raise DeviceError(
                     f"{self._title(node)} is pinned to {str(pin)!r}, which fits no device of the "
