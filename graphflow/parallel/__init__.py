@@ -7,15 +7,44 @@ from graphflow.parallel.collectives import (
     broadcast,
     reduce_scatter,
 )
+from graphflow.parallel.pipelines import Pipeline
 from graphflow.parallel.report import Report
+from graphflow.parallel.schedule import Schedule, Task, draw, run, staleness
+from graphflow.parallel.schedules import (
+    chimera,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    pipedream,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 from graphflow.parallel.strategies import Shard
+from graphflow.parallel.whatif import GPT, what_if
 
 __all__ = [
+    "GPT",
+    "Pipeline",
     "Report",
+    "Schedule",
     "Shard",
+    "Task",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "broadcast",
+    "chimera",
+    "draw",
+    "gpipe",
+    "interleaved",
+    "one_f_one_b",
+    "pipedream",
     "reduce_scatter",
+    "run",
+    "staleness",
+    "what_if",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
 ]

@@ -116,7 +116,8 @@ class _Unrolling:
         with made_by(node, "", self._device(node, 0)):
             twin = make_node(REGISTRY["variable"], (), {**node.attrs, "named": False}, node.name)
         all_of_it = tuple(slice(0, int(size)) for size in node.specs[0].shape)  # type: ignore[arg-type]
-        return Pieces((twin,), (all_of_it,), whole(len(all_of_it)))
+        count = self.schedule.microbatches
+        return Pieces((twin,) * count, (all_of_it,) * count, whole(len(all_of_it)))
 
     # Passes -------------------------------------------------------------------------------------
 

@@ -1,0 +1,39 @@
+"""The batch: which placeholders of a graph hold samples along their first axis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from graphflow.errors import ShardingError
+from graphflow.graph import Graph
+from graphflow.op import Tensor
+from graphflow.spec import Dim, Size
+
+
+def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list[Tensor]:
+    """The placeholders that hold the batch: those whose first axis has the size that most have,
+    where there are symbols the one that most have.
+
+    Args:
+        wanted: placeholders, or their names, where the user says which; those that the graph does
+            not have are left out.
+
+    Raises:
+        ShardingError: there is none, or two sizes that as many have.
+    """
+    every = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
+    if wanted is not None:
+        named = [t if isinstance(t, Tensor) else every.get(t) for t in wanted]
+        return [t for t in named if t is not None and t.node in graph.names]
+    firsts = [(t, t.shape[0]) for t in every.values() if t.ndim]
+    symbolic = [(t, size) for t, size in firsts if isinstance(size, Dim)]
+    sizes: Counter[Size] = Counter(size for _, size in symbolic or firsts)
+    (size, most), *others = sizes.most_common(2) or [(0, 0)]
+    if not most or (others and others[0][1] == most):
+        told = ", ".join(f"{name!r} {t.shape}" for name, t in every.items()) or "none"
+        raise ShardingError(
+            f"which placeholders hold the batch? There are {told}; say it, batch=[x, y], or give "
+            "the batch one name: gf.placeholder('float32', ('batch', 784))"
+        )
+    return [t for t, first in firsts if first == size]

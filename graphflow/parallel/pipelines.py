@@ -1,0 +1,169 @@
+"""Pipeline: the strategy that gives each device some stages of a network.
+
+train = gf.optim.Adam(1e-3).minimize(loss, strategy=gf.parallel.Pipeline(4, microbatches=8))
+gf.parallel.Pipeline(2, "zb-h1") * gf.parallel.Data(2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from graphflow.device import DeviceName
+from graphflow.errors import ScheduleError
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor, user_location
+from graphflow.parallel.batch import batch_of
+from graphflow.parallel.mesh import Mesh
+from graphflow.parallel.pipeline import pipelined
+from graphflow.parallel.report import Report
+from graphflow.parallel.schedule import Schedule
+from graphflow.parallel.schedules import SCHEDULES
+from graphflow.parallel.shard import Pieces, Sharded
+from graphflow.parallel.stages import origin_of, stages_of
+from graphflow.parallel.strategies import devices_for, report_of
+from graphflow.parallel.unrolled import unrolled
+from graphflow.placement.cluster import Cluster
+
+_ON_A_DEVICE = {"interleaved": 2, "zb-v": 2}
+"""Stages on a device, of schedules that ask for several."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A network in stages, and micro-batches that go through them by a schedule.
+
+    Args:
+        stages: how many, of which the planner finds the split; "auto": as many as the cluster has
+            devices for; or a list with, for each stage, a name scope, a tensor, or a list of these.
+        schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "chimera" or
+            "pipedream" (which does not flush); a function of (stages, microbatches), or a
+            `Schedule` of your own.
+        microbatches: into which each batch is cut; default: twice the number of stages.
+        recompute: whether backward passes compute forward passes again, for memory.
+        batch: placeholders (or their names) that hold the batch in their first axis; default: those
+            that share the size of their first axis.
+        devices: of the stages; default: the first of the cluster. On a cluster of one device, all
+            stages are there.
+
+    Raises:
+        ScheduleError: at once for arguments that fit no network; when a graph is divided, for nodes
+            in no stage or in two, more stages than devices, or a schedule that would deadlock.
+        ShardingError: a batch smaller than the micro-batches.
+
+    Source: Huang et al., GPipe, NeurIPS 2019; Narayanan et al., SC 2021; see `schedules`.
+    """
+
+    stages: int | str | Sequence[Any] = "auto"
+    schedule: str | Schedule | Callable[[int, int], Schedule] = "1f1b"
+    microbatches: int | None = None
+    recompute: bool | None = None
+    batch: Sequence[Tensor | str] | None = None
+    devices: Sequence[str] | None = None
+    beside: Any = None
+    _found: dict[Node, int] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        where = f"Pipeline at {user_location()}"
+        given = self.schedule
+        if not isinstance(given, Schedule) and not callable(given) and given not in SCHEDULES:
+            raise ScheduleError(
+                f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
+                f"not {given!r}"
+            )
+        if isinstance(self.stages, str) and self.stages != "auto":
+            raise ScheduleError(
+                f"{where}: stages is a number, 'auto' or a list, not {self.stages!r}"
+            )
+        if self.microbatches is not None and (
+            isinstance(self.microbatches, bool)
+            or not isinstance(self.microbatches, int)
+            or self.microbatches < 1
+        ):
+            raise ScheduleError(
+                f"{where}: microbatches is a number from 1 up, not {self.microbatches!r}"
+            )
+
+    def __mul__(self, other: Any) -> Pipeline:
+        """Each stage on several devices, as another strategy has it."""
+        if self.beside is not None or not hasattr(other, "layouts"):
+            raise ScheduleError(
+                f"at {user_location()}: a Pipeline goes with one Data or Shard, not {other!r}"
+            )
+        return replace(self, beside=other)
+
+    def divide(
+        self, graph: Graph, cluster: Cluster, known: Mapping[Node, Pieces] | None = None
+    ) -> Sharded:
+        """A graph of stages and micro-batches, for the devices of a cluster.
+
+        Raises:
+            ScheduleError, ShardingError: see above.
+        """
+        outer = dict(self.beside.mesh) if self.beside is not None else {}
+        each = prod(outer.values())
+        schedule = self.planned(cluster, each)
+        self._stage(graph, schedule.stages)
+        found = devices_for({"stage": schedule.devices, **outer}, cluster, self.devices)
+        batch = batch_of(graph, self.batch)
+        if schedule.updates != "flush" and _trains(graph):
+            if outer:
+                raise ScheduleError(
+                    f"schedule {schedule.name!r} does not flush, which goes with no other strategy"
+                )
+            return unrolled(graph, self._found, schedule, found, batch, known)
+        mesh = Mesh(outer, [DeviceName()] * each) if outer else None
+        layouts = self.beside.layouts(graph, mesh, strict=_trains(graph)) if outer else None
+        return pipelined(graph, self._found, schedule, found, batch, outer, layouts, known)
+
+    def planned(self, cluster: Cluster, each: int = 1) -> Schedule:
+        """The schedule for a cluster.
+
+        Args:
+            each: devices that share a stage.
+        """
+        if isinstance(self.schedule, Schedule):
+            made = self.schedule
+        else:
+            name = self.schedule if isinstance(self.schedule, str) else ""
+            make = SCHEDULES[name] if name else self.schedule
+            assert callable(make)
+            if isinstance(self.stages, int):
+                count = self.stages
+            elif isinstance(self.stages, str):
+                count = max(1, len(cluster.devices) // each) * _ON_A_DEVICE.get(name, 1)
+            else:
+                count = len(self.stages)
+            made = make(count, 2 * count if self.microbatches is None else self.microbatches)
+        return made if self.recompute is None else replace(made, recompute=self.recompute)
+
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+        """What the strategy makes of some fetches: layouts of variables, and each collective with
+        its bytes and the line that caused it. Print it."""
+        return report_of(self, fetches, cluster)
+
+    def _stage(self, graph: Graph, count: int) -> None:
+        """Find the stages of a forward pass, once: what is fetched without it later keeps them."""
+        loss = loss_of(graph)
+        if loss is None or loss.node in self._found:
+            return
+        stages = count if isinstance(self.stages, str) else self.stages
+        self._found.update(stages_of(loss, stages))
+        if max(self._found.values()) >= count:
+            raise ScheduleError(
+                f"{max(self._found.values()) + 1} stages, but the schedule has {count}"
+            )
+
+
+def loss_of(graph: Graph) -> Tensor | None:
+    """What a training graph differentiates: of the nodes that gradients were made for, the one that
+    was built last. Its value need not be part of the graph."""
+    origins = {origin_of(node) for node in graph.nodes if node.origin is not None}
+    made = [node for node in origins if node.op.name != "variable"]
+    return max(made, key=lambda node: node.serial).outputs[0] if made else None
+
+
+def _trains(graph: Graph) -> bool:
+    return bool(graph.of_op("assign"))

@@ -1,0 +1,207 @@
+"""Pipelines: the same training as one device has, in the order that the schedule asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import ScheduleError, ShardingError
+from graphflow.graph import Graph
+from graphflow.op import Tensor
+from graphflow.parallel.schedule import Schedule, Task, staleness
+from graphflow.parallel.schedules import one_f_one_b, pipedream
+from graphflow.parallel.stages import stages_of
+
+LAYERS, WIDTH, BATCH, STEPS = 4, 8, 26, 3
+rng = np.random.default_rng(0)
+WEIGHTS = [rng.normal(size=(WIDTH, WIDTH)) / 3 for _ in range(LAYERS)]
+X, Y = rng.normal(size=(BATCH, WIDTH)), rng.normal(size=(BATCH, WIDTH))
+SCOPES = [["layer0", "layer1"], ["layer2"], ["layer3", "loss"]]
+
+
+def tower(skip: bool = False, tied: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Placeholders and loss of a chain of layers in float64."""
+    x, y = (gf.placeholder("float64", ("B", WIDTH), name=name) for name in "xy")
+    h, first, weights = x, x, []
+    for i, value in enumerate(WEIGHTS):
+        with gf.name_scope(f"layer{i}"):
+            weights.append(gf.variable(value, name=f"w{i}"))
+            h = gf.tanh(h @ weights[0 if tied and i == LAYERS - 1 else i])
+            first = h if i == 0 else first
+    with gf.name_scope("loss"):
+        return x, y, gf.mean(gf.square((h + first if skip else h) - y))
+
+
+def trained(
+    strategy: Any, cluster: gf.Cluster | None = None, optimizer: Any = None, **kind: bool
+) -> tuple[list[float], list[Any], float]:
+    """The losses of some steps, the weights after them, and the loss on other data."""
+    x, y, loss = tower(**kind)
+    train = (optimizer or gf.optim.Adam(0.01)).minimize(loss, strategy=strategy)
+    with gf.Session(cluster) as s:
+        losses = [float(s.run([loss, train], {x: X, y: Y})[0]) for _ in range(STEPS)]
+        weights = [s.get(v.outputs[0]) for v in Graph([loss]).variables]
+        return losses, weights, float(s.run(loss, {x: X[:11], y: Y[:11]}))
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+P = gf.parallel.Pipeline
+SYNCHRONOUS = {
+    "gpipe": P(2, "gpipe", 4),
+    "1f1b": P(2, microbatches=4),
+    "1f1b, uneven micro-batches": P(4, "1f1b", 7),
+    "1f1b, scopes": P(SCOPES, "1f1b", 3),
+    "1f1b, recomputing": P(2, "1f1b", 4, recompute=True),
+    "interleaved": P(4, "interleaved", 4),
+    "zb-h1": P(2, "zb-h1", 4),
+    "zb-h2": P(4, "zb-h2", 5),
+    "zb-v": P(4, "zb-v", 5),
+    "chimera": P(2, "chimera", 4),
+    "one's own": P(2, one_f_one_b(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_a_pipeline_that_flushes_trains_as_one_device_does(name: str) -> None:
+    assert_same(trained(SYNCHRONOUS[name]), trained(None))
+
+
+@pytest.mark.parametrize("kind", [{"skip": True}, {"tied": True}], ids=["skip", "tied"])
+def test_skips_and_tied_weights_cross_stages(kind: dict[str, bool]) -> None:
+    assert_same(trained(P(SCOPES, "zb-h1", 4), **kind), trained(None, **kind))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved", "chimera"])
+def test_two_workers_give_the_bits_of_one_process(name: str) -> None:
+    here = trained(SYNCHRONOUS[name])
+    there = trained(SYNCHRONOUS[name], gf.Cluster.local(2))
+    assert here[0] == there[0] and here[2] == there[2]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(here[1], there[1], strict=True))
+
+
+def test_each_device_runs_its_tasks_in_the_order_of_the_schedule() -> None:
+    x, y, loss = tower()
+    schedule = one_f_one_b(2, 4)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=P(2, schedule))
+    plan = gf.plan([loss, train], gf.Cluster.local(2), {x: X.shape, y: Y.shape})
+    for device, order in zip(plan.cluster.devices, schedule.orders, strict=True):
+        seen = []
+        for node in plan.nodes:
+            if node.device == device and node.op == "matmul":
+                micro, _, rest = node.name.partition("/")
+                phase = "B" if rest.startswith("gradients/") else "F"
+                task = (phase, int(micro.removeprefix("micro=")))
+                if not seen or seen[-1] != task:
+                    seen.append(task)
+        assert seen == [(task.phase, task.microbatch) for task in order]
+
+
+# Without flush --------------------------------------------------------------------------------
+
+
+def by_hand(schedule: Schedule, optimizer: Any) -> tuple[list[float], list[Any]]:
+    """Micro-batch by micro-batch, each stage with the weights that the schedule gives it."""
+    x, y, loss = tower()
+    stages = stages_of(loss, schedule.stages)
+    variables = Graph([loss]).variables
+    tensors = [v.outputs[0] for v in variables]
+    grads = gf.gradients(loss, tensors)
+    given = [gf.placeholder("float64", v.shape) for v in tensors]
+    update = optimizer.apply(given, tensors)
+    used = [staleness(schedule, s).used for s in range(schedule.stages)]
+    m, losses = schedule.microbatches, []
+    with gf.Session() as state, gf.Session() as passes:
+        for _ in range(STEPS):
+            versions = [[state.get(t) for t in tensors]]
+            found, waiting = [], []
+            for i, (a, b) in enumerate(
+                zip(np.array_split(X, m), np.array_split(Y, m), strict=True)
+            ):
+                for k, v in enumerate(variables):
+                    passes.set(tensors[k], versions[used[stages[v]][i]][k])
+                value, *gs = passes.run([loss, *grads], {x: a, y: b})
+                found.append(value)
+                waiting.append(gs)
+                if len(waiting) == schedule.group or i == m - 1:
+                    mean = [sum(g[k] for g in waiting) / len(waiting) for k in range(len(tensors))]
+                    state.run(update, dict(zip(given, mean, strict=True)))
+                    versions.append([state.get(t) for t in tensors])
+                    waiting = []
+            losses.append(float(np.mean(found)))
+        return losses, [state.get(t) for t in tensors]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "optimizer"),
+    [
+        (pipedream(2, 4), gf.optim.SGD(0.1)),
+        (pipedream(4, 6), gf.optim.Adam(0.01)),
+        (pipedream(3, 6, "vertical"), gf.optim.SGD(0.1, momentum=0.9)),
+        (pipedream(2, 6, "double-buffered", 3), gf.optim.Adam(0.01)),
+    ],
+    ids=["stash", "stash, Adam", "vertical", "2BW"],
+)
+def test_gradients_without_flush_are_those_at_the_mixed_weights(
+    schedule: Schedule, optimizer: Any
+) -> None:
+    losses, weights, _ = trained(P(schedule.stages, schedule), optimizer=optimizer)
+    assert_same((losses, weights), by_hand(schedule, optimizer))
+
+
+def test_pipedream_on_two_workers_gives_the_bits_of_one_process() -> None:
+    strategy = P(2, "pipedream", 4)
+    here, there = trained(strategy), trained(P(2, "pipedream", 4), gf.Cluster.local(2))
+    assert here[0] == there[0]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(here[1], there[1], strict=True))
+
+
+# Bad input ------------------------------------------------------------------------------------
+
+
+def divided(strategy: Any, batch: Any = "B", cluster: gf.Cluster | None = None) -> object:
+    x = gf.placeholder("float64", (batch, WIDTH), name="x")
+    loss = gf.mean(gf.square(gf.tanh(x @ gf.variable(WEIGHTS[0]))))
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    return gf.plan(train, cluster or gf.Cluster.here(), {} if batch != "B" else {x: (4, WIDTH)})
+
+
+def no_batch() -> object:
+    loss = gf.sum(gf.square(gf.variable(WEIGHTS[0])))
+    return gf.plan(gf.optim.SGD(0.1).minimize(loss, strategy=P(2, "1f1b", 2)))
+
+
+def backwards(stages: int, microbatches: int) -> Schedule:
+    tasks: Sequence[Task] = [Task("B", 0, 0), Task("F", 0, 0)]
+    return Schedule("backwards", stages, microbatches, (tuple(tasks),))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: P("many"), ScheduleError, "stages is a number, 'auto' or a list, not 'many'"),
+        (lambda: P(2, "2f2b"), ScheduleError, "schedule is one of gpipe, 1f1b.*not '2f2b'"),
+        (lambda: P(2, "1f1b", 0), ScheduleError, "microbatches is a number from 1 up, not 0"),
+        (lambda: P(2) * 3, ScheduleError, "goes with one Data or Shard, not 3"),
+        (lambda: divided(P(9, "1f1b", 2)), ScheduleError, "9 stages for a network of"),
+        (lambda: divided(P(3, "1f1b", 2), cluster=gf.Cluster.local(2)), ShardingError,
+         "takes 3 devices, and the cluster has 2"),
+        (lambda: divided(P(["a", "b"], "1f1b", 2)), ScheduleError, "no node is under the name"),
+        (lambda: divided(P(1, backwards, 1)), ScheduleError, "would deadlock"),
+        (lambda: divided(P(2, "1f1b", 8)), ShardingError, "a batch of 4.*is smaller than the 8"),
+        (lambda: divided(P(2, "pipedream", 2), 4), ScheduleError, "needs the batch as one symbol"),
+        (no_batch, ShardingError, "which placeholders hold the batch"),
+    ],
+)  # fmt: skip
+def test_what_is_no_pipeline_is_refused(
+    make: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make()
