@@ -56,11 +56,15 @@ class Segment:
             ) from error
         self.memory: Array = np.frombuffer(mapped, np.uint8)[_HEADER_BYTES:]
         self.token = f"memfd:{_boot()}:{_namespace()}:{os.getpid()}:{fd}:{nonce.hex()}"
+        self._fd = fd
         self._close = weakref.finalize(self, _close, fd)
 
     @staticmethod
-    def create(nbytes: int) -> Segment:
+    def create(nbytes: int, *, empty: bool = False) -> Segment:
         """Makes a segment of `nbytes` bytes, all of which are there from the start.
+
+        Args:
+            empty: take no memory yet; `reserve` does, before a part is touched.
 
         Raises:
             TransportError: this system has no such memory, or not as much.
@@ -69,18 +73,16 @@ class Segment:
             raise TransportError(f"a segment has 1 to {_LARGEST} bytes, not {nbytes}")
         if not is_possible():
             raise TransportError("this system has no anonymous shared memory; tcp serves instead")
-        left = memory_left()
-        if nbytes > left * _SHARE:
-            raise TransportError(
-                f"{nbytes} bytes of shared memory are too many: {left} bytes of memory are free"
-            )
+        if not empty:
+            _check_room(nbytes)
         try:
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
             raise TransportError(f"shared memory cannot be made: {error}") from error
         try:
             nonce = secrets.token_bytes(32)
-            os.posix_fallocate(fd, 0, _HEADER_BYTES + nbytes)
+            os.ftruncate(fd, _HEADER_BYTES + nbytes)
+            os.posix_fallocate(fd, 0, _HEADER_BYTES + (0 if empty else nbytes))
             os.pwrite(fd, _HEADER.pack(_MAGIC, nbytes, nonce), 0)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _seals())
             return Segment(fd, nbytes, nonce, writable=True)
@@ -110,11 +112,32 @@ class Segment:
             os.close(fd)
             raise
 
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Takes the memory of a part, for the process that made the segment: touching what is not
+        there would kill it if there is none.
+
+        Raises:
+            TransportError: there is not as much.
+        """
+        _check_room(nbytes)
+        try:
+            os.posix_fallocate(self._fd, _HEADER_BYTES + start, nbytes)
+        except OSError as error:
+            raise TransportError(f"no {nbytes} bytes of shared memory: {error}") from error
+
     def close(self) -> None:
         """Lets go of it; peers that are attached keep it. Idempotent."""
         if self._close.alive:
             self._close()
             self.memory = self.memory[:0].copy()
+
+
+def _check_room(nbytes: int) -> None:
+    left = memory_left()
+    if nbytes > left * _SHARE:
+        raise TransportError(
+            f"{nbytes} bytes of shared memory are too many: {left} bytes of memory are free"
+        )
 
 
 def is_possible() -> bool:
