@@ -1,0 +1,223 @@
+"""A GPT in a pipeline of two local workers of one thread each, against torch.distributed.pipelining
+with gloo; and how long each worker is idle, against the closed form.
+
+    python benchmarks/pipeline.py [--rounds 8] [--output results/pipeline.json]
+
+Both run four GPT blocks (B 16, T 128, d 256, h 4) in two stages by 1F1B with four micro-batches,
+and an SGD step at the end. The two take turns: while one computes, the other's processes wait.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import gpt
+import numpy as np
+from peers import Steps, arguments, interleaved, report, write
+
+import graphflow as gf
+from graphflow.parallel import one_f_one_b, run
+
+STAGES, MICRO, BATCH, LAYERS, EACH = 2, 4, 16, 4, 3
+GOAL = 0.9
+
+
+def feeds() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(1)
+    first, second = (random.integers(0, gpt.VOCABULARY, (BATCH, gpt.TIME)) for _ in range(2))
+    return first, second
+
+
+# Ours -----------------------------------------------------------------------------------------
+
+
+def loss_of(p: dict[str, Any], ids: Any, targets: Any) -> Any:
+    """The model of benchmarks/gpt.py, its two halves under scopes."""
+
+    def heads(x: Any) -> Any:
+        cut = gf.reshape(x, (BATCH, gpt.TIME, gpt.HEADS, gpt.HEAD))
+        return gf.permute_dims(cut, (0, 2, 1, 3))
+
+    for stage in range(STAGES):
+        with gf.name_scope(f"stage{stage}"):
+            if stage == 0:
+                h = gf.nn.embedding(ids, p["tokens"]) + p["places"]
+            half = LAYERS // STAGES
+            for i in range(stage * half, (stage + 1) * half):
+                n = gf.nn.layer_norm(h, p[f"first_scale{i}"], p[f"first_shift{i}"])
+                q, k, v = gf.split(n @ p[f"qkv{i}"] + p[f"qkv_bias{i}"], 3, axis=-1)
+                seen = gf.nn.attention(heads(q), heads(k), heads(v), causal=True)
+                seen = gf.reshape(gf.permute_dims(seen, (0, 2, 1, 3)), (BATCH, gpt.TIME, gpt.WIDTH))
+                h = h + seen @ p[f"out{i}"] + p[f"out_bias{i}"]
+                n = gf.nn.layer_norm(h, p[f"second_scale{i}"], p[f"second_shift{i}"])
+                n = gf.nn.gelu(n @ p[f"up{i}"] + p[f"up_bias{i}"])
+                h = h + n @ p[f"down{i}"] + p[f"down_bias{i}"]
+            if stage == STAGES - 1:
+                return gf.mean(gf.nn.cross_entropy(h @ p["head"], targets))
+    return None
+
+
+@contextmanager
+def ours() -> Iterator[tuple[gf.Session, Callable[[], float]]]:
+    gpt.LAYERS = LAYERS
+    p = {name: gf.variable(value, name=name) for name, value in gpt.weights().items()}
+    ids, targets = (gf.placeholder("int64", (BATCH, gpt.TIME), name=n) for n in ("ids", "targets"))
+    loss = loss_of(p, ids, targets)
+    strategy = gf.parallel.Pipeline([f"stage{s}" for s in range(STAGES)], "1f1b", MICRO)
+    train = gf.optim.SGD(0.01).minimize(loss, strategy=strategy)
+    given = dict(zip((ids, targets), feeds(), strict=True))
+    with gf.Session(gf.Cluster.local(STAGES, threads=1)) as s:
+        yield s, lambda: float(s.run([loss, train], given)[0])
+
+
+def idle(s: gf.Session, step: Callable[[], float]) -> dict[str, float]:
+    """The share of all passes' time in which a worker computes none, as traced; and by the schedule,
+    for the times that the stages' passes took. Updates come after, and do not count."""
+    with s.trace() as trace:
+        for _ in range(5):
+            step()
+    shares, tasks = [], {(phase, stage): [] for phase in "FB" for stage in range(STAGES)}
+    for each in trace.steps[1:]:
+        spans = [e for e in each.events if e.kind == "compute" and e.name.startswith("micro=")]
+        busy: dict[str, float] = {}
+        passes: dict[tuple[str, int, str], float] = {}
+        for e in spans:
+            busy[e.track] = busy.get(e.track, 0.0) + (e.end - e.start)
+            micro, _, rest = e.name.partition("/")
+            phase = "B" if rest.startswith("gradients/") else "F"
+            key = (phase, int(e.track.split(":")[1][0]), micro)
+            passes[key] = passes.get(key, 0.0) + (e.end - e.start)
+        for (phase, stage, _), seconds in passes.items():
+            tasks[phase, stage].append(seconds)
+        length = max(e.end for e in spans) - min(e.start for e in spans)
+        shares.append(1 - sum(busy.values()) / length / STAGES)
+    f, b = ([median(tasks[phase, s]) for s in range(STAGES)] for phase in "FB")
+    planned = run(one_f_one_b(STAGES, MICRO), f, b)
+    even = (STAGES - 1) / (MICRO + STAGES - 1)
+    found = {"measured": median(shares), "by the schedule": planned.bubble, "balanced": even}
+    print("\nidle share of the two workers")
+    for name, share in found.items():
+        print(f"  {name:<20} {share:6.1%}")
+    return found
+
+
+# Theirs ---------------------------------------------------------------------------------------
+
+
+def peer(rank: int, store: str) -> None:
+    """One process of torch's pipeline: runs so many steps for each line that comes, and answers
+    with the seconds."""
+    import torch
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.nn import functional
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=STAGES
+    )
+    gpt.LAYERS, half = LAYERS, LAYERS // STAGES
+
+    class Stage(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            mine = {str(i) for i in range(rank * half, (rank + 1) * half)}
+            self.p = torch.nn.ParameterDict({
+                name: torch.nn.Parameter(torch.from_numpy(value))
+                for name, value in gpt.weights().items()
+                if name[-1] in mine or (rank == 0 and name in ("tokens", "places"))
+                or (rank == STAGES - 1 and name == "head")
+            })  # fmt: skip
+
+        def forward(self, h: Any) -> Any:
+            p, w = self.p, gpt.WIDTH
+            if rank == 0:
+                h = functional.embedding(h, p["tokens"]) + p["places"]
+            for i in range(rank * half, (rank + 1) * half):
+                n = functional.layer_norm(h, (w,), p[f"first_scale{i}"], p[f"first_shift{i}"])
+                q, k, v = (n @ p[f"qkv{i}"] + p[f"qkv_bias{i}"]).split(w, -1)
+                q, k, v = (t.unflatten(-1, (gpt.HEADS, -1)).transpose(1, 2) for t in (q, k, v))
+                seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+                seen = seen.transpose(1, 2).flatten(2)
+                h = h + seen @ p[f"out{i}"] + p[f"out_bias{i}"]
+                n = functional.layer_norm(h, (w,), p[f"second_scale{i}"], p[f"second_shift{i}"])
+                n = functional.gelu(n @ p[f"up{i}"] + p[f"up_bias{i}"])
+                h = h + n @ p[f"down{i}"] + p[f"down_bias{i}"]
+            return h @ p["head"] if rank == STAGES - 1 else h
+
+    def loss(scores: Any, targets: Any) -> Any:
+        return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+    module = Stage()
+    stage = PipelineStage(module, rank, STAGES, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, MICRO, loss_fn=loss)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    ids, targets = map(torch.from_numpy, feeds())
+    print("ready", flush=True)
+    for line in sys.stdin:
+        start = time.perf_counter()
+        for _ in range(int(line)):
+            optimizer.zero_grad()
+            if rank == 0:
+                schedule.step(ids)
+            else:
+                schedule.step(target=targets, losses=[])
+            optimizer.step()
+        print(time.perf_counter() - start, flush=True)
+
+
+@contextmanager
+def theirs() -> Iterator[Steps]:
+    """Torch's two processes as one contender; nothing where torch is missing."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--peer"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        peers = [
+            subprocess.Popen(
+                [*command, str(rank), f"{folder}/store"], text=True, env=env,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )
+            for rank in range(STAGES)
+        ]  # fmt: skip
+        try:
+            if any(each.stdout.readline() != "ready\n" for each in peers):
+                print("torch is left out (pip install -e '.[bench]')")
+                yield {}
+                return
+
+            def step() -> None:
+                for each in peers:
+                    each.stdin.write("1\n")
+                    each.stdin.flush()
+                for each in peers:
+                    each.stdout.readline()
+
+            yield {"torch pipelining": step}
+        finally:
+            for each in peers:
+                each.kill()
+                each.wait()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--peer"]:
+        peer(int(sys.argv[2]), sys.argv[3])
+        return
+    options = arguments("GPT in a pipeline of two local workers").parse_args()
+    with ours() as (s, step), theirs() as others:
+        seconds = interleaved({"graphflow": step, **others}, min(options.rounds, 10), each=EACH)
+        title = f"GPT of {LAYERS} blocks in {STAGES} stages, 1F1B, {MICRO} micro-batches"
+        result = report(title, seconds, goal=GOAL)
+        result["idle"] = idle(s, step)
+    write("pipeline", [result], options.output)
+
+
+if __name__ == "__main__":
+    main()
