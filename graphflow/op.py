@@ -281,6 +281,8 @@ class Sharding:
         needs: (letter, start, stop) of such a letter -> (start, stop) of the first input: a halo.
         expand: (*inputs, **attrs) -> the outputs, by simpler ops, for letters that are capitals.
         view: moves or renames numbers only.
+        apart: how results of shards that each look at their own piece along capitals only are
+            combined ("mean", "sum"), where a strategy asks for that.
     """
 
     equation: str
@@ -293,6 +295,7 @@ class Sharding:
     needs: Callable[..., Any] | None = None
     expand: Callable[..., Any] | None = None
     view: bool = False
+    apart: str | None = None
 
 
 @dataclass(frozen=True)

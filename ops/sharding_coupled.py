@@ -185,7 +185,7 @@ def batch_norm(x: TensorSpec, *parameters: TensorSpec, channel: int, epsilon: fl
     names = letters(x.rank)
     own = names[channel]
     wide = capital(names, [i for i in range(x.rank) if i != channel])
-    return Sharding(equation([wide, own, own], [wide, own, own]), expand=_batch_norm)
+    return Sharding(equation([wide, own, own], [wide, own, own]), expand=_batch_norm, apart="mean")
 
 
 def batch_norm_grad(
@@ -195,7 +195,7 @@ def batch_norm_grad(
     names = letters(x.rank)
     own = names[channel]
     wide = capital(names, [i for i in range(x.rank) if i != channel])
-    return Sharding(equation([wide, wide, own], [wide, own, own]), expand=_batch_norm_grad)
+    return Sharding(equation([wide, wide, own], [wide, own, own]), expand=_batch_norm_grad, apart="sum")
 
 
 def channel_affine(

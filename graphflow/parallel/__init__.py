@@ -7,6 +7,7 @@ from graphflow.parallel.collectives import (
     broadcast,
     reduce_scatter,
 )
+from graphflow.parallel.data import Data
 from graphflow.parallel.pipelines import Pipeline
 from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule, Task, draw, run, staleness
@@ -25,6 +26,7 @@ from graphflow.parallel.whatif import GPT, what_if
 
 __all__ = [
     "GPT",
+    "Data",
     "Pipeline",
     "Report",
     "Schedule",

@@ -26,7 +26,8 @@ def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list
     if wanted is not None:
         named = [t if isinstance(t, Tensor) else every.get(t) for t in wanted]
         return [t for t in named if t is not None and t.node in graph.names]
-    firsts = [(t, t.shape[0]) for t in every.values() if t.ndim]
+    same = _same_sizes(graph)
+    firsts = [(t, same.get(t.shape[0], t.shape[0])) for t in every.values() if t.ndim]
     symbolic = [(t, size) for t, size in firsts if isinstance(size, Dim)]
     sizes: Counter[Size] = Counter(size for _, size in symbolic or firsts)
     (size, most), *others = sizes.most_common(2) or [(0, 0)]
@@ -37,3 +38,19 @@ def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list
             "the batch one name: gf.placeholder('float32', ('batch', 784))"
         )
     return [t for t, first in firsts if first == size]
+
+
+def _same_sizes(graph: Graph) -> dict[Size, Size]:
+    """For each symbolic size the first of those that ops need to be equal to it."""
+    found: dict[Size, Size] = {}
+
+    def first(size: Size) -> Size:
+        while size in found and found[size] != size:
+            size = found[size]
+        return size
+
+    for _, (a, b) in graph.equations:
+        if isinstance(a, Dim) and isinstance(b, Dim):
+            x, y = first(a), first(b)
+            found[y] = found.setdefault(x, x)
+    return {size: first(size) for size in found}

@@ -1,22 +1,24 @@
 """Emission: a whole graph written once more, a node for each place of a mesh.
 
 For each node the emitter chooses how it is cut, so that the fewest bytes travel: along which
-letters of its op's equation the axes of the mesh go. It brings the inputs into the layouts which that asks
-for, and builds the op, with attributes of the local sizes, at each place.
+letters of its op's equation the axes of the mesh go. It brings the inputs into the layouts that
+this asks for, and builds the op, with attributes of the local sizes, at each place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphflow.errors import GraphflowError
 from graphflow.graph import Graph
-from graphflow.op import Node, Sharding, Tensor, make_node
+from graphflow.op import Node, Tensor, make_node
 from graphflow.ops import sharding as rules
+from graphflow.parallel.buckets import Buckets
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
 from graphflow.parallel.moves import Layout, Moves, Value, whole
+from graphflow.parallel.propagate import propagate
+from graphflow.parallel.rules import Rule, hands_on, rule_of
 from graphflow.spec import Size, TensorSpec, floordiv, product
 
 KEEP = "+"
@@ -25,60 +27,15 @@ FLOPS_A_BYTE = 40.0
 """Floating point operations that are as dear as a byte which travels."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """An op's sharding rule for one node, its equation taken apart."""
-
-    sharding: Sharding
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    sizes: Mapping[str, Size]
-
-    def scale(self, tensor: int, axis: int) -> Size:
-        return self.sharding.scale.get((tensor, axis), 1)
-
-    def windows(self, letter: str) -> bool:
-        """Whether a letter needs more of the first input than its own piece."""
-        return letter in self.sharding.windows
-
-
-def rule_of(node: Node) -> Rule:
-    """The rule of a node's op; what has none needs its inputs whole."""
-    specs = [t.spec for t in node.inputs]
-    op = node.op
-    found: Any
-    if op.sharding is not None:
-        found = op.sharding(*specs, **node.attrs)
-    elif op.elementwise and specs:
-        found = rules.elementwise(*specs)
-    else:
-        found = Sharding(
-            rules.equation(["." * s.rank for s in specs], ["." * s.rank for s in node.specs])
-        )
-    if isinstance(found, str):
-        found = Sharding(found)
-    left, right = found.equation.split("->")
-    inputs = tuple(left.split(",")) if specs else ()
-    outputs = tuple(right.split(","))
-    sizes: dict[str, Size] = {}
-    every = [*zip(inputs, specs, strict=True), *zip(outputs, node.specs, strict=True)]
-    for number, (names, spec) in reversed([*enumerate(every)]):
-        for axis, (letter, size) in enumerate(zip(names, spec.shape, strict=True)):
-            if number == 0 and letter in found.windows:
-                continue
-            if letter != "." and size != 1:
-                sizes[letter] = floordiv(size, found.scale.get((number, axis), 1))
-    return Rule(found, inputs, outputs, sizes)
-
-
 class Emitter:
     """Writes nodes for all places of a mesh.
 
     Args:
         moves: moves values of the mesh.
         wishes: layouts that tensors would best have, as annotations and propagation say.
-        readers: how many nodes (and fetches) read each tensor.
-        overrides: (node) -> what stands for its op's rule, or None.
+        readers: the nodes that read each tensor; None stands for a fetch.
+        bucket: bytes of sums that are exchanged at once; 0: each by itself.
+        apart: axes of the mesh along which batch norms are not synchronised.
 
     Attributes:
         values: what stands for each tensor so far.
@@ -88,16 +45,18 @@ class Emitter:
         self,
         moves: Moves,
         wishes: Mapping[Tensor, Layout],
-        readers: Mapping[Tensor, int],
-        overrides: Callable[[Node], Sharding | None] | None = None,
+        readers: Mapping[Tensor, Sequence[Node | None]],
+        bucket: int = 0,
+        apart: frozenset[str] = frozenset(),
     ) -> None:
         self.moves = moves
         self.mesh = moves.mesh
         self.cuts = moves.cuts
         self.wishes = dict(wishes)
-        self.readers = dict(readers)
+        self.readers = {t: list(nodes) for t, nodes in readers.items()}
         self.values: dict[Tensor, Value] = {}
-        self.whole_inputs: dict[Node, str] = {}
+        self.apart = apart
+        self._buckets = Buckets(moves, self.values, bucket)
 
     def value(self, tensor: Tensor) -> Value:
         return self.values[tensor]
@@ -107,8 +66,9 @@ class Emitter:
     def emit(self, node: Node) -> None:
         """Write a node that computes."""
         rule = rule_of(node)
+        self.settle(node)
         splits, kept = self._choose(node, rule)
-        if any(letter.isupper() for letter in splits):
+        if any(letter.isupper() for letter in splits) and not self._goes_apart(rule, splits):
             self._expand(node, rule)
             return
         inputs, ranges = self._inputs(node, rule, splits, kept)
@@ -248,9 +208,37 @@ class Emitter:
             partial = [(m, kind) for m, (_, kind) in kept.items()]
             for letter, split in splits.items():
                 if letter not in names:
-                    partial += [(axis, rule.sharding.kind) for axis in split.axes]
+                    kind = rule.sharding.kind
+                    if letter.isupper():
+                        kind = rule.sharding.apart or kind
+                    partial += [(axis, kind) for axis in split.axes]
             parts = tuple(made[o] for made in outputs)
             self.values[tensor] = Value(tensor.spec, Layout(dims, tuple(sorted(partial))), parts)
+            self._collect(tensor, node)
+
+    def _goes_apart(self, rule: Rule, splits: Mapping[str, Split]) -> bool:
+        """Whether each shard looks at its own piece only."""
+        axes = {a for letter, s in splits.items() if letter.isupper() for a in s.axes}
+        return rule.sharding.apart is not None and axes <= self.apart
+
+    # Sums that are exchanged together -------------------------------------------------------------
+
+    def _collect(self, tensor: Tensor, node: Node) -> None:
+        """Let a partial sum wait for others, if whoever reads it needs the whole sum."""
+        readers = self.readers.get(tensor, [])
+        if any(reader is None for reader in readers) or not readers:
+            return
+        if len(readers) == 1 and readers[0] is not None and hands_on(readers[0]):
+            return
+        wish = self.wishes.get(tensor)
+        partial = {axis for axis, _ in self.values[tensor].layout.partial}
+        if wish is None or not partial & wish.axes():
+            self._buckets.add(tensor, node)
+
+    def settle(self, node: Node) -> None:
+        """Exchange the sums that a node reads."""
+        for tensor in node.inputs:
+            self._buckets.empty(tensor)
 
     # Expansion ------------------------------------------------------------------------------------
 
@@ -264,12 +252,15 @@ class Emitter:
         for before, after in zip(node.outputs, made, strict=True):
             if before in self.wishes:
                 self.wishes.setdefault(after, self.wishes[before])
-        for inner in graph.nodes:
+        fresh = [n for n in graph.nodes if n.outputs[0] not in self.values]
+        known = {t: self.values[t].layout for n in fresh for t in n.inputs if t in self.values}
+        for inner in fresh:
             for tensor in inner.inputs:
-                self.readers[tensor] = self.readers.get(tensor, 0) + 1
-        for inner in graph.nodes:
-            if inner.outputs[0] not in self.values:
-                self.node(inner)
+                self.readers.setdefault(tensor, []).append(inner)
+        for tensor, wish in propagate(fresh, {**known, **self.wishes}, self.cuts).items():
+            self.wishes.setdefault(tensor, wish)
+        for inner in fresh:
+            self.node(inner)
         for before, after in zip(node.outputs, made, strict=True):
             self.values[before] = self.values[after]
 
@@ -352,7 +343,7 @@ class Emitter:
             return ()
         if partial not in rule.sharding.linear or len(node.outputs) > 1:
             return ()
-        if any(self.readers.get(node.inputs[i], 1) > 1 for i in partial):
+        if any(len(self.readers.get(node.inputs[i], ())) > 1 for i in partial):
             return ()
         if rule.sharding.view:
             return partial

@@ -135,7 +135,8 @@ class Moves:
 
     def _moved(self, value: Value, target: Layout, cause: Node, name: str) -> Value:
         note = _Note(self, cause, name)
-        for axis, kind in value.layout.partial:
+        turns = sorted(value.layout.partial, key=lambda p: p[0] not in self.mesh.local)
+        for axis, kind in turns:
             if (axis, kind) in target.partial:
                 continue
             d = self._scatters(value, target, axis) if kind == "sum" else None
@@ -243,18 +244,51 @@ class Moves:
             own = [self._part(value, place) for place in group]
             if axis in self.mesh.local:
                 with self.at(group[0], note.cause):
-                    total = reduce(lambda a, b: combined(kind, a, b), own)
+                    total = combined_all(kind, own)
                 found = [total] * count
-            elif kind == "sum":
+            elif kind in ("sum", "mean"):
                 with self.between(note.cause):
-                    found = all_reduce(own)
+                    found = all_reduce(own, op=kind)
             else:
                 found = []
                 for place in group:
                     with self.at(place, note.cause):
-                        found.append(reduce(lambda a, b: combined(kind, a, b), own))
+                        found.append(combined_all(kind, own))
             parts.update(zip(group, found, strict=True))
         return Value(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
+
+    def sum_together(self, values: Sequence[Value], axis: str, cause: Node) -> list[Value]:
+        """Sums over groups along an axis of the mesh, of several tensors in one exchange."""
+        note = _Note(self, cause, f"{len(values)} gradients")
+        travels = sum(self._group_bytes(value, axis) for value in values)
+        note("all-reduce", axis, 2 * (self.mesh.sizes[axis] - 1) * travels)
+        found: list[dict[Place, Tensor]] = [{} for _ in values]
+        for group in self.mesh.groups(axis):
+            joined = []
+            for place in group:
+                with self.at(place, cause):
+                    flat = [FUNCTIONS["reshape"](self._part(v, place), (-1,)) for v in values]
+                    joined.append(FUNCTIONS["concat"](flat))
+            with self.between(cause):
+                sums = all_reduce(joined)
+            for place, total in zip(group, sums, strict=True):
+                begin = 0
+                for value, parts in zip(values, found, strict=True):
+                    shape = self._part(value, place).shape
+                    with self.at(place, cause):
+                        own = cut(total, 0, begin, product(shape))
+                        parts[place] = FUNCTIONS["reshape"](own, shape)
+                    begin += int(product(shape))  # type: ignore[arg-type]
+        return [
+            Value(
+                value.spec,
+                replace(
+                    value.layout, partial=tuple(p for p in value.layout.partial if p[0] != axis)
+                ),
+                tuple(parts[p] for p in self.mesh.places),
+            )
+            for value, parts in zip(values, found, strict=True)
+        ]
 
     def _reduce_scattered(self, value: Value, axis: str, d: int, want: Split, note: _Note) -> Value:
         layout = replace(
@@ -270,7 +304,7 @@ class Moves:
             pieces = [self.cuts.piece(size, want, place) for place in group]
             if axis in self.mesh.local:
                 with self.at(group[0], note.cause):
-                    total = reduce(lambda a, b: combined("sum", a, b), own)
+                    total = combined_all("sum", own)
                     origin = self._origin(size, value.layout.dims[d], group[0])
                     found = [cut(total, d, p.start - origin, p.size) for p in pieces]
             else:
@@ -394,12 +428,12 @@ class Moves:
         parts = dict(zip(self.mesh.places, value.parts, strict=True))
         places = list(self.mesh.places)
         layout = value.layout
-        for axis, kind in layout.partial:
+        for axis, kind in sorted(layout.partial, key=lambda p: p[0] not in self.mesh.local):
             places = [p for p in places if self.mesh.at(p, axis) == 0]
             for place in places:
                 group = [parts[p] for p in self.mesh.group(place, axis)]
                 with self.at(place, cause):
-                    parts[place] = reduce(lambda a, b: combined(kind, a, b), group)
+                    parts[place] = combined_all(kind, group)
         for d, split in enumerate(layout.dims):
             for axis in reversed(split.axes):
                 places = [p for p in places if self.mesh.at(p, axis) == 0]
@@ -429,6 +463,14 @@ class _Note:
             self.moves.made.append(
                 Move(kind, axis, self.name, int(travels), self.cause.name, self.cause.location)
             )
+
+
+def combined_all(kind: str, parts: Sequence[Tensor]) -> Tensor:
+    """Partial results as one."""
+    if kind == "mean":
+        mean: Tensor = combined_all("sum", parts) / len(parts)
+        return mean
+    return reduce(lambda a, b: combined(kind, a, b), parts)
 
 
 def combined(kind: str, a: Tensor, b: Tensor) -> Tensor:

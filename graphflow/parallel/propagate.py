@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graphflow.op import Node, Tensor
-from graphflow.parallel.emit import Rule, rule_of
 from graphflow.parallel.mesh import WHOLE, Cuts, Split
 from graphflow.parallel.moves import Layout, whole
+from graphflow.parallel.rules import Rule, rule_of
 from graphflow.spec import floordiv
 
 ROUNDS = 20
@@ -61,7 +61,6 @@ class _Spread:
                 self._join([(t, d, 1) for t in (variable, value, node.outputs[0])])
         elif rule is not None:
             places: dict[str, list[tuple[Tensor, int, object]]] = {}
-            count = len(node.inputs)
             for number, (tensor, names) in enumerate(
                 zip((*node.inputs, *node.outputs), (*rule.inputs, *rule.outputs), strict=True)
             ):
@@ -69,7 +68,6 @@ class _Spread:
                     if letter in rule.sizes:
                         scale = rule.scale(number, axis)
                         places.setdefault(letter, []).append((tensor, axis, scale))
-            del count
             for letter, each in places.items():
                 if not (letter.isupper() and rule.sharding.expand is None):
                     self._join(each)

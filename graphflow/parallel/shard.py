@@ -8,7 +8,6 @@ Gradients and updates are part of the graph that is cut, so nothing is different
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -99,6 +98,8 @@ def divided(
     annotations: Mapping[Tensor, Layout],
     known: Mapping[Node, Pieces] | None = None,
     device_of: Callable[[Node, Place], DeviceName] | None = None,
+    bucket: int = 0,
+    apart: frozenset[str] = frozenset(),
 ) -> Sharded:
     """A graph cut over a mesh.
 
@@ -106,6 +107,9 @@ def divided(
         graph: as the user built it, with gradients and updates.
         annotations: layouts of some tensors.
         known: pieces of variables that are there already.
+        device_of: where what stands for a node at a place is, if not where the place is.
+        bucket: bytes of gradients that are summed in one exchange; 0: each by itself.
+        apart: axes of the mesh along which batch norms are not synchronised.
     """
     cuts = Cuts(mesh)
     annotations = {**annotations, **_layouts_of(graph, known or {})}
@@ -114,10 +118,13 @@ def divided(
             cuts.can(size, split)
     wishes = propagate(graph.nodes, annotations, cuts)
     moves = Moves(mesh, cuts, device_of)
-    readers: Counter[Tensor] = Counter(graph.outputs)
+    readers: dict[Tensor, list[Node | None]] = {}
     for node in graph.nodes:
-        readers.update(node.inputs)
-    work = _Division(graph, Emitter(moves, wishes, readers), known or {})
+        for tensor in node.inputs:
+            readers.setdefault(tensor, []).append(node)
+    for tensor in graph.outputs:
+        readers.setdefault(tensor, []).append(None)
+    work = _Division(graph, Emitter(moves, wishes, readers, bucket, apart), known or {})
     outputs = work.run()
     return Sharded(
         graph,
@@ -255,6 +262,7 @@ class _Division:
 
     def _assign(self, node: Node) -> None:
         variable, given = node.inputs
+        self.emitter.settle(node)
         layout = self.emitter.values[variable].layout
         value = self.moves.to(self.emitter.values[given], layout, node, given.name)
         targets = self.emitter.values[variable].parts

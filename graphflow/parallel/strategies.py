@@ -18,6 +18,7 @@ from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
+from graphflow.parallel.batch import batch_of
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
 from graphflow.parallel.moves import Layout
 from graphflow.parallel.report import Report
@@ -39,6 +40,9 @@ class Shard:
         rules: for each axis of a tensor the axis of the mesh along which it is cut, several for one
             cut by both, or None; axes left out at the end stay whole. A tensor is told by itself,
             by the name of a variable or placeholder, or by a pattern such as `"*/wq"`.
+        batch: an axis of the mesh along which the batch is cut: the first axis of all placeholders
+            that have its size, but for those that rules name.
+        bucket: bytes of gradients that are summed in one exchange.
         devices: of the mesh, the last axis running fastest; default: the first of the cluster. On a
             cluster of one device, all shards are there.
 
@@ -51,7 +55,9 @@ class Shard:
     """
 
     mesh: Mapping[str, int]
-    rules: Mapping[str | Tensor, Sequence[Axis]] = field(default_factory=dict)
+    rules: Mapping[Any, Sequence[Axis]] = field(default_factory=dict)
+    batch: str | None = None
+    bucket: int = 4 << 20
     devices: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
@@ -67,8 +73,21 @@ class Shard:
         """
         mesh = Mesh(dict(self.mesh), devices_for(self.mesh, cluster, self.devices))
         training = strategy_of(graph) is not None
-        given = laid_out(graph, self.rules, mesh, strict=training and not known)
-        return divided(graph, mesh, given, known)
+        given = self.layouts(graph, mesh, strict=training and not known)
+        return divided(graph, mesh, given, known, bucket=self.bucket)
+
+    def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
+        """What the rules say of tensors of a graph.
+
+        Args:
+            strict: refuse rules that name nothing in it.
+        """
+        given = laid_out(graph, self.rules, mesh, strict)
+        if self.batch is not None:
+            for tensor in batch_of(graph):
+                if tensor not in given:
+                    given |= laid_out(graph, {tensor: (self.batch,)}, mesh)
+        return given
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
@@ -134,7 +153,7 @@ def devices_for(
 
 
 def laid_out(
-    graph: Graph, rules: Mapping[str | Tensor, Sequence[Axis]], mesh: Mesh, strict: bool = True
+    graph: Graph, rules: Mapping[Any, Sequence[Axis]], mesh: Mesh, strict: bool = True
 ) -> dict[Tensor, Layout]:
     """The layouts that rules give to tensors of a graph.
 

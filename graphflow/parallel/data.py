@@ -1,0 +1,144 @@
+"""Data parallelism: each replica has the model and a share of the batch; gradients are summed.
+
+It is `Shard` along one axis of the mesh with rules that go without saying: the batch is cut, the
+variables are whole. So losses, means and gradients are those of the whole batch, also where shares
+differ in size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphflow.errors import ShardingError
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor, user_location
+from graphflow.parallel.batch import batch_of
+from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
+from graphflow.parallel.moves import Layout, whole
+from graphflow.parallel.report import Report
+from graphflow.parallel.shard import Pieces, Sharded, divided
+from graphflow.parallel.strategies import devices_for, report_of
+from graphflow.parallel.turns import in_micro_batches
+from graphflow.placement.cluster import Cluster
+from graphflow.spec import Dim
+
+DATA, MICRO = "data", "micro"
+"""Axes of the mesh: replicas, and the micro-batches of one."""
+BUCKET = 4 << 20
+"""Bytes of gradients that are summed at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Replicas of a model, each with its share of the batch.
+
+    Args:
+        replicas: how many. The first get one example more where the batch does not divide.
+        shard_state: each replica keeps only its share of the optimiser's slots, and updates that
+            part of the variables: gradients are reduce-scattered, new values gathered.
+        accumulate: in how many micro-batches a replica goes through its share; gradients are summed
+            before replicas exchange them.
+        synchronised: batch norm takes the moments of the whole batch, as one device would; else
+            each replica (and micro-batch) those of its own share, and the running ones are means.
+        batch: the placeholders that hold the batch, or their names; default: those whose first axis
+            has the size that most have, see `batch_of`.
+        bucket: bytes of gradients that are exchanged at once; 0: each by itself.
+        devices: of the replicas; default: the first of the cluster.
+
+    Raises:
+        ShardingError: a count that is none; when a graph is divided: more replicas than devices, a
+            batch that is smaller than the replicas, no telling what the batch is.
+
+    Source: Li et al., "PyTorch Distributed", VLDB 2020 (buckets); Rajbhandari et al., "ZeRO",
+        SC 2020 (shares of the state).
+    """
+
+    replicas: int
+    shard_state: bool = False
+    accumulate: int = 1
+    synchronised: bool = True
+    batch: Sequence[Tensor | str] | None = None
+    bucket: int = BUCKET
+    devices: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        where = f"Data at {user_location()}"
+        for what in ("replicas", "accumulate"):
+            count = getattr(self, what)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ShardingError(f"{where}: {what} is a count from 1 on, not {count!r}")
+        for what in ("shard_state", "synchronised"):
+            if not isinstance(getattr(self, what), bool):
+                raise ShardingError(
+                    f"{where}: {what} is True or False, not {getattr(self, what)!r}"
+                )
+        if isinstance(self.bucket, bool) or not isinstance(self.bucket, int) or self.bucket < 0:
+            raise ShardingError(f"{where}: bucket is a number of bytes, not {self.bucket!r}")
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Sizes of the axes, those along which places share a device too."""
+        sizes = {DATA: self.replicas}
+        return sizes if self.accumulate == 1 else {**sizes, MICRO: self.accumulate}
+
+    def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
+        """The batch is cut, variables are whole, and slots are cut if their state is shared out."""
+        cuts = Cuts(mesh)
+        given = {
+            t: _batch_layout(graph, t, tuple(self.mesh), cuts) for t in batch_of(graph, self.batch)
+        }
+        for node in graph.variables:
+            (tensor,) = node.outputs
+            cut = self.shard_state and _is_slot(node)
+            given[tensor] = _slot_layout(tensor, cuts) if cut else whole(tensor.ndim)
+        return given
+
+    def divide(
+        self, graph: Graph, cluster: Cluster, known: Mapping[Node, Pieces] | None = None
+    ) -> Sharded:
+        """A graph of replicas, for the devices of a cluster.
+
+        Raises:
+            ShardingError: see above.
+        """
+        owners = devices_for({DATA: self.replicas}, cluster, self.devices)
+        devices = [owner for owner in owners for _ in range(self.accumulate)]
+        mesh = Mesh(self.mesh, devices, frozenset({MICRO}) & set(self.mesh))
+        apart = frozenset[str]() if self.synchronised else frozenset(self.mesh)
+        cut = divided(
+            graph, mesh, self.layouts(graph, mesh), known, bucket=self.bucket, apart=apart
+        )
+        return in_micro_batches(cut, MICRO) if self.accumulate > 1 else cut
+
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+        """What the strategy makes of some fetches: each collective with its bytes and the line that
+        caused it. Print it."""
+        return report_of(self, fetches, cluster)
+
+
+def _batch_layout(graph: Graph, tensor: Tensor, axes: tuple[str, ...], cuts: Cuts) -> Layout:
+    split = Split(axes)
+    if not cuts.can(tensor.shape[0], split):
+        told = " × ".join(f"{cuts.mesh.sizes[a]} ({a})" for a in axes)
+        raise ShardingError(
+            f"the batch of placeholder {graph.names[tensor.node]!r} (made at "
+            f"{tensor.node.location}) is {tensor.shape[0]}, smaller than {told}; feed a larger "
+            "one, or use fewer replicas"
+        )
+    return whole(tensor.ndim).with_dim(0, split)
+
+
+def _is_slot(node: Node) -> bool:
+    """Whether a variable is an optimiser's memory of another."""
+    owner = node.origin
+    return owner is not None and owner.op.name == "variable" and owner.specs == node.specs
+
+
+def _slot_layout(tensor: Tensor, cuts: Cuts) -> Layout:
+    """Cut along the first axis that is large enough."""
+    for d, size in enumerate(tensor.shape):
+        if not isinstance(size, Dim) and cuts.can(size, Split((DATA,))):
+            return whole(tensor.ndim).with_dim(d, Split((DATA,)))
+    return Layout((WHOLE,) * tensor.ndim)
