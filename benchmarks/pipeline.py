@@ -79,8 +79,8 @@ def ours() -> Iterator[tuple[gf.Session, Callable[[], float]]]:
 
 
 def idle(s: gf.Session, step: Callable[[], float]) -> dict[str, float]:
-    """The share of all passes' time in which a worker computes none, as traced; and by the schedule,
-    for the times that the stages' passes took. Updates come after, and do not count."""
+    """The share of all passes' time in which a worker computes none, as traced; and by the
+    schedule, for the times that the stages' passes took. Updates come after, and do not count."""
     with s.trace() as trace:
         for _ in range(5):
             step()

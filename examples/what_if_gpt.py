@@ -1,0 +1,45 @@
+"""How would a GPT train on a cluster that one does not have? Nothing is run, and no weight is made.
+
+    python examples/what_if_gpt.py                      # three questions
+    python examples/what_if_gpt.py --billions 30 --devices 256
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import graphflow as gf
+
+SIZES = {1: (24, 2048, 16), 8: (36, 4096, 32), 18: (40, 6144, 48), 39: (48, 8192, 64),
+         76: (60, 10240, 80), 101: (80, 10240, 80), 146: (80, 12288, 96)}  # fmt: skip
+"""Layers, width and heads of GPTs, by billions of weights."""
+
+
+def model_of(billions: float) -> gf.parallel.GPT:
+    """The GPT of the nearest size."""
+    nearest = min(SIZES, key=lambda size: abs(size - billions))
+    return gf.parallel.GPT(*SIZES[nearest])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--billions", type=float, help="weights, about")
+    parser.add_argument("--devices", type=int, default=64)
+    parser.add_argument("--hardware", default="a100+half", help="a product, see docs/clusters.md")
+    parser.add_argument("--batch", type=int, default=1024, help="samples of a step")
+    given = parser.parse_args()
+    questions = [(1, 8), (18, 64), (101, 1024)]
+    if given.billions:
+        questions = [(given.billions, given.devices)]
+    for billions, devices in questions:
+        found = gf.parallel.what_if(
+            model_of(billions), given.hardware, devices=devices, batch=given.batch
+        )
+        print(f"\n{devices} × {given.hardware}, batch {given.batch}\n{found}")
+        best = found.best
+        days = 300e9 / found.model.sequence / given.batch * best.seconds / 86400
+        print(f"  300 billion tokens would take {days:,.0f} days")
+
+
+if __name__ == "__main__":
+    main()
