@@ -12,13 +12,14 @@ BIN := $(VENV)/bin
 CREATED := $(VENV)/.created-$(SERIES)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz clean
+.PHONY: help demo test lint bench fuzz soak clean
 
 help:
 	@echo "make demo    train the four towers on the digits over two workers; writes plan.html, trace.json"
 	@echo "make test    the full default test run"
 	@echo "make lint    ruff, mypy, import-linter"
 	@echo "make fuzz    a million inputs into every decoder (about ten minutes; ARGS=\"--inputs 10000\")"
+	@echo "make soak    20,000 schedules of faults through the protocol (ARGS=\"--schedules N --seed S\")"
 	@echo "make bench   the benchmarks, as ratios against torch and JAX (a large install)"
 	@echo "make clean   remove the environment and everything that was built"
 
@@ -36,6 +37,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.runtime.soak $(ARGS)
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz.soak $(ARGS)

@@ -7,15 +7,19 @@ has a connection to the other's listener, so what the peer says of this link com
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from graphflow.errors import TransportError
-from graphflow.runtime.messages import Ack, Array, Key
+from graphflow.runtime.messages import Ack, Array, Key, Share
 from graphflow.runtime.protocol.jobs import Heard
 from graphflow.runtime.protocol.stream import Letter, Outbound
-from graphflow.runtime.wire import chunks, encode
+from graphflow.runtime.transport.lending import LENT_FROM, Lender
+from graphflow.runtime.wire import chunks, encode, lent
 
+_OFFER_SECONDS = 0.1  # between two offers of memory that were not taken
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 
 
@@ -26,6 +30,8 @@ class Link:
         self._channel = channel
         self._outbound = outbound
         self._changed = threading.Condition(channel.lock)
+        self._lender = Lender()
+        self._offered = -inf  # when, last
 
     def send(
         self,
@@ -44,11 +50,45 @@ class Link:
             TransportError: `go_on` said to stop.
         """
         step = number if purpose == "edge" else 0
+        if array.nbytes >= LENT_FROM and self._lend(purpose, number, name, array, step, go_on):
+            return
         for chunk, data in chunks(purpose, number, name, array):
             kept = data if owned else memoryview(bytes(data))
             with self._changed:
                 self._await_room(kept.nbytes, go_on)
                 self._put(self._outbound.post(chunk, step, kept))
+
+    def _lend(
+        self,
+        purpose: str,
+        number: int,
+        name: Key,
+        array: Array,
+        step: int,
+        go_on: Callable[[], bool],
+    ) -> bool:
+        """Sends where the array lies in memory that the peer sees, if there is such."""
+        if not self._lender.accepted:
+            self.offer()
+            return False
+        chunk = lent(purpose, number, name, array, self._lender.lend)
+        if chunk is None:
+            return False
+        with self._changed:
+            self._await_room(0, go_on)
+            self._put(self._outbound.post(chunk, step))
+        return True
+
+    def offer(self) -> None:
+        """Offers the peer memory to share, unless it was asked a moment ago."""
+        now = time.monotonic()
+        if self._lender.accepted or now < self._offered + _OFFER_SECONDS:
+            return
+        self._offered = now
+        token = self._lender.offer()
+        if token:
+            with self._changed:
+                self._put(self._outbound.tell(Share(token)))
 
     def heed(self, heard: Heard) -> None:
         """Takes note of what the peer said. Never waits."""
@@ -66,11 +106,12 @@ class Link:
         """Tells the peer what was sent, if it has not acknowledged that, and what was received."""
         with self._changed:
             if owed or self._outbound.pending:
-                self._put(self._outbound.tell(Ack()))
+                self._put(self._outbound.tell(Ack(asks=True)))
 
     def close(self) -> None:
         """Ends the connection."""
         self._channel.close()
+        self._lender.close()
 
     def _await_room(self, nbytes: int, go_on: Callable[[], bool]) -> None:
         while not self._outbound.room(nbytes):

@@ -50,6 +50,16 @@ class Computed:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """What a session takes of one host: bytes a device of its programs' arenas and of its
+    variables, and for each tensor that is being waited for since how many seconds."""
+
+    arenas: Mapping[str, int] = field(default_factory=dict)
+    variables: Mapping[str, int] = field(default_factory=dict)
+    waits: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What all hosts computed in a step, once it is decided that the step commits. `errors` tells
     for each worker with a clock of its own by how many seconds its spans may be off."""
@@ -108,6 +118,21 @@ class Welcome(Message):
     wire: Count
     python: str
     devices: list[str]
+
+
+@dataclass(frozen=True)
+class Status(Message):
+    """Asks a worker what it does; outside of sessions, as `Hello`."""
+
+    request: Count
+
+
+@dataclass(frozen=True)
+class StatusReport(Message):
+    """What a worker does, as plain data; see `status.report`."""
+
+    request: Count
+    report: Plain
 
 
 @dataclass(frozen=True)
@@ -291,7 +316,8 @@ class Chunk(Message):
     `purpose` says what the array is for, `number` is the step (edges) or the request (all others),
     and `name` the edge, feed, fetch or part. `axes` orders the axes from the slowest to the fastest
     in memory, so that an array keeps its layout when it travels. `checksum` is of the piece;
-    0 where it travels by what cannot damage it.
+    0 where it travels by what cannot damage it. Where there is a `slot`, no frame follows: the
+    array lies there in memory that the sender shares, for the `turn`-th time.
     """
 
     purpose: str
@@ -303,6 +329,15 @@ class Chunk(Message):
     nbytes: Count
     offset: Count
     checksum: Count = 0
+    slot: Count = 0
+    turn: Count = 0
+
+
+@dataclass(frozen=True)
+class Share(Message):
+    """Offers memory of the sender's, in which it will lend arrays to a receiver that attaches."""
+
+    token: str
 
 
 @dataclass(frozen=True)
@@ -375,5 +410,5 @@ class Broken(Message):
 
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
 
-UNNUMBERED = (Ping, Pong, Ack, Resend, Fenced, Broken)
+UNNUMBERED = (Ping, Pong, Ack, Resend, Fenced, Broken, Share)
 """What is neither kept nor sent again: a later one says all that a lost one did."""

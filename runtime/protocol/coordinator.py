@@ -43,6 +43,7 @@ from graphflow.runtime.messages import (
     Ping,
     Pong,
     Saved,
+    Share,
     Spans,
     Welcome,
 )
@@ -56,13 +57,15 @@ from graphflow.runtime.protocol.operations import (
     Settle,
 )
 from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
-from graphflow.runtime.wire import Assembler, Buffer, chunks
+from graphflow.runtime.wire import Assembler, Buffer, pieces
 
 __all__ = ["Begin", "Order", "Replies", "Settle"]
 
 BEAT = 1.0  # seconds between two pings
 DEAD_AFTER = 5.0  # seconds out of reach after which a worker is lost
 LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down
+SPEAKS, ANSWERS = 0.3, 0.5  # of the time to be lost, without an answer from a worker that speaks
+SMALL = 1 << 16  # bytes on their way that delay no answer for long
 COMMIT_AFTER = 0.005  # seconds that a commit waits for an order to ride on
 GRACE = 0.5  # seconds after a step's deadline in which workers may say what they waited for
 
@@ -116,7 +119,15 @@ class Tick:
     """Time has passed."""
 
 
-CoordinatorEvent = Begin | Received | LinkUp | LinkDown | Gone | Cancel | Tick
+@dataclass(frozen=True)
+class Offer:
+    """There is memory in which arrays can be lent to a worker."""
+
+    worker: int
+    token: str
+
+
+CoordinatorEvent = Begin | Received | Offer | LinkUp | LinkDown | Gone | Cancel | Tick
 
 
 # Actions ---------------------------------------------------------------------------------------
@@ -140,7 +151,15 @@ class Leaving:
     seconds: float
 
 
-CoordinatorAction = Send | Settle | Leaving
+@dataclass(frozen=True)
+class Attach:
+    """A worker has memory in which it can lend arrays."""
+
+    worker: int
+    token: str
+
+
+CoordinatorAction = Send | Settle | Leaving | Attach
 
 
 # State -----------------------------------------------------------------------------------------
@@ -154,9 +173,12 @@ class _Peer:
     clock: Clock
     inbox: Assembler = field(default_factory=Assembler)
     welcomed: bool = False
+    opening: bool = False  # it was told of the session
     opened: bool = False  # it knows the session: before, it would not know what a Ping is of
     link: bool = False  # the transport vouches for the process
     down: str = ""  # why the link is not up
+    hears: float = 0.0  # when it was last known to hear us
+    deaf: float = inf  # since when it speaks without hearing us
     commits: int = -1  # the step that it is to commit, but was not told of yet
     gone: Gone | None = None  # once it is lost
 
@@ -205,6 +227,9 @@ class CoordinatorMachine:
                 return self._begin(event)
             case Received():
                 return self._receive(event)
+            case Offer(worker, token):
+                told = self._peers[worker].stream.tell(Share(token))
+                return self._sends(worker, [told])
             case LinkUp(worker):
                 return self._link_up(worker)
             case LinkDown(worker, reason):
@@ -256,11 +281,11 @@ class CoordinatorMachine:
         if operation.is_step:
             operation.deadline += GRACE
         # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
-        pieces = {
+        cut = {
             worker: [
                 piece
                 for purpose, name, array in order.arrays
-                for piece in chunks(purpose, begin.request, name, array)
+                for piece in pieces(purpose, begin.request, name, array)
             ]
             for worker, order in begin.orders.items()
         }
@@ -278,7 +303,8 @@ class CoordinatorMachine:
                     actions += self._ping(worker)
             else:
                 actions += self._tell_commit(worker)
-            for chunk, data in pieces[worker]:
+                self._peers[worker].opening |= isinstance(message, Open)
+            for chunk, data in cut[worker]:
                 actions += self._send(worker, chunk, begin.step, data)
             actions += self._send(worker, message, begin.step)
         return actions
@@ -291,16 +317,24 @@ class CoordinatorMachine:
         stale = fence(envelope, self._epoch, self._token)
         if stale is not None:
             return self._stale(worker, envelope, message, stale)
+        before = peer.stream.outbound.acknowledged
         arrival, letters = peer.stream.receive(envelope, message, event.data)
         peer.heard = self._now
+        if peer.stream.outbound.acknowledged > before or not peer.opened:
+            peer.hears, peer.deaf = self._now, inf
+        peer.opened = peer.opened or (peer.opening and not peer.stream.outbound.pending)
         actions = self._sends(worker, letters)
         if arrival in (Arrival.DUPLICATE, Arrival.MISSING):
             return actions
         try:
-            return actions + self._reply(worker, message, event.data)
+            actions += self._reply(worker, message, event.data)
         except ProtocolError as error:
             reason = f"it sent what is not valid here: {error}"
             return actions + self._lose(Gone(worker, reason, ended=False))
+        if self._is_deaf(peer):
+            reason = f"it speaks, but has not heard us for {self._now - peer.hears:.1f} s"
+            actions += self._lose(Gone(worker, reason, ended=False))
+        return actions
 
     def _stale(
         self, worker: int, envelope: Envelope, message: Message, stale: GraphflowError
@@ -322,13 +356,16 @@ class CoordinatorMachine:
     def _reply(self, worker: int, message: Message, data: Buffer | None) -> list[CoordinatorAction]:
         peer = self._peers[worker]
         match message:
-            case Broken(reason) | Fenced(_, reason):
+            case Broken(reason) | Fenced(StaleSession.__name__, reason):
                 return self._lose(Gone(worker, reason, ended=False))
             case Pong():
+                peer.hears, peer.deaf = max(peer.hears, message.sent), inf
                 peer.clock.add(message.sent, message.clock, self._now, message.home)
                 return self._ping(worker) if peer.clock.trips < BURST else []
             case Draining(seconds):
                 return [Leaving(worker, seconds)]
+            case Share(token):
+                return [Attach(worker, token)]
             case Chunk():
                 if message.purpose != "fetch" or data is None:
                     raise ProtocolError(f"an array for {message.purpose!r} was not asked for")
@@ -362,8 +399,6 @@ class CoordinatorMachine:
                 self._death = min(self._death, peer.heard + self._dead_after)
             if Version.of(message) != self._version:
                 return self._end(operation, self._mismatch(worker, Version.of(message)))
-        if asked is Open:
-            peer.opened = True
         if isinstance(message, Done | Saved):
             operation.replies.arrays[worker] = {
                 name: peer.inbox.take(worker, "fetch", request, name) for name in message.fetches
@@ -385,6 +420,7 @@ class CoordinatorMachine:
     def _link_up(self, worker: int) -> list[CoordinatorAction]:
         peer = self._peers[worker]
         peer.link, peer.down, peer.heard = True, "", self._now
+        peer.hears, peer.deaf = self._now, inf
         self._unsure.discard(worker)
         # The worker learns the new way to us, and what it missed.
         return self._sends(worker, self._call(peer))
@@ -398,6 +434,16 @@ class CoordinatorMachine:
         if peer.welcomed and not peer.gone:  # before, the rendezvous has a deadline
             self._unsure.add(worker)
             self._death = min(self._death, peer.heard + self._dead_after)
+
+    def _is_deaf(self, peer: _Peer) -> bool:
+        """Whether a worker that speaks has answered nothing for too long: the network is cut in one
+        direction. One whose interpreter was held answers as soon as it speaks; and nothing is told
+        by one that still has much to receive before a question."""
+        if peer.gone or self._now <= peer.hears + SPEAKS * self._dead_after:
+            return False
+        peer.deaf = min(peer.deaf, self._now)
+        waits = self._now < peer.deaf + ANSWERS * self._dead_after
+        return not waits and peer.stream.outbound.pending_bytes <= SMALL
 
     def _call(self, peer: _Peer) -> list[Letter]:
         if peer.gone or self._fenced:

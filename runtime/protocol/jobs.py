@@ -93,7 +93,15 @@ class Leave:
     """The worker process is about to end."""
 
 
-WorkerEvent = Received | Finished | Tick | Drain | Leave
+@dataclass(frozen=True)
+class Offer:
+    """The worker has memory in which it can lend arrays to the coordinator of a session."""
+
+    session: str
+    token: str
+
+
+WorkerEvent = Received | Finished | Offer | Tick | Drain | Leave
 
 
 # Actions ---------------------------------------------------------------------------------------
@@ -132,6 +140,7 @@ class Deliver:
     step: int
     edge: Key
     array: Array
+    origin: int
     echo: bool = False
 
 
@@ -166,4 +175,13 @@ class Wake:
     error: GraphflowError
 
 
-WorkerAction = Send | Run | Deliver | Heard | Beat | Wake
+@dataclass(frozen=True)
+class Attach:
+    """The coordinator or another worker, `origin`, has memory in which it can lend arrays."""
+
+    session: str
+    origin: int
+    token: str
+
+
+WorkerAction = Send | Run | Attach | Deliver | Heard | Beat | Wake

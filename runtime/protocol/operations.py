@@ -9,6 +9,7 @@ from functools import cached_property
 from graphflow.errors import GraphflowError
 from graphflow.runtime.messages import (
     Array,
+    Chunk,
     Close,
     Compute,
     Done,
@@ -50,10 +51,11 @@ REPLIES: dict[type[Message], type[Message]] = {
 
 @dataclass(frozen=True)
 class Order:
-    """What one worker is asked, and the arrays (purpose, name, array) that go before it."""
+    """What one worker is asked, and the arrays (purpose, name, array) that go before it;
+    of one that is lent, the message that says where it is."""
 
     message: Message
-    arrays: Sequence[tuple[str, Key, Array]] = ()
+    arrays: Sequence[tuple[str, Key, Array | Chunk]] = ()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from graphflow.runtime.messages import (
     Resend,
     Welcome,
 )
-from graphflow.runtime.wire import WIRE_VERSION, Buffer, checksum
+from graphflow.runtime.wire import WIRE_VERSION, Borrowed, Buffer, checksum
 
 WINDOW = 512  # messages that are not acknowledged: fewer than a socket's queue takes
 WINDOW_BYTES = 64 << 20  # and their bytes: 50 ms of 10 Gbit/s
@@ -100,7 +100,9 @@ class Outbound:
 
     def tell(self, message: Message, step: int = 0) -> Letter:
         """A message of `UNNUMBERED`."""
-        if isinstance(message, _BEATS):
+        if isinstance(message, Ack):
+            message = replace(message, resent=self.resent, asks=message.asks and self.pending > 0)
+        elif isinstance(message, _BEATS):
             message = replace(message, resent=self.resent)
         return Letter(self._envelope(step), message)
 
@@ -159,7 +161,9 @@ class Inbound:
         number, due = envelope.sequence, self.received + 1
         if isinstance(message, UNNUMBERED):
             if number < due or not isinstance(message, _BEATS):
-                return Arrival.BEAT, None
+                # An acknowledgement that was lost is said again to one who asks.
+                asked = isinstance(message, Ack) and message.asks
+                return Arrival.BEAT, Ack() if asked else None
             # What answered the last attempt would have come before this beat.
             answered = message.resent >= self._attempt
             return Arrival.BEAT, self._ask(anew=answered or self._asked != due)
@@ -189,7 +193,9 @@ class Inbound:
 
 
 def _intact(chunk: Chunk, data: Buffer | None) -> bool:
-    return not chunk.checksum or (data is not None and checksum(data) == chunk.checksum)
+    if not chunk.checksum or isinstance(data, Borrowed):
+        return True
+    return data is not None and checksum(data) == chunk.checksum
 
 
 class Stream:

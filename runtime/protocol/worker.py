@@ -55,12 +55,15 @@ from graphflow.runtime.messages import (
     Resend,
     Save,
     Saved,
+    Share,
     Spans,
     Welcome,
     Write,
 )
 from graphflow.runtime.protocol.faults import error_of, failed
 from graphflow.runtime.protocol.jobs import (
+    Attach,
+    Offer,
     Beat,
     Deliver,
     Drain,
@@ -77,7 +80,7 @@ from graphflow.runtime.protocol.jobs import (
     WorkerEvent,
 )
 from graphflow.runtime.protocol.stream import Arrival, Inbound, Letter, Stream, Version, fence
-from graphflow.runtime.wire import SPANS_A_MESSAGE, Assembler, Buffer, Purse, chunks
+from graphflow.runtime.wire import SPANS_A_MESSAGE, Assembler, Buffer, Purse, pieces
 
 MAX_SESSIONS = 64
 _REMEMBERED = 4096  # closed sessions whose late messages are still known as such
@@ -152,6 +155,9 @@ class WorkerMachine:
                 return self._receive(event, now)
             case Finished():
                 return self._finish(event)
+            case Offer(name, token):
+                session = self._sessions.get(name)
+                return [] if session is None else [_send(session, session.stream.tell(Share(token)))]
             case Tick():
                 return self._tick(now)
             case Drain(seconds):
@@ -272,6 +278,8 @@ class WorkerMachine:
         return [Run(name, message, 0, epoch, token=envelope.token)]
 
     def _beat(self, session: _Session, message: Message, now: float) -> list[WorkerAction]:
+        if isinstance(message, Share):
+            return [Attach(session.name, COORDINATOR, message.token)]
         if not isinstance(message, Ping):
             return []
         at = session.begun if session.begun > session.settled else 0
@@ -290,6 +298,8 @@ class WorkerMachine:
             inbound.acknowledged()
         wanted = message if isinstance(message, Resend) else None
         heard = Heard(session.name, origin, envelope.acknowledged, inbound.received, told, wanted)
+        if isinstance(message, Share):
+            return [heard, Attach(session.name, origin, message.token)]
         if arrival is not Arrival.FRESH:
             return [heard]
         if not isinstance(message, Chunk) or data is None:
@@ -314,7 +324,7 @@ class WorkerMachine:
         if purpose == "echo":
             back = replace(chunk, purpose="echoed", name=origin)
             return [Run(session.name, back, 0, session.epoch, {key: array})]
-        return [Deliver(session.name, number, key, array, echo=purpose == "echoed")]
+        return [Deliver(session.name, number, key, array, origin, echo=purpose == "echoed")]
 
     def _order(
         self, session: _Session, message: Message, step: int, data: Buffer | None
@@ -404,17 +414,17 @@ class WorkerMachine:
             assert isinstance(job, Read)
             computed = Computed({job.variable: outcome})
         # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
-        pieces = [
+        cut = [
             piece
             for name, array in computed.fetches.items()
-            for piece in chunks("fetch", job.request, name, array)
+            for piece in pieces("fetch", job.request, name, array)
         ]
         peak = {device: int(nbytes) for device, nbytes in computed.peak.items()}
         messages: list[tuple[Message, memoryview | None]] = [
             (Spans(job.request, computed.spans[start : start + SPANS_A_MESSAGE]), None)
             for start in range(0, len(computed.spans), SPANS_A_MESSAGE)
         ]
-        messages += pieces
+        messages += cut
         names = list(computed.fetches)
         saved = isinstance(job, Save)
         end = Saved(job.request, "", 0, names) if saved else Done(job.request, names, peak)

@@ -1,8 +1,14 @@
-"""A deterministic world for the protocol: machines, a network and a clock, all from one seed.
+"""A deterministic cluster for the protocol: processes, a network and clocks, all from one seed.
 
-Links deliver in order but late, and some messages twice. A worker may crash at any time: what it
-had sent may still arrive, and its coordinator hears of it later, by a broken link or by silence.
-Every message goes through its frame, so the codec is exercised too.
+Connections deliver late, some messages twice and some damaged; they are reset, and then lose what
+was under way or deliver it after what was sent later; pairs of processes are cut off from each
+other, in one direction too. Workers and coordinators crash, are replaced, or freeze and go on
+later, and no two clocks run alike. Recorded messages are played back by strangers.
+
+After each event the invariants hold that `World` and the simulated processes assert; at the end
+everybody has done every step. A world that does not raises `Violation`, with its seed:
+
+    python -m tests.runtime.soak --schedules 1 --seed SEED      runs one again, exactly
 """
 
 from __future__ import annotations
@@ -10,181 +16,388 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
-import numpy as np
-
-from graphflow.errors import OpError
-from graphflow.runtime.messages import Abort, Commit, Compute, Computed, Hello, Open
+from graphflow.errors import (
+    OpError,
+    RendezvousTimeout,
+    SessionError,
+    StaleEpoch,
+    StepTimeout,
+    WorkerLost,
+)
+from graphflow.runtime import wire
+from graphflow.runtime.messages import COORDINATOR, Chunk, Close, Envelope
 from graphflow.runtime.protocol import coordinator as c
-from graphflow.runtime.protocol import worker as w
-from graphflow.runtime.protocol.stream import Version
-from graphflow.runtime.wire import decode, encode
+from graphflow.runtime.protocol import jobs as w
+from graphflow.runtime.protocol import stream
+from graphflow.runtime.wire import encode
+from tests.runtime.simulated import SimulatedWorker, User, Zombie
+
+HORIZON = 600.0  # seconds in which everybody must be done
+_EXPECTED = (OpError, StepTimeout, SessionError, WorkerLost, RendezvousTimeout, StaleEpoch)
+_REASONS = ("silent for", "killed by signal", "does not know the session", "has not heard us")
+Party = Any  # ("worker", index) or ("user", name, life)
+
+
+class Violation(AssertionError):
+    """The protocol broke a promise."""
 
 
 class World:
-    """`sessions` coordinators over the same `workers`, each with steps to run one by one."""
+    """`sessions` users over the same workers."""
 
-    def __init__(self, seed: int, *, workers: int = 3, sessions: int = 2, steps: int = 6) -> None:
+    def __init__(
+        self, seed: int, *, workers: int | None = None, sessions: int | None = None,
+        steps: int | None = None, quiet: bool = False,
+    ) -> None:  # fmt: skip
+        self.seed = seed
         self.random = random.Random(seed)
         self.now = 0.0
+        self.log: list[str] = []
+        self.messages = 0
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._link_free: dict[Any, float] = {}
-        self.alive = [True] * workers
-        self.link_events = self.random.random() < 0.5
-        self.machines = [w.WorkerMachine(["cpu:0"]) for _ in range(workers)]
-        self.busy: dict[tuple[int, str], float] = {}
-        names = [f"session-{index}" for index in range(sessions)]
-        addresses = [f"tcp://127.0.0.1:{7000 + index}" for index in range(workers)]
-        self.coordinators = {name: c.CoordinatorMachine(name, addresses, 0.0) for name in names}
-        self.outcomes: dict[tuple[str, int], Any] = {}
-        self.applied: dict[tuple[int, str, int], str] = {}
-        self.started: set[tuple[int, str, int]] = set()
-        self.computed: set[tuple[int, str, int]] = set()
-        self.told: set[tuple[int, str, int]] = set()
-        self.violations: list[str] = []
-        self.steps = steps
-        self.addresses = addresses
-        for name in names:
-            self._at(self.random.random(), lambda name=name: self._hello(name))
-            self._at(0.25, lambda name=name: self._tick_coordinator(name))
-        for index in range(workers):
-            self._at(0.3, lambda index=index: self._tick_worker(index))
-        if self.random.random() < 0.6:
-            victim = self.random.randrange(workers)
-            self._at(self.random.uniform(0.5, 8.0), lambda: self._crash(victim))
+        self._quiet = quiet
+        self._deadly = False  # whether anything happens that may cost a worker its session
+        self._links_tell = self.random.random() < 0.7  # of a connection that is up or down
+        self.encoded = self.random.random() < 0.05  # every message goes through its frames
+        self._free: dict[tuple[Party, Party], float] = {}
+        self._generation: dict[tuple[Party, Party], int] = {}
+        self._cut: dict[tuple[Party, Party], float] = {}
+        self._users: dict[Party, User | Zombie] = {}
+        self._recorded: list[tuple[int, Any]] = []
+        self._verdicts: dict[tuple[str, int, int], str] = {}
+        self._applied: dict[tuple[str, int, int, int], str] = {}
+        self.started: set[tuple[str, int, int, int]] = set()
+        self.computed: set[tuple[str, int, int, int]] = set()
+        self.zombies: list[Zombie] = []
+        count = workers or self.random.choice([1, 2, 2, 3])
+        self.addresses = [f"tcp://127.0.0.1:{7000 + index}" for index in range(count)]
+        self.workers: list[SimulatedWorker] = []
+        for index in range(count):
+            self.workers.append(SimulatedWorker(self, index))
+        names = [f"s{index}" for index in range(sessions or self.random.choice([1, 1, 2]))]
+        self.users = [User(self, name, steps or self.random.randint(2, 5)) for name in names]
+        if not quiet:
+            self._misfortunes()
 
-    # Time ----------------------------------------------------------------------------------------
+    def run(self) -> World:
+        """Until everybody is done.
 
-    def run(self, until: float = 60.0) -> None:
-        while self._queue and self._queue[0][0] <= until:
+        Raises:
+            Violation: the protocol broke a promise.
+        """
+        while not all(user.done for user in self.users) or self._asking():
+            if not self._queue or self._queue[0][0] > HORIZON:
+                self.violate("not everybody is done")
             self.now, _, action = heapq.heappop(self._queue)
             action()
+            self._check()
+        return self
 
-    def _at(self, delay: float, action: Callable[[], None]) -> None:
+    def _asking(self) -> bool:
+        return any(zombie.request for zombie in self.zombies)
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
 
-    def _travel(self, link: Any, action: Callable[[], None]) -> None:
-        slow = self.random.random() < 0.05
-        delay = self.random.uniform(0.001, 1.0 if slow else 0.02)
-        arrival = max(self.now + delay, self._link_free.get(link, 0.0))
-        self._link_free[link] = arrival
-        self._at(arrival - self.now, action)
-        if self.random.random() < 0.1:
-            self._at(arrival - self.now + self.random.uniform(0.0, 0.5), action)
+    # Promises ------------------------------------------------------------------------------------
 
-    # Coordinators --------------------------------------------------------------------------------
+    def violate(self, what: str) -> None:
+        raise Violation(
+            f"seed {self.seed}, at {self.now:.4f} s: {what}\n"
+            f"again: python -m tests.runtime.soak --schedules 1 --seed {self.seed}"
+        )
 
-    def _begin(self, name: str, request: int, messages: dict[int, Any], step: int = 0) -> None:
-        orders = {index: c.Order(message) for index, message in messages.items()}
-        self._coordinate(name, c.Begin(request, orders, 5.0, step))
+    def _check(self) -> None:
+        for user in self.users:
+            if user.begun and not user.frozen and self.now > min(user.begun.values()) + 0.1:
+                self.violate(f"{user.name} waits beyond its deadline for {user.begun}")
 
-    def _hello(self, name: str) -> None:
-        own = Version.own()
-        hello = Hello(1, own.version, own.wire, own.python)
-        self._begin(name, 1, dict.fromkeys(range(len(self.machines)), hello))
+    def check_window(self, outbound: stream.Outbound) -> None:
+        """A party has handled an event."""
+        many = outbound.pending > stream.WINDOW
+        if many or (outbound.pending > 1 and outbound.pending_bytes > stream.WINDOW_BYTES):
+            self.violate(f"{outbound.pending} messages are not acknowledged")
 
-    def _settled(self, name: str, settle: c.Settle) -> None:
-        key = (name, settle.request)
-        if key in self.outcomes:
-            self.violations.append(f"{key} settled twice")
-        self.outcomes[key] = settle.outcome
-        workers = range(len(self.machines))
-        committed = settle.request > 2 and isinstance(settle.outcome, c.Replies)
-        if committed and any((index, *key) not in self.computed for index in workers):
-            self.violations.append(f"{key} committed before all had computed it")
-        if settle.request == 1 and isinstance(settle.outcome, c.Replies):
-            opens = {index: Open(2, index, self.addresses, 20.0) for index in workers}
-            self._begin(name, 2, opens)
-        elif 2 <= settle.request < 2 + self.steps:
-            if settle.request == 2 and not isinstance(settle.outcome, c.Replies):
-                return
-            request = settle.request + 1
-            self._at(0.05, lambda: self._step(name, request))
+    def decided(self, session: str, epoch: int, step: int, verdict: str) -> None:
+        """A user was told how a step ended."""
+        if verdict == "commit":
+            for index in range(len(self.workers)):
+                if (session, epoch, step, index) not in self.computed:
+                    self.violate(f"{session}: step {step} commits, but not every worker did it")
+        if self._verdicts.setdefault((session, epoch, step), verdict) != verdict:
+            self.violate(f"{session}: step {step} ended twice")
 
-    def _step(self, name: str, request: int) -> None:
-        compute = Compute(request, "p", {}, [], False, 5.0)
-        workers = range(len(self.machines))
-        self._begin(name, request, dict.fromkeys(workers, compute), step=request)
-        if self.random.random() < 0.1:
-            self._at(self.random.uniform(0, 0.2), lambda: self._coordinate(name, c.Cancel()))
+    def applied(self, session: str, epoch: int, step: int, worker: int, verdict: str) -> None:
+        """A worker does what it was told of a step."""
+        key = (session, epoch, step, worker)
+        if key in self._applied:
+            self.violate(f"worker {worker} was told twice of step {step} of {session}")
+        self._applied[key] = verdict
+        newest = next(user.epoch for user in self.users if user.name == session)
+        # A coordinator that was replaced meanwhile cannot tell its user what it decided.
+        decided = self._verdicts.get((session, epoch, step), "" if epoch == newest else verdict)
+        if verdict == "commit" and decided != verdict:
+            self.violate(f"worker {worker} commits step {step} of {session} by itself")
 
-    def _coordinate(self, name: str, event: Any) -> None:
-        for action in self.coordinators[name].handle(event, self.now):
-            if isinstance(action, c.Settle):
-                self._settled(name, action)
-                continue
-            index = action.worker
-            frame = encode(action.envelope, action.message)
-            self._travel(
-                (name, index), lambda frame=frame, index=index: self._to_worker(name, index, frame)
-            )
+    def ended(self, session: str, epoch: int) -> None:
+        """A user is done: every worker was told of every step of this epoch that it began."""
+        for key in self.started - self._applied.keys():
+            if key[:2] == (session, epoch):
+                self.violate(f"worker {key[3]} was never told how step {key[2]} ended")
 
-    def _tick_coordinator(self, name: str) -> None:
-        self._coordinate(name, c.Tick())
-        self._at(0.25, lambda: self._tick_coordinator(name))
+    def saw(self, outcome: Any) -> None:
+        """What ended otherwise than by replies, and why."""
+        if type(outcome) not in _EXPECTED:
+            self.violate(f"nobody expects {outcome!r}")
+        if isinstance(outcome, WorkerLost):
+            if not any(why in outcome.reason for why in _REASONS):
+                self.violate(f"nobody expects to lose a worker because {outcome.reason}")
+            if not self._deadly:
+                self.violate(f"a worker is lost by what is none's end: {outcome.reason}")
+        self.log.append(f"{self.now:.6f} {type(outcome).__name__}: {outcome}")
 
-    # Workers -------------------------------------------------------------------------------------
+    # Names ---------------------------------------------------------------------------------------
 
-    def _to_worker(self, name: str, index: int, frame: bytes) -> None:
-        if self.alive[index]:
-            self._work(index, w.Received(name.encode(), *decode(frame)))
+    def number_of(self, session: str) -> int:
+        return int(session[1:])
 
-    def _work(self, index: int, event: Any) -> None:
-        for action in self.machines[index].handle(event, self.now):
-            if isinstance(action, w.Send):
-                name = action.route.decode()
-                frame = encode(action.envelope, action.message)
-                data = bytes(action.data) if action.data is not None else None
-                self._travel(
-                    (index, name),
-                    lambda name=name, frame=frame, data=data: self._coordinate(
-                        name, c.Received(index, *decode(frame), data)
-                    ),
-                )
-            elif isinstance(action, w.Run):
-                self._job(index, action)
+    def token_of(self, session: str) -> str:
+        return f"secret of {session}"
 
-    def _job(self, index: int, run: w.Run) -> None:
-        """Jobs of a session take a random time each, one after the other."""
-        if isinstance(run.job, Compute):
-            self.started.add((index, run.session, run.step))
-        if isinstance(run.job, Commit | Abort):
-            self.told.add((index, run.session, run.step))
-        key = (index, run.session)
-        quick = self.random.random() < 0.9
-        start = max(self.now, self.busy.get(key, 0.0))
-        end = start + self.random.uniform(0.0, 0.05 if quick else 8.0)
-        self.busy[key] = end
-        self._at(end - self.now, lambda: self._finish(index, run))
+    # The network ---------------------------------------------------------------------------------
 
-    def _finish(self, index: int, run: w.Run) -> None:
-        if not self.alive[index]:
-            return
-        outcome: Any = None
-        if isinstance(run.job, Compute):
-            fetches = {f"y{index}": np.full(2, run.step, np.float32)}
-            failed = self.random.random() < 0.1
-            if not failed:
-                self.computed.add((index, run.session, run.step))
-            outcome = OpError("it failed") if failed else Computed(fetches, [], {"cpu:0": 1})
-        if isinstance(run.job, Commit | Abort):
-            verdict = type(run.job).__name__
-            before = self.applied.setdefault((index, run.session, run.step), verdict)
-            if before != verdict:
-                self.violations.append(f"{run} after {before}")
-        self._work(index, w.Finished(run.session, run.job, run.step, outcome))
+    def connect(self, user: User) -> None:
+        """A coordinator's connections; each is vouched for when it is up."""
+        self.register(user, user)
+        for index in range(len(self.workers)):
+            self._tell_link(user, index, up=True, delay=self.random.uniform(0, 0.05))
 
-    def _tick_worker(self, index: int) -> None:
-        if self.alive[index]:
-            self._work(index, w.Tick())
-        self._at(0.3, lambda: self._tick_worker(index))
+    def register(self, user: User | Zombie, reader: User | Zombie) -> None:
+        """Who reads what comes to a coordinator from now on."""
+        self._users[self._party(user)] = reader
 
-    def _crash(self, index: int) -> None:
-        self.alive[index] = False
-        if self.link_events:
-            notice = c.LinkDown(index, "it crashed")
-            for name in self.coordinators:
-                self._travel((index, name), lambda name=name: self._coordinate(name, notice))
+    def to_worker(self, user: User | Zombie, send: c.Send) -> None:
+        party = self._party(user)
+        way = (party, ("worker", send.worker))
+        route = (*party, self._generation.get(way, 0))
+        received = w.Received(route, send.envelope, send.message, _copied(send.data))
+        if self.random.random() < 0.01:
+            self._recorded.append((send.worker, received))
+        self._travel(way, lambda: self.workers[send.worker].hear(self._coded(received)))
+
+    def to_coordinator(self, worker: int, send: w.Send) -> None:
+        route: Any = send.route
+        party, generation = route[:-1], route[-1]
+        way = (party, ("worker", worker))
+        if party not in self._users or self._generation.get(way, 0) != generation:
+            return  # that connection is gone
+        received = c.Received(worker, send.envelope, send.message, _copied(send.data))
+
+        def arrive() -> None:
+            reader = self._users[party]
+            if self._party(reader) == party:  # else that process has ended
+                reader.hear(self._coded(received))
+
+        self._travel(way[::-1], arrive)
+
+    def between(self, source: int, target: int, letter: stream.Letter) -> None:
+        """A message from worker to worker."""
+        received = w.Received(
+            ("worker", source), letter.envelope, letter.message, _copied(letter.data)
+        )
+        if self.random.random() < 0.01:
+            self._recorded.append((target, received))
+        way = (("worker", source), ("worker", target))
+        self._travel(way, lambda: self.workers[target].hear(self._coded(received)))
+
+    def _party(self, user: User | Zombie) -> Party:
+        return ("user", user.name, user.life)
+
+    def _travel(self, way: tuple[Party, Party], arrive: Callable[[], None]) -> None:
+        self.messages += 1
+        chance = self.random.random()
+        delay = 0.001 + 0.004 * chance if self._quiet else 0.0001 + 0.02 * chance * chance
+        if chance > 0.99 and not self._quiet:
+            delay += self.random.random()
+        opens = self._cut.get(way, 0.0)
+        if opens > self.now:
+            if chance < 0.5:
+                return  # the connection did not survive it
+            delay += opens - self.now
+        time = max(self.now + delay, self._free.get(way, 0.0))
+        self._free[way] = time
+        pair = _pair(way)
+        generation = self._generation.get(pair, 0)
+
+        def act() -> None:
+            if self._generation.get(pair, 0) == generation:
+                arrive()
+            elif self.random.random() < 0.3:  # it was received before the reset, but not read
+                self.at(self.random.uniform(0, 0.5), arrive)
+
+        self.at(time - self.now, act)
+        if chance < 0.03 and not self._quiet:
+            self.at(time - self.now + self.random.random(), arrive)
+
+    def _coded(self, event: Any) -> Any:
+        """What comes of a message: at times another byte, in some worlds from its frames."""
+        if isinstance(event.message, Chunk) and not self._quiet and self.random.random() < 0.02:
+            damaged = bytearray(event.data)
+            damaged[self.random.randrange(len(damaged))] ^= 1 << self.random.randrange(8)
+            return replace(event, data=bytes(damaged))
+        if self.encoded:
+            envelope, message = wire.decode(encode(event.envelope, event.message))
+            return replace(event, envelope=envelope, message=message)
+        return event
+
+    def _tell_link(self, user: User, worker: int, *, up: bool, delay: float) -> None:
+        down = c.LinkDown(worker, "it cannot be reached")
+        self._tell(user, c.LinkUp(worker) if up else down, delay)
+
+    def _tell(self, user: User, event: c.CoordinatorEvent, delay: float) -> None:
+        life = user.life
+        if self._links_tell:
+            self.at(delay, lambda: user.hear(event) if user.life == life else None)
+
+    # Misfortunes ---------------------------------------------------------------------------------
+
+    def _misfortunes(self) -> None:
+        kinds = [
+            self._reset, self._reset, self._cut_off, self._cut_off, self._crash, self._freeze,
+            self._die, self._freeze_user, self._replay, self._jump,
+        ]  # fmt: skip
+        for _ in range(self.random.choice([0, 1, 1, 2, 3])):
+            kind = self.random.choice(kinds)
+            self._deadly = self._deadly or kind not in (self._reset, self._replay, self._jump)
+            self.at(self.random.uniform(0.0, 1.0) ** 2 * 3.0, kind)
+
+    def _ways(self) -> Iterator[tuple[Party, Party]]:
+        places = [("worker", index) for index in range(len(self.workers))]
+        parties = [self._party(user) for user in self.users] + places
+        for source in parties:
+            for target in places:
+                if source != target:
+                    yield source, target
+
+    def _reset(self) -> None:
+        """Connections break and are made again; what was under way is lost, or late."""
+        for way in list(self._ways()):
+            if self.random.random() < 0.5:
+                self._break(way)
+
+    def _break(self, way: tuple[Party, Party]) -> None:
+        self._generation[way] = self._generation.get(way, 0) + 1
+        user = self._users.get(way[0])
+        if isinstance(user, User):
+            self._tell_link(user, way[1][1], up=False, delay=0.0)
+            self._tell_link(user, way[1][1], up=True, delay=self.random.uniform(0.05, 0.3))
+
+    def _cut_off(self) -> None:
+        """Messages between some pairs do not get through for a while, one way or both."""
+        seconds = self.random.choice([0.5, 3.0, 3.0, 10.0])
+        for way in list(self._ways()):
+            if self.random.random() < 0.5:
+                one_way = self.random.random() < 0.3
+                self._cut[way if self.random.random() < 0.5 else way[::-1]] = self.now + seconds
+                if not one_way:
+                    self._cut[way] = self._cut[way[::-1]] = self.now + seconds
+                user = self._users.get(way[0])
+                if isinstance(user, User):
+                    noticed = self.random.uniform(2.0, 3.0)
+                    if noticed < seconds:
+                        self._tell_link(user, way[1][1], up=False, delay=noticed)
+                    self._tell_link(user, way[1][1], up=True, delay=seconds)
+                self.at(seconds, lambda way=way: self._break(way))
+
+    def _crash(self) -> None:
+        """A worker's process ends; its supervisor starts another at the same address."""
+        worker = self.random.choice(self.workers)
+        worker.crash()
+        for user in self.users:
+            self._tell(user, c.Gone(worker.index, "killed by signal 9"), self.random.random() / 3)
+        self.at(self.random.uniform(0.3, 3.0), worker.start)
+
+    def _freeze(self) -> None:
+        """A worker's process is stopped, and goes on later."""
+        worker = self.random.choice(self.workers)
+        seconds = self.random.choice([1.0, 4.0, 8.0, 20.0])
+        worker.frozen = True
+        life = worker.life
+        for user in self.users:
+            if seconds > 3.0:
+                self._tell_link(user, worker.index, up=False, delay=self.random.uniform(2.0, 3.0))
+            self._tell_link(user, worker.index, up=True, delay=seconds + 0.1)
+        self.at(seconds, lambda: worker.thaw() if worker.life == life else None)
+
+    def _die(self) -> None:
+        """A coordinator's process ends."""
+        user = self.random.choice(self.users)
+        if user.machine is not None and not user.done:
+            user.die()
+
+    def _freeze_user(self) -> None:
+        user = self.random.choice(self.users)
+        if user.machine is not None and not user.done and not user.frozen:
+            user.freeze(self.random.choice([1.0, 6.0, 20.0]))
+
+    def _replay(self) -> None:
+        """A stranger plays back what it recorded as of another session, and makes up an order with
+        all that it could guess."""
+        stranger: Any = ("stranger", 0, 0)
+        for worker, event in self._recorded:
+            session = self.random.choice(self.users).name
+            if session != event.envelope.session:
+                envelope = replace(event.envelope, session=session)
+                self.workers[worker].hear(replace(event, route=stranger, envelope=envelope))
+        for worker in self.workers:
+            for user in self.users:
+                if user.name in worker.machine.sessions:
+                    due = worker.machine.stream(user.name).inbound.received + 1
+                    envelope = Envelope(user.name, user.epoch, COORDINATOR, 0, due, 0, "a guess")
+                    worker.hear(w.Received(stranger, envelope, Close(9)))
+
+    def _jump(self) -> None:
+        """The wall clock jumps. No machine has one: see the test that takes it away."""
+        self.log.append(f"{self.now:.6f} the wall clock jumps")
+
+
+def _pair(way: tuple[Party, Party]) -> tuple[Party, Party]:
+    """The connection that a direction belongs to: that of who connected."""
+    return way[::-1] if way[1][0] == "user" else way
+
+
+def _copied(data: Any) -> bytes | None:
+    return None if data is None else bytes(data)
+
+
+@contextmanager
+def small_windows() -> Iterator[None]:
+    """Windows and chunks so small that a world of a few steps meets their ends."""
+    with (
+        mock.patch.object(stream, "WINDOW", 4),
+        mock.patch.object(stream, "WINDOW_BYTES", 160),
+        mock.patch.object(stream, "ACK_EVERY", 3),
+        mock.patch.object(stream, "ACK_BYTES", 80),
+        mock.patch.object(wire, "CHUNK_BYTES", 64),
+    ):
+        yield
+
+
+def check(seeds: range, *, progress: Callable[[int], None] | None = None) -> None:
+    """Runs the worlds of these seeds.
+
+    Raises:
+        Violation: of the first that broke a promise.
+    """
+    with small_windows():
+        for seed in seeds:
+            World(seed).run()
+            if progress is not None:
+                progress(seed)

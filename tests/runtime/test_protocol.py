@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -10,13 +12,16 @@ from graphflow.errors import (
     ProtocolError,
     RendezvousTimeout,
     SessionError,
+    StaleEpoch,
     StepTimeout,
     VersionMismatch,
     WorkerLost,
 )
 from graphflow.runtime.messages import (
     COORDINATOR,
+    UNNUMBERED,
     Abort,
+    Ack,
     Broken,
     Chunk,
     Close,
@@ -24,8 +29,10 @@ from graphflow.runtime.messages import (
     Compute,
     Computed,
     Done,
+    Draining,
     Envelope,
     Failed,
+    Fenced,
     Hello,
     Load,
     Open,
@@ -33,70 +40,57 @@ from graphflow.runtime.messages import (
     Pong,
     Read,
     Ready,
+    Resend,
     Welcome,
     Write,
 )
 from graphflow.runtime.protocol import coordinator as c
 from graphflow.runtime.protocol import jobs as w
-from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.protocol.stream import Outbound, Version
 from graphflow.runtime.protocol.worker import MAX_SESSIONS, WorkerMachine
 from graphflow.runtime.wire import chunks
-from tests.runtime.simulator import World
+from tests.runtime.simulator import Violation, World, check, small_windows
 
-SEEDS = 300
-
-
-def undecided(world: World) -> set[tuple[int, str, int]]:
-    """Steps that a worker started and was never told the end of, though it could have been."""
-    return {
-        (index, session, step)
-        for index, session, step in world.started - world.told
-        if world.alive[index]
-        and index not in world.coordinators[session].lost()
-        and session in world.machines[index].sessions
-    }
+SEEDS = 2000
+BLOCKS = 20
 
 
-@pytest.mark.parametrize("block", range(10))
-def test_in_every_world_a_step_is_committed_or_aborted_everywhere_and_every_wait_ends(
-    block: int,
-) -> None:
-    for seed in range(block * SEEDS // 10, (block + 1) * SEEDS // 10):
-        world = World(seed)
-        world.run()
-        assert not world.violations, (seed, world.violations)
-        assert not undecided(world), (seed, "a worker that lives was never told")
-        verdicts: dict[tuple[str, int], set[str]] = {}
-        for (_, session, step), verdict in world.applied.items():
-            verdicts.setdefault((session, step), set()).add(verdict)
-        for (session, step), found in verdicts.items():
-            committed = isinstance(world.outcomes[session, step], c.Replies)
-            assert found == {"Commit" if committed else "Abort"}, (seed, session, step)
-        for name in world.coordinators:
-            assert (name, 1) in world.outcomes, (seed, "the rendezvous did not end")
-            if isinstance(world.outcomes.get((name, 2)), c.Replies):
-                for request in range(3, 3 + world.steps):
-                    assert (name, request) in world.outcomes, (seed, name, request)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_in_every_world_all_steps_are_done_exactly_once_whatever_happens(block: int) -> None:
+    check(range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS))
 
 
-def test_worlds_see_commits_failures_losses_and_cancellations() -> None:
-    kinds: dict[str, int] = {}
-    for seed in range(60):
-        world = World(seed)
-        world.run()
-        for (_, request), outcome in world.outcomes.items():
-            if request > 2:
-                kinds[type(outcome).__name__] = kinds.get(type(outcome).__name__, 0) + 1
-    assert kinds.keys() == {"Replies", "OpError", "WorkerLost", "SessionError", "StepTimeout"}
+def test_worlds_see_losses_failures_timeouts_cancellations_and_stale_coordinators() -> None:
+    kinds: set[str] = set()
+    with small_windows():
+        for seed in range(150):
+            kinds |= {line.split()[1].rstrip(":") for line in World(seed).run().log}
+    assert kinds >= {"OpError", "WorkerLost", "SessionError", "StepTimeout"}
 
 
-def test_a_world_is_the_same_again_from_the_same_seed() -> None:
-    def history(seed: int) -> list[str]:
-        world = World(seed)
-        world.run()
-        return [f"{key} {type(value).__name__}" for key, value in world.outcomes.items()]
+def test_a_world_is_the_same_again_from_the_same_seed_and_reads_no_clock() -> None:
+    def history(seed: int) -> tuple[list[str], int, float]:
+        world = World(seed).run()
+        return world.log, world.messages, world.now
 
-    assert history(11) == history(11)
+    with small_windows():
+        once = [history(seed) for seed in range(20)]
+        with (
+            mock.patch("time.time", side_effect=AssertionError),
+            mock.patch("time.monotonic", side_effect=AssertionError),
+        ):
+            assert [history(seed) for seed in range(20)] == once
+
+
+def test_a_world_that_breaks_a_promise_names_its_seed_and_how_to_run_it_again() -> None:
+    def deaf(self: Outbound, request: Resend) -> list[object]:
+        return []
+
+    with (
+        mock.patch.object(Outbound, "again", deaf),
+        pytest.raises(Violation, match=r"soak --schedules 1 --seed \d+"),
+    ):
+        check(range(200))
 
 
 # The coordinator alone -------------------------------------------------------------------------
@@ -123,8 +117,9 @@ class Desk:
         return self.begin(request, dict.fromkeys(range(len(self.sent)), compute), now, step)
 
     def hear(self, worker: int, message: object, now: float, data: object = None) -> list:
-        self.sent[worker] += 1
-        envelope = Envelope("s", 1, worker, 0, self.sent[worker])
+        self.sent[worker] += not isinstance(message, UNNUMBERED)
+        received = self.machine.streams()[worker].outbound.sent
+        envelope = Envelope("s", 1, worker, 0, self.sent[worker], received)
         return self.machine.handle(c.Received(worker, envelope, message, data), now)
 
 
@@ -142,8 +137,9 @@ def test_a_step_commits_when_the_last_worker_has_computed() -> None:
     desk.step(2, 1, 0.0)
     assert desk.hear(0, Done(2, [], {"/worker:0/cpu:0": 5}), 0.1) == []
     actions = desk.hear(1, Done(2, [], {}), 0.2)
-    assert told(actions, Commit) == [0, 1]
     replies = settled(actions).outcome
+    due = desk.machine.wake_at(0.2)
+    assert due < 0.21 and told(desk.machine.handle(c.Tick(), due), Commit) == [0, 1]
     assert isinstance(replies, c.Replies) and set(replies.messages) == {0, 1}
 
 
@@ -177,14 +173,16 @@ def test_a_late_step_times_out_after_a_grace_and_names_who_had_not_finished() ->
     assert "step 9" in str(error) and "worker 1" in str(error) and "worker 0" not in str(error)
 
 
-def test_a_worker_whose_link_breaks_is_lost_and_the_others_are_told_to_abort() -> None:
+def test_a_worker_whose_process_ends_is_lost_at_once_and_the_others_are_told_to_abort() -> None:
     desk = Desk()
     desk.step(2, 3, 0.0)
-    actions = desk.machine.handle(c.LinkDown(1, "killed by signal 9"), 0.1)
+    actions = desk.machine.handle(c.Gone(1, "killed by signal 9", 'softmax "x"'), 0.1)
     assert told(actions, Abort) == [0]
     error = settled(actions).outcome
     assert isinstance(error, WorkerLost)
     assert "worker 1" in str(error) and "step 3" in str(error) and "signal 9" in str(error)
+    assert (error.worker, error.step, error.reason) == (1, 3, "killed by signal 9")
+    assert (error.op, error.program, error.ended) == ('softmax "x"', "p", True)
     again = settled(desk.step(3, 4, 0.2)).outcome
     assert isinstance(again, WorkerLost)
 
@@ -192,9 +190,42 @@ def test_a_worker_whose_link_breaks_is_lost_and_the_others_are_told_to_abort() -
 def test_silence_is_death_unless_the_transport_vouches_for_the_process() -> None:
     desk = Desk()
     desk.machine.handle(c.LinkUp(0), 0.0)
-    desk.step(2, 3, 3.0)
-    actions = desk.machine.handle(c.Tick(), 4.1)
+    desk.step(2, 3, 3.5)
+    desk.machine.handle(c.Tick(), 4.9)
+    assert not desk.machine.lost() and desk.machine.wake_at(4.9) == 5.0
+    actions = desk.machine.handle(c.Tick(), 5.0)
     assert "worker 1" in str(settled(actions).outcome) and set(desk.machine.lost()) == {1}
+
+
+def test_a_link_that_comes_back_in_time_costs_nothing_and_one_that_does_not_the_worker() -> None:
+    desk = Desk()
+    desk.machine.handle(c.LinkUp(0), 0.0)
+    desk.machine.handle(c.LinkUp(1), 0.0)
+    desk.hear(0, Pong(), 7.0)
+    assert desk.machine.handle(c.LinkDown(0, "cut off"), 9.0) == []
+    assert desk.machine.handle(c.LinkDown(1, "cut off"), 9.0) == []  # it was quiet since 0.0
+    desk.machine.handle(c.Tick(), 10.9)
+    assert desk.machine.wake_at(10.9) == 11.0  # the transport vouched for it 3 s before
+    desk.machine.handle(c.LinkUp(1), 10.9)
+    desk.step(2, 3, 11.0)
+    desk.machine.handle(c.Tick(), 11.5)
+    assert not desk.machine.lost()
+    actions = desk.machine.handle(c.Tick(), 12.0)
+    error = settled(actions).outcome
+    assert isinstance(error, WorkerLost) and not error.ended
+    assert error.worker == 0 and "cut off (silent for 5.0 s)" in error.reason
+
+
+def test_a_worker_whose_op_holds_the_interpreter_is_late_but_not_dead() -> None:
+    desk = Desk()
+    for worker in range(2):
+        desk.machine.handle(c.LinkUp(worker), 0.0)
+    desk.begin(2, dict.fromkeys(range(2), Compute(2, "p", {}, [], False, 30.0)), 0.0, 3)
+    desk.hear(0, Pong(), 2.0)
+    error = settled(desk.machine.handle(c.Tick(), 2.5)).outcome
+    assert isinstance(error, StepTimeout) and not desk.machine.lost()
+    assert "worker 1" in str(error) and "holds its Python interpreter" in str(error)
+    assert "worker 0 at tcp://127.0.0.1:7000 had not finished" in str(error)
 
 
 def test_no_heartbeat_goes_to_a_worker_that_does_not_know_the_session_yet() -> None:
@@ -202,7 +233,9 @@ def test_no_heartbeat_goes_to_a_worker_that_does_not_know_the_session_yet() -> N
     assert not told(desk.machine.handle(c.Tick(), 1.1), Ping)
     addresses = [f"tcp://127.0.0.1:{7000 + index}" for index in range(2)]
     desk.begin(2, {w: Open(2, w, addresses, 30.0, [], []) for w in range(2)}, 1.2)
-    assert told(desk.machine.handle(c.Tick(), 2.2), Ping) == [0, 1]
+    assert told(desk.machine.handle(c.Tick(), 2.2), Open) == [0, 1]  # it may have been lost
+    desk.hear(0, Ready(2), 2.3)
+    assert told(desk.machine.handle(c.Tick(), 3.2), Ping) == [0]
 
 
 def test_a_worker_that_never_answers_the_first_call_is_a_rendezvous_timeout() -> None:
@@ -223,12 +256,20 @@ def test_other_versions_are_refused_with_both_named() -> None:
     assert "9.9.9" in str(error) and Version.own().version in str(error)
 
 
-def test_a_gap_in_the_numbers_means_that_messages_were_lost() -> None:
+def test_what_is_missing_is_asked_for_once_and_then_taken_in_order() -> None:
     desk = Desk()
     desk.step(2, 1, 0.0)
-    desk.sent[0] += 1
-    error = settled(desk.hear(0, Done(2, [], {}), 0.1)).outcome
-    assert isinstance(error, WorkerLost) and "reconnection" in str(error)
+    ((chunk, data),) = chunks("fetch", 2, "y", np.arange(2))
+    late = [
+        c.Received(0, Envelope("s", 1, 0, 1, 3), Done(2, ["y"], {})),
+        c.Received(0, Envelope("s", 1, 0, 1, 4), Done(9, [], {})),
+    ]
+    asked = [a.message for event in late for a in desk.machine.handle(event, 0.1)]
+    assert asked.count(Resend(2, 1)) == 1
+    desk.machine.handle(c.Received(0, Envelope("s", 1, 0, 1, 2), chunk, data), 0.2)
+    desk.machine.handle(late[0], 0.2)
+    replies = settled(desk.hear(1, Done(2, [], {}), 0.3)).outcome
+    assert isinstance(replies, c.Replies) and replies.arrays[0]["y"].tolist() == [0, 1]
 
 
 def test_a_message_that_comes_twice_counts_once_and_one_of_another_epoch_never() -> None:
@@ -237,9 +278,60 @@ def test_a_message_that_comes_twice_counts_once_and_one_of_another_epoch_never()
     done = c.Received(0, Envelope("s", 1, 0, 0, 2), Done(2, [], {}))
     stale = c.Received(1, Envelope("s", 0, 1, 0, 2), Done(2, [], {}))
     assert desk.machine.handle(done, 0.1) == desk.machine.handle(done, 0.1) == []
-    assert desk.machine.handle(stale, 0.1) == []
+    (answer,) = desk.machine.handle(stale, 0.1)
+    assert isinstance(answer.message, Fenced)
     desk.sent[0] = 2
-    assert told(desk.hear(1, Done(2, [], {}), 0.2), Commit) == [0, 1]
+    assert isinstance(settled(desk.hear(1, Done(2, [], {}), 0.2)).outcome, c.Replies)
+
+
+def test_the_next_step_carries_the_commit_and_any_other_order_follows_it() -> None:
+    desk = Desk()
+    desk.step(2, 1, 0.0)
+    for worker in range(2):
+        desk.hear(worker, Done(2, [], {}), 0.1)
+    first, second = desk.step(3, 2, 0.101)
+    assert first.message.commits == second.message.commits == 1
+    assert not told(desk.machine.handle(c.Tick(), 0.2), Commit)
+    for worker in range(2):
+        desk.hear(worker, Done(3, [], {}), 0.3)
+    commit, read = desk.begin(4, {0: Read(4, "w")}, 0.301)
+    assert isinstance(commit.message, Commit) and commit.envelope.step == 2
+    assert isinstance(read.message, Read)
+    assert told(desk.machine.handle(c.Tick(), 0.4), Commit) == [1]
+
+
+def test_a_coordinator_that_another_one_replaced_is_told_so_and_ends_all_it_does() -> None:
+    desk = Desk()
+    desk.step(2, 1, 0.0)
+    answer = Fenced("StaleEpoch", "session s has epoch 3 by now")
+    event = c.Received(1, Envelope("s", 3, 1, 1, 0), answer)
+    error = settled(desk.machine.handle(event, 0.1)).outcome
+    assert isinstance(error, StaleEpoch) and "epoch 3" in str(error) and "epoch 1" in str(error)
+    assert isinstance(settled(desk.step(3, 2, 0.2)).outcome, StaleEpoch)
+    assert desk.machine.handle(c.Tick(), 5.0) == []
+
+
+def test_a_worker_that_missed_a_recovery_is_told_so_and_not_listened_to() -> None:
+    machine = c.CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0, epoch=2, token="t")
+    event = c.Received(0, Envelope("s", 1, 0, 0, 1, token="t"), Done(2, [], {}))
+    (sent,) = machine.handle(event, 0.1)
+    assert isinstance(sent.message, Fenced) and sent.message.error == "StaleEpoch"
+    assert sent.envelope.epoch == 2
+    stranger = c.Received(0, Envelope("s", 2, 0, 0, 1, token="guess"), Done(2, [], {}))
+    assert machine.handle(stranger, 0.1) == []
+
+
+def test_a_window_that_is_full_holds_back_what_is_sent_until_it_is_acknowledged() -> None:
+    desk = Desk()
+    big = np.zeros(40 << 20, np.uint8)
+    order = c.Order(Write(3, "w"), [("value", "w", big), ("value", "v", big)])
+    sent = desk.machine.handle(c.Begin(3, {0: order}, 2.0), 0.0)
+    assert sum(len(action.data) for action in sent) == 64 << 20
+    acknowledged = sent[-1].envelope.sequence
+    event = c.Received(0, Envelope("s", 1, 0, 0, 1, acknowledged), Ack())
+    rest = desk.machine.handle(event, 0.1)
+    assert sum(len(a.data) for a in rest if a.data is not None) == 16 << 20
+    assert isinstance(rest[-1].message, Write)
 
 
 def test_a_result_that_was_announced_but_not_sent_loses_the_worker() -> None:
@@ -287,7 +379,7 @@ class Shop:
     def say(
         self, origin: int, message: object, now: float, step: int = 0, data: object = None
     ) -> list:
-        self.sent[origin] = self.sent.get(origin, 0) + 1
+        self.sent[origin] = self.sent.get(origin, 0) + (not isinstance(message, UNNUMBERED))
         envelope = Envelope("s", 1, origin, step, self.sent[origin])
         route = b"boss" if origin == COORDINATOR else b"peer"
         return self.machine.handle(w.Received(route, envelope, message, data), now)
@@ -309,19 +401,98 @@ def test_a_worker_says_who_it_is_before_any_session() -> None:
     assert machine.sessions == []
 
 
-def test_orders_that_come_another_way_than_the_coordinators_are_dropped() -> None:
+def test_an_order_without_the_sessions_token_is_answered_with_stale_session() -> None:
     shop = Shop()
-    event = w.Received(b"stranger", Envelope("s", 1, COORDINATOR, 1, 2), Close(9))
-    assert shop.machine.handle(event, 1.0) == [] and shop.machine.sessions == ["s"]
+    event = w.Received(b"stranger", Envelope("s", 1, COORDINATOR, 1, 2, token="guess"), Close(9))
+    (answer,) = shop.machine.handle(event, 1.0)
+    assert answer.route == b"stranger" and answer.message.error == "StaleSession"
+    assert answer.envelope.token == "guess" and shop.machine.sessions == ["s"]
+
+
+def test_a_reconnected_coordinator_is_answered_where_it_is_now() -> None:
+    shop = Shop()
+    ping = w.Received(b"new way", Envelope("s", 1, COORDINATOR, 0, 1), Ping())
+    (answer,) = shop.machine.handle(ping, 1.0)
+    assert answer.route == b"new way"
+
+
+def test_a_recovery_opens_the_session_anew_and_fences_the_epoch_before_it() -> None:
+    shop = Shop()
+    shop.order(compute(2), 1.0, step=1)
+    again = Envelope("s", 2, COORDINATOR, 0, 2)
+    opening = Open(1, 0, ["tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001"], 10.0)
+    wake, close, run = shop.machine.handle(w.Received(b"next", again, opening), 2.0)
+    assert isinstance(wake, w.Wake) and isinstance(wake.error, StaleEpoch)
+    assert isinstance(close.job, Close) and close.epoch == 1
+    assert isinstance(run.job, Open) and run.epoch == 2
+    late = w.Finished("s", compute(2), 1, 1, Computed({}, [], {}))
+    assert shop.machine.handle(late, 2.1) == []
+    (answer,) = shop.order(Commit(), 2.2, step=1)
+    assert answer.message.error == "StaleEpoch" and answer.envelope.epoch == 2
+    assert answer.route == b"boss"
+    assert shop.tensor(1, np.arange(3.0)) == []
+
+
+def test_a_worker_that_was_frozen_over_a_recovery_gives_up_its_epoch() -> None:
+    shop = Shop()
+    shop.order(compute(2), 1.0, step=1)
+    told = w.Received(
+        b"next", Envelope("s", 2, COORDINATOR, 0, 0), Fenced("StaleEpoch", "epoch 2 by now")
+    )
+    wake, close = shop.machine.handle(told, 9.0)
+    assert isinstance(wake.error, StaleEpoch) and isinstance(close.job, Close)
+    assert shop.machine.sessions == []
+
+
+def test_an_opening_that_is_played_back_after_the_session_ended_opens_nothing() -> None:
+    shop = Shop()
+    opening = shop.opened[0].job
+    shop.order(Close(5), 1.0)
+    replayed = w.Received(b"stranger", Envelope("s", 1, COORDINATOR, 0, 1), opening)
+    (answer,) = shop.machine.handle(replayed, 2.0)
+    assert answer.message.error == "StaleSession" and shop.machine.sessions == []
+
+
+def test_a_damaged_piece_of_an_array_is_asked_for_again() -> None:
+    shop = Shop()
+    ((chunk, data),) = chunks("edge", 1, "e", np.arange(3.0))
+    damaged = bytes(data)[:-1] + b"!"
+    (heard,) = shop.say(1, chunk, 1.0, 1, damaged)
+    assert isinstance(heard, w.Heard) and heard.told == Resend(1, 1) and heard.received == 0
+    shop.sent[1] -= 1
+    deliver, heard = shop.say(1, chunk, 1.1, 1, data)
+    assert isinstance(deliver, w.Deliver) and deliver.array.tolist() == [0, 1, 2]
+    assert heard.told is None and heard.received == 1
+
+
+def test_a_worker_that_is_asked_to_end_tells_its_sessions_and_takes_no_more() -> None:
+    shop = Shop()
+    (told,) = shop.machine.handle(w.Drain(20.0), 1.0)
+    assert told.message == Draining(20.0) and told.route == b"boss"
+    other = w.Received(b"x", Envelope("t", 1, COORDINATOR, 0, 1), shop.opened[0].job)
+    (refused,) = shop.machine.handle(other, 1.1)
+    assert isinstance(refused.message, Failed) and "asked to end" in refused.message.text
+    shop.order(Close(7), 2.0)
+    assert shop.machine.sessions == []
+
+
+def test_a_session_is_parked_while_its_coordinator_is_silent_and_goes_on_when_it_is_not() -> None:
+    shop = Shop(lease=30.0)
+    shop.order(compute(2), 1.0, step=1)
+    assert shop.machine.parked(4.0) == [] and shop.machine.parked(8.0) == ["s"]
+    assert not [a for a in shop.machine.handle(w.Tick(), 20.0) if isinstance(a, w.Run | w.Wake)]
+    (run,) = shop.order(Commit(), 25.0, step=1)
+    assert isinstance(run.job, Commit) and shop.machine.parked(25.0) == []
 
 
 def test_tensors_of_a_step_are_delivered_before_it_starts_and_dropped_after_it_ended() -> None:
     shop = Shop()
-    (early,) = shop.tensor(1, np.arange(3.0))
+    early, _ = shop.tensor(1, np.arange(3.0))
     assert isinstance(early, w.Deliver) and early.array.tolist() == [0, 1, 2]
     shop.order(compute(2), 1.0, step=1)
     shop.order(Abort("StepTimeout", "late"), 1.0, step=1)
-    assert shop.tensor(1, np.arange(3.0)) == []
+    (heard,) = shop.tensor(1, np.arange(3.0))
+    assert isinstance(heard, w.Heard)
     assert isinstance(shop.tensor(2, np.arange(3.0))[0], w.Deliver)
 
 
@@ -346,12 +517,12 @@ def test_a_commit_that_fails_breaks_the_session() -> None:
 def test_a_silent_coordinator_loses_its_session_and_a_ping_keeps_it() -> None:
     shop = Shop(lease=10.0)
     assert isinstance(shop.order(Ping(), 8.0)[0].message, Pong)
-    assert shop.machine.handle(w.Tick(), 17.0) == []
+    assert not [a for a in shop.machine.handle(w.Tick(), 17.0) if isinstance(a, w.Run)]
     shop.order(compute(2), 17.0, step=1)
     wake, run = shop.machine.handle(w.Tick(), 28.0)
     assert isinstance(wake, w.Wake) and isinstance(run.job, Close)
     (answer,) = shop.order(Ping(), 29.0)
-    assert isinstance(answer.message, Broken) and "lease" in answer.message.reason
+    assert isinstance(answer.message, Fenced) and "lease" in answer.message.text
 
 
 def test_two_sessions_on_one_worker_do_not_see_each_other() -> None:
@@ -360,8 +531,9 @@ def test_two_sessions_on_one_worker_do_not_see_each_other() -> None:
     opening = Open(1, 1, ["tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001"], 10.0)
     shop.machine.handle(w.Received(b"other", other, opening), 0.5)
     assert shop.machine.sessions == ["s", "t"]
-    stolen = Envelope("s", 1, COORDINATOR, 0, 2)
-    assert shop.machine.handle(w.Received(b"other", stolen, Close(5)), 1.0) == []
+    stolen = Envelope("s", 1, COORDINATOR, 0, 2, token="of t")
+    (refused,) = shop.machine.handle(w.Received(b"other", stolen, Close(5)), 1.0)
+    assert refused.message.error == "StaleSession" and shop.machine.sessions == ["s", "t"]
     closing = shop.order(Close(2), 1.0)
     assert isinstance(closing[-1].message, Ready) and shop.machine.sessions == ["t"]
 

@@ -1,0 +1,511 @@
+"""What the simulator runs on its machines: workers with real state, and users who train with them.
+
+Each worker of a session keeps one counter. A step adds one to it everywhere, after every worker has
+compared its counter with that of the worker before it, by a tensor over the edge between them. So
+an update that is lost, applied twice or applied at some workers only shows at the next step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import (
+    OpError,
+    RendezvousTimeout,
+    StaleEpoch,
+    StepTimeout,
+    WorkerLost,
+)
+from graphflow.runtime.links import Link
+from graphflow.runtime.messages import (
+    Abort,
+    Close,
+    Commit,
+    Compute,
+    Computed,
+    Hello,
+    Open,
+    Read,
+    Write,
+)
+from graphflow.runtime.protocol import coordinator as c
+from graphflow.runtime.protocol import jobs as w
+from graphflow.runtime.protocol.stream import Letter, Outbound, Version
+from graphflow.runtime.protocol.worker import WorkerMachine
+from graphflow.runtime.wire import chunks, decode_frames
+
+DEADLINE = 3.0  # seconds of a step
+
+
+class Wire:
+    """A connection from one worker to another, as a link sees it."""
+
+    def __init__(self, world: Any, source: int, target: int) -> None:
+        self.lock = threading.Lock()
+        self.carry = lambda letter: world.between(source, target, letter)
+
+    def send_unlocked(self, frames: list[Any]) -> bool:
+        self.carry(Letter(*decode_frames(frames)))
+        return True
+
+
+class QueuedLink(Link):
+    """A link that puts aside what its window has no room for, where a thread would wait."""
+
+    def __init__(self, wire: Wire, outbound: Outbound, encoded: bool) -> None:
+        super().__init__(wire, outbound)
+        self.outbound = outbound
+        self._wire, self._encoded = wire, encoded
+        self._queued: deque[tuple[Any, memoryview]] = deque()
+
+    def queue(self, step: int, edge: int, array: Any) -> None:
+        self._queued += [(chunk, data) for chunk, data in chunks("edge", step, edge, array)]
+        self.flush()
+
+    def flush(self) -> None:
+        while self._queued and self.outbound.room(self._queued[0][1].nbytes):
+            chunk, data = self._queued.popleft()
+            self._put(self.outbound.post(chunk, chunk.number, data))
+
+    def heed(self, heard: w.Heard) -> None:
+        super().heed(heard)
+        self.flush()
+
+    def _put(self, letter: Letter) -> None:
+        if self._encoded:
+            super()._put(letter)
+        else:
+            self._wire.carry(letter)
+
+
+class Hosted:
+    """One session in one epoch on a worker: a counter, and jobs one after the other."""
+
+    def __init__(self, worker: SimulatedWorker, opening: w.Run) -> None:
+        self.worker, self.world = worker, worker.world
+        self.session, self.epoch = opening.session, opening.epoch
+        self.index = opening.job.worker
+        self.count = len(opening.job.peers)
+        self.counter = 0
+        self.pending: tuple[int, int] | None = None
+        self.closed = False
+        self.cancelled = -1
+        self.mail: dict[int, Any] = {}
+        self.jobs: deque[w.Run] = deque()
+        self.current: tuple[w.Run, float, float] | None = None  # with when it may end, and must
+        self.links = {
+            target: QueuedLink(
+                Wire(self.world, self.index, target),
+                Outbound(self.session, self.epoch, self.index, opening.token),
+                self.world.encoded,
+            )
+            for target in range(self.count)
+            if target != self.index
+        }
+        self.submit(opening)
+
+    @property
+    def before(self) -> int:
+        return (self.index - 1) % self.count
+
+    def submit(self, run: w.Run) -> None:
+        if self.closed:
+            self.world.violate(f"{run.job} after the close of {self.session} {self.epoch}")
+        self.closed = isinstance(run.job, Close)
+        self.jobs.append(run)
+        self.go_on()
+
+    def deliver(self, step: int, array: Any) -> None:
+        if array[0] != self.world.number_of(self.session) or array[1] != step:
+            self.world.violate(f"{self.session} was given a tensor of another session or step")
+        self.mail[step] = array
+        self.go_on()
+
+    def wake(self, step: int) -> None:
+        self.cancelled = max(self.cancelled, step)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Ends the job under way if it can end, and begins the next."""
+        if self.current is None and self.jobs:
+            self._begin(self.jobs.popleft())
+        if self.current is None:
+            return
+        run, earliest, latest = self.current
+        now = self.world.now
+        stuck = isinstance(run.job, Compute) and self.count > 1 and run.step not in self.mail
+        if run.step <= self.cancelled and isinstance(run.job, Compute):
+            self._finish(run, StepTimeout(f"step {run.step} was cancelled"))
+        elif stuck and now >= latest:
+            text = f"step {run.step}: the edge from worker {self.before} did not come"
+            self._finish(run, StepTimeout(text))
+        elif not stuck and now >= earliest:
+            self._finish(run, self._do(run))
+
+    def _begin(self, run: w.Run) -> None:
+        random = self.world.random
+        kind = random.random()
+        takes = random.uniform(0, 0.02 if kind < 0.93 else 0.5 if kind < 0.98 else 5.0)
+        self.current = (run, self.world.now + takes, self.world.now + DEADLINE)
+        self.worker.later(takes, self.go_on)
+        if isinstance(run.job, Compute):
+            self.world.started.add((self.session, self.epoch, run.step, self.index))
+        if isinstance(run.job, Compute) and self.count > 1:
+            self.worker.later(DEADLINE, self.go_on)
+            number = self.world.number_of(self.session)
+            values = [number, run.step, self.counter, *range(self.world.random.randrange(12))]
+            target = (self.index + 1) % self.count
+            self.links[target].queue(run.step, self.index, np.array(values, np.int64))
+
+    def _finish(self, run: w.Run, outcome: Any) -> None:
+        self.current = None
+        finished = w.Finished(self.session, run.job, run.step, self.epoch, outcome)
+        self.worker.handle(finished)
+        if not isinstance(run.job, Close):
+            self.go_on()
+
+    def _do(self, run: w.Run) -> Any:
+        job, step = run.job, run.step
+        match job:
+            case Compute():
+                if self.count > 1 and self.mail[step][2] != self.counter:
+                    self.world.violate(
+                        f"step {step} of {self.session}: worker {self.index} has counted "
+                        f"{self.counter}, worker {self.before} {self.mail[step][2]}"
+                    )
+                if self.world.random.random() < 0.05:
+                    return OpError("it failed")
+                self.pending = (step, self.counter + 1)
+                fetched = np.full(9, self.counter + 1, np.int64)
+                self.world.computed.add((self.session, self.epoch, step, self.index))
+                return Computed({"y": fetched}, [], {"cpu:0": 1})
+            case Commit():
+                self.world.applied(self.session, self.epoch, step, self.index, "commit")
+                if self.pending is None or self.pending[0] != step:
+                    self.world.violate(f"worker {self.index} commits step {step} uncomputed")
+                else:
+                    self.counter = self.pending[1]
+                self.pending = None
+                self._forget(step)
+            case Abort():
+                self.world.applied(self.session, self.epoch, step, self.index, "abort")
+                self.pending = None
+                self._forget(step)
+            case Write():
+                self.counter = int(run.arrays["n"][0])
+            case Read():
+                return np.full(3, self.counter, np.int64)
+        return None
+
+    def _forget(self, step: int) -> None:
+        self.mail = {number: array for number, array in self.mail.items() if number > step}
+
+
+class SimulatedWorker:
+    """A worker's process. It may crash, and start again without what it knew; or freeze, and go on
+    with everything that came meanwhile."""
+
+    def __init__(self, world: Any, index: int) -> None:
+        self.world, self.index = world, index
+        self.rate = world.random.choice([1.0, 1.0, 0.9, 1.1])  # of its clock
+        self.life = 0
+        self.alive = False
+        self.start()
+
+    def start(self) -> None:
+        self.alive, self.frozen = True, False
+        self.life += 1
+        self.machine = WorkerMachine(["cpu:0"])
+        self.hosted: dict[str, Hosted] = {}
+        self.backlog: list[Any] = []
+        self._tick()
+
+    def crash(self) -> None:
+        self.alive = False
+
+    def thaw(self) -> None:
+        self.frozen = False
+        backlog, self.backlog = self.backlog, []
+        for action in backlog:
+            action()
+
+    def later(self, delay: float, action: Any) -> None:
+        """Does something of this life of the process; when it is frozen, after that."""
+        life = self.life
+        self.world.at(delay, lambda: self._act(life, action))
+
+    def hear(self, event: w.WorkerEvent) -> None:
+        self._act(self.life, lambda: self.handle(event))
+
+    def _act(self, life: int, action: Any) -> None:
+        if life != self.life or not self.alive:
+            return
+        if self.frozen:
+            self.backlog.append(lambda: self._act(life, action))
+        else:
+            action()
+
+    def handle(self, event: w.WorkerEvent) -> None:
+        for action in self.machine.handle(event, self.world.now * self.rate):
+            match action:
+                case w.Send():
+                    self.world.to_coordinator(self.index, action)
+                case w.Run():
+                    self._run(action)
+                case w.Deliver(session, step, _, array):
+                    self.hosted[session].deliver(step, array)
+                case w.Heard(session):
+                    link = self.hosted[session].links.get(action.worker)
+                    if link is not None:
+                        link.heed(action)
+                case w.Beat(session):
+                    for target, link in self.hosted[session].links.items():
+                        link.beat(owed=target in action.owed)
+                case w.Wake(session, step):
+                    self.hosted[session].wake(step)
+        for name in self.machine.sessions:
+            self.world.check_window(self.machine.stream(name).outbound)
+            if self.hosted[name].closed:
+                self.world.violate(f"worker {self.index} has {name} open and closed")
+            for link in self.hosted[name].links.values():
+                self.world.check_window(link.outbound)
+
+    def _run(self, run: w.Run) -> None:
+        hosted = self.hosted.get(run.session)
+        if isinstance(run.job, Open):
+            if hosted is not None and (not hosted.closed or hosted.epoch >= run.epoch):
+                self.world.violate(f"{run.session} is opened at {run.epoch} in {hosted.epoch}")
+            self.hosted[run.session] = Hosted(self, run)
+        elif hosted is None or hosted.epoch != run.epoch:
+            self.world.violate(f"{run} is of another epoch than what it is given to")
+        else:
+            hosted.submit(run)
+
+    def _tick(self) -> None:
+        self.handle(w.Tick())
+        self.later(0.5, self._tick)
+
+
+class User:
+    """Runs `steps` steps in one session, with checkpoints, and recovers by a higher epoch."""
+
+    def __init__(self, world: Any, name: str, steps: int) -> None:
+        self.world, self.name, self.steps = world, name, steps
+        self.rate = world.random.choice([1.0, 1.0, 0.9, 1.1])
+        self.epoch = 0
+        self.life = 0
+        self.done = self.frozen = False
+        self.checkpoint = 0
+        self.backlog: list[Any] = []
+        self.machine: c.CoordinatorMachine | None = None
+        self.begun: dict[int, float] = {}
+        self.recover()
+
+    @property
+    def everyone(self) -> range:
+        return range(len(self.world.workers))
+
+    def recover(self) -> None:
+        """Another coordinator goes on from the checkpoint."""
+        self.life += 1
+        self.epoch += 1
+        self.frozen, self.backlog = False, []
+        self.committed, self.step, self.request = self.checkpoint, 0, 0
+        self.begun = {}
+        self.machine = c.CoordinatorMachine(
+            self.name, self.world.addresses, self.world.now * self.rate, self.epoch,
+            self.world.token_of(self.name),
+        )  # fmt: skip
+        self.world.connect(self)
+        own = Version.own()
+        self.ask(lambda request: Hello(request, own.version, own.wire, own.python), self._met)
+        self._tick()
+
+    def die(self) -> None:
+        """The process ends; another is started."""
+        self.life += 1
+        self.machine, self.begun = None, {}
+        self.world.at(self.world.random.uniform(0.1, 8.0), self.recover)
+
+    def freeze(self, seconds: float) -> None:
+        """It stops for a while, and another may take over before it goes on."""
+        self.frozen = True
+        if self.world.random.random() < 0.5:
+            zombie = Zombie(self)
+            self.world.register(zombie, zombie)
+            self.world.at(seconds, zombie.thaw)
+            self.world.zombies.append(zombie)
+            self.life += 1
+            self.world.at(self.world.random.uniform(0, seconds), self.recover)
+        else:
+            self.world.at(seconds, self.thaw)
+
+    def thaw(self) -> None:
+        self.frozen = False
+        backlog, self.backlog = self.backlog, []
+        for action in backlog:
+            action()
+
+    def later(self, delay: float, action: Any) -> None:
+        life = self.life
+        self.world.at(delay, lambda: self._act(life, action))
+
+    def hear(self, event: c.CoordinatorEvent) -> None:
+        self._act(self.life, lambda: self.handle(event))
+
+    def _act(self, life: int, action: Any) -> None:
+        if life != self.life or self.machine is None:
+            return
+        if self.frozen:
+            self.backlog.append(lambda: self._act(life, action))
+        else:
+            action()
+
+    def handle(self, event: c.CoordinatorEvent) -> None:
+        machine = self.machine
+        assert machine is not None
+        for action in machine.handle(event, self.world.now * self.rate):
+            if isinstance(action, c.Send):
+                self.world.to_worker(self, action)
+            elif isinstance(action, c.Settle):
+                self.begun.pop(action.request)
+                self.settled(action.outcome)
+        for each in machine.streams():
+            self.world.check_window(each.outbound)
+
+    def _tick(self) -> None:
+        assert self.machine is not None
+        self.handle(c.Tick())
+        if self.machine is not None and not self.done:
+            now = self.world.now
+            self.later(
+                max(self.machine.wake_at(now * self.rate) / self.rate - now, 0.02), self._tick
+            )
+
+    # What it does --------------------------------------------------------------------------------
+
+    def ask(self, message: Any, then: Any, arrays: Any = (), step: int = 0) -> None:
+        self.request += 1
+        self._then = then
+        orders = {index: c.Order(message(self.request), arrays) for index in self.everyone}
+        self._begin(orders, step)
+
+    def _begin(self, orders: dict[int, c.Order], step: int = 0) -> None:
+        seconds = DEADLINE if step else 20.0
+        self.begun[self.request] = self.world.now + (seconds + 2.0) / self.rate
+        self.handle(c.Begin(self.request, orders, seconds, step))
+
+    def settled(self, outcome: Any) -> None:
+        if isinstance(outcome, WorkerLost | RendezvousTimeout | StaleEpoch):
+            self.world.saw(outcome)
+            self.life += 1
+            self.machine, self.begun = None, {}
+            self.world.at(self.world.random.uniform(0.05, 1.0), self.recover)
+        elif isinstance(outcome, c.Replies):
+            self._then(outcome)
+        elif self._then == self._stepped:
+            self.world.saw(outcome)
+            self.world.decided(self.name, self.epoch, self.step, "abort")
+            self.later(0.01, self._go_on)
+        else:
+            self.world.saw(outcome)
+            self.life += 1
+            self.machine, self.begun = None, {}
+            self.world.at(0.5, self.recover)
+
+    def _met(self, replies: c.Replies) -> None:
+        self.request += 1
+        self._then = self._opened
+        addresses = self.world.addresses
+        self._begin({i: c.Order(Open(self.request, i, addresses, 12.0)) for i in self.everyone})
+
+    def _opened(self, replies: c.Replies) -> None:
+        value = np.array([self.checkpoint], np.int64)
+        self.ask(lambda request: Write(request, "n"), self._written, [("value", "n", value)])
+
+    def _written(self, replies: c.Replies) -> None:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.committed >= self.steps:
+            self.ask(lambda request: Read(request, "n"), self._ended)
+            return
+        self.step += 1
+        self.ask(
+            lambda request: Compute(request, "p", {}, [], False, DEADLINE), self._stepped,
+            step=self.step,
+        )  # fmt: skip
+        if self.world.random.random() < 0.05:
+            self.later(self.world.random.uniform(0, 0.1), lambda: self.handle(c.Cancel()))
+
+    def _stepped(self, replies: c.Replies) -> None:
+        self.world.decided(self.name, self.epoch, self.step, "commit")
+        self.committed += 1
+        self._expect(replies, "y", self.committed)
+        if self.world.random.random() < 0.3:
+            self.ask(lambda request: Read(request, "n"), self._saved)
+        else:
+            self.later(self.world.random.choice([0.0, 0.0, 0.01, 0.1]), self._go_on)
+
+    def _saved(self, replies: c.Replies) -> None:
+        self._expect(replies, "n", self.committed)
+        self.checkpoint = self.committed
+        self._go_on()
+
+    def _ended(self, replies: c.Replies) -> None:
+        self._expect(replies, "n", self.steps)
+        self.world.ended(self.name, self.epoch)
+        self.done = True
+
+    def _expect(self, replies: c.Replies, name: str, value: int) -> None:
+        found = {index: int(replies.arrays[index][name][0]) for index in self.everyone}
+        if set(found.values()) != {value}:
+            self.world.violate(f"{self.name}: the counters are {found}, not {value}")
+
+
+class Zombie:
+    """A coordinator that was frozen while another took over: nothing it says may count."""
+
+    def __init__(self, user: User) -> None:
+        self.world, self.machine, self.rate = user.world, user.machine, user.rate
+        self.name, self.life, self.epoch = user.name, user.life, user.epoch
+        self.request, self.step = user.request + 100, user.step + 100
+        self.awake = False
+        self.backlog: list[c.CoordinatorEvent] = []
+
+    def thaw(self) -> None:
+        self.awake = True
+        for event in self.backlog:
+            self.handle(event)
+        hosted = (worker.hosted.get(self.name) for worker in self.world.workers)
+        self.fenced = any(each is not None and each.epoch > self.epoch for each in hosted)
+        compute = Compute(self.request, "p", {}, [], False, DEADLINE)
+        orders = {index: c.Order(compute) for index in range(len(self.world.workers))}
+        self.handle(c.Begin(self.request, orders, DEADLINE, self.step))
+        self.tick()
+
+    def hear(self, event: c.CoordinatorEvent) -> None:
+        if self.awake:
+            self.handle(event)
+        else:
+            self.backlog.append(event)
+
+    def tick(self) -> None:
+        self.handle(c.Tick())
+        if self.request:
+            self.world.at(0.5, self.tick)
+
+    def handle(self, event: c.CoordinatorEvent) -> None:
+        for action in self.machine.handle(event, self.world.now * self.rate):
+            if isinstance(action, c.Send):
+                self.world.to_worker(self, action)
+            elif isinstance(action, c.Settle) and action.request == self.request:
+                self.request = 0
+                if not isinstance(action.outcome, c.Replies):
+                    self.world.saw(action.outcome)
+                elif self.fenced:
+                    self.world.violate("a coordinator of an old epoch ran a step")
