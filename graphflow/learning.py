@@ -33,6 +33,8 @@ LEAST = 3
 """Steps that were not traced, from which a lesson about steps as a whole is drawn."""
 TIMED = 30
 """Steps that do nothing, to time what a step costs; as many before them warm up."""
+PATIENCE = 1.0
+"""Seconds for them, after which a few will do."""
 
 
 def remembered(cluster: Cluster) -> Learned:
@@ -203,10 +205,12 @@ def _units(cluster: Cluster) -> tuple[str, ...]:
 
 
 def median_seconds(call: Callable[[], Any]) -> float:
-    """Median seconds of a step that was warmed up."""
-    times = []
-    for _ in range(2 * TIMED):
+    """Median seconds of a step that was warmed up; over slow links, of the few that there is time
+    for."""
+    times: list[float] = []
+    until = perf_counter() + PATIENCE
+    while len(times) < 2 * TIMED and (len(times) < 4 or perf_counter() < until):
         start = perf_counter()
         call()
         times.append(perf_counter() - start)
-    return median(times[TIMED:])
+    return median(times[len(times) // 2 :])

@@ -92,14 +92,20 @@ def check(address: str, *, insecure: bool, listening: bool) -> Address:
     return parts
 
 
-def _options(sock: zmq.Socket[bytes], silence_ms: int, *, sealed: bool) -> None:
+def _options(sock: zmq.Socket[bytes], *, sealed: bool) -> None:
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.SNDHWM, _HIGH_WATER)
     sock.setsockopt(zmq.RCVHWM, _HIGH_WATER)
     sock.setsockopt(zmq.MAXMSGSIZE, _FRAME_CAP + (_SEALED if sealed else 0))
-    sock.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
     sock.setsockopt(zmq.IPV6, 1)
+
+
+def _beats(sock: zmq.Socket[bytes]) -> None:
+    """Heartbeats of who connects; the listener only answers. If it sent its own, they would keep a
+    connection up whose other direction is dead."""
+    sock.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TTL, _PATIENCE_MS)
 
 
 def _send(sock: zmq.Socket[bytes], frames: Frames) -> None:
@@ -154,7 +160,7 @@ class Listener:
         parts = check(address, insecure=insecure or guard is not None, listening=True)
         self._guarded = guard is not None
         self.socket = context.socket(zmq.ROUTER)
-        _options(self.socket, _PATIENCE_MS, sealed=self._guarded)
+        _options(self.socket, sealed=self._guarded)
         if guard is not None:
             guard.listens(self.socket)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -297,7 +303,8 @@ class Channel:
         """Whether somebody listens there who has not shaken hands: keys that are not trusted."""
         self._lock = threading.Lock()
         self.socket = context.socket(zmq.DEALER)
-        _options(self.socket, _SILENCE_MS, sealed=bool(key))
+        _options(self.socket, sealed=bool(key))
+        _beats(self.socket)
         if guard is not None and key:
             guard.connects(self.socket, key)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)

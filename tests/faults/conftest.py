@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +56,19 @@ def _open() -> Counter[str]:
     return kinds
 
 
+def _stays(thread: threading.Thread) -> bool:
+    """Whether a thread serves the whole process from its first use on: pyzmq's, which frees what
+    was sent without a copy."""
+    return type(thread).__module__ == "zmq.utils.garbage"
+
+
+def _told(thread: threading.Thread) -> str:
+    """A thread, with where it stands."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    place = "".join(traceback.format_stack(frame)[-2:]) if frame is not None else ""
+    return f"{thread.name}\n{place}"
+
+
 def _segments() -> set[str]:
     shared = Path("/dev/shm")
     return {p.name for p in shared.glob("*graphflow*")} if shared.is_dir() else set()
@@ -71,7 +86,9 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     while True:
         gc.collect()
         left = _marked(mark)
-        left += [f"thread {t.name}" for t in threading.enumerate() if t not in threads]
+        left += [
+            f"thread {_told(t)}" for t in set(threading.enumerate()) - threads if not _stays(t)
+        ]
         left += [f"{count} more of {kind}" for kind, count in (_open() - kinds).items()]
         left += [f"shared memory {name}" for name in _segments() - segments]
         if not left or time.monotonic() > until:

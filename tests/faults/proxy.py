@@ -136,8 +136,8 @@ class Proxy:
                 asyncio.ensure_future(self._pump(DOWN, source, writer)),
             ]
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        except OSError:
-            pass  # nobody listens there, or it was reset
+        except (OSError, asyncio.CancelledError):
+            pass  # nobody listens there, it was reset, or the proxy ends
         finally:
             for pump in pumps:
                 pump.cancel()

@@ -1,0 +1,344 @@
+"""What becomes of steps when the network between real processes delays, cuts, resets or starves."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import RendezvousTimeout, StepTimeout, WorkerLost
+from tests.faults import hazards
+from tests.faults.proxy import DOWN, UP, Proxy
+from tests.faults.running import Running, Worker, cluster_file, resident
+
+DEAD = 5.0
+ALLOW = ("--allow-ops", "tests.faults.hazards")
+MB = 1 << 20
+
+
+@dataclass
+class Wired:
+    """Two workers, each behind a proxy of its own: for the client, and for the other worker."""
+
+    workers: list[Worker]
+    proxies: list[Proxy]
+    file: Path
+
+    def session(self, **options: Any) -> gf.Session:
+        return gf.Session(self.file, ops=["tests.faults.hazards"], **options)
+
+
+@pytest.fixture
+def wired(
+    workers: Callable[..., list[Worker]], proxy: Callable[[str], Proxy], tmp_path: Path
+) -> Wired:
+    two = workers(2, *ALLOW)
+    between = [proxy(worker.address) for worker in two]
+    return Wired(two, between, cluster_file(tmp_path, [each.address for each in between]))
+
+
+def ping_pong(x: gf.Tensor) -> tuple[gf.Tensor, list[gf.Tensor], list[gf.Tensor]]:
+    """x * 2 + 1 over both workers, and a count on each: (result, counts, updates)."""
+    counts = []
+    for worker in range(2):
+        with gf.device(f"/worker:{worker}"):
+            counts.append(gf.variable(np.zeros((), "float32"), name=f"count{worker}"))
+    with gf.device("/worker:0"):
+        doubled = x * 2.0
+    with gf.device("/worker:1"):
+        more = doubled + 1.0
+    with gf.device("/worker:0"):
+        result = more * 1.0
+    return result, counts, [gf.assign(c, c + 1.0) for c in counts]
+
+
+@dataclass
+class Steps:
+    """Steps on a thread of their own, so that the network can change meanwhile."""
+
+    session: gf.Session
+    count: int
+    pause: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.x = gf.placeholder("float32", (None,), name="x")
+        self.result, self.counts, self.train = ping_pong(self.x)
+        self.done = 0
+        self.longest = 0.0
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while self.done < self.count:
+                fed = np.full(1000, self.done, "float32")
+                start = time.monotonic()
+                value, _ = self.session.run([self.result, self.train], {self.x: fed})
+                self.longest = max(self.longest, time.monotonic() - start)
+                assert np.array_equal(value, fed * 2 + 1)
+                self.done += 1
+                time.sleep(self.pause)
+        except BaseException as error:
+            self.error = error
+
+    def start(self, until: int = 3) -> None:
+        """Begin; some steps are done when this returns."""
+        self._thread.start()
+        begun = time.monotonic()
+        while self.done < until and self._thread.is_alive() and time.monotonic() < begun + 30:
+            time.sleep(0.005)
+        assert self.done >= until, self.error
+
+    def end(self, seconds: float) -> None:
+        """All ran, each committed once on both workers."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), f"{self.done} steps were done in {seconds} s"
+        if self.error is not None:
+            raise self.error
+        assert [float(self.session.get(c)) for c in self.counts] == [self.count] * 2
+
+    def failure(self, seconds: float) -> BaseException:
+        self._thread.join(seconds)
+        assert self.error is not None, f"no error in {seconds} s"
+        return self.error
+
+
+@pytest.mark.parametrize("directions", [(UP, DOWN), (UP,), (DOWN,)], ids=["both", "up", "down"])
+@pytest.mark.fault(11, 13, 14)
+def test_a_cut_that_lasts_is_found_within_five_seconds(
+    wired: Wired, directions: tuple[str, ...]
+) -> None:
+    with wired.session() as s:
+        steps = Steps(s, 10_000)
+        steps.start()
+        cut = time.monotonic()
+        wired.proxies[1].sever(*directions)
+        failure = steps.failure(2 * DEAD)
+        took = time.monotonic() - cut
+        assert isinstance(failure, WorkerLost) and failure.worker == 1, failure
+        assert took < DEAD + 1.0
+        wired.proxies[1].heal()
+    with wired.session() as again:  # its worker has let go of the old session, and serves
+        steps = Steps(again, 5)
+        steps.start()
+        steps.end(30.0)
+
+
+@pytest.mark.fault(12)
+def test_a_cut_of_three_seconds_heals_and_each_step_commits_once(wired: Wired) -> None:
+    with wired.session() as s:
+        steps = Steps(s, 200, pause=0.005)
+        steps.start()
+        wired.proxies[1].sever()
+        time.sleep(3.0)
+        wired.proxies[1].heal()
+        steps.end(30.0)
+        assert steps.longest > 2.5, "the cut was there"
+
+
+@pytest.mark.fault(20, 21)
+def test_resets_over_and_over_lose_nothing_and_repeat_nothing(wired: Wired) -> None:
+    with wired.session() as s:
+        steps = Steps(s, 150, pause=0.01)
+        steps.start()
+        for number in range(8):
+            time.sleep(0.25)
+            wired.proxies[number % 2].reset()
+        steps.end(40.0)
+        assert sum(each.connections for each in wired.proxies) > 8
+
+
+def crossing(x: gf.Tensor) -> gf.Tensor:
+    """What is fed, by way of both workers."""
+    with gf.device("/worker:0"):
+        there = x * 1.0
+    with gf.device("/worker:1"):
+        return there * 1.0
+
+
+@pytest.mark.fault(15)
+def test_a_reset_in_mid_tensor_is_made_good(wired: Wired) -> None:
+    x = gf.placeholder("float32", (None,), name="x")
+    back = crossing(x)
+    value = np.random.default_rng(0).random(8 * MB // 4, "float32")
+    with wired.session() as s:
+        assert np.array_equal(s.run(back, {x: value[:10]}), value[:10])
+        for each in wired.proxies:
+            each.reset_after = 3 * MB
+        assert np.array_equal(s.run(back, {x: value}), value)
+        assert all(each.reset_after is None for each in wired.proxies), "both were reset"
+
+
+@pytest.mark.fault(15)
+def test_flipped_bits_of_a_tensor_are_noticed_and_sent_again(wired: Wired) -> None:
+    x = gf.placeholder("float32", (None,), name="x")
+    back = crossing(x)
+    value = np.random.default_rng(0).random(4 * MB // 4, "float32")
+    flipped: list[int] = []
+
+    def flip(way: str, at: int, data: bytes) -> bytes:
+        if flipped or at < 2 * MB:
+            return data
+        flipped.append(at)
+        return bytes([data[0] ^ 0x10]) + data[1:]
+
+    with wired.session() as s:
+        assert np.array_equal(s.run(back, {x: value[:10]}), value[:10])
+        wired.proxies[1].corrupt = flip
+        assert np.array_equal(s.run(back, {x: value}), value)
+        assert flipped
+
+
+@pytest.mark.fault(16)
+def test_delay_and_jitter_make_steps_slower_and_kill_nobody(wired: Wired) -> None:
+    for each in wired.proxies:
+        each.delay, each.jitter = 0.15, 0.1
+    with wired.session() as s:
+        steps = Steps(s, 8)
+        steps.start(1)
+        steps.end(60.0)
+        assert steps.longest > 0.3, "there and back"
+
+
+@pytest.mark.fault(18)
+def test_a_byte_at_a_time_completes(wired: Wired) -> None:
+    with wired.session() as s:
+        steps = Steps(s, 4)
+        steps.start(1)
+        for each in wired.proxies:
+            each.piece = 1
+        steps.end(60.0)
+
+
+def stream(x: gf.Tensor, times: int, consumer: Callable[[gf.Tensor], gf.Tensor]) -> gf.Tensor:
+    """A loop in which worker 0 makes a tensor each turn that worker 1 consumes."""
+
+    def body(state: Any) -> Any:
+        turn, total = state
+        with gf.device("/worker:0"):
+            made = x + turn.astype("float32")
+            more = turn + 1
+        with gf.device("/worker:1"):
+            used = consumer(made)
+            total = total + gf.sum(used) * 0.0 + 1.0
+        return more, total
+
+    with gf.device("/worker:0"):
+        start = gf.zeros((), "int32") + gf.sum(x).astype("int32") * 0
+    with gf.device("/worker:1"):
+        total = gf.zeros(())
+    last: gf.Tensor = gf.while_loop(lambda state: state[0] < times, body, (start, total))[1]
+    return last
+
+
+class Growth:
+    """How much more memory processes take, at most, while a block runs."""
+
+    def __init__(self, *processes: Running) -> None:
+        self._pids = [each.pid for each in processes]
+        self._before = [resident(pid) for pid in self._pids]
+        self.most = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.02):
+            now = map(resident, self._pids)
+            grown = max(a - b for a, b in zip(now, self._before, strict=True))
+            self.most = max(self.most, grown)
+
+    def __enter__(self) -> Growth:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.mark.fault(19)
+def test_a_slow_consumer_blocks_its_producer_and_memory_stays_bounded(wired: Wired) -> None:
+    x = gf.placeholder("float32", (None,), name="x")
+    last = stream(x, 60, lambda made: hazards.sleep(made, seconds=0.05))
+    with wired.session() as s:
+        small = np.zeros(10, "float32")
+        assert float(s.run(last, {x: small})) == 60.0
+        value = np.zeros(8 * MB // 4, "float32")
+        with Growth(*wired.workers) as growth:
+            assert float(s.run(last, {x: value})) == 60.0
+    assert growth.most < 240 * MB, "of the 480 MB that went over the edge"
+
+
+@pytest.mark.fault(17)
+def test_a_starved_link_holds_its_producer_back_with_bounded_memory(wired: Wired) -> None:
+    x = gf.placeholder("float32", (None,), name="x")
+    last = stream(x, 60, lambda made: made)
+    with wired.session(deadline=6.0) as s:
+        value = np.zeros(8 * MB // 4, "float32")
+        s.run(last, {x: value[:10]})
+        wired.proxies[1].rate = 125_000.0  # 1 Mbit/s
+        with Growth(*wired.workers) as growth, pytest.raises(StepTimeout, match="edge"):
+            s.run(last, {x: value})
+        wired.proxies[1].rate = None
+    assert growth.most < 240 * MB, "of the 480 MB that the producer would have sent"
+
+
+@pytest.mark.slow  # 1 MB at 1 Mbit/s
+@pytest.mark.fault(17)
+def test_one_megabit_a_second_is_slow_and_right(wired: Wired) -> None:
+    x = gf.placeholder("float32", (None,), name="x")
+    back = crossing(x)
+    value = np.random.default_rng(0).random(MB // 4, "float32")
+    for each in wired.proxies:
+        each.rate = 125_000.0
+    with wired.session() as s:
+        start = time.monotonic()
+        assert np.array_equal(s.run(back, {x: value}), value)
+        assert time.monotonic() - start > 6.0
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    yield port
+
+
+@pytest.mark.fault(22)
+def test_a_late_worker_is_waited_for(
+    free_port: int, running: list[Running], tmp_path: Path
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port}"
+    file = cluster_file(tmp_path, [address], "deadline = 60.0")
+
+    def late() -> None:
+        time.sleep(1.0)
+        running.append(Worker(address))
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    with gf.Session(file) as s:
+        x = gf.placeholder("float32", ())
+        assert float(s.run(x * 2.0, {x: 1.0})) == 2.0
+    thread.join()
+
+
+@pytest.mark.fault(22)
+def test_a_worker_that_never_comes_is_a_rendezvous_timeout_at_the_deadline(
+    free_port: int, tmp_path: Path
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port}"
+    file = cluster_file(tmp_path, [address], "deadline = 1.0")
+    start = time.monotonic()
+    with pytest.raises(RendezvousTimeout, match=address):
+        gf.Session(file)
+    assert 0.9 < time.monotonic() - start < 3.0
