@@ -17,8 +17,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from graphflow.errors import (
     ProtocolError,
     RendezvousTimeout,
     SessionError,
+    TransportError,
     WorkerLost,
 )
 from graphflow.progress import telling, waiting
@@ -45,11 +47,13 @@ from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import (
     Array,
+    Chunk,
     Close,
     Compute,
     Done,
     Forget,
     Hello,
+    Key,
     Load,
     Measure,
     Measured,
@@ -68,6 +72,7 @@ from graphflow.runtime.messages import (
 from graphflow.runtime.protocol.coordinator import (
     DEAD_AFTER,
     GRACE,
+    Attach,
     Begin,
     Cancel,
     CoordinatorAction,
@@ -77,6 +82,7 @@ from graphflow.runtime.protocol.coordinator import (
     Leaving,
     LinkDown,
     LinkUp,
+    Offer,
     Order,
     Received,
     Replies,
@@ -90,7 +96,8 @@ from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyrin
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import Bell, Sleeper
 from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
-from graphflow.runtime.wire import decode_frames, encode
+from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
+from graphflow.runtime.wire import Borrowed, decode_frames, encode, lent
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
@@ -100,6 +107,7 @@ LEASE = 30.0  # seconds without a ping after which a worker forgets the session
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
+_OFFERS = 10  # of memory to a worker, before it counts as one of another host
 _BELL = 1 << 30  # no worker's number
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
 _REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
@@ -159,6 +167,7 @@ class _Loop:
         self._activity = activity
         self._addresses = addresses
         self._channels: list[Any] = []
+        self._lenders: list[Lender] = [Lender() for _ in addresses]
         try:
             guard = None if pair is None else Guard(self._context, pair, Keyring())
             for address, key in zip(addresses, keys, strict=True):
@@ -174,7 +183,10 @@ class _Loop:
         )
         self.draining: set[int] = set()
         """Workers that were asked to end."""
+        self.on_draining: Callable[[], None] | None = None
         self._unsent: list[deque[list[Any]]] = [deque() for _ in addresses]
+        self._offers = [_OFFERS for _ in addresses]
+        self._borrowers: dict[int, Borrower] = {}
         self._full: set[int] = set()  # workers whose connection takes no more now
         self._touched: set[int] = set()  # workers that were sent to since they were last drained
         self._events: deque[CoordinatorEvent] = deque()
@@ -225,6 +237,21 @@ class _Loop:
             return outcome
         self._pending.pop(request, None)
         raise outcome or WorkerLost("the coordinator's sockets do not answer")
+
+    def lend(
+        self, worker: int, purpose: str, request: int, name: Key, array: Array
+    ) -> Array | Chunk:
+        """An array for a worker, lent if it is worth it and the worker is of this host, which is
+        found out by an offer."""
+        if array.nbytes < LENT_FROM:
+            return array
+        lender = self._lenders[worker]
+        if lender.accepted:
+            return lent(purpose, request, name, array, lender.lend) or array
+        if self._offers[worker] and (token := lender.offer()):
+            self._offers[worker] -= 1
+            self.post(Offer(worker, token))
+        return array
 
     def post(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event."""
@@ -361,6 +388,9 @@ class _Loop:
             except ProtocolError as error:
                 _log.tell("message.refused", peer=f"worker {worker}", reason=str(error))
                 continue
+            if isinstance(message, Chunk) and message.slot and worker in self._borrowers:
+                borrow = self._borrowers[worker].borrow
+                data = Borrowed(partial(borrow, message.slot, message.turn, message.nbytes))
             self._handle(Received(worker, envelope, message, data))
 
     def _look(self, worker: int, channel: Any) -> None:
@@ -390,8 +420,13 @@ class _Loop:
                     self._send(action)
                 case Settle():
                     self._settle(action)
+                case Attach(worker, token):
+                    with suppress(TransportError):
+                        self._borrowers[worker] = Borrower(token)
                 case Leaving():
                     self.draining.add(action.worker)
+                    if self.on_draining is not None:
+                        threading.Thread(target=self.on_draining, daemon=True).start()
         if not isinstance(event, Begin | Received) or self._is_loss(actions):
             self._activity.lost(self._machine.lost(), self._addresses)
 
@@ -431,6 +466,8 @@ class _Loop:
             pending.settle(SessionError(f"the session is closed{reason}"))
 
     def _free(self) -> None:
+        for lender in self._lenders:
+            lender.close()
         for channel in self._channels:
             channel.close()
         self._context.destroy(linger=0)
@@ -481,6 +518,7 @@ class RemoteHosts:
         self._last_step = -1
         self._stepping = threading.Lock()
         self._ops = list(ops)
+        self._told_draining: Callable[[], None] | None = None
         self._suspects: set[int] = set()  # workers that were lost since the session last began
         self._local = _launch(cluster, deadline, host, ops, store)
         self._loop: _Loop | None = None
@@ -503,6 +541,7 @@ class RemoteHosts:
             pair=pair, keys=self._keys, activity=self._activity,
             epoch=epoch, token=self.token, dead_after=self._dead_after,
         )  # fmt: skip
+        self._loop.on_draining = self._told_draining
         self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
         with waiting(self._missing, self._tell_missing):
             self._meet(cluster, until)
@@ -583,7 +622,10 @@ class RemoteHosts:
             for worker in workers:
                 fed = feeds.get(worker, {})
                 message = Compute(request, program, dict(bindings), list(fed), trace, deadline)
-                arrays = [("feed", name, np.asarray(array)) for name, array in fed.items()]
+                arrays = [
+                    ("feed", name, self._lend(worker, "feed", request, name, np.asarray(array)))
+                    for name, array in fed.items()
+                ]
                 orders[worker] = Order(message, arrays)
             with self._activity.step(step):
                 result = _result(self._ask(request, orders, deadline, step))
@@ -592,6 +634,13 @@ class RemoteHosts:
         self.meters.add("graphflow_feed_bytes_total", fed_bytes)
         self.meters.add("graphflow_fetch_bytes_total", fetched_bytes)
         return result
+
+    def _lend(
+        self, worker: int, purpose: str, request: int, name: Key, array: Array
+    ) -> Array | Chunk:
+        if self._loop is None:
+            return array
+        return self._loop.lend(worker, purpose, request, name, array)
 
     def cancel(self) -> None:
         """Aborts the step that runs, if any: its caller gets SessionError, unless it was decided
@@ -606,7 +655,7 @@ class RemoteHosts:
         request = next(self._requests)
         order = Order(Read(request, variable))
         replies = self._ask(request, {worker: order}, _REQUEST_SECONDS)
-        return replies.arrays[worker][variable]
+        return _owned(replies.arrays[worker][variable])
 
     def write(self, worker: int, variable: str, value: Array) -> None:
         """Sets a variable."""
@@ -671,25 +720,46 @@ class RemoteHosts:
         Raises:
             WorkerLost: none is there, or one was lost meanwhile.
         """
+        leaving: set[int] = set()
         if self._loop is not None:
-            self._suspects |= {*self._loop.lost(), *self._loop.draining}
+            leaving = self.draining()
+            self._suspects |= {*self._loop.lost()}
+            self._release(leaving)
             self._end.detach()
             self._loop.stop()
             self._loop = None
         self._programs.clear()
         try:
             if self._local is not None:
-                self._local.renew(self._suspects, cluster.deadline)
+                self._local.renew(self._suspects, leaving, cluster.deadline)
             else:
-                cluster = self._answering(cluster, seconds)
+                ending = {self._addresses[worker] for worker in leaving}
+                cluster = self._answering(cluster, seconds, ending)
             self._connect(cluster, time.monotonic() + _REOPEN_SECONDS, epoch)
-        except RendezvousTimeout as error:
+        except (RendezvousTimeout, SessionError) as error:
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
         self._suspects.clear()
         return cluster
 
-    def _answering(self, cluster: Cluster, seconds: float) -> Cluster:
-        """The workers of a cluster that answer within some seconds."""
+    def draining(self) -> set[int]:
+        """The workers that were asked to end, and wait for the session to go elsewhere."""
+        return self._loop.draining - {*self._loop.lost()} if self._loop is not None else set()
+
+    def on_draining(self, told: Callable[[], None]) -> None:
+        """Has something called, on another thread, when a worker is asked to end."""
+        self._told_draining = told
+        if self._loop is not None:
+            self._loop.on_draining = told
+
+    def _release(self, workers: Collection[int]) -> None:
+        """Has workers forget the session, so that they may end."""
+        request = next(self._requests)
+        with suppress(GraphflowError):
+            self._ask(request, {w: Order(Close(request)) for w in workers}, _CLOSE_SECONDS)
+
+    def _answering(self, cluster: Cluster, seconds: float, ending: Collection[str]) -> Cluster:
+        """The workers of a cluster that answer within some seconds, without those that are about to
+        end as long as there are others."""
         addresses = [worker.address or "" for worker in cluster.workers]
         keys, pair = _keys(cluster, len(addresses))
         until = time.monotonic() + max(seconds, _ANSWER_SECONDS)
@@ -698,9 +768,12 @@ class RemoteHosts:
             keys=keys, activity=SessionActivity(self.session), epoch=1,
             token=secrets.token_hex(16), dead_after=self._dead_after,
         )  # fmt: skip
+        others = [worker for worker, address in enumerate(addresses) if address not in ending]
+        if not others:
+            time.sleep(min(seconds, _ANSWER_SECONDS))  # until they have ended, and perhaps are back
         try:
             asked = {}
-            for worker in range(len(addresses)):
+            for worker in others or range(len(addresses)):
                 hello = _hello(next(self._requests))
                 begin = Begin(hello.request, {worker: Order(hello)}, _left(until))
                 asked[worker] = (hello.request, loop.submit(begin))
@@ -754,6 +827,7 @@ class RemoteHosts:
     def close(self) -> None:
         """Closes the session on its workers, and ends those that were started. Idempotent."""
         if self._loop is None:
+            self._abandon()  # of a recovery that failed, own processes may be left
             return
         request = next(self._requests)
         orders = {worker: Order(Close(request)) for worker in self._living()}
@@ -913,5 +987,10 @@ def _result(replies: Replies) -> StepResult:
     for worker, message in replies.messages.items():
         assert isinstance(message, Done)
         peak |= message.peak
-        fetches |= {str(name): array for name, array in replies.arrays[worker].items()}
+        fetches |= {str(name): _owned(array) for name, array in replies.arrays[worker].items()}
     return StepResult(fetches, spans, peak, replies.errors)
+
+
+def _owned(array: Array) -> Array:
+    """An array that belongs to the caller: what is lent is copied, and thereby returned."""
+    return array if array.flags.writeable else array.copy("K")

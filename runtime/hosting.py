@@ -7,16 +7,18 @@ workers go out on the thread that made them, straight into the socket of their l
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
+from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
 from graphflow.modules import admit
 from graphflow.runtime.activity import Activity
 from graphflow.runtime.checkpoint.remote import write_under
@@ -40,17 +42,20 @@ from graphflow.runtime.messages import (
     Read,
     Save,
     Saved,
+    Usage,
     Write,
 )
 from graphflow.runtime.metrics import Meters
-from graphflow.runtime.protocol.jobs import Beat, Finished, Heard, Outcome, Run
+from graphflow.runtime.protocol.jobs import Beat, Finished, Heard, Offer, Outcome, Run
 from graphflow.runtime.protocol.stream import Outbound
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.helm import LINGER
-from graphflow.runtime.wire import BUDGET
+from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
+from graphflow.runtime.wire import BUDGET, Borrowed, lent
 
+_OFFERS = 10  # of memory to the coordinator, before it counts as one of another host
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 _ECHO_SECONDS = 10.0  # for an echo to be taken by the socket
 
@@ -90,6 +95,7 @@ class HostLike(Protocol):
     def snapshot(self, session: str) -> dict[str, Array]: ...
     def write(self, session: str, variable: str, value: Array) -> None: ...
     def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None: ...
+    def usage(self, session: str) -> Usage: ...
     def measure(self) -> dict[str, Any]: ...
 
 
@@ -110,7 +116,7 @@ class HostedSession:
         guard: Guard | None,
         factory: HostFactory,
         allow_ops: Collection[str],
-        report: Callable[[Finished], None],
+        report: Callable[[Finished | Offer], None],
         attend: Attend,
         meters: Meters | None = None,
         checkpoints: str | None = None,
@@ -138,6 +144,9 @@ class HostedSession:
         self._checkpoints = checkpoints
         self._host: HostLike | None = None
         self._links: dict[int, Link] = {}
+        self._lender = Lender()  # to the coordinator
+        self._offers = _OFFERS
+        self._borrowers: dict[int, Borrower] = {}
         self._cancelled = -1  # every step up to this one
         self._until = 0.0  # when the step's deadline passes
         self._closing = threading.Event()
@@ -163,6 +172,33 @@ class HostedSession:
         """Hands a tensor of another worker to the host."""
         if self._host is not None:
             self._host.deliver(self._session, step, edge, array)
+
+    def peer(self, worker: int) -> str:
+        """The address of another worker."""
+        return self._addresses[worker]
+
+    @property
+    def queued(self) -> int:
+        """Orders that wait for those before them."""
+        return self._jobs.qsize()
+
+    def usage(self) -> Usage:
+        """What the session takes, and waits for; from any thread."""
+        host = self._host
+        return host.usage(self._session) if host is not None else Usage()
+
+    def attach(self, origin: int, token: str) -> None:
+        """Makes use of memory that the coordinator or another worker shares, if it is of this
+        host; whoever shares it sees that."""
+        with contextlib.suppress(TransportError):
+            self._borrowers[origin] = Borrower(token)
+
+    def borrowed(self, origin: int, chunk: Chunk) -> Borrowed | None:
+        """The bytes of an array that somebody lends; None for one of whom nothing is known."""
+        borrower = self._borrowers.get(origin)
+        if borrower is None:
+            return None
+        return Borrowed(partial(borrower.borrow, chunk.slot, chunk.turn, chunk.nbytes))
 
     def heard(self, heard: Heard) -> None:
         """Another worker said what it has of ours, or of its own."""
@@ -244,7 +280,8 @@ class HostedSession:
             case Abort():
                 host.abort(session, run.step)
             case Read():
-                return np.asarray(host.read(session, job.variable))
+                value = np.asarray(host.read(session, job.variable))
+                return Computed({job.variable: self._handed(job.request, job.variable, value)})
             case Write():
                 host.write(session, job.variable, run.arrays[job.variable])
             case Save():
@@ -280,15 +317,32 @@ class HostedSession:
         finally:
             for link in self._links.values():
                 link.close()
+            self._lender.close()
 
     def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
         if run.step <= self._cancelled:
             raise StepTimeout(f"step {run.step} was cancelled before it started here")
         feeds = {name: run.arrays[name] for name in job.feeds}
         self._until = time.monotonic() + job.deadline
-        return host.compute(
+        computed = host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )
+        if not any(array.nbytes >= LENT_FROM for array in computed.fetches.values()):
+            return computed
+        handed = {n: self._handed(job.request, n, each) for n, each in computed.fetches.items()}
+        return replace(computed, fetches=handed)
+
+    def _handed(self, request: int, name: str, array: Array) -> Array | Chunk:
+        """An array for the coordinator, lent if it is worth it and the coordinator is of this
+        host, which is found out by an offer."""
+        if array.nbytes < LENT_FROM:
+            return array
+        if self._lender.accepted:
+            return lent("fetch", request, name, array, self._lender.lend) or array
+        if self._offers and (token := self._lender.offer()):
+            self._offers -= 1
+            self._report(Offer(self._session, token))
+        return array
 
     def _save(self, run: Run, job: Save, copies: dict[str, Array]) -> None:
         """Writes copies of all variables while other jobs go on."""
@@ -326,6 +380,7 @@ class HostedSession:
         self._link(target).send(
             "edge", parcel.step, parcel.edge, parcel.array, owned=parcel.owned, go_on=go_on
         )
+        self.activity.sent(self._addresses[target], parcel.edge, parcel.array.nbytes)
 
     def _link(self, worker: int) -> Link:
         link = self._links.get(worker)

@@ -41,10 +41,10 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Computed:
-    """What one host computed in a step. The fetched arrays belong to the receiver; peaks are in
-    bytes a device."""
+    """What one host computed in a step. The fetched arrays belong to the receiver, and may be lent;
+    peaks are in bytes a device."""
 
-    fetches: Mapping[str, Array] = field(default_factory=dict)
+    fetches: Mapping[str, Any] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     peak: Mapping[str, int] = field(default_factory=dict)
 

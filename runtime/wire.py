@@ -43,7 +43,26 @@ _NUMPY_DTYPES = frozenset({"bool"} | _INTEGERS | _FLOATS)
 _UNCHANGED = ("Hello", "Welcome")  # their bodies are the same in all versions
 
 Check = Callable[[Any, str], Any]
-Buffer = bytes | memoryview
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """The bytes of an array that lies in memory of its sender, to be borrowed when it is known that
+    the message is to be believed, and only once."""
+
+    borrow: Callable[[], Array]
+
+    def __len__(self) -> int:
+        return 0  # bytes that came with the message
+
+
+def give_back(data: Buffer | None) -> None:
+    """Returns what is lent by a message that came in time for nothing."""
+    if isinstance(data, Borrowed):
+        data.borrow()
+
+
+Buffer = bytes | memoryview | Borrowed
 
 
 # Messages --------------------------------------------------------------------------------------
@@ -111,8 +130,8 @@ def decode_frames(frames: Sequence[Buffer]) -> tuple[Envelope, Message, Buffer |
         raise ProtocolError(f"a message has 1 or 2 frames, not {len(frames)}")
     envelope, message = decode(frames[0])
     data = frames[1] if len(frames) == 2 else None
-    if isinstance(message, Chunk) != (data is not None):
-        raise ProtocolError("a chunk, and only a chunk, has a second frame")
+    if (isinstance(message, Chunk) and not message.slot) != (data is not None):
+        raise ProtocolError("a chunk that is not lent, and nothing else, has a second frame")
     return envelope, message, data
 
 
@@ -294,7 +313,7 @@ _CHECKS: dict[type, dict[str, Check]] = {
 # Arrays ----------------------------------------------------------------------------------------
 
 
-def checksum(data: Buffer) -> int:
+def checksum(data: bytes | memoryview) -> int:
     """XXH3 of 64 bits without the lowest, never 0; ten times as quick as a CRC."""
     return xxhash.xxh3_64_intdigest(data) >> 1 or 1
 
@@ -311,11 +330,7 @@ def chunks(
     Raises:
         ProtocolError: the array's dtype has no name on the wire.
     """
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    dtype = array.dtype.name
-    if array.dtype != dtype_of(dtype):
-        raise ProtocolError(f"an array of dtype {array.dtype} cannot be sent")
+    array, dtype = _named(array)
     compact, axes = _compact(array)
     raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
     for offset in range(0, max(raw.nbytes, 1), CHUNK_BYTES):
@@ -327,6 +342,45 @@ def chunks(
             ),
             piece,
         )  # fmt: skip
+
+
+Lend = Callable[[memoryview], tuple[int, int] | None]
+"""Copies bytes to where the receiver sees them: the slot and its turn, or None without room."""
+
+
+def lent(purpose: str, number: int, name: Key, array: Array, lend: Lend) -> Chunk | None:
+    """An array that the receiver borrows, in place of `chunks`; None if `lend` has no room.
+
+    Raises:
+        ProtocolError: the array's dtype has no name on the wire.
+    """
+    array, dtype = _named(array)
+    compact, axes = _compact(array)
+    raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
+    found = lend(raw)
+    if found is None:
+        return None
+    shape, (slot, turn) = list(array.shape), found
+    return Chunk(purpose, number, name, dtype, shape, axes, raw.nbytes, 0, slot=slot, turn=turn)
+
+
+def pieces(
+    purpose: str, number: int, name: Key, array: Array | Chunk
+) -> list[tuple[Chunk, memoryview[Any] | None]]:
+    """What is sent of an array, or of one that is lent already."""
+    if isinstance(array, Chunk):
+        return [(array, None)]
+    return list(chunks(purpose, number, name, array))
+
+
+def _named(array: Array) -> tuple[Array, str]:
+    """An array in this machine's byte order, and the name of its dtype on the wire."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    dtype = array.dtype.name
+    if array.dtype != dtype_of(dtype):
+        raise ProtocolError(f"an array of dtype {array.dtype} cannot be sent")
+    return array, dtype
 
 
 def _compact(array: Array) -> tuple[Array, list[int]]:
@@ -373,7 +427,11 @@ def check_header(chunk: Chunk, data: Buffer) -> np.dtype[Any]:
             f"an array of shape {chunk.shape} and dtype {chunk.dtype} has {nbytes} bytes, "
             f"but its header says {chunk.nbytes}"
         )
-    if len(data) != min(CHUNK_BYTES, nbytes - chunk.offset) or chunk.offset % CHUNK_BYTES:
+    size = min(CHUNK_BYTES, nbytes - chunk.offset)
+    if isinstance(data, Borrowed):
+        if chunk.offset:
+            raise ProtocolError(f"an array that is lent starts at byte {chunk.offset}")
+    elif len(data) != size or chunk.offset % CHUNK_BYTES:
         raise ProtocolError(
             f"a chunk of {len(data)} bytes at byte {chunk.offset} of {nbytes} has the wrong size"
         )
@@ -428,22 +486,28 @@ class Assembler:
         dtype = check_header(chunk, data)
         partial = self._partial.get(key)
         if partial is None:
-            partial = self._start(key, chunk, dtype)
+            partial = self._start(key, chunk, dtype, data)
         header = partial.header
         same = (chunk.dtype, chunk.shape, chunk.axes) == (header.dtype, header.shape, header.axes)
         if not same or chunk.offset != partial.filled:
             raise ProtocolError(
                 f"a chunk of {chunk.purpose} {chunk.name} does not continue the one before it"
             )
-        partial.memory[partial.filled : partial.filled + len(data)] = np.frombuffer(data, np.uint8)
-        partial.filled += len(data)
+        if isinstance(data, Borrowed):
+            partial.filled = chunk.nbytes
+        else:
+            end = partial.filled + len(data)
+            partial.memory[partial.filled : end] = np.frombuffer(data, np.uint8)
+            partial.filled = end
         if partial.filled < chunk.nbytes:
             return False
         del self._partial[key]
         self._whole[key] = partial.array
         return True
 
-    def _start(self, key: tuple[int, str, int, Key], chunk: Chunk, dtype: Any) -> _Partial:
+    def _start(
+        self, key: tuple[int, str, int, Key], chunk: Chunk, dtype: Any, data: Buffer
+    ) -> _Partial:
         if chunk.offset:
             raise ProtocolError(f"{chunk.purpose} {chunk.name} starts at byte {chunk.offset}")
         if key in self._whole:
@@ -460,7 +524,7 @@ class Assembler:
         if len(self._partial) + len(self._whole) >= self._entries:
             raise MessageTooLarge(f"more than {self._entries} arrays are under way in a session")
         try:
-            memory = aligned(chunk.nbytes)
+            memory = data.borrow() if isinstance(data, Borrowed) else aligned(chunk.nbytes)
         except MemoryError:
             raise MessageTooLarge(f"no memory for an array of {chunk.nbytes} bytes") from None
         stored = [chunk.shape[axis] for axis in chunk.axes]

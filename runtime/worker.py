@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -32,17 +33,21 @@ from graphflow.errors import (
 )
 from graphflow.placement.host import host_memory
 from graphflow.runtime.clock import identity
+from graphflow.runtime.endpoint import MetricsServer
 from graphflow.runtime.hosting import HostedSession, HostFactory, default_factory
 from graphflow.runtime.logs import Log, configure_by_environment
-from graphflow.runtime.messages import Broken, Close, Open
-from graphflow.runtime.metrics import Meters
+from graphflow.runtime.messages import Broken, Chunk, Close, Envelope, Open, Status, StatusReport
+from graphflow.runtime.metrics import Meters, watch_process
 from graphflow.runtime.protocol.faults import failed
 from graphflow.runtime.protocol.jobs import (
+    Attach,
     Beat,
     Deliver,
+    Drain,
     Finished,
     Heard,
     Leave,
+    Offer,
     Received,
     Run,
     Send,
@@ -54,8 +59,9 @@ from graphflow.runtime.protocol.jobs import (
 from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.recorder import record
 from graphflow.runtime.security.guard import Guard
-from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
+from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.security.limits import Limits
+from graphflow.runtime.status import report
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import Bell, Sleeper
 from graphflow.runtime.transport.helm import SLICE, Helm
@@ -67,6 +73,7 @@ _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages taken from the socket before anything else has its turn
 _UNSENT = 4096  # answers that a connection does not take: more than any session has under way
 _LEAVE_SECONDS = 1.0  # for sessions to end when the worker does
+_DRAIN_SECONDS = 30.0  # for sessions to write a checkpoint and go when the worker is asked to end
 
 _log = Log("graphflow.worker")
 
@@ -119,7 +126,7 @@ class WorkerProcess:
         self._machine = WorkerMachine(devices, identity(), host_memory() // 2)
         self._sessions: dict[str, HostedSession] = {}
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
-        self._finished: deque[Finished] = deque()
+        self._finished: deque[Finished | Offer] = deque()
         self._unsent: dict[bytes, deque[list[Any]]] = {}
         self._helm = Helm(self._bell)
         self._sleeper = Sleeper()
@@ -127,11 +134,23 @@ class WorkerProcess:
         self._sleeper.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
         self._due = time.monotonic() + _TICK
         self._stopping = False
+        self._leaving = 0.0  # seconds that sessions have to go, once it was asked to end
+        self._left_by = math.inf  # when that time is over
         self._failure: BaseException | None = None
+        self._started = time.monotonic()
+        self._watch()
 
     def stop(self) -> None:
         """Ends `run` soon; for signal handlers and other threads."""
         self._stopping = True
+        self._bell.ring()
+
+    def leave(self, seconds: float) -> None:
+        """Has sessions write checkpoints and go elsewhere; ends `run` when all have gone, or their
+        coordinators are silent, or after some seconds. At once when asked again."""
+        if self._leaving:
+            self._stopping = True
+        self._leaving = seconds
         self._bell.ring()
 
     def run(self, parent_pid: int | None = None) -> None:
@@ -141,11 +160,11 @@ class WorkerProcess:
         if parent_pid is not None:
             for sleeper in (parent, self._sleeper):
                 sleeper.add(sys.stdin.fileno(), _PARENT)  # the parent holds the other end
-        while not self._stopping:
+        while not (self._stopping or self._is_left()):
             due = time.monotonic() + _TICK
             if self._helm.watch(SLICE):
                 try:
-                    self._drive(lambda: self._helm.wanted, due)
+                    self._drive(lambda: self._helm.wanted or self._is_left(), due)
                 finally:
                     self._helm.leave()
             if parent.sleep(0.0 if self._stopping else SLICE):
@@ -155,6 +174,14 @@ class WorkerProcess:
         parent.close()
         if self._failure is not None:
             raise self._failure
+
+    def _is_left(self) -> bool:
+        """Whether it was asked to end, and no session is left that could still go."""
+        if self._left_by == math.inf:
+            return False
+        now = time.monotonic()
+        here = set(self._machine.sessions) - set(self._machine.parked(now))
+        return now >= self._left_by or not (here or self._ending or self._unsent)
 
     def attend(self, done: Callable[[], bool], seconds: float) -> bool:
         """Drives the sockets until `done`, for a thread of a session that would wait otherwise;
@@ -202,6 +229,9 @@ class WorkerProcess:
         if now >= self._due:
             self._due = now + _TICK
             self._handle(Tick())
+        if self._leaving and self._left_by == math.inf:
+            self._left_by = now + self._leaving
+            self._handle(Drain(self._leaving))
         for route in list(self._unsent):
             self._flush(route)
         # Sending may take in what has arrived, of which the sleeper then would not know.
@@ -221,7 +251,7 @@ class WorkerProcess:
     def _finish(self) -> None:
         while self._finished:
             finished = self._finished.popleft()
-            if isinstance(finished.job, Close):
+            if isinstance(finished, Finished) and isinstance(finished.job, Close):
                 self._ending.pop(finished.session, None)
             self._handle(finished)
 
@@ -242,9 +272,48 @@ class WorkerProcess:
             _log.tell("message.refused", peer=key or route.hex(), reason=str(error))
             self._listener.blame(route, error)
             return
-        if envelope.session not in self._sessions:
+        hosted = self._sessions.get(envelope.session)
+        if hosted is None:
             self._listener.doubt(route)
+        elif isinstance(message, Chunk) and message.slot:
+            data = hosted.borrowed(envelope.origin, message)
+        if isinstance(message, Status):
+            back = Envelope(envelope.session, envelope.epoch, 0, 0, 1)
+            self._send(Send(route, back, StatusReport(message.request, self._report_to(key))))
+            return
         self._handle(Received(route, envelope, message, data))
+
+    def _report_to(self, key: str) -> dict[str, Any]:
+        """What this worker does, for who holds a key."""
+        names = self._guard is None or self._guard.role(key) == COORDINATOR
+        return report(
+            started=self._started, devices=self._devices, sessions=list(self._sessions.values()),
+            parked=self._machine.parked(time.monotonic()), meters=self.meters, names=names,
+        )  # fmt: skip
+
+    def _watch(self) -> None:
+        """Lets the meters tell of this process when somebody asks."""
+
+        def of_devices(kind: str) -> dict[tuple[str, ...], float]:
+            found: dict[tuple[str, ...], float] = {}
+            for hosted in list(self._sessions.values()):
+                for device, nbytes in getattr(hosted.usage(), kind).items():
+                    found[device,] = found.get((device,), 0) + nbytes
+            return found
+
+        def queued() -> float:
+            return sum(len(waiting) for waiting in list(self._unsent.values()))
+
+        watch_process(self.meters, "worker", self.address)
+        self.meters.watch("graphflow_sessions", lambda: len(self._sessions))
+        self.meters.watch("graphflow_connections", lambda: self._listener.door.visitors)
+        self.meters.watch("graphflow_queued_messages", queued)
+        self.meters.watch(
+            "graphflow_queued_jobs",
+            lambda: sum(hosted.queued for hosted in list(self._sessions.values())),
+        )
+        self.meters.watch("graphflow_arena_bytes", lambda: of_devices("arenas"))
+        self.meters.watch("graphflow_variable_bytes", lambda: of_devices("variables"))
 
     def _handle(self, event: WorkerEvent) -> None:
         for action in self._machine.handle(event, time.monotonic()):
@@ -256,12 +325,15 @@ class WorkerProcess:
                 self._send(action)
             case Run():
                 self._run(action)
-            case Deliver(session, step, edge, array, echo):
+            case Deliver(session, step, edge, array, origin, echo):
                 hosted = self._sessions[session]
                 if echo:
                     hosted.echoed(step)
                 else:
+                    hosted.activity.received(hosted.peer(origin), edge, array.nbytes)
                     hosted.deliver(step, edge, array)
+            case Attach(session, origin, token):
+                self._sessions[session].attach(origin, token)
             case Heard(session):
                 self._sessions[session].heard(action)
             case Beat(session):
@@ -303,7 +375,7 @@ class WorkerProcess:
                 steps=told["committed"],
             )  # fmt: skip
 
-    def _report(self, finished: Finished) -> None:
+    def _report(self, finished: Finished | Offer) -> None:
         self._finished.append(finished)
         if not self._helm.free():
             self._bell.ring()
@@ -355,11 +427,13 @@ def serve(
     allow_ops: Sequence[str] = (),
     key: str | None = None,
     keys: str | os.PathLike[str] | None = None,
+    metrics: str | None = None,
     connections: int | None = None,
     limits: Limits | None = None,
     checkpoints: str | None = None,
 ) -> None:
-    """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread.
+    """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread. At SIGTERM it asks its
+    sessions to write checkpoints and go, and ends when they have.
 
     Args:
         listen: `tcp://host:port`; port `*` takes any that is free.
@@ -373,6 +447,7 @@ def serve(
         key: the name of this worker's own key, "" for the only one that there is; beyond loopback
             that one is the default. With a key, only those connect whose keys are trusted here.
         keys: the folder of keys; default: see `security.keys`.
+        metrics: where metrics are served over HTTP, such as "127.0.0.1:9100"; see `endpoint`.
         connections: at a time; default: a quarter of the file descriptors that the process may
             have, at most 4096.
         limits: on graphs from the wire.
@@ -393,12 +468,15 @@ def serve(
     )  # fmt: skip
     interrupt = signal.SIG_IGN if parent_pid is not None else _stopper(worker)
     before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, _stopper(worker)),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, _leaver(worker)),
         signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
     }
     out = output or sys.stdout
     where = f"listening on {worker.address} with {', '.join(devices)}"
+    server: MetricsServer | None = None
     try:
+        if metrics is not None:
+            server = MetricsServer(metrics, worker.meters)
         print(f"graphflow worker {_version.__version__} {where}", file=out, flush=True)
         _log.tell(
             "worker.listening", address=worker.address, devices=list(devices),
@@ -406,6 +484,8 @@ def serve(
         )  # fmt: skip
         worker.run(parent_pid)
     finally:
+        if server is not None:
+            server.close()
         worker.close()
         _log.tell("worker.stopped", address=worker.address, seconds=time.monotonic() - started)
         for number, action in before.items():
@@ -422,6 +502,10 @@ def _own_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) -> 
 
 def _stopper(worker: WorkerProcess) -> Callable[[int, object], None]:
     return lambda number, frame: worker.stop()
+
+
+def _leaver(worker: WorkerProcess) -> Callable[[int, object], None]:
+    return lambda number, frame: worker.leave(_DRAIN_SECONDS)
 
 
 def _factory_of(place: str) -> HostFactory:
@@ -451,6 +535,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--key", help="name of this worker's own key")
     parser.add_argument("--keys", help="the folder of keys")
     parser.add_argument("--checkpoints", help="the directory of the session's checkpoints")
+    parser.add_argument("--metrics", help="where metrics are served, such as 127.0.0.1:9100")
     parser.add_argument("--recorder", help=argparse.SUPPRESS)  # two descriptors of a `Recorder`
     given = parser.parse_args(arguments)
     if given.recorder:
@@ -468,6 +553,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             allow_ops=given.allow_ops,
             key=given.key,
             keys=given.keys,
+            metrics=given.metrics,
             checkpoints=given.checkpoints,
         )
     except GraphflowError as error:

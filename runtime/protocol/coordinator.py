@@ -57,7 +57,7 @@ from graphflow.runtime.protocol.operations import (
     Settle,
 )
 from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
-from graphflow.runtime.wire import Assembler, Buffer, pieces
+from graphflow.runtime.wire import Assembler, Buffer, give_back, pieces
 
 __all__ = ["Begin", "Order", "Replies", "Settle"]
 
@@ -371,6 +371,8 @@ class CoordinatorMachine:
                     raise ProtocolError(f"an array for {message.purpose!r} was not asked for")
                 if message.number in self._operations:
                     peer.inbox.add(worker, message, data)
+                else:
+                    give_back(data)
                 return []
         operation = self._operations.get(getattr(message, "request", -1))
         if isinstance(message, UNNUMBERED) or operation is None or worker not in operation.waiting:

@@ -63,13 +63,13 @@ from graphflow.runtime.messages import (
 from graphflow.runtime.protocol.faults import error_of, failed
 from graphflow.runtime.protocol.jobs import (
     Attach,
-    Offer,
     Beat,
     Deliver,
     Drain,
     Finished,
     Heard,
     Leave,
+    Offer,
     Received,
     Route,
     Run,
@@ -80,7 +80,7 @@ from graphflow.runtime.protocol.jobs import (
     WorkerEvent,
 )
 from graphflow.runtime.protocol.stream import Arrival, Inbound, Letter, Stream, Version, fence
-from graphflow.runtime.wire import SPANS_A_MESSAGE, Assembler, Buffer, Purse, pieces
+from graphflow.runtime.wire import SPANS_A_MESSAGE, Assembler, Buffer, Purse, give_back, pieces
 
 MAX_SESSIONS = 64
 _REMEMBERED = 4096  # closed sessions whose late messages are still known as such
@@ -157,7 +157,9 @@ class WorkerMachine:
                 return self._finish(event)
             case Offer(name, token):
                 session = self._sessions.get(name)
-                return [] if session is None else [_send(session, session.stream.tell(Share(token)))]
+                return (
+                    [] if session is None else [_send(session, session.stream.tell(Share(token)))]
+                )
             case Tick():
                 return self._tick(now)
             case Drain(seconds):
@@ -315,6 +317,7 @@ class WorkerMachine:
     ) -> list[WorkerAction]:
         purpose, number, key = chunk.purpose, chunk.number, chunk.name
         if purpose == "edge" and number <= session.settled:
+            give_back(data)
             return []  # of a step that is over
         if purpose not in ("edge", "echo", "echoed"):
             raise ProtocolError(f"a worker sends no {purpose!r}")
