@@ -21,6 +21,7 @@ from graphflow.parallel.schedules import (
     zb_h2,
     zb_v,
 )
+from graphflow.parallel.search import Search, auto
 from graphflow.parallel.strategies import Shard
 from graphflow.parallel.whatif import GPT, what_if
 
@@ -30,11 +31,13 @@ __all__ = [
     "Pipeline",
     "Report",
     "Schedule",
+    "Search",
     "Shard",
     "Task",
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "auto",
     "broadcast",
     "chimera",
     "draw",
