@@ -278,6 +278,7 @@ class Sharding:
         sizes: the attribute that holds the shape of the (first) output.
         build: (op, cut, *inputs, **attrs) -> outputs of one shard, where the op itself will not do.
         windows: letters along which a shard needs more of the first input than its own piece.
+        windowed: the inputs of which it needs more, if not the first only.
         needs: (letter, start, stop) of such a letter -> (start, stop) of the first input: a halo.
         expand: (*inputs, **attrs) -> the outputs, by simpler ops, for letters that are capitals.
         view: moves or renames numbers only.
@@ -292,6 +293,7 @@ class Sharding:
     sizes: str | None = None
     build: Callable[..., Any] | None = None
     windows: str = ""
+    windowed: tuple[int, ...] = (0,)
     needs: Callable[..., Any] | None = None
     expand: Callable[..., Any] | None = None
     view: bool = False

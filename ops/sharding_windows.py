@@ -237,7 +237,7 @@ def unpooled(count: int) -> Callable[..., Sharding]:
         })  # fmt: skip
         divisor = attrs.get("divisor", 1)
         space = windows.names
-        if divisor == "inside" or attrs["ceil_mode"] or count > 1:
+        if divisor == "inside" or attrs["ceil_mode"]:
             space = "." * len(space)
 
         def build(op: Op, cut: Cut, *inputs: Tensor, **attrs: Any) -> Any:
@@ -248,7 +248,7 @@ def unpooled(count: int) -> Callable[..., Sharding]:
 
         return Sharding(
             equation(["nc" + space] * count, ["nc" + space]), linear=((0,),) if count == 1 else (),
-            build=build, windows=space, needs=windows.seen,
+            build=build, windows=space, windowed=tuple(range(count)), needs=windows.seen,
         )  # fmt: skip
 
     return rule

@@ -91,7 +91,7 @@ class Emitter:
             windows = [
                 (d, letter)
                 for d, letter in enumerate(names)
-                if i == 0 and letter in splits and rule.windows(letter)
+                if i in rule.sharding.windowed and letter in splits and rule.windows(letter)
             ]
             for d, _ in windows:
                 dims[d] = value.layout.dims[d] if len(value.layout.dims[d].axes) == 1 else WHOLE
@@ -100,7 +100,7 @@ class Emitter:
                     dims[d] = WHOLE
             value = self.moves.to(value, Layout(tuple(dims), partial), node, tensor.name)
             for d, letter in windows:
-                value = self._window(node, rule, splits[letter], letter, d, value, ranges)
+                value = self._window(node, rule, splits[letter], letter, d, i, value, ranges)
             parts.append(value.parts)
         return parts, ranges
 
@@ -111,6 +111,7 @@ class Emitter:
         split: Split,
         letter: str,
         d: int,
+        number: int,
         value: Value,
         ranges: list[dict[str, tuple[Any, Any]]],
     ) -> Value:
@@ -121,7 +122,7 @@ class Emitter:
             piece = self.cuts.piece(rule.sizes[letter], split, place)
             own[letter] = rule.sharding.needs(letter, piece.start, piece.stop)
             wanted.append(own[letter])
-        parts = self.moves.windows(value, d, wanted, node, node.inputs[0].name)
+        parts = self.moves.windows(value, d, wanted, node, node.inputs[number].name)
         return Value(value.spec, value.layout.with_dim(d, WHOLE), parts)
 
     def _at_places(

@@ -239,23 +239,46 @@ class Moves:
         )
         count = self.mesh.sizes[axis]
         note("all-reduce", axis, 2 * (count - 1) * self._group_bytes(value, axis))
-        parts: dict[Place, Tensor] = {}
-        for group in self.mesh.groups(axis):
-            own = [self._part(value, place) for place in group]
+
+        def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
             if axis in self.mesh.local:
                 with self.at(group[0], note.cause):
-                    total = combined_all(kind, own)
-                found = [total] * count
-            elif kind in ("sum", "mean"):
+                    return [combined_all(kind, own)] * count
+            if kind in ("sum", "mean"):
                 with self.between(note.cause):
-                    found = all_reduce(own, op=kind)
-            else:
-                found = []
-                for place in group:
-                    with self.at(place, note.cause):
-                        found.append(combined_all(kind, own))
-            parts.update(zip(group, found, strict=True))
+                    return all_reduce(own, op=kind)
+            found = []
+            for place in group:
+                with self.at(place, note.cause):
+                    found.append(combined_all(kind, own))
+            return found
+
+        return self._by_groups(value, layout, axis, build)
+
+    def _by_groups(
+        self,
+        value: Value,
+        layout: Layout,
+        axis: str,
+        build: Callable[[list[Place], list[Tensor]], list[Tensor]],
+    ) -> Value:
+        """What `build` makes of the parts of each group along an axis of the mesh; once where the
+        places of two groups share their devices and parts."""
+        parts: dict[Place, Tensor] = {}
+        known: dict[Any, list[Tensor]] = {}
+        for group in self.mesh.groups(axis):
+            own = [self._part(value, place) for place in group]
+            pieces = [self._extents(value, layout, place) for place in group]
+            key = (*own, *map(tuple, pieces))
+            if key not in known or not self.mesh.local:
+                known[key] = build(group, own)
+            parts.update(zip(group, known[key], strict=True))
         return Value(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
+
+    def _extents(self, value: Value, layout: Layout, place: Place) -> list[Piece]:
+        """The piece of each axis that a place has."""
+        axes = zip(value.spec.shape, layout.dims, strict=True)
+        return [self.cuts.piece(size, split, place) for size, split in axes]
 
     def sum_together(self, values: Sequence[Value], axis: str, cause: Node) -> list[Value]:
         """Sums over groups along an axis of the mesh, of several tensors in one exchange."""
@@ -263,7 +286,14 @@ class Moves:
         travels = sum(self._group_bytes(value, axis) for value in values)
         note("all-reduce", axis, 2 * (self.mesh.sizes[axis] - 1) * travels)
         found: list[dict[Place, Tensor]] = [{} for _ in values]
+        known: dict[tuple[Tensor, ...], list[Place]] = {}
         for group in self.mesh.groups(axis):
+            own = tuple(self._part(v, place) for place in group for v in values)
+            twin = known.setdefault(own, group)
+            if twin is not group:
+                for parts in found:
+                    parts.update({p: parts[q] for p, q in zip(group, twin, strict=True)})
+                continue
             joined = []
             for place in group:
                 with self.at(place, cause):
@@ -276,8 +306,8 @@ class Moves:
                 for value, parts in zip(values, found, strict=True):
                     shape = self._part(value, place).shape
                     with self.at(place, cause):
-                        own = cut(total, 0, begin, product(shape))
-                        parts[place] = FUNCTIONS["reshape"](own, shape)
+                        mine = cut(total, 0, begin, product(shape))
+                        parts[place] = FUNCTIONS["reshape"](mine, shape)
                     begin += int(product(shape))  # type: ignore[arg-type]
         return [
             Value(
@@ -297,38 +327,34 @@ class Moves:
         )
         count = self.mesh.sizes[axis]
         note("reduce-scatter", axis, (count - 1) * self._group_bytes(value, axis))
-        parts: dict[Place, Tensor] = {}
         size = value.spec.shape[d]
-        for group in self.mesh.groups(axis):
-            own = [self._part(value, place) for place in group]
+
+        def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
             pieces = [self.cuts.piece(size, want, place) for place in group]
-            if axis in self.mesh.local:
-                with self.at(group[0], note.cause):
-                    total = combined_all("sum", own)
-                    origin = self._origin(size, value.layout.dims[d], group[0])
-                    found = [cut(total, d, p.start - origin, p.size) for p in pieces]
-            else:
+            if axis not in self.mesh.local:
                 with self.between(note.cause):
-                    found = reduce_scatter(own, axis=d, sizes=[int(p.size) for p in pieces])  # type: ignore[arg-type]
-            parts.update(zip(group, found, strict=True))
-        return Value(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
+                    return reduce_scatter(own, axis=d, sizes=[int(p.size) for p in pieces])  # type: ignore[arg-type]
+            with self.at(group[0], note.cause):
+                total = combined_all("sum", own)
+                origin = self._origin(size, value.layout.dims[d], group[0])
+                return [cut(total, d, p.start - origin, p.size) for p in pieces]
+
+        return self._by_groups(value, layout, axis, build)
 
     def _gathered(self, value: Value, d: int, note: _Note) -> Value:
         """Every place of a group has all its parts, along the last axis by which `d` is cut."""
         axis = value.layout.dims[d].axes[-1]
         layout = value.layout.with_dim(d, value.layout.dims[d].without_last())
         note("all-gather", axis, (self.mesh.sizes[axis] - 1) * self._group_bytes(value, axis))
-        parts: dict[Place, Tensor] = {}
-        for group in self.mesh.groups(axis):
-            own = [self._part(value, place) for place in group]
-            if axis in self.mesh.local:
-                with self.at(group[0], note.cause):
-                    found = [FUNCTIONS["concat"](own, axis=d)] * len(own)
-            else:
+
+        def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
+            if axis not in self.mesh.local:
                 with self.between(note.cause):
-                    found = all_gather(own, axis=d)
-            parts.update(zip(group, found, strict=True))
-        return Value(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
+                    return all_gather(own, axis=d)
+            with self.at(group[0], note.cause):
+                return [FUNCTIONS["concat"](own, axis=d)] * len(own)
+
+        return self._by_groups(value, layout, axis, build)
 
     def _exchanged(self, value: Value, d: int, e: int, want: Split, note: _Note) -> Value:
         """The last axis by which `d` is cut cuts `e` instead: everyone sends to everyone."""
@@ -445,7 +471,8 @@ class Moves:
 
     def _group_bytes(self, value: Value, axis: str) -> int:
         """Bytes of a part, times the number of groups along an axis."""
-        groups = len(self.mesh.places) // self.mesh.sizes[axis]
+        turns = self.mesh.parts([a for a in self.mesh.names if a in self.mesh.local])
+        groups = len(self.mesh.places) // self.mesh.sizes[axis] // turns
         many = self.mesh.sizes[axis] if any(axis in s.axes for s in value.layout.dims) else 1
         return self.nbytes(value.spec, value.layout) * groups * many
 

@@ -50,7 +50,7 @@ def rule_of(node: Node) -> Rule:
     every = [*zip(inputs, specs, strict=True), *zip(outputs, node.specs, strict=True)]
     for number, (names, spec) in reversed([*enumerate(every)]):
         for axis, (letter, size) in enumerate(zip(names, spec.shape, strict=True)):
-            if number == 0 and letter in found.windows:
+            if number in found.windowed and letter in found.windows:
                 continue
             if letter != "." and size != 1:
                 sizes[letter] = floordiv(size, found.scale.get((number, axis), 1))

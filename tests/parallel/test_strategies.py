@@ -1,0 +1,296 @@
+"""Strategies: what one device computes, whatever the strategy; and what travels for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import ArgumentError, ShardingError
+from tests.parallel.models import cnn, difference, gpt, mlp
+
+Data, Shard = gf.parallel.Data, gf.parallel.Shard
+EXACT = 1e-12
+
+
+def count(report: Any) -> dict[str, int]:
+    return {m.kind: report.count(m.kind) for m in report.collectives}
+
+
+# Data -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Data(2), Data(3), Data(7), Data(2, bucket=0), Data(3, shard_state=True),
+        Data(2, accumulate=3), Data(1, accumulate=2), Data(2, accumulate=2, shard_state=True),
+    ],
+    ids=lambda s: f"{s.mesh}{s.shard_state}{s.bucket}",
+)  # fmt: skip
+def test_replicas_with_uneven_shares_update_as_one_device_on_the_whole_batch(
+    strategy: Any,
+) -> None:
+    assert difference(mlp(strategy).train(), mlp().train()) < EXACT
+
+
+@pytest.mark.parametrize("optimizer", [
+    gf.optim.SGD(0.1), gf.optim.SGD(0.1, momentum=0.9, nesterov=True), gf.optim.AdamW(0.1),
+    gf.optim.RMSProp(0.01, momentum=0.5), gf.optim.Adagrad(0.1),
+], ids=lambda o: type(o).__name__)  # fmt: skip
+@pytest.mark.parametrize("shard_state", [False, True])
+def test_every_optimiser_gives_the_same_with_replicas(optimizer: Any, shard_state: bool) -> None:
+    strategy = Data(2, shard_state=shard_state)
+    alone, together = mlp(optimizer=optimizer), mlp(strategy, optimizer=optimizer)
+    assert difference(together.train(), alone.train()) < EXACT
+
+
+def test_gradients_clipped_by_their_joint_norm_are_the_same_with_replicas() -> None:
+    def clipped(strategy: Any) -> Any:
+        x = gf.placeholder("float64", (None, 4))
+        w = gf.variable(np.arange(4.0), name="w")
+        loss = gf.mean((x @ gf.reshape(w, (4, 1))) ** 2.0)
+        train = gf.optim.SGD(0.1).minimize(
+            loss, strategy=strategy, transform=lambda g: gf.optim.clip_by_global_norm(g, 0.5)[0]
+        )
+        with gf.Session() as s:
+            s.run(train, {x: np.random.default_rng(0).normal(size=(5, 4))})
+            return s.get(w)
+
+    assert np.abs(clipped(Data(2)) - clipped(None)).max() < EXACT
+
+
+def test_two_workers_give_the_bits_of_one_process() -> None:
+    here = mlp(Data(2)).train()
+    there = mlp(Data(2)).train(gf.Cluster.local(2))
+    assert here[0] == there[0]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(here[1], there[1], strict=True))
+
+
+def test_small_gradients_share_one_exchange() -> None:
+    model = mlp(Data(2))
+    assert count(Data(2).report(model.fetches)) == {"all-reduce": 1}
+    assert count(Data(2, bucket=0).report(mlp(Data(2, bucket=0)).fetches)) == {"all-reduce": 3}
+
+
+def test_shares_of_the_state_take_scatters_and_gathers_of_as_many_bytes() -> None:
+    strategy = Data(2, shard_state=True)
+    report = strategy.report(mlp(strategy).fetches)
+    assert count(report) == {"reduce-scatter": 3, "all-gather": 3}
+    assert report.bytes == 2 * 8 * (6 * 8 + 8 + 8 * 3)
+    slots = [n for n in report.division.variables if "adam_mean" in n.name]
+    for slot in slots:
+        sizes = {node.specs[0].shape for node in report.division.variables[slot].nodes}
+        assert sum(s[0] for s in sizes) * (2 if len(sizes) == 1 else 1) == slot.specs[0].shape[0]
+
+
+def test_each_replica_is_fed_its_share_of_the_batch_only() -> None:
+    model = mlp(Data(3))
+    division = Data(3).report(model.fetches).division
+    random = np.random.default_rng(0)
+    arrays = {t.node: a for t, a in model.feeds(random, 7).items()}
+    sizes = {str(n.specs[0].shape[0]): 7 for n in arrays}
+    fed = division.feeds(arrays, division.bindings(sizes))
+    assert sorted(a.shape[0] for a in fed.values()) == [2, 2, 2, 2, 3, 3]
+    assert sum(a.nbytes for a in fed.values()) == sum(a.nbytes for a in arrays.values())
+
+
+def test_batch_norm_is_synchronised_unless_told_otherwise() -> None:
+    alone = cnn().train()
+    assert difference(cnn(Data(2)).train(), alone) < EXACT
+    apart = cnn(Data(2, synchronised=False))
+    assert 1e-6 < difference(apart.train(), alone) < 1.0
+    kinds = count(Data(2, synchronised=False).report(cnn(Data(2, synchronised=False)).fetches))
+    assert kinds["all-reduce"] < count(Data(2).report(cnn(Data(2)).fetches))["all-reduce"]
+
+
+def test_variables_are_read_and_set_whole() -> None:
+    model = mlp(Shard({"model": 2}, {"w1": (None, "model")}))
+    with gf.Session() as s:
+        feeds = model.feeds(np.random.default_rng(0), 4)
+        s.run(model.fetches, feeds)
+        w1 = model.variables[0]
+        value = s.get(w1)
+        s.set(w1, value * 2)
+        assert np.array_equal(s.get(w1), value * 2)
+        s.run(model.fetches, feeds)
+        assert not np.array_equal(s.get(w1), value * 2)
+
+
+def test_what_was_trained_whole_goes_on_in_pieces() -> None:
+    random = np.random.default_rng(0)
+    model = mlp(Data(2))
+    loss, train = model.fetches
+    feeds = model.feeds(random, 6)
+    with gf.Session() as s:
+        before = s.run(loss, feeds)  # whole: no strategy is known yet
+        s.set(model.variables[2], np.ones((8, 3)))
+        other = s.run(loss, feeds)
+        first, _ = s.run([loss, train], feeds)
+        after = s.run(loss, feeds)
+    assert before != other
+    assert abs(first - other) < EXACT
+    assert after < first
+
+
+# Shard ------------------------------------------------------------------------------------------
+
+
+def test_a_column_and_a_row_parallel_layer_take_one_all_reduce() -> None:
+    strategy = Shard({"model": 2}, {"w1": (None, "model")})
+    model = mlp(strategy)
+    report = strategy.report(model.fetches)
+    assert count(report) == {"all-reduce": 1}
+    assert report.collectives[0].location.file.endswith("models.py")
+    assert report.bytes == 2 * 8 * 3 * 64  # of a batch of 64, where none is known
+    assert difference(model.train(), mlp().train()) < EXACT
+
+
+@pytest.mark.parametrize("mesh, rules", [
+    ({"model": 3}, {"w1": (None, "model")}),
+    ({"model": 2}, {"w2": ("model",)}),
+    ({"model": 2}, {"w1": ("model",)}),
+    ({"data": 2, "model": 2}, {"x": ("data",), "w1": (None, "model")}),
+    ({"a": 2, "b": 2}, {"w1": (None, ("a", "b"))}),
+    ({"a": 2, "b": 2}, {"x": (("a", "b"),), "w1": ("a",)}),
+    ({"data": 3}, {"w1": ("data",), "x": ("data",), "w2": (None, "data")}),
+])  # fmt: skip
+def test_any_rules_give_what_one_device_gives(mesh: Any, rules: Any) -> None:
+    assert difference(mlp(Shard(mesh, rules)).train(), mlp().train()) < EXACT
+
+
+GPT_RULES = {
+    "tensor": {"*linear1/weight": ("model",), "*linear1/bias": ("model",),
+               "*linear2/weight": (None, "model")},
+    "vocabulary": {"embedding": ("model",), "head": (None, "model")},
+    "sequence": {"ids": (None, "model")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", GPT_RULES.values(), ids=GPT_RULES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_gpt_gives_the_same_by_tensor_vocabulary_and_sequence(rules: Any, size: int) -> None:
+    strategy = Shard({"model": size}, rules)
+    assert difference(gpt(strategy).train(steps=2), gpt().train(steps=2)) < EXACT
+
+
+def test_dropout_draws_the_same_numbers_on_any_mesh() -> None:
+    alone = gpt(dropout=0.2).train(steps=2)
+    for strategy in (Data(2), Data(3), Shard({"m": 2}, {"ids": (None, "m")})):
+        assert difference(gpt(strategy, dropout=0.2).train(steps=2), alone) < EXACT
+
+
+def test_logits_of_a_vocabulary_in_pieces_are_nowhere_together() -> None:
+    strategy = Shard({"model": 2}, {"head": (None, "model")})
+    division = strategy.report(gpt(strategy).fetches).division
+    wide = [n for n in division.graph.nodes for s in n.specs
+            if s.rank == 3 and s.shape[-1] == 12 and s.dtype.kind == "f"]  # fmt: skip
+    assert not wide
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"kernel": 5, "norm": False}, {"stride": 2, "pool": None}, {"shape": (2, 3, 13, 11)},
+    {"pool": gf.nn.avg_pool},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("mesh, rule", [
+    ({"s": 2}, (None, None, "s")), ({"s": 3}, (None, None, "s")),
+    ({"h": 2, "w": 2}, (None, None, "h", "w")), ({"d": 2, "s": 2}, ("d", None, None, "s")),
+], ids=str)  # fmt: skip
+def test_images_in_pieces_train_as_whole_ones(options: Any, mesh: Any, rule: Any) -> None:
+    strategy = Shard(mesh, {"images": rule})
+    assert difference(cnn(strategy, **options).train(steps=2), cnn(**options).train(steps=2)) < 1e-6
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("shards", [2, 3])
+def test_a_halo_has_the_rows_that_windows_see_and_no_more(kernel: int, shards: int) -> None:
+    n, c, h, w = 2, 3, 12, 10
+    x = gf.placeholder("float32", (n, c, h, w), name="x")
+    weight = gf.variable(np.ones((4, c, kernel, kernel), "float32"), name="w")
+    y = gf.nn.conv(x, weight, padding="same")
+    report = Shard({"space": shards}, {x: (None, None, "space")}).report(y)
+    halos = [m.bytes for m in report.collectives if m.kind == "halo"]
+    wanted = n * (shards - 1) * 2 * (kernel // 2) * w * c * 4
+    assert sum(halos) == wanted
+    assert bool(halos) == bool(wanted)
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+
+def trained(strategy: Any, cluster: Any = None, batch: int = 7) -> None:
+    mlp(strategy).train(cluster, steps=1, batch=batch)
+
+
+def test_a_mesh_larger_than_the_cluster_is_refused_with_numbers() -> None:
+    cluster = gf.Cluster.local(2)
+    with pytest.raises(ShardingError, match=r"data 3\) takes 3 devices, and the cluster has 2"):
+        Data(3).report(mlp(Data(3)).fetches, cluster)
+
+
+def test_a_batch_smaller_than_the_replicas_is_refused_when_it_is_fed() -> None:
+    with pytest.raises(ShardingError, match=r"batch of 2 .* smaller than the 3 shards"):
+        trained(Data(3), batch=2)
+
+
+def test_a_known_batch_smaller_than_the_replicas_is_refused_before() -> None:
+    with pytest.raises(ShardingError, match="'ids'.* is 4, smaller than 5"):
+        Data(5).report(gpt(Data(5)).fetches)
+
+
+@pytest.mark.parametrize("rules, told", [
+    ({"w3": ("m",)}, r"names 'w3'.*did you mean 'w2' or 'w1'"),
+    ({"w1": ("n",)}, r"the mesh has no axis 'n'; it has m"),
+    ({"w1": (None, None, "m")}, r"is for 3 axes, but 'w1' is float64\(6, 8\)"),
+    ({"w2": (None, "m")}, r"cuts axis 1 into 4.*is 3, too small for 4 shards"),
+    ({"w1": ("m", "m")}, r"uses axis 'm' of the mesh twice"),
+    ({"w1": 3}, r"as a tuple"),
+    ({5: ("m",)}, r"a rule is for a tensor or a name, not 5"),
+])  # fmt: skip
+def test_rules_that_cannot_be_followed_are_refused_with_the_remedy(rules: Any, told: str) -> None:
+    with pytest.raises(ShardingError, match=told):
+        trained(Shard({"m": 4}, rules))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Data(0), lambda: Data(True), lambda: Data(2, accumulate=0),
+    lambda: Data(2, shard_state=1), lambda: Data(2, bucket=-1), lambda: Shard({}),
+    lambda: Shard({"a b": 2}), lambda: Shard({"a": 0}), lambda: Shard(3),
+])  # fmt: skip
+def test_strategies_refuse_what_makes_no_sense(make: Any) -> None:
+    with pytest.raises(ShardingError):
+        make()
+
+
+def test_minimize_refuses_what_is_no_strategy() -> None:
+    with pytest.raises(ArgumentError, match="strategy is one of gf.parallel's"):
+        mlp("data")
+
+
+def test_two_strategies_in_one_step_are_refused() -> None:
+    w = gf.variable(np.ones(2), name="w")
+    v = gf.variable(np.ones(2), name="v")
+    x = gf.placeholder("float64", (None, 2))
+    both = [
+        gf.optim.SGD(0.1).minimize(gf.mean(x * t), strategy=s)
+        for t, s in ((w, Data(2)), (v, Data(3)))
+    ]
+    with gf.Session() as s, pytest.raises(ShardingError, match="divided by one strategy"):
+        s.run(both, {x: np.ones((4, 2))})
+
+
+# Plans ------------------------------------------------------------------------------------------
+
+
+def test_a_strategy_is_planned_and_drawn_as_any_graph() -> None:
+    model = mlp(Data(2))
+    x, t = model.feeds(np.random.default_rng(0), 4)
+    plan = gf.plan(model.fetches, gf.Cluster.local(2), {x: (8, 6), t: (8, 3)})
+    assert {n.device for n in plan.nodes} >= {"/worker:0/cpu:0", "/worker:1/cpu:0"}
+
+
+def test_a_report_tells_the_lines_that_cause_collectives() -> None:
+    told = str(Data(2).report(mlp(Data(2)).fetches))
+    assert "all-reduce" in told and "models.py" in told and "w1" in told
