@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import IO
 
@@ -46,6 +46,8 @@ class Running:
         )
         self.lines: list[str] = []
         self.errors: list[str] = []
+        self.times: list[float] = []
+        """When each line of `lines` came."""
         self._next: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         assert self.process.stdout is not None and self.process.stderr is not None
         self._readers = [
@@ -58,6 +60,8 @@ class Running:
     ) -> threading.Thread:
         def read() -> None:
             for line in stream:
+                if told is not None:
+                    self.times.append(time.monotonic())
                 kept.append(line.rstrip("\n"))
                 if told is not None:
                     told.put(kept[-1])
@@ -83,6 +87,10 @@ class Running:
             assert line is not None, f"it ended before a line {start!r}\n{self.told()}"
             if line.startswith(start):
                 return line
+
+    def gap(self) -> float:
+        """The longest time between two lines of its output."""
+        return max((b - a for a, b in pairwise(self.times)), default=0.0)
 
     def send(self, number: int) -> float:
         """Signal it; when that was."""

@@ -89,6 +89,7 @@ def test_a_cable_that_is_cut_for_three_seconds_leaves_no_trace(cluster: Cluster)
     time.sleep(3.0)
     cluster.hosts.hosts[1].plug()
     assert run.wait() == 0, run.told()
+    assert run.gap() > 2.5, "it was cut off from what it needed"
     assert results(run.lines) == alone(STEPS)
 
 
@@ -97,13 +98,16 @@ def test_a_cable_that_is_cut_for_three_seconds_leaves_no_trace(cluster: Cluster)
 def test_a_cable_that_is_cut_for_thirty_seconds_is_planned_around(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = cluster.train(STEPS, pause=0.05, pinned=False, checkpoint=str(tmp_path / "c"), every=2)
+    run = cluster.train(STEPS, pause=0.05, checkpoint=str(tmp_path / "c"), every=2, rejoin=2.0)
     run.line("step 5 ")
     cut = time.monotonic()
     cluster.hosts.hosts[1].unplug()
     run.line("done", seconds=30.0)
     assert time.monotonic() - cut < 30.0, "over the hosts that remain"
+    assert run.gap() > 4.0, "it was cut off from what it needed"
     time.sleep(max(0.0, cut + 30.0 - time.monotonic()))
     cluster.hosts.hosts[1].plug()
     assert run.wait() == 0, run.told()
     assert results(run.lines) == alone(STEPS)
+    homes = json.loads(run.lines[-1].split(maxsplit=2)[2])
+    assert len(homes) < 3, "planned around the host that was cut off"

@@ -15,7 +15,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,11 @@ def main(cluster: str, steps: int, **options: Any) -> None:
     model = _pinned(example, towers, width, len(where.workers)) if pinned else example.Towers(
         towers, width
     )  # fmt: skip
-    feeds = _feeds(example, model)
+    feeds = _feeds(example, model, steps)
     with gf.Session(where, **options) as session:
         say("ready", json.dumps(getattr(session._hosts, "pids", [])))
-        for number in range(1, steps + 1):
-            feed = next(feeds)
+        for number in range(session.step + 1, steps + 1):  # on from a checkpoint, if there is one
+            feed = feeds[number - 1]
             start = time.monotonic()
             try:
                 loss, _ = session.run([model.loss, model.train], feed)
@@ -70,9 +70,9 @@ def _pinned(example: Any, towers: int, width: int, workers: int) -> Any:
     return Spread(towers, width)
 
 
-def _feeds(example: Any, model: Any) -> Iterator[Any]:
+def _feeds(example: Any, model: Any, steps: int) -> list[Any]:
     images, _, labels, _ = example.digits()
-    return iter(example.batches(model, images, labels, 64, 1000))
+    return list(islice(example.batches(model, images, labels, 64, 1000), steps))
 
 
 def _example() -> Any:
