@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -167,6 +168,7 @@ class Recovery:
                 self._begin()
         elif size > BUDGET:
             self._shorten(size)
+        self.retreat()
 
     def save(self) -> Path:
         """Write a checkpoint now, and wait for it.
@@ -193,6 +195,18 @@ class Recovery:
         if self.saver.flight is not None:
             self.saver.flight.wait(WRITE_SECONDS)
             self._land()
+
+    def retreat(self) -> None:
+        """Leave workers that were asked to end: write a checkpoint, and go on with others."""
+        leaving = self._hosts.draining()
+        if not leaving or self._broken is not None:
+            return
+        with suppress(CheckpointError):  # it is told, and the one before will do
+            self.save()
+        self._goal = self._steps.committed
+        names = ", ".join(f"worker {worker}" for worker in sorted(leaving))
+        self._broken = WorkerLost(f"{names} was asked to end", worker=min(leaving))
+        self.guarded(lambda: None)
 
     def close(self, *, complete: bool) -> None:
         """Let the checkpoint that is being written come to its end.

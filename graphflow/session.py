@@ -148,6 +148,7 @@ class Session:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 self._recovery = Recovery(saver, self._deployment, self._step, policy.rejoin)
                 self._drain = Drain(self._lock, self._leave)
+                hosts.on_draining(self._retreat)
             except BaseException:
                 hosts.close()
                 raise
@@ -520,6 +521,12 @@ class Session:
             if self._drain is not None:
                 self._drain.end()
             self._hosts.close()
+
+    def _retreat(self) -> None:
+        """On a thread of its own: a worker was asked to end, perhaps while no step runs."""
+        with self._lock:
+            if not self._closed and self._recovery is not None:
+                self._recovery.retreat()
 
     def _leave(self) -> None:
         """At SIGTERM, between two steps: write a checkpoint, close, and end the process.

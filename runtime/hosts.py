@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,6 +89,12 @@ class Hosts(Protocol):
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
         """Copy the variables of some workers as they are now, and write them, by and by, to a
         folder under a root: a shard for each worker."""
+
+    def draining(self) -> set[int]:
+        """The workers that were asked to end, and wait for the session to go elsewhere."""
+
+    def on_draining(self, told: Callable[[], None]) -> None:
+        """Have something called, on another thread, when a worker is asked to end."""
 
     def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
         """Begin anew, without state, at a higher epoch, on those workers of a cluster that can be
@@ -187,6 +193,12 @@ class LocalHosts:
             return {0: copies if written is None else written}
 
         return write
+
+    def draining(self) -> set[int]:
+        return set()
+
+    def on_draining(self, told: Callable[[], None]) -> None:
+        """This process is the session's own."""
 
     def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
         return cluster

@@ -249,14 +249,19 @@ class LocalWorkers:
         """How a worker ended; None if it has not within some seconds."""
         return self._workers[index].ended(seconds)
 
-    def renew(self, lost: Collection[int], deadline: float) -> list[int]:
-        """Starts new processes in place of those that have ended, and of those given, which are
-        killed: one that is frozen would still hold its memory. Returns which.
+    def renew(self, lost: Collection[int], ending: Collection[int], deadline: float) -> list[int]:
+        """Starts new processes in place of those that have ended. Returns which.
+
+        Args:
+            lost: killed first: one that is frozen would still hold its memory.
+            ending: those that were asked to end, and will in a moment.
 
         Raises:
             RendezvousTimeout: one did not come up.
         """
         until = time.monotonic() + deadline
+        for index in ending:
+            self._workers[index].finish(time.monotonic() + _GRACE)
         gone = [
             index
             for index, worker in enumerate(self._workers)
@@ -265,8 +270,9 @@ class LocalWorkers:
         for index in gone:
             self._workers[index].kill()
             self._workers[index] = self._start(index)
-        for index in gone:
-            self._workers[index].wait_ready(until)
+        for worker in self._workers:
+            if not worker.address:  # also one whose start was not waited for
+                worker.wait_ready(until)
         return gone
 
     def stop(self) -> None:

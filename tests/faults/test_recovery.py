@@ -1,0 +1,296 @@
+"""A session with checkpoint= that loses workers gives the bits of one that does not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import PoisonedTask, WorkerLost
+from tests.faults import hazards
+from tests.faults.running import Worker, cluster_file
+
+STEPS = 24
+
+
+class Model:
+    """Adam and dropout over several workers, an evaluation of its own, and a rate that is set."""
+
+    def __init__(self, workers: int, pinned: bool = True) -> None:
+        with gf.random.seed(7):
+            self.x = gf.placeholder("float32", (None, 3), name="x")
+            self.rate = gf.variable(1.0, name="rate", trainable=False)
+            h = self.x
+            for layer in range(4):
+                with gf.device(f"/worker:{layer % workers}" if pinned else "cpu"):
+                    w = gf.variable(gf.init.glorot((3, 3)), name=f"w{layer}")
+                    h = gf.nn.dropout(gf.tanh(h @ w), 0.2)
+            self.loss = gf.mean(gf.square(h * self.rate - gf.random.normal((3,))))
+            self.train = gf.optim.Adam(0.05).minimize(self.loss)
+            self.evaluate = gf.sum(gf.abs(h))
+
+    def feed(self, number: int) -> dict[gf.Tensor, Any]:
+        values = np.random.default_rng(number).normal(size=(4 + number % 3, 3))
+        return {self.x: values.astype("float32")}
+
+
+def digest(s: gf.Session, model: Model) -> list[bytes]:
+    state = [v.outputs[0] for v in gf.Graph(model.train).variables]
+    return [s.get(v).tobytes() for v in state]
+
+
+def train(
+    s: gf.Session,
+    model: Model,
+    before: Callable[[int], None] = lambda number: None,
+    steps: int = STEPS,
+) -> list[Any]:
+    """The curve, with all its bits, and the state at its end."""
+    told: list[Any] = []
+    for number in range(steps):
+        before(number)
+        if number % 5 == 2:
+            s.set(model.rate, 1.0 + number / 10)
+        told.append(s.run([model.loss, model.train], model.feed(number))[0].tobytes())
+        if number % 4 == 1:
+            told.append(s.run({"e": model.evaluate}, model.feed(100 + number))["e"].tobytes())
+    return [*told, digest(s, model)]
+
+
+def pids(s: gf.Session) -> list[int]:
+    found: list[int] = s._hosts.pids  # type: ignore[attr-defined]
+    return found
+
+
+def kill(s: gf.Session, worker: int) -> None:
+    with suppress(ProcessLookupError):  # nobody has missed it yet since the last time
+        os.kill(pids(s)[worker], signal.SIGKILL)
+
+
+def local(workers: int = 2, **options: Any) -> gf.Session:
+    return gf.Session(gf.Cluster.local(workers=workers, threads=1), trial=False, **options)
+
+
+@pytest.fixture(scope="module")
+def curves() -> Mapping[int, list[Any]]:
+    """Without faults, by the number of workers."""
+    found = {}
+    for workers in (1, 2, 3):
+        model = Model(workers)
+        with gf.Session(gf.Cluster.here(devices=["cpu:0"], threads=1)) as s:
+            found[workers] = train(s, Model(1)) if workers == 1 else []
+        if workers > 1:
+            with local(workers) as s:
+                found[workers] = train(s, model)
+    return found
+
+
+@contextmanager
+def striking(s: gf.Session, seed: int, workers: int, times: int) -> Iterator[list[float]]:
+    """Kills workers at random moments, whatever the session is at just then."""
+    draw = random.Random(seed)
+    done = threading.Event()
+    struck: list[float] = []
+
+    def strike() -> None:
+        for _ in range(times):
+            if done.wait(draw.uniform(0.0, 1.0)):
+                return
+            kill(s, draw.randrange(workers))
+            struck.append(time.monotonic())
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    try:
+        yield struck
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.fault(1)
+@pytest.mark.parametrize(("seed", "workers"), [(0, 2), (1, 3), (2, 2)])
+def test_workers_killed_at_random_moments_change_no_bit(
+    seed: int, workers: int, curves: Mapping[int, list[Any]], tmp_path: Path
+) -> None:
+    with local(workers, checkpoint=tmp_path / "c", every=4) as s:
+        with striking(s, seed, workers, times=6) as struck:
+            pause = lambda number: time.sleep(0.06)  # noqa: E731
+            assert train(s, Model(workers), pause) == curves[workers]
+        assert len(struck) > 1
+        assert s.step == STEPS + STEPS // 4
+        assert s.checkpoint_error is None
+
+
+@pytest.mark.fault(1)
+def test_two_kills_in_a_row_and_both_workers_at_once_change_no_bit(
+    curves: Mapping[int, list[Any]], tmp_path: Path
+) -> None:
+    def strike(number: int) -> None:
+        if number in (6, 7, 12):
+            kill(s, number % 2)
+        if number in (12, 17):
+            kill(s, 1)
+
+    with local(checkpoint=tmp_path / "c", every=5) as s:
+        assert train(s, Model(2), strike) == curves[2]
+
+
+def test_a_kill_in_the_first_plan_before_any_checkpoint_changes_no_bit(
+    curves: Mapping[int, list[Any]], tmp_path: Path
+) -> None:
+    with local(checkpoint=tmp_path / "c", every="1h") as s:
+        kill(s, 0)
+        assert train(s, Model(2), lambda n: kill(s, 1) if n == 3 else None) == curves[2]
+
+
+def test_a_kill_during_recovery_itself_changes_no_bit(
+    curves: Mapping[int, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the workers are back, while steps are done again, and while variables are restored."""
+    from graphflow.recovery import Recovery
+
+    original, left = Recovery._redo, [2, 1]
+
+    def redo(self: Recovery, entry: Any) -> None:
+        if left:
+            kill(s, left.pop() % 2)
+        original(self, entry)
+
+    monkeypatch.setattr(Recovery, "_redo", redo)
+    with local(checkpoint=tmp_path / "c", every=5) as s:
+        assert train(s, Model(2), lambda n: kill(s, 0) if n == 8 else None) == curves[2]
+    assert not left
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
+    curves: Mapping[int, list[Any]], tmp_path: Path
+) -> None:
+    def strike(number: int) -> None:
+        if number in (10, 15):
+            s._recovery._begin()  # type: ignore[union-attr]
+            kill(s, number % 2)
+
+    with local(checkpoint=tmp_path / "c", every=5) as s:
+        assert train(s, Model(2), strike) == curves[2]
+    assert not [p.name for p in (tmp_path / "c").iterdir() if p.name.startswith(".")]
+
+
+def test_a_frozen_worker_is_replaced_and_its_process_ends(
+    curves: Mapping[int, list[Any]], tmp_path: Path
+) -> None:
+    frozen = []
+
+    def strike(number: int) -> None:
+        if number == 6:
+            frozen.append(pids(s)[1])
+            os.kill(frozen[0], signal.SIGSTOP)
+
+    with local(checkpoint=tmp_path / "c", every=5) as s:
+        assert train(s, Model(2), strike) == curves[2]
+        assert frozen[0] not in pids(s) and not Path(f"/proc/{frozen[0]}").exists()
+
+
+def test_a_session_that_looks_for_better_placements_recovers_too(tmp_path: Path) -> None:
+    def run(**options: Any) -> list[Any]:
+        def strike(number: int) -> None:
+            if options and number in (9, 13, 30):
+                kill(s, number % 2)
+            if number == 15:
+                s.replan()
+
+        with local(replan="auto", **options) as s:
+            return train(s, Model(2, pinned=False), strike, steps=40)
+
+    assert run(checkpoint=tmp_path / "c", every=7) == run()
+
+
+# Other processes ------------------------------------------------------------------------------
+
+
+def remote(tmp_path: Path, found: list[Worker]) -> Path:
+    return cluster_file(tmp_path, [worker.address for worker in found])
+
+
+@pytest.mark.fault(50)
+def test_a_worker_that_comes_back_at_its_address_goes_on_with_the_session(
+    workers: Callable[..., list[Worker]], running: list[Any], tmp_path: Path,
+    curves: Mapping[int, list[Any]],
+) -> None:  # fmt: skip
+    found = workers(2, "--checkpoints", str(tmp_path))
+    (tmp_path / "c").mkdir()
+
+    def strike(number: int) -> None:
+        if number == 7:
+            found[1].process.kill()
+            found[1].process.wait()
+            running.append(fresh := Worker(found[1].address))
+            fresh.ready()
+
+    cluster = remote(tmp_path, found)
+    with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=5) as s:
+        assert train(s, Model(2), strike) == curves[2]
+        assert len(s.cluster.workers) == 2
+
+
+@pytest.mark.fault(13)
+def test_without_a_worker_that_stays_away_the_session_goes_on_with_the_others(
+    workers: Callable[..., list[Worker]], tmp_path: Path, curves: Mapping[int, list[Any]]
+) -> None:
+    found = workers(3)
+
+    def strike(number: int) -> None:
+        if number in (7, 12):
+            found[number % 3].process.kill()
+
+    cluster = remote(tmp_path, found)
+    with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=5, rejoin=1.0) as s:
+        assert train(s, Model(3), strike) == curves[3]
+        assert len(s.cluster.workers) == 1
+    with local(2, checkpoint=tmp_path / "c") as s:  # and it is taken up on others
+        assert s.step == STEPS + STEPS // 4
+        assert digest(s, model := Model(3)) == curves[3][-1]
+        assert s.run(model.loss, model.feed(0)).dtype == "float32"
+
+
+def test_a_session_that_no_worker_is_left_for_says_so(
+    workers: Callable[..., list[Worker]], tmp_path: Path
+) -> None:
+    found = workers(1)
+    model = Model(1)
+    cluster = remote(tmp_path, found)
+    with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=2, rejoin=0.1) as s:
+        train(s, model, steps=5)
+        found[0].process.kill()
+        started = time.monotonic()
+        with pytest.raises(WorkerLost, match="none of the workers"):
+            s.run(model.loss, model.feed(0))
+        assert time.monotonic() - started < 60
+
+
+# Giving up ------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(4)
+def test_an_op_that_kills_every_worker_is_not_tried_on_a_fourth(tmp_path: Path) -> None:
+    with gf.device("/worker:1"):
+        count = gf.variable(np.zeros((), "float32"), name="count")
+        add = gf.assign(count, count + 1.0)
+        deadly = hazards.crash(gf.constant(np.ones(3, "float32")))
+    with local(ops=["tests.faults.hazards"], checkpoint=tmp_path / "c", every=2) as s:
+        for _ in range(5):
+            s.run(add)
+        with pytest.raises(PoisonedTask, match="ended 3 workers"):
+            s.run(deadly)
+        assert s.run(add) == 6
+        assert s.get(count) == 6

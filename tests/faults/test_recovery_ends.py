@@ -1,0 +1,263 @@
+"""A training that is told to end, or killed, goes on from where it was: in another process, or on
+other workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphflow as gf
+from tests.faults.running import Script, Worker, alive, children, cluster_file, gone
+from tests.faults.test_recovery import Model, curves, local, pids, train
+
+__all__ = ["curves"]
+
+TRAINING = """
+import sys, time, graphflow as gf
+from tests.faults.test_recovery import Model
+cluster, folder, every, steps, pause = sys.argv[1:]
+every = int(every) if every.isdigit() else every
+where = gf.Cluster.local(workers=2, threads=1) if cluster == "local" else cluster
+if cluster == "here":
+    where = gf.Cluster.here(threads=1)
+model = Model(1 if cluster == "here" else 2)
+with gf.Session(where, trial=False, checkpoint=folder, every=every, rejoin=20) as s:
+    print("ready", s.step, flush=True)
+    for number in range(s.step, int(steps)):
+        loss, _ = s.run([model.loss, model.train], model.feed(number))
+        print("step", number, float(loss).hex(), flush=True)
+        time.sleep(float(pause))
+print("done", flush=True)
+"""
+
+
+def losses(lines: list[str]) -> dict[int, str]:
+    words = (line.split() for line in lines if line.startswith("step "))
+    return {int(number): loss for _, number, loss in words}
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[int, str]:
+    """The curve of a training that nothing befalls."""
+    model, told = Model(1), {}
+    with gf.Session(gf.Cluster.here(threads=1)) as s:
+        for number in range(40):
+            loss, _ = s.run([model.loss, model.train], model.feed(number))
+            told[number] = float(loss).hex()
+    return told
+
+
+def start(
+    script: Callable[..., Script], cluster: str, folder: Path, every: str, steps: int = 40,
+    pause: float = 0.0,
+) -> Script:  # fmt: skip
+    return script(TRAINING, cluster, str(folder), every, str(steps), str(pause))
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("cluster", ["here", "local"])
+def test_a_client_that_is_told_to_end_writes_a_checkpoint_and_ends_well(
+    cluster: str, script: Callable[..., Script], tmp_path: Path, wanted: dict[int, str]
+) -> None:
+    first = start(script, cluster, tmp_path / "c", "1h", pause=0.05)
+    first.line("step 10")
+    own = children(first.pid)
+    first.send(signal.SIGTERM)
+    assert first.wait(20.0) == 0, first.told()
+    assert gone(own, 5.0) and "done" not in first.lines
+    second = start(script, cluster, tmp_path / "c", "1h")
+    at = int(second.line("ready").split()[1])
+    assert 11 <= at < 40
+    assert second.wait() == 0
+    told = losses(first.lines) | losses(second.lines)
+    # One that was told to end in a step has committed it, and did not come to print it.
+    assert {n: told[n] for n in told if n != at - 1} == {
+        n: wanted[n] for n in wanted if n != at - 1
+    }
+
+
+@pytest.mark.fault(10)
+def test_a_signal_between_steps_and_one_in_a_long_step_end_the_process_both(
+    script: Callable[..., Script], tmp_path: Path
+) -> None:
+    text = """
+import sys, time, numpy as np, graphflow as gf
+from tests.faults import hazards
+count = gf.variable(np.zeros((), "float32"), name="count")
+step = gf.assign(count, count + 1.0)
+nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=1.5)
+with gf.Session(gf.Cluster.local(workers=1), ops=["tests.faults.hazards"], trial=False,
+                checkpoint=sys.argv[1]) as s:
+    print("at", float(s.get(count)), s.step, flush=True)
+    s.run(step)
+    if sys.argv[2] == "between":
+        print("now", flush=True)
+        time.sleep(30)
+    if sys.argv[2] == "within":
+        s.run(nap)
+        print("now", flush=True)
+        s.run([step, nap])
+        time.sleep(30)
+"""
+    for how, at in (("between", "at 0.0 0"), ("within", "at 1.0 1"), ("look", "at 3.0 4")):
+        process = script(text, str(tmp_path / "c"), how)
+        assert process.line("at") == at
+        if how != "look":
+            process.line("now")
+            time.sleep(0.5)
+            process.send(signal.SIGTERM)
+        assert process.wait(20.0) == 0, process.told()
+
+
+def test_a_handler_of_the_users_own_stays_and_ours_goes_with_the_session(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    heard: list[int] = []
+    try:
+        for place in ("a", "b"):
+            with gf.Session(checkpoint=tmp_path / place):
+                assert signal.getsignal(signal.SIGTERM) != before
+            assert signal.getsignal(signal.SIGTERM) == before
+        signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+        with gf.Session(checkpoint=tmp_path / "a"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_two_sessions_of_a_process_both_write_their_last_checkpoint(tmp_path: Path) -> None:
+    count = gf.variable(0.0, name="count")
+    add = gf.assign(count, count + 1.0)
+    with pytest.raises(SystemExit) as ended, gf.Session(checkpoint=tmp_path / "a") as a:
+        a.run(add)
+        with gf.Session(checkpoint=tmp_path / "b") as b:
+            b.run(add)
+            b.run(add)
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(5)
+    assert ended.value.code == 0
+    for place, steps in (("a", 1), ("b", 2)):
+        with gf.Session(checkpoint=tmp_path / place) as s:
+            assert s.step == steps == s.get(count)
+
+
+# Workers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(10)
+def test_a_local_worker_that_is_told_to_end_is_replaced(
+    tmp_path: Path, curves: dict[int, list[Any]]
+) -> None:
+    ended: list[int] = []
+
+    def before(number: int) -> None:
+        if number in (6, 13):
+            ended.append(pids(s)[number % 2])
+            os.kill(ended[-1], signal.SIGTERM)
+        time.sleep(0.02)
+
+    with local(checkpoint=tmp_path / "c", every="1h") as s:
+        assert train(s, Model(2), before) == curves[2]
+        assert not set(ended) & set(pids(s))
+        assert gone(ended, 5.0)
+
+
+@pytest.mark.fault(10)
+def test_a_worker_that_is_told_to_end_has_the_state_saved_and_ends_well(
+    workers: Callable[..., list[Worker]], tmp_path: Path, curves: dict[int, list[Any]]
+) -> None:
+    found = workers(2)
+
+    def before(number: int) -> None:
+        if number == 9:
+            found[1].send(signal.SIGTERM)
+            found[1].wait(15.0)  # the session is idle, and lets it go all the same
+
+    cluster = cluster_file(tmp_path, [worker.address for worker in found])
+    with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every="1h", rejoin=1.0) as s:
+        assert train(s, Model(2), before) == curves[2]
+        assert len(s.cluster.workers) == 1
+    assert found[1].process.returncode == 0
+
+
+def test_a_worker_without_sessions_ends_at_once(workers: Callable[..., list[Worker]]) -> None:
+    (worker,) = workers(1)
+    at = worker.send(signal.SIGTERM)
+    assert worker.wait(10.0) == 0
+    assert time.monotonic() - at < 5.0
+
+
+# The client's end -----------------------------------------------------------------------------
+
+
+@pytest.mark.fault(7)
+def test_another_process_takes_up_what_a_killed_client_left(
+    workers: Callable[..., list[Worker]], script: Callable[..., Script], tmp_path: Path,
+    wanted: dict[int, str],
+) -> None:  # fmt: skip
+    found = workers(2)
+    cluster = str(cluster_file(tmp_path, [worker.address for worker in found]))
+    told: dict[int, str] = {}
+    for last in (9, 23):
+        process = start(script, cluster, tmp_path / "c", "5", pause=0.05)
+        process.line(f"step {last}")
+        process.send(signal.SIGKILL)
+        process.wait()
+        told |= losses(process.lines)
+    process = start(script, cluster, tmp_path / "c", "5")
+    assert int(process.line("ready").split()[1]) >= 15
+    assert process.wait() == 0, process.told()
+    assert told | losses(process.lines) == wanted
+    assert all(alive(worker.pid) for worker in found)
+    session = json.loads((tmp_path / "c" / "session.json").read_text())
+    assert session["epoch"] == 3
+
+
+@pytest.mark.fault(2, 7)
+def test_a_client_that_was_thought_dead_is_fenced(
+    workers: Callable[..., list[Worker]], script: Callable[..., Script], tmp_path: Path
+) -> None:
+    found = workers(1)
+    cluster = str(cluster_file(tmp_path, [worker.address for worker in found]))
+    text = TRAINING.replace('Model(1 if cluster == "here" else 2)', "Model(1)")
+    first = script(text, cluster, str(tmp_path / "c"), "2", "1000", "0.05")
+    first.line("step 6")
+    first.send(signal.SIGSTOP)
+    second = script(text, cluster, str(tmp_path / "c"), "2", "30", "0")
+    assert second.wait() == 0, second.told()
+    kept = sorted(p.name for p in (tmp_path / "c").iterdir())
+    first.send(signal.SIGCONT)
+    assert first.wait(60.0) != 0
+    assert "StaleEpoch" in first.told()
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == kept
+
+
+@pytest.mark.fault(9)
+def test_an_interrupted_step_leaves_a_session_that_recovers_as_before(tmp_path: Path) -> None:
+    from tests.faults import hazards
+
+    count = gf.variable(0.0, name="count")
+    add = gf.assign(count, count + 1.0)
+    nap = hazards.sleep(gf.constant([1.0, 2.0]), seconds=3.0)
+    with local(ops=["tests.faults.hazards"], checkpoint=tmp_path / "c", every="1h") as s:
+        s.run(add)
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            s.run(nap)
+        assert time.monotonic() - started < 2.5
+        timer.join()
+        before = float(s.get(count))
+        s.run(add)
+        os.kill(pids(s)[0], signal.SIGKILL)
+        os.kill(pids(s)[1], signal.SIGKILL)
+        assert s.run(add) == before + 2
