@@ -1,4 +1,4 @@
-"""The command line: `graphflow worker|run|plan|devices|calibrate|cache|keys`.
+"""The command line: `graphflow worker|run|plan|devices|calibrate|cache|keys|status`.
 
 A wrong argument gets one line that says what to do, never a traceback of ours; a failing user
 script keeps its own.
@@ -7,6 +7,7 @@ script keeps its own.
 from __future__ import annotations
 
 import inspect
+import os
 import runpy
 import sys
 import traceback
@@ -19,6 +20,7 @@ import typer
 
 from graphflow._version import __version__
 from graphflow.cli_keys import app as keys
+from graphflow.cli_status import status
 from graphflow.connect import default_cluster
 from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
 from graphflow.graph import Graph
@@ -42,6 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(keys)
+app.command()(status)
 
 
 def _version(wanted: bool) -> None:
@@ -111,6 +114,17 @@ def worker(
             "the worker writes its part there itself."
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Serve metrics for Prometheus, e.g. at 127.0.0.1:9100."),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="text or json; default: $GRAPHFLOW_LOG, else text.")
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(help="debug, info, warning or error; default: $GRAPHFLOW_LOG_LEVEL or info."),
+    ] = None,
 ) -> None:
     """Serve this machine's devices to sessions until Ctrl-C.
 
@@ -118,6 +132,7 @@ def worker(
 
     Beyond loopback, with the key of this machine: graphflow worker --listen tcp://10.0.0.2:7001
     """
+    from graphflow.runtime.logs import configure
     from graphflow.runtime.security.limits import Limits
     from graphflow.runtime.worker import serve  # loads ZeroMQ
 
@@ -125,6 +140,10 @@ def worker(
         typer.echo(
             "warning: --insecure: whoever reaches this address can run graphs here", err=True
         )
+    configure(
+        log_format or os.environ.get("GRAPHFLOW_LOG") or "text",
+        log_level or os.environ.get("GRAPHFLOW_LOG_LEVEL") or "info",
+    )
     names = _names(devices)
     Cluster.here(devices=names)  # refuses names of devices that are not here
     allowed = module_names(allow_ops or [], "--allow-ops")
@@ -133,6 +152,7 @@ def worker(
         listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
         connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
         checkpoints=str(_folder(checkpoints)) if checkpoints is not None else None,
+        metrics=metrics,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphflow.runtime.logs import Log
-from graphflow.runtime.messages import Abort, Commit, Compute, Forget, Load
+from graphflow.runtime.messages import Abort, Commit, Compute, Forget, Key, Load
 from graphflow.runtime.metrics import Meters
 
 _RECENT = 64  # steps over which the rate is taken
@@ -75,6 +75,16 @@ class Activity:
             "step.failed", session=self.session, step=step, seconds=seconds,
             error=type(error).__name__, reason=str(error),
         )  # fmt: skip
+
+    def sent(self, peer: str, edge: Key, nbytes: int) -> None:
+        """A tensor went to another worker."""
+        self._meters.add("graphflow_sent_bytes_total", nbytes, peer, str(edge))
+        self._meters.add("graphflow_sent_tensors_total", 1, peer, str(edge))
+
+    def received(self, peer: str, edge: Key, nbytes: int) -> None:
+        """A tensor came from another worker."""
+        self._meters.add("graphflow_received_bytes_total", nbytes, peer, str(edge))
+        self._meters.add("graphflow_received_tensors_total", 1, peer, str(edge))
 
     def report(self) -> dict[str, Any]:
         """Plain data for `status`; times are ages in seconds."""

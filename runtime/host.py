@@ -27,7 +27,7 @@ from graphflow.runtime.collectives.exchanges import Exchanges, Member
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.executor import Program, Span
 from graphflow.runtime.lines import EDGE_BITS
-from graphflow.runtime.messages import Computed, Key, Parcel
+from graphflow.runtime.messages import Computed, Key, Parcel, Usage
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.security.limits import Limits
 from graphflow.spec import Dim, symbols
@@ -183,6 +183,11 @@ class Host:
         none."""
         self._of(session).forget(programs, variables)
 
+    def usage(self, session: str) -> Usage:
+        """What a session takes of memory now, and what it waits for; from any thread."""
+        state = self._sessions.get(session)
+        return state.usage() if state is not None else Usage()
+
     def measure(self) -> dict[str, Any]:
         """Calibrate this machine: plain data for the cost model."""
         from graphflow.placement.calibrate import measure_machine
@@ -209,6 +214,8 @@ class Mail:
         """Receives, on the thread that calls it, until something has come or some seconds have
         passed; False: at once, for another thread does."""
         self.arrivals: list[tuple[int, int]] | None = None
+        self.waits: dict[tuple[int, Key], tuple[str, float]] = {}
+        """What is being waited for, and since when."""
 
     def put(self, step: int, edge: Key, array: Any) -> None:
         with self._changed:
@@ -239,20 +246,24 @@ class Mail:
                 self._cancelled is not None and self._cancelled[0] >= key[0]
             )
 
-        while not over():
-            left = self.deadline - monotonic()
-            if left <= 0:
-                raise StepTimeout(
-                    f"step {key[0]}: {what} did not come before the deadline; "
-                    "is that worker slow or stuck? give Session a longer deadline"
-                )
-            if self.attend is not None and self.attend(over, left):
-                with self._changed:  # another device's thread may go on receiving
-                    self._changed.notify_all()
-                continue
-            with self._changed:
-                if not over():
-                    self._changed.wait(left)
+        self.waits[key] = (what, monotonic())
+        try:
+            while not over():
+                left = self.deadline - monotonic()
+                if left <= 0:
+                    raise StepTimeout(
+                        f"step {key[0]}: {what} did not come before the deadline; "
+                        "is that worker slow or stuck? give Session a longer deadline"
+                    )
+                if self.attend is not None and self.attend(over, left):
+                    with self._changed:  # another device's thread may go on receiving
+                        self._changed.notify_all()
+                    continue
+                with self._changed:
+                    if not over():
+                        self._changed.wait(left)
+        finally:
+            del self.waits[key]
         if key not in self._arrays:
             assert self._cancelled is not None
             raise self._cancelled[1]
@@ -532,6 +543,19 @@ class _Session:
         self.mail.cancel(step, StepTimeout(f"step {step} was given up"))
         self.exchanges.abort()
         self.mail.finish(step)
+
+    def usage(self) -> Usage:
+        arenas = dict.fromkeys(self._backends, 0)
+        for loaded in list(self._programs.values()):
+            for device, compiled in list(loaded.compiled.items()):
+                arenas[device] += sum(program.memory.arena for program in list(compiled.values()))
+        variables = {
+            device: sum(value.nbytes for value in list(mine.values()))
+            for device, mine in self._variables.items()
+        }
+        now = monotonic()
+        waits = {what: now - since for what, since in list(self.mail.waits.values())}
+        return Usage(arenas, variables, waits)
 
     def read(self, variable: str) -> Array:
         device, value = self._find(variable)

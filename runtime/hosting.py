@@ -43,6 +43,7 @@ from graphflow.runtime.messages import (
     Save,
     Saved,
     Usage,
+    Usage,
     Write,
 )
 from graphflow.runtime.metrics import Meters
@@ -199,6 +200,20 @@ class HostedSession:
         if borrower is None:
             return None
         return Borrowed(partial(borrower.borrow, chunk.slot, chunk.turn, chunk.nbytes))
+
+    def peer(self, worker: int) -> str:
+        """The address of another worker."""
+        return self._addresses[worker]
+
+    @property
+    def queued(self) -> int:
+        """Orders that wait for those before them."""
+        return self._jobs.qsize()
+
+    def usage(self) -> Usage:
+        """What the session takes, and waits for; from any thread."""
+        host = self._host
+        return host.usage(self._session) if host is not None else Usage()
 
     def heard(self, heard: Heard) -> None:
         """Another worker said what it has of ours, or of its own."""

@@ -111,6 +111,9 @@ EVENTS: Mapping[str, Event] = {
     ),
     "key.forbidden": _event(_W, "a key's role does not allow this", "key reason", limit=5),
     "keys.unreadable": _event(_W, "nobody can connect: the keys cannot be read", "reason", limit=5),
+    # Looking in
+    "metrics.listening": _event(_I, "metrics are served", "address"),
+    "metrics.refused": _event(_W, "a request for metrics is refused", "peer reason", limit=5),
     # GPUs
     "gpu.fallback": _event(
         _W, "a GPU library failed; our own kernel is used", "device op shapes error reason"
@@ -213,10 +216,10 @@ def quoted(value: Any) -> str:
     if text.isprintable() and _BARE.fullmatch(text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + printable(escaped) + '"'
+    return '"' + unbroken(escaped) + '"'
 
 
-def printable(text: str) -> str:
+def unbroken(text: str) -> str:
     """The text with control characters, and all others that do not print, written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

@@ -9,15 +9,18 @@ Names of sessions are no labels: they are random, and would never come again.
 
 from __future__ import annotations
 
+import platform
 import resource
 import sys
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphflow._version import __version__
 from graphflow.errors import ArgumentError
 
 BUCKETS = (
@@ -59,6 +62,8 @@ METRICS: Mapping[str, Metric] = {
     "graphflow_forbidden_messages_total": Metric(
         COUNTER, "messages that their sender's key does not allow"
     ),
+    "graphflow_variable_bytes": Metric(GAUGE, "memory for variables", ("device",)),
+    "graphflow_connections": Metric(GAUGE, "connections to the worker's address"),
     "graphflow_sent_bytes_total": Metric(COUNTER, "tensors to other workers", ("peer", "edge")),
     "graphflow_sent_tensors_total": Metric(COUNTER, "tensors to other workers", ("peer", "edge")),
     "graphflow_received_bytes_total": Metric(
@@ -163,6 +168,11 @@ class Meters:
             series = self._values.get(name, {})
             return series.get(labels, 0) if labels else sum(series.values())
 
+    def series(self, name: str) -> dict[tuple[str, ...], float]:
+        """What was counted so far, by labels."""
+        with self._lock:
+            return dict(self._values.get(name, {}))
+
     def samples(self) -> Iterator[Sample]:
         """All that there is now, in the order of `METRICS`."""
         with self._lock:
@@ -187,6 +197,16 @@ def _declared(name: str, kind: str | None, labels: tuple[str, ...] | None) -> No
         raise ArgumentError(f"{name} is no {kind or 'metric'} in METRICS")
     if labels is not None and len(labels) != len(metric.labels):
         raise ArgumentError(f"{name} has the labels {metric.labels}, not {labels}")
+
+
+def watch_process(meters: Meters, role: str, address: str) -> None:
+    """Let meters tell of this process: what it is, since when, and its memory."""
+    started = time.monotonic()
+    labels = (role, address, __version__, platform.python_version())
+    meters.set("graphflow_info", 1, *labels)
+    meters.watch("graphflow_uptime_seconds", lambda: time.monotonic() - started)
+    meters.watch("graphflow_resident_bytes", resident)
+    meters.watch("graphflow_resident_peak_bytes", resident_peak)
 
 
 def resident() -> int:

@@ -19,7 +19,7 @@ import zmq
 from graphflow.errors import KeyFileError, NotAuthorised
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import COORDINATOR as ORIGIN
-from graphflow.runtime.messages import Ack, Chunk, Envelope, Hello, Message, Resend
+from graphflow.runtime.messages import Ack, Chunk, Envelope, Hello, Message, Resend, Status
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.transport.bell import Bell
 
@@ -130,7 +130,7 @@ class Guard:
         allowed = {
             COORDINATOR: not between_workers,
             WORKER: between_workers,
-            CLIENT: isinstance(message, Hello),
+            CLIENT: isinstance(message, Hello | Status),
             None: False,
         }[role]
         if not allowed:

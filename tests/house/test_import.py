@@ -19,6 +19,7 @@ HEAVY = {
     "highspy",
     "numba",
     "onnx",
+    "prometheus_client",
     "rich",
     "safetensors",
     "scipy",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import GraphflowError, GraphLimitError, OpError, StepTimeout
-from graphflow.runtime.messages import Computed, Parcel
+from graphflow.runtime.messages import Computed, Parcel, Usage
 
 
 class FakeHost:
@@ -132,6 +132,9 @@ class FakeHost:
             self.programs.pop(name, None)
         for name in variables:
             self.variables.pop(name, None)
+
+    def usage(self, session: str) -> Usage:
+        return Usage({self.devices[0]: 64}, {self.devices[0]: 8}, {"edge 3 from it ('x')": 0.5})
 
     def measure(self) -> dict[str, Any]:
         return {"devices": list(self.devices), "flops": np.float64(1e9), "pid": os.getpid()}

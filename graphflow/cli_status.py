@@ -1,0 +1,266 @@
+"""`graphflow status`: what workers do now, asked over the wire: a table, JSON, or a screen."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graphflow.errors import ArgumentError, GraphflowError
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.view.text import printable, size
+from graphflow.placement.view.text import seconds as show_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from graphflow.runtime.security.keys import KeyPair, Keyring
+    from graphflow.runtime.status import Address, Report
+
+    Answers = Sequence[tuple[Address, Report | GraphflowError]]
+
+_WIDE = 180  # columns where there is no terminal
+
+
+def status(
+    target: Annotated[
+        list[str],
+        typer.Argument(help="Addresses tcp://host:port of workers, or one cluster file."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again until Ctrl-C.")] = False,
+    every: Annotated[
+        float, typer.Option(min=0.2, help="Seconds between two looks, with --watch.")
+    ] = 2.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=600.0, help="Seconds to wait for answers.")
+    ] = 3.0,
+    key: Annotated[
+        str | None,
+        typer.Option(help="One's own key, a client's or coordinator's; default: the only one."),
+    ] = None,
+    worker_key: Annotated[
+        str | None,
+        typer.Option(help="The workers' public key: its name here, or its digits."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option(help="Ask beyond loopback without keys: on a trusted network only.")
+    ] = False,
+) -> None:
+    """Ask workers what they do: sessions, step rate, memory, what they wait for.
+
+    Example: graphflow status tcp://127.0.0.1:7001
+
+    Ends with 1 if a worker does not answer.
+    """
+    from rich.console import Console
+
+    from graphflow.runtime.security.keys import Keyring
+    from graphflow.runtime.status import ask
+
+    ring = Keyring()
+    workers, open_ = _workers(target, worker_key, ring)
+    pair = _pair(workers, key, ring)
+
+    def look() -> Answers:
+        found = ask(workers, seconds=timeout, insecure=insecure or open_, pair=pair, ring=ring)
+        return list(zip(workers, found, strict=True))
+
+    if watch and as_json:
+        raise ArgumentError("--watch is for eyes and --json for programs: give one of them")
+    if watch:
+        _watch(look, every)
+        return
+    answers = look()
+    if as_json:
+        typer.echo(json.dumps(_plain(answers), indent=2, allow_nan=False))
+    else:
+        # What is no terminal has no width: a file, or a pipe to another program.
+        Console(width=None if sys.stdout.isatty() else _WIDE).print(shown(answers))
+    if any(isinstance(answer, GraphflowError) for _, answer in answers):
+        raise typer.Exit(1)
+
+
+def _workers(targets: Sequence[str], key: str | None, ring: Keyring) -> tuple[list[Address], bool]:
+    """Whom to ask, and whether a cluster file says that the network is trusted."""
+    from graphflow.runtime.security.keys import WORKER
+    from graphflow.runtime.status import Address
+
+    if all("://" in target for target in targets):
+        digits = ring.key_of(key, WORKER) if key else ""
+        return [Address(target, digits) for target in targets], False
+    if len(targets) != 1:
+        raise ArgumentError("status takes addresses tcp://host:port, or one cluster file")
+    (target,) = targets
+    if not Path(target).is_file():
+        raise ArgumentError(
+            f"{target!r} is neither an address tcp://host:port nor a file that is there"
+        )
+    cluster = Cluster.load(target)
+    if any(worker.address is None for worker in cluster.workers):
+        raise ArgumentError(f"{target} has workers without addresses: there is nobody to ask")
+    found = [
+        Address(worker.address or "", ring.key_of(worker.key, WORKER) if worker.key else "")
+        for worker in cluster.workers
+    ]
+    return found, cluster.insecure
+
+
+def _pair(workers: Sequence[Address], key: str | None, ring: Keyring) -> KeyPair | None:
+    from graphflow.runtime.status import own_pair
+
+    if key is None and not any(worker.key for worker in workers):
+        return None
+    return own_pair(ring, key)
+
+
+def _watch(look: Any, every: float) -> None:
+    from rich.live import Live
+
+    with Live(shown(look()), refresh_per_second=4) as live:
+        while True:
+            time.sleep(every)
+            live.update(shown(look()))
+
+
+def _plain(answers: Answers) -> dict[str, Any]:
+    workers: list[Mapping[str, Any]] = []
+    for worker, answer in answers:
+        if isinstance(answer, GraphflowError):
+            told = {"error": type(answer).__name__, "text": str(answer)}
+            workers.append({"address": worker.address, **told})
+        else:
+            workers.append({"address": worker.address, **answer})
+    return {"workers": workers}
+
+
+# For eyes -----------------------------------------------------------------------------------------
+
+
+def shown(answers: Answers) -> RenderableType:
+    """The answers as tables: workers, then sessions, then what goes between workers; at the end who
+    does not answer, and why."""
+    from rich.console import Group
+    from rich.text import Text
+
+    reports = {
+        worker.address: answer
+        for worker, answer in answers
+        if not isinstance(answer, GraphflowError)
+    }
+    parts: list[RenderableType] = []
+    if reports:
+        parts.append(_workers_table(reports))
+    if any(report["sessions"] for report in reports.values()):
+        parts += ["", _sessions_table(reports)]
+    if any(report["links"] for report in reports.values()):
+        parts += ["", _links_table(reports)]
+    for worker, answer in answers:
+        if isinstance(answer, GraphflowError):
+            where = Text(f"{printable(worker.address)}: ", style="bold red")
+            parts.append(where.append(_text(answer)))
+    return Group(*parts)
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str], last: str = "") -> Any:
+    """A table whose last column may take several lines."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    if last:
+        table.add_column(last, overflow="fold")
+    return table
+
+
+def _text(value: object) -> Any:
+    """What a worker said, as plain text: no markup, nothing that steers a terminal."""
+    from rich.text import Text
+
+    return Text(printable(str(value)).replace("\n", " "))
+
+
+def _workers_table(reports: Mapping[str, Report]) -> Any:
+    heads = ("up", "sessions", "memory", "at most", "refused")
+    table = _table("Workers", ("address",), heads, "what it is")
+    for address, report in reports.items():
+        devices = ", ".join(map(str, report["devices"]))
+        what = f"{report['host']}, process {report['pid']}, {devices}, version {report['version']}"
+        table.add_row(
+            _text(address),
+            age(report["uptime"]),
+            str(len(report["sessions"])),
+            size(report["resident"]),
+            size(report["resident_peak"]),
+            str(report["refused"]),
+            _text(what),
+        )
+    return table
+
+
+def _sessions_table(reports: Mapping[str, Report]) -> Any:
+    heads = ("age", "epoch", "programs", "step", "steps/s", "last step", "arenas", "variables")
+    table = _table("Sessions", ("session", "worker"), heads, "doing")
+    rows = [
+        (session, address) for address, report in reports.items() for session in report["sessions"]
+    ]
+    for session, address in sorted(rows, key=lambda row: (row[0]["session"], row[0]["worker"])):
+        table.add_row(
+            _text(session["session"]),
+            _text(f"{session['worker']} at {address.removeprefix('tcp://')}"),
+            age(session["age"]),
+            str(session["epoch"]),
+            str(session["programs"]),
+            str(session["step"]) if session["step"] >= 0 else "–",
+            f"{session['steps_per_second']:.3g}",
+            show_seconds(session["last_step_seconds"]) if session["committed"] else "–",
+            size(sum(session["arenas"].values())),
+            size(sum(session["variables"].values())),
+            _text(_doing(session)),
+        )
+    return table
+
+
+def _doing(session: Mapping[str, Any]) -> str:
+    if session["parked"]:
+        return "its coordinator is silent"
+    if not session["doing"]:
+        return "idle"
+    told = f"{session['doing']}, {show_seconds(session['doing_seconds'])}"
+    if not session["waits"]:
+        return told
+    what, waited = session["waits"][0]
+    more = f" and {session['waiting'] - 1} more" if session["waiting"] > 1 else ""
+    return f"{told}: waits for {what}{more}, {show_seconds(waited)}"
+
+
+def _links_table(reports: Mapping[str, Report]) -> Any:
+    table = _table("Tensors between workers, so far", ("from", "to"), ("sent", "received"))
+    ways: dict[tuple[str, str], list[int | None]] = {}
+    for address, report in reports.items():
+        for link in report["links"]:
+            ways.setdefault((address, link["peer"]), [None, None])[0] = link["sent"]
+            ways.setdefault((link["peer"], address), [None, None])[1] = link["received"]
+    for (source, target), (sent, received) in sorted(ways.items()):
+        told = (size(count) if count is not None else "not asked" for count in (sent, received))
+        table.add_row(_text(source), _text(target), *told)
+    return table
+
+
+def age(value: float) -> str:
+    """A duration from seconds to days: "3 d 4 h", "5 min", "12 s"."""
+    for unit, name, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if value >= unit:
+            return f"{int(value // unit)} {name} {int(value % unit // smaller)} {below}"
+    if value >= 60:
+        return f"{int(value // 60)} min"
+    return f"{math.floor(value)} s"
