@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from graphflow.errors import PlanError, SessionError
+from graphflow.placement.calibrate import Link
 from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.plan import Plan
 from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.hosts import Hosts, LocalHosts
-from graphflow.runtime.survey import Survey, survey
+from graphflow.runtime.survey import Survey, measured_links, survey
 
 default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)
 """What `Session()` uses instead of this process; `graphflow run` sets it."""
@@ -77,3 +78,14 @@ def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:
 
     assert isinstance(hosts, RemoteHosts)
     return survey(hosts, cluster)
+
+
+def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], Link] | None:
+    """The links between a cluster's workers as they are now; None where nothing is to be measured:
+    they are described, or of this machine."""
+    if cluster.kind in ("here", "local"):
+        return None
+    from graphflow.runtime.coordinator import RemoteHosts
+
+    assert isinstance(hosts, RemoteHosts)
+    return measured_links(hosts, cluster)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.compiled import Compiled
-from graphflow.connect import survey_of
+from graphflow.connect import links_of, survey_of
 from graphflow.feeding import convert_all
 from graphflow.learning import (
     idle,
@@ -147,6 +147,16 @@ class Planner:
             self.learned = remembered(self._cluster)
             self._survey = replace(found, steps=step_cost(self._cluster, found, self._idle_seconds))
         return self._survey
+
+    def look_again(self) -> None:
+        """Measure the links between workers elsewhere as they are now: networks change, and what
+        was learned of them before does not hold."""
+        if self._survey is None:
+            return
+        links = links_of(self._hosts, self._cluster)
+        if links is not None:
+            self._survey = replace(self._survey, links=links)
+            self.learned.forget_links()
 
     def _idle_seconds(self, devices: Sequence[str]) -> float:
         """Median seconds of a step that does next to nothing on some devices."""

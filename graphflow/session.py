@@ -334,8 +334,8 @@ class Session:
     # Planning again ---------------------------------------------------------------------------
 
     def replan(self) -> Replanned:
-        """Plan what has run again, with what traced steps taught, and go over to the new placement
-        if it is predicted to be faster.
+        """Plan what has run again, with what traced steps taught and with the links as they are now,
+        and go over to the new placement if it is predicted to be faster.
 
         Variables move, optimisers' slots with them, between two steps: the steps that follow give
         the same bits as they would have. What other fetches ran and where they are placed counts,
@@ -348,6 +348,7 @@ class Session:
         with self._lock:
             self._check_open()
             self._learn()
+            self._safely(self._planner.look_again)
             return self._safely(lambda: migrate(self._deployment, 0.0))
 
     def _watch(self) -> None:
@@ -358,6 +359,7 @@ class Session:
             return
         self._learn()
         if drift:
+            self._planner.look_again()
             told = migrate(self._deployment, GAIN)
             event = "placement.changed" if told.after < told.before else "placement.kept"
             _log.tell(event, text=str(told))

@@ -96,6 +96,12 @@ class Learned:
             _add(self._links, (link, half_octaves(nbytes)), measured)
             self.version += 1
 
+    def forget_links(self) -> None:
+        """Let go of what was noted of transfers: their links were measured anew."""
+        if self._links:
+            self._links.clear()
+            self.version += 1
+
     def observe_step(self, kind: str, units: int, predicted: float, measured: float) -> None:
         """Note what whole steps took.
 

@@ -37,10 +37,13 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
             keep_process_links(hosts, cluster)
         return Survey()
     with telling(f"measuring {len(cluster.workers)} workers and the links between them"):
-        return Survey(
-            None if is_described(cluster) else hosts.measure(),
-            _measured(hosts, cluster) if _has_unknown_links(cluster) else None,
-        )
+        described = is_described(cluster)
+        return Survey(None if described else hosts.measure(), measured_links(hosts, cluster))
+
+
+def measured_links(hosts: RemoteHosts, cluster: Cluster) -> Mapping[tuple[str, str], Link] | None:
+    """The links between workers elsewhere, measured now; None where all are described."""
+    return _measured(hosts, cluster) if _has_unknown_links(cluster) else None
 
 
 def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> Link:

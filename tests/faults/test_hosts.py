@@ -111,3 +111,61 @@ def test_a_cable_that_is_cut_for_thirty_seconds_is_planned_around(
     assert results(run.lines) == alone(STEPS)
     homes = json.loads(run.lines[-1].split(maxsplit=2)[2])
     assert len(homes) < 3, "planned around the host that was cut off"
+
+
+THROTTLED = """
+import os, sys, time, numpy as np, graphflow as gf
+with gf.device("/worker:0"):
+    data = gf.variable(gf.init.full((512, 2048), 0.5), name="data")
+    weights = [gf.variable(gf.init.full((2048, 2048), 1e-3), name=f"w{i}") for i in range(1)]
+def branch(scale):
+    y = data * scale
+    for _ in range(3):
+        y = gf.tanh(y @ gf.variable(gf.init.full((2048, 2048), 1e-3)))
+    return gf.sum(y)
+total = branch(1.0) + branch(2.0)
+def homes(s):
+    return sorted({place for name, place in s.plan(total).placement.items() if "matmul" in name})
+with gf.Session(sys.argv[1]) as s:
+    print("value", float(s.run(total)).hex(), *homes(s), flush=True)
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.05)
+    start = time.monotonic()
+    told = s.replan()
+    print("replanned", time.monotonic() - start, told, flush=True)
+    print("value", float(s.run(total)).hex(), *homes(s), flush=True)
+"""
+
+
+@pytest.mark.slow  # probes of four megabytes over a slow link
+def test_calibration_sees_a_throttled_link_and_moves_the_placement(
+    hosts: Hosts, keys: Mapping[str, str], tmp_path: Path, running: list[Running]
+) -> None:
+    two = hosts.hosts[:2]
+    for host in two:
+        running.append(
+            Worker(f"tcp://{host.address}:7001", "--key", "box", inside=host.enter, env=keys)
+        )
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        'key = "boss"\n[defaults]\nflops = 1e11\nbandwidth = 2e10\nlaunch = 1e-5\n'
+        + "".join(
+            f'[[workers]]\naddress = "{each.ready().address}"\nkey = "box"\ndevices = ["cpu:0"]\n'
+            for each in running
+            if isinstance(each, Worker)
+        )
+    )
+    there = tmp_path / "throttled"
+    run = Running(
+        [sys.executable, "-c", THROTTLED, str(file), str(there)], inside=two[0].enter, env=keys
+    )
+    running.append(run)
+    _, before, *homes = run.line("value").split()
+    assert homes == ["/worker:0/cpu:0", "/worker:1/cpu:0"], "both are used where links are fast"
+    two[1].throttle("100mbit")
+    there.touch()
+    told = run.line("replanned")
+    _, after, *homes = run.line("value").split()
+    assert homes == ["/worker:0/cpu:0"], told
+    assert after == before
+    assert run.wait() == 0, run.told()
