@@ -8,7 +8,7 @@ on one device and over any number of them, whatever carries it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 Order = int | tuple["Order", "Order"]
@@ -16,7 +16,7 @@ Order = int | tuple["Order", "Order"]
 ALGORITHMS = ("auto", "ring", "tree", "halving", "two_level", "direct")
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
-_UFUNCS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
+_UFUNCS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
 _FEW = 8  # ranks that exchange with each other directly
 _SMALL = 1 << 18  # elements, below which the number of rounds counts more than the bytes
 
@@ -95,9 +95,21 @@ def starts(sizes: Sequence[int]) -> list[int]:
 
 
 def combining(reduction: str, xp: Any) -> Callable[..., Any]:
-    """The ufunc (a, b, out=) of a reduction."""
+    """What combines two arrays: (a, b, out=), where out may be either."""
+    if reduction == "prod":
+        return partial(_multiply, xp)
     ufunc: Callable[..., Any] = getattr(xp, _UFUNCS[reduction])
     return ufunc
+
+
+def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """Complex products are written out: numpy fuses their steps or not, as memory overlaps."""
+    if out.dtype.kind != "c":
+        xp.multiply(a, b, out=out)
+        return
+    real = a.real * b.real - a.imag * b.imag
+    imaginary = a.real * b.imag + a.imag * b.real
+    out.real, out.imag = real, imaginary
 
 
 def fold(

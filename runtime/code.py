@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from graphflow.ops.kernels.regions import SHARED, Launch, enabled, kernel_of
 from graphflow.ops.kernels.sweeps import Sweep
 from graphflow.runtime.backend import Backend, require_dtype
 from graphflow.runtime.collectives.pieces import Collective
+from graphflow.runtime.collectives.shared import is_small
 from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch, results_of
 from graphflow.runtime.layout import Layout
 from graphflow.runtime.lines import (
@@ -100,9 +102,10 @@ class Code:
         self.assigned = {assign.inputs[0] for assign in layout.commits}
         self._feeds: list[Line] = []
         self._keys = keys
+        self._exchanges = False
         if not self.inside:
             compile_ahead(layout)
-        self.memory = backend.empty(layout.arena.nbytes) if memory is None else memory
+        self.memory = self._arena() if memory is None else memory
         self._operands = Operands(
             layout, backend, self.memory, self.scope, self.numbers, self.compute.line
         )
@@ -213,14 +216,33 @@ class Code:
             look = Results(self.backend.xp, tensors, self.partition.device)
             self._look(tensors[-1].node, look, tensors)
 
+    def _arena(self) -> Any:
+        """Memory for the tensors: where other processes reach it, if large ones are exchanged."""
+        nbytes = self.layout.arena.nbytes
+        for node in self.graph.of_op("collective_start"):
+            what = Collective.of(bind_attrs(node.attrs, self.bindings))
+            if not is_small(what) and len(set(what.workers)) > 1:
+                memory = self.channel.shared(nbytes)
+                return self.backend.empty(nbytes) if memory is None else memory
+        return self.backend.empty(nbytes)
+
     def _exchange(self, node: Node, number: int) -> None:
         """Take part in an exchange, which goes on while other lines run."""
         what = Collective.of(bind_attrs(node.attrs, self.bindings))
         name = f"{node.name.partition('/')[2]!r} (made at {node.location})"
         self.scope[f"m{number}"] = self.channel.member(what, name)
+        self._exchanges = True
+        fixed = all(isinstance(self._operands.place(t), int) for t in node.inputs)
         given = self._operands.name(node.inputs[0]) if node.inputs else "None"
         result = self._operands.name(node.outputs[0])
-        self._line(node, f"m{number}.start(step, {int(node.attrs['rank'])}, {given}, {result})")
+        rank = int(node.attrs["rank"])
+        following = islice(self.graph.nodes, number + 1, None)
+        after = next((n.op.name for n in following if n.op.name != "collective_start"), "")
+        self._line(
+            node,
+            f"m{number}.start(step, {rank}, {given}, {result}, "
+            f"fixed={fixed}, meanwhile={after != 'collective_finish'})",
+        )
 
     # Bodies -------------------------------------------------------------------------------------
 
@@ -477,6 +499,8 @@ class Code:
 
     def release(self) -> None:
         """Let go of the buffers: the program does not run again."""
+        if self._exchanges:
+            self.channel.close()
         self.scope.clear()  # its functions and itself refer to each other
 
 

@@ -42,6 +42,12 @@ class Channel(Protocol):
     def member(self, what: Collective, name: str) -> Member:
         """The part of this device in an exchange."""
 
+    def shared(self, nbytes: int) -> Any:
+        """Memory that other processes of this host can reach; None where there is none."""
+
+    def close(self) -> None:
+        """Let go of that: the program does not run again."""
+
     def proceed(self, step: int, loop: str, done: int, of: str) -> None:
         """Raise if the step was given up; `loop` has done so many iterations (of so many)."""
 

@@ -1,19 +1,19 @@
 """The exchanges of one session on one worker: who takes part, by which way, and when.
 
 A program starts its part in a collective as soon as it has its tensor, and finishes it where the
-result is read. What goes in one small chunk is in the others' memory when `start` returns. The rest
-runs meanwhile on a thread of the device (its lane), group after group in the order of the program,
-which is the same on all devices, so that no two of them wait for each other; a program that has
-nothing else to do takes that work over.
+result is read. What is small is in the others' reach when `start` returns. The rest runs meanwhile
+on a thread of the device (its lane), group after group in the order of the program, which is the
+same on all devices, so that no two of them wait for each other; a program that has nothing else to
+do takes that work over.
 
-The way between workers is agreed when a group first meets: memory of one host, if all can attach to
-it, else parcels. A step that fails forgets all of them on every worker, so nothing of it is left.
+The way between workers is agreed when a group first meets (`site.py`). A step that fails forgets
+all of them on every worker, so nothing of it is left.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ from graphflow.errors import GraphflowError, StepTimeout, TransportError
 from graphflow.runtime.collectives.gate import Gates
 from graphflow.runtime.collectives.parcels import Parcels, Post
 from graphflow.runtime.collectives.pieces import Array, Collective
-from graphflow.runtime.collectives.shared import Ground, Shared, is_small, private
+from graphflow.runtime.collectives.shared import Mapped, Slots, is_small
+from graphflow.runtime.collectives.site import Line, Place, Site, within
 from graphflow.runtime.messages import Parcel
 from graphflow.runtime.transport.segment import Segment
 
@@ -55,13 +56,19 @@ class Exchanges:
         self.worker = worker
         self.mail = mail
         self.outbox = outbox
-        self._lock = threading.RLock()
-        self._sites: dict[Any, Site] = {}
+        self._lock = threading.Lock()
+        self._sites: dict[Hashable, Site] = {}
+        self._attached: dict[str, Segment] = {}
         self._lanes: dict[str, Lane] = {}
 
-    def member(self, program: str, device: str, what: Collective, name: str) -> Member:
-        """The part of a device in a group of a program, made when the program is compiled."""
-        return Member(self, program, device, what, name)
+    def part(self, program: str, device: str) -> Part:
+        """What a device does in the exchanges of a program, made when that is compiled.
+
+        Args:
+            program: tells it, and the sizes it is compiled for, from others; the same on all
+                workers.
+        """
+        return Part(self, program, device)
 
     def lane(self, device: str) -> Lane:
         """The thread of a device, and what it has to do."""
@@ -70,30 +77,62 @@ class Exchanges:
                 self._lanes[device] = Lane(device)
             return self._lanes[device]
 
-    def site(self, key: Any, what: Collective, small: bool) -> Site:
+    def site(self, key: Hashable, what: Collective) -> Site:
         """Where the ranks of a group meet: the same for all devices of this worker."""
         with self._lock:
             if key not in self._sites:
-                self._sites[key] = Site(self, key, what, small)
+                self._sites[key] = Site(what)
             return self._sites[key]
 
-    def known(self, site: Site) -> bool:
+    def knows(self, key: Hashable, site: Site | None) -> bool:
         """Whether a site is still in use: none is after a step that failed."""
-        return self._sites.get(site.key) is site
+        return site is not None and self._sites.get(key) is site
+
+    def forget(self, key: Hashable) -> None:
+        """Let go of a site: its program is gone, on all workers."""
+        with self._lock:
+            self._sites.pop(key, None)
+
+    def line(self, step: int, key: Sequence[Any], told: str) -> Line:
+        """How the workers of a group talk about their way."""
+        prefix = f"collective/{'/'.join(map(str, key))}"
+
+        def tell(what: str, worker: int, data: bytes) -> None:
+            array = np.frombuffer(data, np.uint8)
+            name = f"{prefix}/{what}"
+            self.outbox(Parcel(self.session, step, name, worker, array, owned=True))
+
+        def hear(what: str, worker: int) -> bytes:
+            about = f"word of worker {worker} about {told}"
+            array: Array = self.mail.take(step, f"{prefix}/{what}", about)
+            return array.tobytes()
+
+        return Line(self.worker, tell, hear, lambda: self.go_on(step, told), self._attach)
+
+    def _attach(self, token: str) -> Segment:
+        with self._lock:
+            if token not in self._attached:
+                self._attached[token] = Segment.attach(token)
+            return self._attached[token]
 
     def abort(self) -> None:
         """Forget all ways after a step that failed and was cancelled, once nobody is on them."""
         for lane in list(self._lanes.values()):
             lane.abort()
-        with self._lock:
-            self._sites.clear()
+        self._clear()
 
     def close(self) -> None:
         """End the threads."""
         for lane in list(self._lanes.values()):
             lane.close()
+        self._clear()
+
+    def _clear(self) -> None:
         with self._lock:
             self._sites.clear()
+            for segment in self._attached.values():
+                segment.close()
+            self._attached.clear()
 
     def go_on(self, step: int, what: str) -> None:
         """Return if the step goes on.
@@ -112,123 +151,108 @@ class Exchanges:
             )
 
 
-class Site:
-    """Where the ranks of a group meet, from this worker's side.
+class Part:
+    """What one device does in the exchanges of one program."""
 
-    Attributes:
-        ground: the memory that all of them share, once it is agreed on.
-        ready: whether a way is agreed on.
-    """
+    def __init__(self, owner: Exchanges, program: str, device: str) -> None:
+        self.owner = owner
+        self.program = program
+        self.device = device
+        self.segments: list[Segment] = []
+        self.members: list[Member] = []
 
-    def __init__(self, owner: Exchanges, key: Any, what: Collective, small: bool) -> None:
-        self.key = key
-        self.ready = False
-        self.ground: Ground | None = None
-        self._owner = owner
-        self._what = what
-        self._slot = Ground.slot(what) if small else Ground.slot_of_chunks(what.count)
-        self._lock = threading.Lock()
-        self._segment: Segment | None = None
-
-    def agree(self, step: int) -> None:
-        """Find the way with the other workers; the first device of this one does it for all.
-
-        Raises:
-            GraphflowError: the step was given up meanwhile.
-        """
-        with self._lock:
-            if self.ready:
-                return
-            workers = sorted(set(self._what.workers))
-            nbytes = Ground.nbytes(self._what.count, self._slot)
-            if len(workers) == 1:
-                memory: Array | None = private(nbytes)
-            elif self._owner.worker == workers[0]:
-                memory = self._offered(step, nbytes, workers[1:])
-            else:
-                memory = self._joined(step, nbytes, workers[0])
-            if memory is not None:
-                self.ground = Ground(memory, self._what.count, self._slot)
-            self.ready = True
-
-    def _offered(self, step: int, nbytes: int, others: Sequence[int]) -> Array | None:
-        """Memory that this worker made, if all others reach it."""
+    def memory(self, nbytes: int) -> Array | None:
+        """Memory that other processes of this host can map; None where there is none."""
         try:
-            self._segment = Segment.create(nbytes)
-            token = self._segment.token.encode()
+            self.segments.append(Segment.create(nbytes))
         except TransportError:
-            token = b""
-        for other in others:
-            self._tell(step, "token", other, token)
-        answers = [self._hear(step, f"joined/{other}", other) for other in others]
-        agreed = bool(token) and all(answers)
-        for other in others:
-            self._tell(step, "agreed", other, b"1" * agreed)
-        return self._segment.memory if agreed and self._segment is not None else None
+            return None
+        return self.segments[-1].memory
 
-    def _joined(self, step: int, nbytes: int, root: int) -> Array | None:
-        """Memory that another worker made, if all reach it."""
-        token = self._hear(step, "token", root).decode("ascii", "replace")
-        try:
-            self._segment = Segment.attach(token) if token else None
-        except TransportError:
-            self._segment = None
-        if self._segment is not None and self._segment.memory.nbytes != nbytes:
-            self._segment = None
-        self._tell(step, f"joined/{self._owner.worker}", root, b"1" * (self._segment is not None))
-        agreed = bool(self._hear(step, "agreed", root))
-        return self._segment.memory if agreed and self._segment is not None else None
+    def member(self, what: Collective, name: str) -> Member:
+        """The device's part in a group, the same for all its ranks."""
+        for member in self.members:
+            if member.what.group == what.group:
+                return member
+        member = Member(self, what, name)
+        self.members.append(member)
+        self.members.sort(key=lambda each: each.what.group)
+        return member
 
-    def _tell(self, step: int, what: str, worker: int, data: bytes) -> None:
-        array = np.frombuffer(data, np.uint8)
-        owner = self._owner
-        name = f"collective/{'/'.join(map(str, self.key))}/{what}"
-        owner.outbox(Parcel(owner.session, step, name, worker, array, owned=True))
-
-    def _hear(self, step: int, what: str, worker: int) -> bytes:
-        name = f"collective/{'/'.join(map(str, self.key))}/{what}"
-        told = f"word of worker {worker} about how to exchange for {self._what.kind}"
-        array: Array = self._owner.mail.take(step, name, told)
-        return array.tobytes()
+    def close(self) -> None:
+        """Let go of what the program had in common with others."""
+        for member in self.members:
+            self.owner.forget(member.key)
+        for segment in self.segments:
+            segment.close()
 
 
 class Member:
-    """The part of one device in one group: `start` for each of its ranks, then `finish`."""
+    """The part of one device in one group: `start` for each of its ranks, then `finish`.
 
-    def __init__(
-        self, owner: Exchanges, program: str, device: str, what: Collective, name: str
-    ) -> None:
+    Attributes:
+        at_once: whether this step's part is done by these alone, without the lane.
+    """
+
+    def __init__(self, part: Part, what: Collective, name: str) -> None:
         self.what = what
-        self.group = what.group
-        self.device = device
-        self.ranks = tuple(r for r, d in enumerate(what.devices) if d == device)
-        self.small = is_small(what)
-        self._owner = owner
-        self._program = program
+        self.part = part
+        self.ranks = tuple(r for r, d in enumerate(what.devices) if d == part.device)
+        self.key = (part.program, what.group)
+        self.at_once = False
+        self._owner = part.owner
         self._name = name
-        self._lane = owner.lane(device)
+        self._lane = part.owner.lane(part.device)
+        self._small = is_small(what)
         self._site: Site | None = None
-        self._way: Shared | Parcels | None = None
+        self._way: Slots | Mapped | Parcels | None = None
         self._arrays: dict[int, tuple[Array | None, Array]] = {}
+        self._staging: dict[int, Array] = {}
         self._step = self._finished = -1
-        self._at_once = False
-        self.place: list[Member] = []  # the groups of its program on this device, in their order
 
-    def start(self, step: int, rank: int, x: Array | None, y: Array) -> None:
-        """Take part with a rank's tensor; `y` gets the result by the time of `finish`."""
+    def start(
+        self, step: int, rank: int, x: Array | None, y: Array, fixed: bool, meanwhile: bool
+    ) -> None:
+        """Take part with a rank's tensor; `y` gets the result by the time of `finish`.
+
+        Args:
+            fixed: whether both are at the same places in every step.
+            meanwhile: whether something else runs before `finish`.
+        """
         if step != self._step:
             self._step = step
             self._arrays.clear()
-        self._arrays[rank] = (x, y)
+        self._arrays[rank] = (self._kept(rank, x, fixed), y)
         if len(self._arrays) < len(self.ranks):
             return
-        site = self._site
-        ready = site is not None and self._owner.known(site) and self._way is not None
-        self._at_once = self.small and ready and isinstance(self._way, Shared)
-        if self._at_once:
-            assert isinstance(self._way, Shared)
-            self._way.offer({r: self._arrays[r][0] for r in self.ranks})
-        self._lane.started(step, self)
+        knows = self._owner.knows(self.key, self._site)
+        self.at_once = knows and isinstance(self._way, Slots)
+        if self.at_once:
+            assert isinstance(self._way, Slots)
+            self._way.offer(self._given)
+        self._lane.started(step, self, meanwhile)
+
+    def _kept(self, rank: int, x: Array | None, fixed: bool) -> Array | None:
+        """A tensor where the others find it in every step: a copy, if it is not there."""
+        if self._small or x is None:
+            return x
+        alone = set(self.what.workers) == {self._owner.worker}
+        if fixed and (alone or within(self.part.segments, x) is not None):
+            return x
+        if rank not in self._staging:
+            memory = None if alone else self.part.memory(max(1, x.nbytes))
+            memory = np.empty(x.nbytes, np.uint8) if memory is None else memory
+            self._staging[rank] = memory[: x.nbytes].view(x.dtype).reshape(x.shape)
+        np.copyto(self._staging[rank], x)
+        return self._staging[rank]
+
+    @property
+    def _given(self) -> dict[int, Array | None]:
+        return {rank: x for rank, (x, _) in self._arrays.items()}
+
+    @property
+    def _results(self) -> dict[int, Array]:
+        return {rank: y for rank, (_, y) in self._arrays.items()}
 
     def finish(self, step: int) -> None:
         """Return when the results of this device's ranks are there.
@@ -238,17 +262,12 @@ class Member:
         """
         if step == self._finished:  # by way of another rank of this device
             return
-        if self._at_once:
-            assert isinstance(self._way, Shared)
-            self._way.small({r: self._arrays[r][1] for r in self.ranks}, self._waiting(step))
+        if self.at_once:
+            assert isinstance(self._way, Slots)
+            self._way.take(self._results, self._waiting(step))
         else:
             self._lane.finish(step, self, lambda: self._owner.go_on(step, self._told()))
         self._finished = step
-
-    @property
-    def at_once(self) -> bool:
-        """Whether this step's part is done by `start` and `finish` alone."""
-        return self._at_once
 
     def is_started(self, step: int) -> bool:
         """Whether all of the device's ranks have their tensors."""
@@ -256,37 +275,41 @@ class Member:
 
     def run(self, step: int) -> None:
         """All of it, on the thread of the lane, or on that of the program."""
-        self._meet(step)
-        way = self._way
-        given = {rank: x for rank, (x, _) in self._arrays.items()}
-        results = {rank: y for rank, (_, y) in self._arrays.items()}
-        if isinstance(way, Parcels):
-            way.run(step, given, results)
-            return
-        assert isinstance(way, Shared)
-        way.offer(given)
-        if self.small:
-            way.small(results, self._waiting(step))
-        else:
-            way.run(results, self._waiting(step))
+        if not self._owner.knows(self.key, self._site):
+            self._meet(step)
+        match self._way:
+            case Parcels():
+                self._way.run(step, self._given, self._results)
+            case Mapped():
+                self._way.run(self._waiting(step))
+            case Slots():
+                self._way.offer(self._given)
+                self._way.take(self._results, self._waiting(step))
 
     def _meet(self, step: int) -> None:
-        """Agree on a way with the others, unless that was done."""
-        if self._site is not None and self._owner.known(self._site) and self._way is not None:
-            return
-        own = ("small", self._program, self.group) if self.small else ("chunks",)
-        where = "+".join(self.what.devices) if not self.small else str(self.what.result(0))
-        site = self._owner.site((*own, where), self.what, self.small)
-        site.agree(step)
+        """Agree on a way with the others."""
+        owner, what = self._owner, self.what
+        site = owner.site(self.key, what)
+        if not self._small:
+            for rank, (x, y) in self._arrays.items():
+                site.register(rank, self._place(x, y))
+        site.agree(owner.line(step, self.key, self._told()))
         self._site = site
-        if site.ground is not None:
-            self._way = Shared(self.what, self.ranks, site.ground)
+        if site.memory is None:
+            prefix = "/".join(map(str, self.key))
+            post = Post(owner.session, prefix, self._name, owner.outbox, owner.mail.take)
+            self._way = Parcels(what, self.ranks, post)
+        elif self._small:
+            self._way = Slots(what, self.ranks, site.memory)
         else:
-            post = Post(
-                self._owner.session, f"{self._program}/{self.group}", self._name,
-                self._owner.outbox, self._owner.mail.take,
-            )  # fmt: skip
-            self._way = Parcels(self.what, self.ranks, post)
+            self._way = Mapped(what, self.ranks, site.memory, site.xs, site.ys)
+
+    def _place(self, x: Array | None, y: Array) -> Place:
+        places = []
+        for array in (y if x is None else x, y):
+            found = within(self.part.segments, array)
+            places.append(("", 0) if found is None else (found[0].token, found[1]))
+        return Place(x, y, *places)
 
     def _waiting(self, step: int) -> Callable[[Gates, int], None]:
         def wait(gates: Gates, value: int) -> None:
@@ -316,13 +339,13 @@ class Lane:
         self._error: BaseException | None = None
         self._closed = False
 
-    def started(self, step: int, member: Member) -> None:
-        """A member has its tensors."""
+    def started(self, step: int, member: Member, meanwhile: bool) -> None:
+        """A member has its tensors; `meanwhile`, its work is for the thread."""
         with self._changed:
             if step != self._step:
-                self._step, self._todo, self._next = step, member.place, 0
+                self._step, self._todo, self._next = step, member.part.members, 0
                 self._error = None
-            if member.at_once:
+            if member.at_once or not meanwhile:
                 return
             if self._thread is None:
                 name = f"collectives-{self._device.strip('/')}"

@@ -125,7 +125,8 @@ class Parcels:
         ]
         own = targets[rank].reshape(-1)
         if size:
-            what.combined(rank, parts, own)
+            with np.errstate(all="ignore"):
+                what.combined(rank, parts, own)
         if what.kind == "all_reduce":
             for other in self._others(rank):
                 self.send(step, rank, other, "r", own)

@@ -65,7 +65,7 @@ class Collective:
             {name: value for name, value in attrs.items() if name not in OWN},
         )
 
-    @property
+    @cached_property
     def count(self) -> int:
         return len(self.devices)
 
@@ -74,11 +74,11 @@ class Collective:
         """The worker of each rank."""
         return tuple(DeviceName.parse(device).worker or 0 for device in self.devices)
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         return self.specs[0].dtype
 
-    @property
+    @cached_property
     def reduces(self) -> bool:
         return self.kind in REDUCING
 
@@ -112,34 +112,35 @@ class Collective:
     def _each(self) -> tuple[TensorSpec, ...]:
         return self.specs if len(self.specs) == self.count else self.specs * self.count
 
-    @property
+    @cached_property
     def is_for_all(self) -> bool:
         """Whether a rank gives the same to all."""
         return self.kind in ("all_gather", "broadcast")
 
     def given(self, rank: int, x: Array | None) -> list[Array]:
-        """A rank's pieces of its tensor, contiguous; views of it where they can be."""
+        """A rank's pieces of its tensor, flat; views of it where they can be."""
         if x is None:
             return [np.empty(0, self.dtype)]
-        flat = x.reshape(-1)
+        return [np.ascontiguousarray(part).reshape(-1) for part in self.parts(rank, x)]
+
+    def parts(self, rank: int, x: Array) -> list[Array]:
+        """As `given`, as views of the tensor."""
         if self.is_for_all:
-            return [flat]
+            return [x]
         if self.kind == "all_reduce":
             at = starts(self.lengths[rank])
+            flat = x.reshape(-1)
             return [flat[start:stop] for start, stop in pairwise(at)]
-        reduces = self.reduces
-        axis = self.attrs["axis"] if reduces else self.attrs["split_axis"]
-        at = starts(self.attrs["sizes"] if reduces else self.attrs["sizes"][rank])
-        return [
-            np.ascontiguousarray(_part(x, axis, start, stop)).reshape(-1)
-            for start, stop in pairwise(at)
-        ]
+        axis = self.attrs["axis" if self.reduces else "split_axis"]
+        sizes = self.attrs["sizes"]
+        at = starts(sizes if self.reduces else sizes[rank])
+        return [_part(x, axis, start, stop) for start, stop in pairwise(at)]
 
     def taken(self, rank: int, y: Array) -> list[Array]:
         """Where in a rank's result belongs what comes of each rank; arrays of its shape."""
         match self.kind:
             case "all_reduce":
-                return self.given(rank, y)
+                return self.parts(rank, y)
             case "reduce_scatter":
                 return [y if r == rank else y.reshape(-1)[:0] for r in range(self.count)]
             case "broadcast":
@@ -174,17 +175,33 @@ class Collective:
         """The dtype in which is combined: 16-bit floats are float32 meanwhile."""
         return np.dtype("float32") if is_half(self.dtype) else self.dtype
 
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all shares are combined in one order, so that they may be folded together."""
+        return self.algorithm != "ring"
+
+    @cached_property
+    def _combine(self) -> Any:
+        return combining(self.attrs["reduction"], np)
+
     def combined(self, share: int, pieces: Sequence[Array], out: Array) -> None:
-        """Fold the same elements of all ranks, in the order of a share, into `out`."""
-        wide = self.working is not self.dtype and self.working != self.dtype
-        values = [p.astype(self.working) for p in pieces] if wide else pieces
-        into = np.empty(out.shape, self.working) if wide else out
-        reduction = self.attrs["reduction"]
-        with np.errstate(all="ignore"):
-            fold(self.order(share), values, combining(reduction, np), into, np.empty_like)
-            finish(reduction, self.count, into)
-            if wide:
-                np.copyto(out, into, casting="unsafe")
+        """Fold the same elements of all ranks, in the order of a share, into `out`; the caller
+        silences what numpy says of numbers."""
+        if self.working is not self.dtype:
+            wide = np.empty(out.shape, self.working)
+            self._fold(share, [p.astype(self.working) for p in pieces], wide)
+            np.copyto(out, wide, casting="unsafe")
+        else:
+            self._fold(share, pieces, out)
+
+    def _fold(self, share: int, pieces: Sequence[Array], out: Array) -> None:
+        reduction: str = self.attrs["reduction"]
+        if len(pieces) == 2 and self.is_uniform:
+            self._combine(pieces[0], pieces[1], out=out)
+        else:
+            fold(self.order(share), pieces, self._combine, out, np.empty_like)
+        if reduction == "mean":
+            finish(reduction, self.count, out)
 
 
 def _elements(shape: Shape) -> int:

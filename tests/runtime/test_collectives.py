@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from graphflow.runtime.collectives import parcels, shared
 from graphflow.runtime.collectives.gate import Gates
 from graphflow.runtime.collectives.parcels import Parcels, Post
 from graphflow.runtime.collectives.pieces import Array, Collective
-from graphflow.runtime.collectives.shared import Ground, Shared, private
+from graphflow.runtime.collectives.shared import Mapped, Slots, ground, private
 from graphflow.runtime.messages import Parcel
 from graphflow.spec import TensorSpec, as_dtype, kind
 
@@ -46,7 +47,7 @@ def collective(draw: Any) -> tuple[Collective, list[Array]]:
         hosts = tuple(draw(st.integers(0, 2)) for _ in range(count))
         algorithm = draw(st.sampled_from(ALGORITHMS))
         attrs = {"reduction": draw(st.sampled_from(choices)), "algorithm": algorithm,
-                 "hosts": hosts if algorithm == "two_level" or draw(st.booleans()) else None}  # fmt: skip
+                 "hosts": hosts if draw(st.booleans()) or algorithm == "two_level" else None}
     if name == "reduce_scatter":
         axis = draw(st.integers(0, rank - 1))
         attrs |= {"axis": axis, "sizes": tuple(shares(shape[axis], count))}
@@ -86,14 +87,18 @@ def exchanged(what: Collective, xs: Sequence[Array], carry: Any) -> list[Array]:
     """What each device's thread gets when all run together."""
     members = {d: [r for r, at in enumerate(what.devices) if at == d] for d in what.devices}
     ys = [np.zeros(what.result(r).shape, what.dtype) for r in range(what.count)]
-    with ThreadPoolExecutor(len(members)) as pool:
-        jobs = []
-        for ranks in members.values():
-            given = {r: (xs[r] if r < len(xs) else None) for r in ranks}
-            jobs.append(pool.submit(carry, ranks, given, {r: ys[r] for r in ranks}))
-        for job in jobs:
-            job.result(timeout=20)
+    jobs = []
+    for ranks in members.values():
+        given = {r: (xs[r] if r < len(xs) else None) for r in ranks}
+        jobs.append(partial(carry, ranks, given, {r: ys[r] for r in ranks}))
+    together(jobs)
     return ys
+
+
+def together(jobs: Sequence[Any]) -> None:
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for job in [pool.submit(job) for job in jobs]:
+            job.result(timeout=20)
 
 
 def wait(gates: Gates, value: int) -> None:
@@ -152,18 +157,25 @@ def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
 def test_shared_memory_gives_the_bits_of_the_plain_kernel(data: Any) -> None:
     what, xs = collective(data.draw)
     small = data.draw(st.booleans())
-    before = shared.SMALL, shared.CHUNK
-    shared.SMALL, shared.CHUNK = (1 << 19, 1 << 20) if small else (-1, 1024)
+    before = shared.SMALL
+    shared.SMALL = 1 << 20 if small else -1
     try:
-        slot = Ground.slot(what)
-        ground = Ground(private(Ground.nbytes(what.count, slot)), what.count, slot)
-        for _ in range(3):
+        memory = private(max(1, ground(what)))
+        members = {d: [r for r, at in enumerate(what.devices) if at == d] for d in what.devices}
+        given = [xs[r] if r < len(xs) else None for r in range(what.count)]
+        ys = [np.zeros(what.result(r).shape, what.dtype) for r in range(what.count)]
+        seen = [np.empty(0, what.dtype) if x is None else x for x in given]
 
-            def carry(ranks: Sequence[int], given: Mapping[int, Any], results: Any) -> None:
-                way = Shared(what, ranks, ground)
-                way.offer(given)
-                (way.small if small else way.run)(results, wait)
+        def carry(ranks: Sequence[int]) -> None:
+            way = Slots(what, ranks, memory) if small else Mapped(what, ranks, memory, seen, ys)
+            for _ in range(3):
+                if isinstance(way, Slots):
+                    way.offer({r: given[r] for r in ranks})
+                    way.take({r: ys[r] for r in ranks}, wait)
+                else:
+                    way.run(wait)
 
-            assert same_bits(exchanged(what, xs, carry), plain(what, xs))
+        together([partial(carry, ranks) for ranks in members.values()])
+        assert same_bits(ys, plain(what, xs))
     finally:
-        shared.SMALL, shared.CHUNK = before
+        shared.SMALL = before
