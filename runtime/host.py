@@ -23,7 +23,7 @@ from graphflow.graph import Graph
 from graphflow.op import Node
 from graphflow.placement.host import cores
 from graphflow.runtime.backend import Backend, backend_for
-from graphflow.runtime.collectives.exchanges import Exchanges, Member
+from graphflow.runtime.collectives.exchanges import Exchanges, Member, Part
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.executor import Program, Span
 from graphflow.runtime.lines import EDGE_BITS
@@ -323,9 +323,7 @@ class _Channel:
     session: _Session
     backend: Backend
     incoming: Mapping[int, str]  # what each edge brings, for errors
-    program: str
-    device: str
-    groups: list[Member] = field(default_factory=list)
+    part: Part  # in exchanges
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
         self.session.send(step, edge, DeviceName.parse(target), array, self.backend)
@@ -335,14 +333,13 @@ class _Channel:
         return self.session.mail.take(step, edge, what)
 
     def member(self, what: Collective, name: str) -> Member:
-        for member in self.groups:
-            if member.group == what.group:
-                return member
-        member = self.session.exchanges.member(self.program, self.device, what, name)
-        member.place = self.groups
-        self.groups.append(member)
-        self.groups.sort(key=lambda each: each.group)
-        return member
+        return self.part.member(what, name)
+
+    def shared(self, nbytes: int) -> Array | None:
+        return self.part.memory(nbytes)
+
+    def close(self) -> None:
+        self.part.close()
 
     def proceed(self, step: int, loop: str, done: int, of: str) -> None:
         self.session.mail.check(step, loop, done, of)
@@ -463,6 +460,9 @@ class _Session:
         """The device's program for these sizes, compiled at their first use."""
         kept = loaded.compiled.setdefault(device, {})
         key = tuple(sorted((s, bindings[s]) for s in loaded.symbols[device]))
+        if loaded.partitions[device].graph.of_op("collective_start"):
+            # All devices keep and let go of the same ones, for they meet in them.
+            key = tuple(sorted((s, n) for s, n in bindings.items() if not s.startswith("@")))
         program = kept.pop(key, None)
         if program is None:
             while len(kept) >= KEPT:  # let go of the memory before taking more
@@ -473,10 +473,15 @@ class _Session:
             incoming = {n.attrs["edge"]: _incoming(n) for n in recvs}
             program = Program(
                 partition, bindings, self._variables[device], backend,
-                _Channel(self, backend, incoming, loaded.name, device),
+                _Channel(self, backend, incoming, self._part(loaded.name, device, key)),
             )  # fmt: skip
         kept[key] = program
         return program
+
+    def _part(self, program: str, device: str, sizes: Sequence[tuple[str, int]]) -> Part:
+        """What a device does in the exchanges of a program, for some sizes."""
+        told = ",".join(f"{symbol}={size}" for symbol, size in sizes)
+        return self.exchanges.part(f"{program}({told})", device)
 
     def _run(
         self,
