@@ -67,7 +67,9 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = No
         return LocalHosts(cluster.devices, max(threads, default=None))
     from graphflow.runtime.coordinator import RemoteHosts  # loads ZeroMQ
 
-    return RemoteHosts(cluster, deadline=cluster.deadline, ops=ops, store=store)
+    return RemoteHosts(
+        cluster, deadline=cluster.deadline, dead_after=cluster.dead_after, ops=ops, store=store
+    )
 
 
 def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:

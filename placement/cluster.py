@@ -173,6 +173,7 @@ class Cluster:
             that listen at their addresses), "hypothetical" (to plan with; a session refuses).
         insecure: the user accepts addresses beyond loopback without keys; the runtime checks it.
         deadline: seconds for all workers to come up.
+        dead_after: seconds that a worker may be out of reach before it is given up.
         source: the file it was read from.
         key: the name of the key that a session shows the workers; default: the only one.
         stand_ins: where workers were lost, for each worker as pins number them, the one that has
@@ -193,6 +194,7 @@ class Cluster:
     ports: tuple[Port, ...] = ()
     key: str | None = None
     stand_ins: tuple[int, ...] = ()
+    dead_after: float = 5.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
@@ -209,6 +211,7 @@ class Cluster:
                 f"workers must be numbered 0, 1, …; got {[worker.index for worker in self.workers]}"
             )
         _number("deadline (seconds)", self.deadline, zero=False)
+        _number("dead_after (seconds)", self.dead_after, zero=False)
         self._check_addresses()
         self._check_links()
         self._check_ports()
@@ -236,19 +239,20 @@ class Cluster:
         devices: tuple[str, ...] | list[str] = ("cpu:0",),
         threads: int | None = None,
         deadline: float = 60.0,
+        dead_after: float = 5.0,
     ) -> Self:
         """Worker processes on this host, started by a session. `threads` for each CPU device,
         default: its share.
 
         Raises:
             DeviceError: a malformed name, or a GPU that this host does not have.
-            ClusterError: fewer than one worker, a deadline that is not positive.
+            ClusterError: fewer than one worker, a time that is not positive.
         """
         _whole("workers", workers)
         made = tuple(
             _worker_on_this_host(i, devices, threads, processes=workers) for i in range(workers)
         )
-        return cls(made, kind="local", deadline=deadline)
+        return cls(made, kind="local", deadline=deadline, dead_after=dead_after)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -459,6 +463,7 @@ class Cluster:
             "kind": self.kind,
             "insecure": self.insecure,
             "deadline": self.deadline,
+            "dead_after": self.dead_after,
             "source": self.source,
             "key": self.key,
             "workers": [asdict(worker) for worker in self.workers],

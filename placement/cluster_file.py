@@ -3,6 +3,7 @@
 key = "alice"                         # this machine's key; default: the only one (security.md)
 insecure = false                      # true: addresses beyond loopback without keys
 deadline = 60.0                       # seconds for the workers to come up
+dead_after = 5.0                      # seconds out of reach after which one is given up
 
 [defaults]                            # for every device that does not say
 devices = ["cpu:0"]                   # of every worker that does not say
@@ -102,11 +103,15 @@ class Reader:
         self.path, self.lines = path, text.splitlines()
 
     def cluster(self, data: dict[str, Any]) -> dict[str, Any]:
-        known = ("key", "insecure", "deadline", "defaults", "workers", "hosts", "network", "links")
+        known = (
+            "key", "insecure", "deadline", "dead_after", "defaults", "workers", "hosts", "network",
+            "links",
+        )  # fmt: skip
         self.keys(data, known, None, 0)
         insecure = self.typed(data, "insecure", bool, False, None, 0)
         own_key = self.typed(data, "key", str, None, None, 0)
         deadline = self.typed(data, "deadline", (int, float), 60.0, None, 0)
+        dead_after = self.typed(data, "dead_after", (int, float), 5.0, None, 0)
         defaults = self.typed(data, "defaults", dict, {}, None, 0)
         self.keys(defaults, ("devices", "link", *DEVICE_KEYS), "defaults", 0)
         tables = self.tables(data, "workers")
@@ -139,6 +144,7 @@ class Reader:
             "kind": "remote" if all(addressed) else "hypothetical",
             "insecure": insecure,
             "deadline": deadline,
+            "dead_after": dead_after,
             "source": str(self.path),
             "key": own_key,
             "workers": [asdict(worker) for worker in workers],
@@ -154,7 +160,7 @@ class Reader:
             Cluster.from_dict(result)
         except ClusterError as error:
             key = str(error).partition(" ")[0]
-            self.fail(str(error), None, 0, key if key == "deadline" else None)
+            self.fail(str(error), None, 0, key if key in ("deadline", "dead_after") else None)
 
     def worker(
         self,
