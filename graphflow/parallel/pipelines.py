@@ -105,7 +105,7 @@ class Pipeline:
         outer = dict(self.beside.mesh) if self.beside is not None else {}
         each = prod(outer.values())
         schedule = self.planned(cluster, each)
-        self._stage(graph, schedule.stages)
+        self._stage(graph, schedule.stages, cluster)
         found = devices_for({"stage": schedule.devices, **outer}, cluster, self.devices)
         batch = batch_of(graph, self.batch)
         if schedule.updates != "flush" and _trains(graph):
@@ -144,13 +144,13 @@ class Pipeline:
         its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)
 
-    def _stage(self, graph: Graph, count: int) -> None:
+    def _stage(self, graph: Graph, count: int, cluster: Cluster) -> None:
         """Find the stages of a forward pass, once: what is fetched without it later keeps them."""
         loss = loss_of(graph)
         if loss is None or loss.node in self._found:
             return
         stages = count if isinstance(self.stages, str) else self.stages
-        self._found.update(stages_of(loss, stages))
+        self._found.update(stages_of(loss, stages, cluster))
         if max(self._found.values()) >= count:
             raise ScheduleError(
                 f"{max(self._found.values()) + 1} stages, but the schedule has {count}"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FREE = ("constant", "placeholder")
 NOMINAL = 64
 """Stands for sizes that are known only when a step is fed."""
+SWIFT = 1e18
+"""Bytes/s of a link that costs nothing."""
 
 
 def stages_of(
@@ -33,8 +35,8 @@ def stages_of(
     Args:
         stages: how many; or a list with, for each stage, a name scope, a tensor, or a list of
             these. A tensor stands for its node.
-        cluster: whose speeds count where the planner decides; default: equal devices of a usual
-            ratio of arithmetic to memory traffic.
+        cluster: whose devices count where the planner decides: the speeds that it describes, else
+            usual ones of their kind. What was measured does not: each run has the same stages.
 
     Raises:
         ScheduleError: a node is in no stage or in two, a scope has no nodes, a stage reads from a
@@ -121,18 +123,14 @@ def _divided(
         raise ScheduleError(
             f"{count} stages for a network of {len(nodes)} nodes; give 1 to {len(nodes)}"
         )
-    from graphflow.placement.cluster import Cluster
     from graphflow.placement.cost import build_problems
+    from graphflow.placement.hardware import is_described
     from graphflow.placement.problem import Problem
     from graphflow.placement.stages import split_stages
 
-    there = cluster or Cluster.hypothetical(
-        count, flops=1e13, bandwidth=5e11, memory=1 << 50, link_bandwidth=1e10
-    )
-    if len(there.devices) < count:
-        raise ScheduleError(
-            f"{count} stages for a cluster of {len(there.devices)} devices; give at most as many"
-        )
+    there = cluster
+    if there is None or not is_described(there) or len(there.devices) < 2:
+        there = _usual(cluster)
     bindings = dict.fromkeys(_symbols(graph), NOMINAL)
     whole = build_problems(graph, there, bindings)[0]
     problem = whole.problem
@@ -140,18 +138,33 @@ def _divided(
     row = np.full(problem.nodes, -1)
     row[kept] = np.arange(len(kept))
     inside = (row[problem.edges] >= 0).all(axis=1)
-    part = Problem(
-        problem.compute[kept, :count],
-        row[problem.edges[inside]],
-        problem.bytes[inside],
-        tensor=problem.tensor[inside],
-        latency=problem.latency[:count, :count],
-        bandwidth=problem.bandwidth[:count, :count],
-    )
-    split = split_stages(part, count, budget=0, pivots=0)
+    bandwidth = float(problem.bandwidth[0, 1])
+    while True:
+        part = Problem(  # of equal devices: one may get several stages, or a stage several of them
+            np.repeat(problem.compute[kept, :1], count, axis=1),
+            row[problem.edges[inside]],
+            problem.bytes[inside],
+            tensor=problem.tensor[inside],
+            bandwidth=np.full((count, count), bandwidth),
+        )
+        split = split_stages(part, count, budget=0, pivots=0)
+        if len(set(split.device.tolist())) == count or bandwidth > SWIFT:
+            break
+        bandwidth *= 4  # so slow a link is best not used, but so many stages were asked for
     device = dict(zip(nodes, split.device.tolist(), strict=True))
     numbers = _in_order(graph, nodes, device)
     return {node: numbers[device[node]] for node in nodes}
+
+
+def _usual(cluster: Cluster | None) -> Cluster:
+    """Two devices of the kind that a cluster has, with speeds and a link that are usual."""
+    from graphflow.placement.cluster import Cluster
+
+    gpu = cluster is not None and any(d.kind == "gpu" for w in cluster.workers for d in w.devices)
+    flops, bandwidth, link = (3e13, 2e12, 2e10) if gpu else (1e11, 1e10, 4e9)
+    return Cluster.hypothetical(
+        2, flops=flops, bandwidth=bandwidth, memory=1 << 50, link_bandwidth=link
+    )
 
 
 def _in_order(graph: Graph, nodes: Sequence[Node], device: Mapping[Node, int]) -> dict[int, int]:

@@ -54,6 +54,27 @@ def test_the_planner_divides_a_chain_evenly(count: int, wanted: list[int]) -> No
     assert matmuls(tower(), count) == wanted
 
 
+def test_a_slow_link_moves_the_cut_to_where_little_crosses() -> None:
+    def narrow() -> Tensor:
+        x = gf.placeholder("float32", (64, 256), name="x")
+        h: Tensor = x
+        for i, (n, m) in enumerate([(256, 256), (256, 256), (256, 4), (4, 256), (256, 256)]):
+            h = gf.tanh(h @ gf.variable(np.ones((n, m), np.float32), name=f"w{i}"))
+        return gf.mean(h)
+
+    def cuts(bandwidth: float) -> list[int]:
+        there = gf.Cluster.hypothetical(
+            2, flops=1e12, bandwidth=1e12, memory=1 << 30, launch=0.0, link_bandwidth=bandwidth
+        )
+        loss = narrow()
+        found = stages_of(loss, 2, there)
+        return [found[node] for node in Graph([loss]).of_op("matmul")]
+
+    assert cuts(1e13) == [0, 0, 1, 1, 1]
+    assert cuts(1e9) == [0, 0, 0, 1, 1]  # 1 KiB crosses
+    assert sorted(set(cuts(1e3))) == [0, 1]  # no link is so slow that a stage stays empty
+
+
 def test_every_node_is_in_one_stage_and_reads_from_earlier_ones() -> None:
     loss = tower()
     for stages in (SCOPES, 2, 4):
@@ -114,7 +135,6 @@ LOSS = gf.sum(gf.square(H))
         (lambda: stages_of(LOSS, [[LOSS], [H, LOSS.node.inputs[0]]]), "reads.*of stage 1"),
         (lambda: stages_of(LOSS, [[gf.exp(LOSS)]]), "the loss does not depend on it"),
         (lambda: stages_of(LOSS, [[3]]), "stage 0 has 3"),
-        (lambda: stages_of(tower(), 3, gf.Cluster.local(2)), "3 stages for a cluster of 2"),
     ],
 )
 def test_what_makes_no_stages_is_refused(make: Callable[[], object], message: str) -> None:
