@@ -10,7 +10,7 @@ coordinator to take over; it is closed when its lease ends.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -56,7 +56,9 @@ from graphflow.runtime.messages import (
     Save,
     Saved,
     Share,
+    Small,
     Spans,
+    Tensor,
     Welcome,
     Write,
 )
@@ -80,7 +82,17 @@ from graphflow.runtime.protocol.jobs import (
     WorkerEvent,
 )
 from graphflow.runtime.protocol.stream import Arrival, Inbound, Letter, Stream, Version, fence
-from graphflow.runtime.wire import SPANS_A_MESSAGE, Assembler, Buffer, Purse, give_back, pieces
+from graphflow.runtime.wire import (
+    SMALL_TOGETHER,
+    SPANS_A_MESSAGE,
+    Assembler,
+    Buffer,
+    Purse,
+    array_of,
+    give_back,
+    pieces,
+    small,
+)
 
 MAX_SESSIONS = 64
 _REMEMBERED = 4096  # closed sessions whose late messages are still known as such
@@ -91,12 +103,14 @@ _SILENT = 5.0  # seconds after which a session without a word of its coordinator
 class _Session:
     route: Route
     stream: Stream  # with the coordinator
-    peers: list[Inbound]  # from the other workers; what goes to them is numbered by the links
+    count: int  # of workers
     lease: float
     heard: float
     inbox: Assembler
     begun: int = -1  # the last step that was computed or is being computed
     settled: int = -1  # the last step that was committed or aborted
+    # From the workers that sent anything; what goes to them is numbered by the links.
+    peers: dict[int, Inbound] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -173,10 +187,10 @@ class WorkerMachine:
         for name, session in self._sessions.items():
             if session.stream.outbound.pending or session.stream.inbound.owes:
                 actions.append(_send(session, session.stream.tell(Ack(asks=True))))
-            owed = frozenset(index for index, peer in enumerate(session.peers) if peer.owes)
+            owed = frozenset(index for index, peer in session.peers.items() if peer.owes)
             for index in owed:
                 session.peers[index].acknowledged()
-            if len(session.peers) > 1:
+            if session.count > 1:
                 actions.append(Beat(name, owed))
         return actions
 
@@ -274,9 +288,8 @@ class WorkerMachine:
             return [Send(route, _back(envelope, envelope.acknowledged + 1), answer)]
         stream = Stream(name, epoch, message.worker, envelope.token, received=envelope.sequence)
         stream.outbound.sent = 1  # Welcome, whatever came of others before it
-        peers = [Inbound() for _ in message.peers]
         inbox = Assembler(purse=self._purse)
-        self._sessions[name] = _Session(route, stream, peers, message.lease, now, inbox)
+        self._sessions[name] = _Session(route, stream, count, message.lease, now, inbox)
         return [Run(name, message, 0, epoch, token=envelope.token)]
 
     def _beat(self, session: _Session, message: Message, now: float) -> list[WorkerAction]:
@@ -292,9 +305,11 @@ class WorkerMachine:
         self, session: _Session, envelope: Envelope, message: Message, data: Buffer | None
     ) -> list[WorkerAction]:
         origin = envelope.origin
-        if not 0 <= origin < len(session.peers):
+        if not 0 <= origin < session.count:
             return []
-        inbound = session.peers[origin]
+        inbound = session.peers.get(origin)
+        if inbound is None:
+            inbound = session.peers[origin] = Inbound()
         arrival, told = inbound.take(envelope, message, data)
         if told is not None:
             inbound.acknowledged()
@@ -304,6 +319,8 @@ class WorkerMachine:
             return [heard, Attach(session.name, origin, message.token)]
         if arrival is not Arrival.FRESH:
             return [heard]
+        if isinstance(message, Tensor):
+            return [*self._tensor(session, origin, message, envelope.step), heard]
         if not isinstance(message, Chunk) or data is None:
             reason = f"worker {origin} sent it a {type(message).__name__}"
             return self._break(session, reason)
@@ -311,6 +328,17 @@ class WorkerMachine:
             return [*self._piece(session, origin, message, data), heard]
         except ProtocolError as error:
             return self._break(session, f"worker {origin} sent it nonsense: {error}")
+
+    def _tensor(
+        self, session: _Session, origin: int, message: Tensor, step: int
+    ) -> list[WorkerAction]:
+        if step <= session.settled:
+            return []  # of a step that is over
+        try:
+            array = array_of(message.array)
+        except ProtocolError as error:
+            return self._break(session, f"worker {origin} sent it nonsense: {error}")
+        return [Deliver(session.name, step, message.array[0], array, origin)]
 
     def _piece(
         self, session: _Session, origin: int, chunk: Chunk, data: Buffer
@@ -346,6 +374,7 @@ class WorkerMachine:
                 if step <= max(session.begun, session.settled):
                     raise ProtocolError(f"step {step} is not after step {session.begun}")
                 arrays = self._take(session, "feed", message.request, message.feeds)
+                arrays |= {each[0]: array_of(each) for each in message.small}
                 session.begun = step
                 return [Run(name, message, step, epoch, arrays)]
             case Commit() | Abort():
@@ -417,20 +446,26 @@ class WorkerMachine:
             assert isinstance(job, Read)
             computed = Computed({job.variable: outcome})
         # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
-        cut = [
-            piece
-            for name, array in computed.fetches.items()
-            for piece in pieces("fetch", job.request, name, array)
-        ]
+        inside: list[Small] = []
+        room = 0 if isinstance(job, Save) else SMALL_TOGETHER
+        cut = []
+        names = []
+        for name, array in computed.fetches.items():
+            found = small(name, array) if room > 0 and isinstance(array, np.ndarray) else None
+            if found is not None:
+                inside.append(found)
+                room -= len(found[3])
+            else:
+                names.append(name)
+                cut += pieces("fetch", job.request, name, array)
         peak = {device: int(nbytes) for device, nbytes in computed.peak.items()}
         messages: list[tuple[Message, memoryview | None]] = [
             (Spans(job.request, computed.spans[start : start + SPANS_A_MESSAGE]), None)
             for start in range(0, len(computed.spans), SPANS_A_MESSAGE)
         ]
         messages += cut
-        names = list(computed.fetches)
         saved = isinstance(job, Save)
-        end = Saved(job.request, "", 0, names) if saved else Done(job.request, names, peak)
+        end = Saved(job.request, "", 0, names) if saved else Done(job.request, names, peak, inside)
         messages.append((end, None))
         return [
             action

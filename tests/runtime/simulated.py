@@ -97,15 +97,8 @@ class Hosted:
         self.mail: dict[int, Any] = {}
         self.jobs: deque[w.Run] = deque()
         self.current: tuple[w.Run, float, float] | None = None  # with when it may end, and must
-        self.links = {
-            target: QueuedLink(
-                Wire(self.world, self.index, target),
-                Outbound(self.session, self.epoch, self.index, opening.token),
-                self.world.encoded,
-            )
-            for target in range(self.count)
-            if target != self.index
-        }
+        self.token = opening.token
+        self.links: dict[int, QueuedLink] = {}
         self.submit(opening)
 
     @property
@@ -159,7 +152,14 @@ class Hosted:
             number = self.world.number_of(self.session)
             values = [number, run.step, self.counter, *range(self.world.random.randrange(12))]
             target = (self.index + 1) % self.count
-            self.links[target].queue(run.step, self.index, np.array(values, np.int64))
+            self.link(target).queue(run.step, self.index, np.array(values, np.int64))
+
+    def link(self, target: int) -> QueuedLink:
+        if target not in self.links:
+            outbound = Outbound(self.session, self.epoch, self.index, self.token)
+            wire = Wire(self.world, self.index, target)
+            self.links[target] = QueuedLink(wire, outbound, self.world.encoded)
+        return self.links[target]
 
     def _finish(self, run: w.Run, outcome: Any) -> None:
         self.current = None
@@ -212,9 +212,14 @@ class SimulatedWorker:
     def __init__(self, world: Any, index: int) -> None:
         self.world, self.index = world, index
         self.rate = world.random.choice([1.0, 1.0, 0.9, 1.1])  # of its clock
+        self.skew = world.random.uniform(0, 1e6)
         self.life = 0
         self.alive = False
         self.start()
+
+    def clock(self) -> float:
+        """The time on its clock, which no other process has."""
+        return self.skew + self.world.now * self.rate
 
     def start(self) -> None:
         self.alive, self.frozen = True, False
@@ -250,7 +255,7 @@ class SimulatedWorker:
             action()
 
     def handle(self, event: w.WorkerEvent) -> None:
-        for action in self.machine.handle(event, self.world.now * self.rate):
+        for action in self.machine.handle(event, self.clock()):
             match action:
                 case w.Send():
                     self.world.to_coordinator(self.index, action)
@@ -259,9 +264,7 @@ class SimulatedWorker:
                 case w.Deliver(session, step, _, array):
                     self.hosted[session].deliver(step, array)
                 case w.Heard(session):
-                    link = self.hosted[session].links.get(action.worker)
-                    if link is not None:
-                        link.heed(action)
+                    self.hosted[session].link(action.worker).heed(action)
                 case w.Beat(session):
                     for target, link in self.hosted[session].links.items():
                         link.beat(owed=target in action.owed)

@@ -270,12 +270,15 @@ class World:
 
     def _misfortunes(self) -> None:
         kinds = [
-            self._reset, self._reset, self._cut_off, self._cut_off, self._crash, self._freeze,
-            self._die, self._freeze_user, self._replay, self._jump,
+            self._reset, self._reset, self._cut_off, self._cut_off, self._cut_off_for_long,
+            self._crash, self._freeze, self._die, self._freeze_user, self._replay, self._jump,
         ]  # fmt: skip
+        cuts = 0
         for _ in range(self.random.choice([0, 1, 1, 2, 3])):
             kind = self.random.choice(kinds)
-            self._deadly = self._deadly or kind not in (self._reset, self._replay, self._jump)
+            cuts += kind == self._cut_off
+            harmless = kind in (self._reset, self._replay, self._jump, self._cut_off)
+            self._deadly = self._deadly or not harmless or cuts > 1
             self.at(self.random.uniform(0.0, 1.0) ** 2 * 3.0, kind)
 
     def _ways(self) -> Iterator[tuple[Party, Party]]:
@@ -301,7 +304,13 @@ class World:
 
     def _cut_off(self) -> None:
         """Messages between some pairs do not get through for a while, one way or both."""
-        seconds = self.random.choice([0.5, 3.0, 3.0, 10.0])
+        seconds = self.random.choice([0.5, 3.0, 3.0])
+        self._cut_for(seconds)
+
+    def _cut_off_for_long(self) -> None:
+        self._cut_for(10.0)
+
+    def _cut_for(self, seconds: float) -> None:
         for way in list(self._ways()):
             if self.random.random() < 0.5:
                 one_way = self.random.random() < 0.3
