@@ -72,6 +72,12 @@ def groups_of(nodes: Iterable[Node]) -> list[list[Node]]:
     ]
 
 
+def own_inputs(node: Node) -> tuple[Tensor, ...]:
+    """The inputs that the device of a collective's node has to have for an exchange: its rank's."""
+    rank: int = node.attrs["rank"]
+    return node.inputs[rank : rank + 1]
+
+
 def count_of(node: Node) -> int:
     """How many ranks the group of a node has."""
     count: int = node.attrs.get("count", len(node.inputs))

@@ -16,6 +16,7 @@ import numpy as np
 from graphflow.errors import MemoryLimitError
 from graphflow.graph import Graph, bind_attrs, bodies
 from graphflow.op import Node, Tensor
+from graphflow.ops.collectives import crossing, groups_of, own_inputs
 from graphflow.ops.control import is_control
 from graphflow.ops.kernels.fusion import regions_of
 from graphflow.passes.duplicates import key_of
@@ -42,6 +43,7 @@ class GraphProblem:
         nodes: node i of the problem is `nodes[i]`; after them come the fetches.
         sinks: tensors that the client gets; node `len(nodes) + j` of the problem is `sinks[j]`.
         tensors: by tensor id.
+        shares: of those that only stand for what an exchange moves: the collective's node.
         devices: by device index; the client comes last.
         specs: of all tensors, with known shapes.
         regions: of nodes that may run as one kernel with others, all of these.
@@ -52,6 +54,7 @@ class GraphProblem:
     nodes: tuple[Node, ...]
     sinks: tuple[Tensor, ...]
     tensors: tuple[Tensor, ...]
+    shares: Mapping[Tensor, Node]
     devices: tuple[str, ...]
     specs: Mapping[Tensor, TensorSpec]
     regions: Mapping[Node, Sequence[Node]]
@@ -133,6 +136,8 @@ class _Builder:
         self.specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
         self.outputs = frozenset(graph.outputs)
         self.tensors: dict[Tensor, int] = {}
+        self.shares: dict[Tensor, Node] = {}
+        self._exchanged = frozenset(node for group in groups_of(self.nodes) for node in group)
         self._teams = teams(graph)
         self._bytes: dict[TensorSpec, int] = {}
         regions = regions_of(graph, "cpu", self.specs, bindings)
@@ -218,7 +223,7 @@ class _Builder:
             routes=routes,
         )
         return GraphProblem(
-            problem, self.graph, self.nodes, self.sinks, tuple(self.tensors),
+            problem, self.graph, self.nodes, self.sinks, tuple(self.tensors), self.shares,
             (*devices, CLIENT), self.specs, self._regions,
         )  # fmt: skip
 
@@ -404,10 +409,21 @@ class _Builder:
         return written
 
     def edges(self) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-        """Producer and consumer, bytes and tensor id of each edge."""
+        """Producer and consumer, bytes and tensor id of each edge.
+
+        A collective's node reads its own rank's tensor; of the others it gets what an exchange
+        moves, if they are on other devices.
+        """
         edges: list[tuple[int, int]] = []
         carried: list[Tensor] = []
+        sizes: dict[Tensor, int] = {}
         for i, node in enumerate(self.nodes):
+            if node in self._exchanged:
+                for tensor, size in self._shares_of(node):
+                    edges.append((self.index[tensor.node], i))
+                    carried.append(tensor)
+                    sizes[tensor] = size
+                continue
             for tensor in node.inputs if len(node.inputs) < 2 else dict.fromkeys(node.inputs):
                 if tensor.node.op.name not in UNPLACED:
                     edges.append((self.index[tensor.node], i))
@@ -417,9 +433,21 @@ class _Builder:
             carried.append(tensor)
         for tensor in carried:
             self.tensors.setdefault(tensor, len(self.tensors))
-        return (
-            edges, [self.nbytes(t) for t in carried], [self.tensors[t] for t in carried],
-        )  # fmt: skip
+        moved = [sizes[t] if t in sizes else self.nbytes(t) for t in carried]
+        return edges, moved, [self.tensors[t] for t in carried]
+
+    def _shares_of(self, node: Node) -> Iterator[tuple[Tensor, int]]:
+        """What a collective's node gets of each rank, and its bytes."""
+        specs = [self.specs[t] for t in node.inputs]
+        for source, tensor in enumerate(node.inputs):
+            if tensor.node.op.name in UNPLACED:
+                continue
+            if source == node.attrs["rank"]:
+                yield tensor, self.nbytes(tensor)
+                continue
+            share = Tensor(tensor.node, tensor.index)
+            self.shares[share] = node
+            yield share, round(crossing(node, source, specs))
 
     def memory(self) -> tuple[list[float], list[float]]:
         """Bytes that stay (variables; constants, at their first reader), and bytes of outputs."""
@@ -453,10 +481,13 @@ class _Builder:
         return groups
 
     def preferences(self) -> list[int]:
-        """Gradients near what they differentiate, new values near their variable."""
+        """Gradients near what they differentiate, new values near their variable, a collective's
+        nodes near their rank's tensor."""
         prefer = [-1] * self.count
         for i, node in enumerate(self.nodes):
             near = self.index.get(node.origin) if node.origin is not None else None
+            if node.op.joint is not None and near is None and own_inputs(node):
+                near = self.index.get(own_inputs(node)[0].node)
             if near is not None and near != i:
                 prefer[i] = near
             elif node.op.name == "assign":
@@ -525,6 +556,8 @@ def lessons(
     named = classes(cluster)
     found = {}
     for i, node in enumerate(builder.nodes):
+        if node.op.joint is not None:
+            continue  # most of its time is its links'
         device = pinned.get(node) or min(limits.allowed(node))
         predicted = float(compute[i, at[device]])
         if 0 < predicted < np.inf:

@@ -20,6 +20,7 @@ from graphflow.device import DeviceName
 from graphflow.errors import MemoryLimitError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
+from graphflow.ops.collectives import own_inputs
 from graphflow.pauses import without_collection
 from graphflow.placement.calibrate import StepCost, seconds_beyond
 from graphflow.placement.cluster import CLIENT, Cluster
@@ -92,7 +93,7 @@ def make_plan(
         made.problem,
         assignment,
         tuple(made.name(i) for i in range(made.problem.nodes)),
-        tuple(_tensor_name(graph, t) for t in made.tensors),
+        tuple(_tensor_name(graph, t, made.shares.get(t)) for t in made.tensors),
         made.devices,
         {name: why for name, why in told.items() if why is not None},
     )
@@ -302,9 +303,11 @@ def _edge_numbers(made: GraphProblem, model: Model) -> dict[tuple[int, int], int
         for i in model.timeline.order.tolist()
         if i < len(made.nodes) and made.devices[device[i]] != CLIENT
     ]
+    exchanged = set(made.shares.values())
     targets: dict[int, dict[int, None]] = {}
     for i in order:
-        for tensor in made.nodes[i].inputs:
+        node = made.nodes[i]
+        for tensor in own_inputs(node) if node in exchanged else node.inputs:
             source = made.index.get(tensor.node)
             if source is not None and device[source] not in (device[i], made.problem.client):
                 targets.setdefault(ids[tensor], {})[device[i]] = None
@@ -316,5 +319,8 @@ def _edge_numbers(made: GraphProblem, model: Model) -> dict[tuple[int, int], int
     return numbers
 
 
-def _tensor_name(graph: Graph, tensor: Tensor) -> str:
+def _tensor_name(graph: Graph, tensor: Tensor, collective: Node | None = None) -> str:
+    """The name of a tensor, or of what an exchange moves of it: "x:all_reduce"."""
+    if collective is not None:
+        return f"{graph.names[tensor.node]}:{collective.op.name}"
     return graph.names[tensor.node] + (f":{tensor.index}" if tensor.index else "")

@@ -22,7 +22,7 @@ from graphflow.device import DeviceName
 from graphflow.errors import PlacementError
 from graphflow.graph import Graph, bodies
 from graphflow.op import REGISTRY, Node, Tensor
-from graphflow.ops.collectives import groups_of
+from graphflow.ops.collectives import groups_of, own_inputs
 from graphflow.runtime.spread import spread_bodies
 
 FREE = ("constant", "placeholder", "group")
@@ -197,13 +197,8 @@ class _Exchanges:
             for node in group:
                 self.groups[node] = group
                 self._numbers[node] = number
-                for tensor in self.own(node):
+                for tensor in own_inputs(node):
                     self._waiting.setdefault(tensor, []).append(node)
-
-    def own(self, node: Node) -> tuple[Tensor, ...]:
-        """The inputs of a node that its own device has to have: its rank's."""
-        rank: int = node.attrs["rank"]
-        return node.inputs[rank : rank + 1]
 
     def made(self, tensor: Tensor, local: Callable[[Tensor, _Builder], Tensor]) -> None:
         """Start the parts whose tensor has just been made on their device."""
@@ -220,7 +215,7 @@ class _Exchanges:
         if node in self._started:
             return
         here, group = self._builders[self._devices[node]], self.groups[node]
-        inputs = tuple(local(tensor, here) for tensor in self.own(node))
+        inputs = tuple(local(tensor, here) for tensor in own_inputs(node))
         attrs = {
             **node.attrs, "kind": node.op.name, "group": self._numbers[node],
             "devices": tuple(self._devices[each] for each in group),
@@ -254,7 +249,7 @@ def _targets(
     """The other devices that read each tensor, in order of their first reader."""
     targets: dict[Tensor, dict[str, None]] = {}
     for node in order:
-        for tensor in exchanges.own(node) if node in exchanges.groups else node.inputs:
+        for tensor in own_inputs(node) if node in exchanges.groups else node.inputs:
             if tensor.node.op.name not in FREE and devices[tensor.node] != devices[node]:
                 targets.setdefault(tensor, {})[devices[node]] = None
     return {tensor: tuple(found) for tensor, found in targets.items()}
