@@ -97,7 +97,7 @@ from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import Bell, Sleeper
 from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
-from graphflow.runtime.wire import Borrowed, decode_frames, encode, lent
+from graphflow.runtime.wire import SMALL_TOGETHER, Borrowed, decode_frames, encode, lent, small
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
@@ -181,6 +181,7 @@ class _Loop:
         self._machine = CoordinatorMachine(
             session, addresses, time.monotonic(), epoch, token, dead_after, identity()
         )
+        activity.watch(self._machine, addresses)
         self.draining: set[int] = set()
         """Workers that were asked to end."""
         self.on_draining: Callable[[], None] | None = None
@@ -621,19 +622,32 @@ class RemoteHosts:
             orders = {}
             for worker in workers:
                 fed = feeds.get(worker, {})
-                message = Compute(request, program, dict(bindings), list(fed), trace, deadline)
-                arrays = [
-                    ("feed", name, self._lend(worker, "feed", request, name, np.asarray(array)))
-                    for name, array in fed.items()
-                ]
-                orders[worker] = Order(message, arrays)
+                orders[worker] = self._compute(
+                    Compute(request, program, dict(bindings), [], trace, deadline), worker, fed
+                )
             with self._activity.step(step):
                 result = _result(self._ask(request, orders, deadline, step))
-        fed_bytes = sum(array.nbytes for o in orders.values() for _, _, array in o.arrays)
+        fed_bytes = sum(np.asarray(a).nbytes for fed in feeds.values() for a in fed.values())
         fetched_bytes = sum(array.nbytes for array in result.fetches.values())
         self.meters.add("graphflow_feed_bytes_total", fed_bytes)
         self.meters.add("graphflow_fetch_bytes_total", fetched_bytes)
         return result
+
+    def _compute(self, order: Compute, worker: int, fed: Mapping[str, Array]) -> Order:
+        """The order with its feeds: in it, in shared memory, or before it."""
+        arrays = []
+        room = SMALL_TOGETHER
+        for name, array in fed.items():
+            array = np.asarray(array)
+            found = small(name, array) if room > 0 else None
+            if found is not None:
+                order.small.append(found)
+                room -= len(found[3])
+            else:
+                order.feeds.append(name)
+                sent = self._lend(worker, "feed", order.request, name, array)
+                arrays.append(("feed", name, sent))
+        return Order(order, arrays)
 
     def _lend(
         self, worker: int, purpose: str, request: int, name: Key, array: Array

@@ -43,7 +43,6 @@ from graphflow.runtime.messages import (
     Save,
     Saved,
     Usage,
-    Usage,
     Write,
 )
 from graphflow.runtime.metrics import Meters
@@ -201,25 +200,15 @@ class HostedSession:
             return None
         return Borrowed(partial(borrower.borrow, chunk.slot, chunk.turn, chunk.nbytes))
 
-    def peer(self, worker: int) -> str:
-        """The address of another worker."""
-        return self._addresses[worker]
-
-    @property
-    def queued(self) -> int:
-        """Orders that wait for those before them."""
-        return self._jobs.qsize()
-
-    def usage(self) -> Usage:
-        """What the session takes, and waits for; from any thread."""
-        host = self._host
-        return host.usage(self._session) if host is not None else Usage()
-
     def heard(self, heard: Heard) -> None:
         """Another worker said what it has of ours, or of its own."""
         link = self._links.get(heard.worker)
         if link is not None:
+            before = link.repeats
             link.heed(heard)
+            if again := link.repeats - before:
+                peer = self._addresses[heard.worker]
+                self.meters.add("graphflow_resent_messages_total", again, peer)
 
     def beat(self, beat: Beat) -> None:
         """Time for the links to say what they have sent and received."""
@@ -337,7 +326,7 @@ class HostedSession:
     def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
         if run.step <= self._cancelled:
             raise StepTimeout(f"step {run.step} was cancelled before it started here")
-        feeds = {name: run.arrays[name] for name in job.feeds}
+        feeds = {str(name): array for name, array in run.arrays.items()}
         self._until = time.monotonic() + job.deadline
         computed = host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline

@@ -13,11 +13,11 @@ from math import inf
 from typing import Any
 
 from graphflow.errors import TransportError
-from graphflow.runtime.messages import Ack, Array, Key, Share
+from graphflow.runtime.messages import Ack, Array, Key, Share, Tensor
 from graphflow.runtime.protocol.jobs import Heard
 from graphflow.runtime.protocol.stream import Letter, Outbound
 from graphflow.runtime.transport.lending import LENT_FROM, Lender
-from graphflow.runtime.wire import chunks, encode, lent
+from graphflow.runtime.wire import chunks, encode, lent, small
 
 _OFFER_SECONDS = 0.1  # between two offers of memory that were not taken
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
@@ -50,6 +50,12 @@ class Link:
             TransportError: `go_on` said to stop.
         """
         step = number if purpose == "edge" else 0
+        inside = small(name, array) if purpose == "edge" else None
+        if inside is not None:
+            with self._changed:
+                self._await_room(0, go_on)
+                self._put(self._outbound.post(Tensor(inside), step))
+            return
         if array.nbytes >= LENT_FROM and self._lend(purpose, number, name, array, step, go_on):
             return
         for chunk, data in chunks(purpose, number, name, array):
@@ -101,6 +107,11 @@ class Link:
             if heard.wanted is not None:
                 for letter in self._outbound.again(heard.wanted):
                     self._put(letter)
+
+    @property
+    def repeats(self) -> int:
+        """Messages that were sent once more."""
+        return self._outbound.repeats
 
     def beat(self, *, owed: bool) -> None:
         """Tells the peer what was sent, if it has not acknowledged that, and what was received."""

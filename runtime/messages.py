@@ -21,6 +21,8 @@ COORDINATOR = -1  # the origin of a session's coordinator; workers are 0, 1, …
 Count = Annotated[int, "not negative"]
 Plain = Annotated[Any, "plain data"]  # None, bool, int, float, str, and lists and dicts of them
 Key = int | str
+Small = tuple[Key, str, list[Count], bytes]
+"""A small array in a message: its name, dtype, shape, and bytes in C order."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ class Compute(Message):
     trace: bool
     deadline: float
     commits: int = -1
+    small: list[Small] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -334,6 +337,13 @@ class Chunk(Message):
 
 
 @dataclass(frozen=True)
+class Tensor(Message):
+    """A small tensor of another worker, for the envelope's step; its name is the edge."""
+
+    array: Small
+
+
+@dataclass(frozen=True)
 class Share(Message):
     """Offers memory of the sender's, in which it will lend arrays to a receiver that attaches."""
 
@@ -362,6 +372,7 @@ class Done(Message):
     request: Count
     fetches: list[str]
     peak: dict[str, int]
+    small: list[Small] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

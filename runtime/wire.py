@@ -19,11 +19,13 @@ import numpy as np
 import xxhash
 
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
-from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Message
+from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Message, Small
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 4 << 20  # bytes of an array in one frame
+SMALL_BYTES = 16 << 10  # arrays below this size go inside messages
+SMALL_TOGETHER = 256 << 10  # of all arrays that go inside one message, about
 DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
 BUDGET = 4 << 30  # bytes that one peer may have under way to one process in a session
 ENTRIES = 1 << 17  # arrays that one session may have under way to one process
@@ -159,7 +161,7 @@ def _unpack(frame: Buffer) -> Any:
         ext_hook=_refuse_extension,
         max_buffer_size=CONTROL_CAP,
         max_str_len=4 * TEXT_CAP,
-        max_bin_len=0,
+        max_bin_len=SMALL_BYTES,
         max_array_len=_LENGTH_CAP,
         max_map_len=_LENGTH_CAP,
         max_ext_len=0,
@@ -203,7 +205,7 @@ def _check_of(hint: Any) -> Check:
     if get_origin(hint) is Annotated:
         base, note = get_args(hint)
         return _check_plain if note == "plain data" else _check_count(_check_of(base))
-    if hint in (str, bool):
+    if hint in (str, bool, bytes):
         return _check_exactly(hint)
     if hint is int:
         return _check_int
@@ -342,6 +344,36 @@ def chunks(
             ),
             piece,
         )  # fmt: skip
+
+
+def small(name: Key, array: Array) -> Small | None:
+    """An array that goes inside a message; None for one that is too large for that.
+
+    Raises:
+        ProtocolError: the array's dtype has no name on the wire.
+    """
+    if array.nbytes >= SMALL_BYTES:
+        return None
+    array, dtype = _named(array)
+    return name, dtype, list(array.shape), array.tobytes()
+
+
+def array_of(sent: Small) -> Array:
+    """The array in a message.
+
+    Raises:
+        ProtocolError: it contradicts itself.
+    """
+    name, dtype, shape, data = sent
+    found = dtype_of(dtype)
+    if len(shape) > _RANK_CAP or math.prod(shape) * found.itemsize != len(data):
+        raise ProtocolError(
+            f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has {len(data)} "
+            "bytes"
+        )
+    memory = aligned(len(data))
+    memory[:] = np.frombuffer(data, np.uint8)
+    return memory.view(found).reshape(shape)
 
 
 Lend = Callable[[memoryview], tuple[int, int] | None]

@@ -57,7 +57,7 @@ from graphflow.runtime.protocol.operations import (
     Settle,
 )
 from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
-from graphflow.runtime.wire import Assembler, Buffer, give_back, pieces
+from graphflow.runtime.wire import Assembler, Buffer, array_of, give_back, pieces
 
 __all__ = ["Begin", "Order", "Replies", "Settle"]
 
@@ -405,6 +405,8 @@ class CoordinatorMachine:
             operation.replies.arrays[worker] = {
                 name: peer.inbox.take(worker, "fetch", request, name) for name in message.fetches
             }
+        if isinstance(message, Done):
+            operation.replies.arrays[worker] |= {each[0]: array_of(each) for each in message.small}
         operation.replies.messages[worker] = message
         operation.waiting.discard(worker)
         return [] if operation.waiting else self._end(operation, None)

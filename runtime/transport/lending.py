@@ -17,10 +17,11 @@ import numpy as np
 
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.runtime.transport.segment import Segment, is_possible, memory_left
+from graphflow.runtime.wire import SMALL_BYTES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LENT_FROM = 16 << 10  # bytes of an array: smaller ones are quicker in the message
+LENT_FROM = SMALL_BYTES  # smaller arrays are quicker in the message
 _MOST = 4 << 30  # bytes that one lender may lend
 _SHARE = 4  # and at most this part of the memory that was free: 1 / 4
 _HEAD = 64  # bytes: the word that says that a slot is returned, with a cache line of its own

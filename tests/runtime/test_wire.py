@@ -30,7 +30,16 @@ from graphflow.runtime.messages import (
     Spans,
     Welcome,
 )
-from graphflow.runtime.wire import Assembler, chunks, decode, decode_frames, encode
+from graphflow.runtime.wire import (
+    SMALL_BYTES,
+    Assembler,
+    array_of,
+    chunks,
+    decode,
+    decode_frames,
+    encode,
+    small,
+)
 
 ENVELOPE = Envelope("a" * 32, 1, 0, 5, 7, 3)
 COMPUTE = Compute(4, "p", {"n": 128}, ["x", "y"], True, 2.5)
@@ -116,7 +125,7 @@ def test_a_frame_of_any_plain_data_decodes_to_valid_fields_or_is_refused(
         (lambda f: f[2].update(request=True), "request"),
         (lambda f: f[2].update(request=-1), "request"),
         (lambda f: f[2].update(request=2**64 - 1), "request"),
-        (lambda f: f[2].update(program=b"p"), "msgpack"),
+        (lambda f: f[2].update(program=b"p"), "not a str"),
         (lambda f: f[2].update(deadline=math.nan), "deadline"),
         (lambda f: f[2].update(deadline=math.inf), "deadline"),
         (lambda f: f[2].update(bindings={"n": "m"}), "bindings"),
@@ -346,3 +355,64 @@ def test_versions_whose_envelopes_differ_can_tell_each_other(message: Any) -> No
             decode(repack(shorten, message))
     with pytest.raises(ProtocolError, match="envelope"):
         decode(repack(lambda f: f[1].append("of a later version"), Ping()))
+
+
+# Small arrays inside messages ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "float64", "complex64"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 4)])
+def test_a_small_array_inside_a_message_arrives_bit_for_bit(dtype: str, shape: Any) -> None:
+    array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    sent = small("x", array)
+    assert sent is not None
+    message = Compute(1, "p", {}, [], False, 1.0, -1, [sent])
+    _, came = decode(encode(ENVELOPE, message))
+    assert isinstance(came, Compute)
+    back = array_of(came.small[0])
+    assert back.dtype == array.dtype and back.shape == shape and (back == array).all()
+    assert back.flags.c_contiguous and back.flags.writeable and back.ctypes.data % 64 == 0
+
+
+def test_an_array_of_another_order_travels_in_c_order() -> None:
+    array = np.asfortranarray(np.arange(12.0).reshape(3, 4))
+    sent = small("x", array)
+    assert sent is not None and (array_of(sent) == array).all()
+
+
+def test_a_large_array_does_not_go_inside_a_message() -> None:
+    assert small("x", np.zeros(SMALL_BYTES, np.uint8)) is None
+    assert small("x", np.zeros(SMALL_BYTES - 1, np.uint8)) is not None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        ("x", "object", [1], b"12345678"),
+        ("x", "O", [1], b"12345678"),
+        ("x", "float32", [2], b"1234"),
+        ("x", "float32", [1 << 40, 1 << 40], b""),
+        ("x", "float32", [1] * 33, b"1234"),
+        ("x", "V8", [1], b"12345678"),
+    ],
+)
+def test_a_small_array_that_contradicts_itself_is_refused(sent: Any) -> None:
+    with pytest.raises(ProtocolError):
+        array_of(sent)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [["x", "float32", [1], "text"]],
+        [["x", "float32", [-1], b""]],
+        [["x", "float32", [1]]],
+        [[1.5, "float32", [1], b"1234"]],
+        [["x", "float32", [1], b"0" * (SMALL_BYTES + 1)]],
+    ],
+)
+def test_a_message_with_a_malformed_small_array_is_refused(sent: Any) -> None:
+    frame = msgpack.unpackb(encode(ENVELOPE, Compute(1, "p", {}, [], False, 1.0)))
+    frame[2]["small"] = sent
+    with pytest.raises(ProtocolError):
+        decode(msgpack.packb(frame))
