@@ -1,6 +1,8 @@
 """How would a GPT train on a cluster that one does not have? Nothing is run, and no weight is made.
 
-    python examples/what_if_gpt.py                      # three questions
+Asks three questions, or yours:
+
+    python examples/what_if_gpt.py
     python examples/what_if_gpt.py --billions 30 --devices 256
 """
 

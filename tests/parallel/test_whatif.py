@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -93,3 +95,13 @@ def test_tensor_cores_are_faster_than_what_they_stand_beside(name: str) -> None:
     assert gf.Cluster.hypothetical(f"2x{name}+half", network="100gbe").devices
     with pytest.raises(ClusterError, match="no product"):
         product(f"{name}+third")
+
+
+def test_the_notebook_shows_what_it_computes(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[2] / "examples" / "what_if.ipynb"
+    names: dict[str, object] = {}
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), str(path), "exec"), names)
+            shown = "".join(line for output in cell["outputs"] for line in output["text"])
+            assert capsys.readouterr().out == shown
