@@ -21,7 +21,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, CheckpointError, GraphflowError, StaleEpoch
 from graphflow.runtime.checkpoint import Checkpoint, files, load, save
 from graphflow.runtime.checkpoint.folder import CLIENT, MANIFEST, Draft, signature, unwritable
-from graphflow.runtime.checkpoint.manifest import Shard, Signature
+from graphflow.runtime.checkpoint.manifest import Part, Shard, Signature
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import Store, folders, newest
 from graphflow.runtime.hosts import Hosts, Saving
@@ -139,6 +139,26 @@ class Flight:
             self.thread.join(seconds)
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Where the variables of a session are: with workers, by worker; or here; some in pieces."""
+
+    placed: Mapping[int, Mapping[str, Signature]]
+    waiting: Mapping[str, Array]
+    parts: Mapping[str, tuple[Signature, tuple[Part, ...]]]
+
+    def variables(self) -> dict[str, Signature]:
+        """All of them, as the user knows them."""
+        found = {name: signature(value) for name, value in self.waiting.items()}
+        for kinds in self.placed.values():
+            found |= kinds
+        for name, (kind, parts) in self.parts.items():
+            for piece, _ in parts:
+                found.pop(piece, None)
+            found[name] = kind
+        return found
+
+
 class Saver:
     """Writes the checkpoints of a session, one at a time.
 
@@ -201,8 +221,9 @@ class Saver:
         draft = None
         try:
             draft = self.store.begin(step)
-            placed, waiting = self._state.placed(), self._state.waiting()
-            saving = self._hosts.save(self.store.root, draft.folder.name, step, list(placed))
+            state = self._state
+            held = _Held(state.placed(), state.waiting(), state.parts())
+            saving = self._hosts.save(self.store.root, draft.folder.name, step, list(held.placed))
         except (OSError, GraphflowError) as error:
             if draft is not None:
                 draft.discard()
@@ -213,7 +234,7 @@ class Saver:
         self.saved = step
         self.flight = flight = Flight(draft, time.monotonic())
         flight.thread = threading.Thread(
-            target=self._write, args=(flight, saving, placed, waiting),
+            target=self._write, args=(flight, saving, held),
             name="graphflow-checkpoint", daemon=True,
         )  # fmt: skip
         flight.thread.start()
@@ -235,6 +256,7 @@ class Saver:
             self._failed(flight.step, flight.outcome)
         else:
             self.error = None
+            self._count("written")
             _log.tell("checkpoint.written", step=flight.step, folder=flight.outcome,
                       seconds=round(time.monotonic() - flight.started, 3))  # fmt: skip
         return flight
@@ -244,34 +266,32 @@ class Saver:
         told = str(error) if known else unwritable(self.store.root / f"step-{step:08d}", error)
         self.error = error if isinstance(error, CheckpointError) else CheckpointError(told)
         self.error.__cause__ = error.__cause__ if known else error
+        self._count("failed")
         _log.tell("checkpoint.failed", step=step, reason=told)
+
+    def _count(self, outcome: str) -> None:
+        meters, now = self._hosts.meters, time.monotonic()
+        meters.add("graphflow_checkpoints_total", 1, outcome)
+        if outcome == "written":
+            meters.watch("graphflow_checkpoint_age_seconds", lambda: time.monotonic() - now)
 
     # On a thread of its own --------------------------------------------------------------------
 
-    def _write(
-        self,
-        flight: Flight,
-        saving: Saving,
-        placed: Mapping[int, Mapping[str, Signature]],
-        waiting: Mapping[str, Array],
-    ) -> None:
+    def _write(self, flight: Flight, saving: Saving, held: _Held) -> None:
         draft = flight.draft
         try:
             outcome: CheckpointError | StaleEpoch | str
             for worker, written in saving(WRITE_SECONDS).items():
                 if isinstance(written, Shard):
-                    mine = tuple(placed[worker])
+                    mine = tuple(held.placed[worker])
                     draft.add(Shard(written.file, written.sha256, written.nbytes, mine))
                 else:
-                    mine_only = {name: written[name] for name in placed[worker]}
+                    mine_only = {name: written[name] for name in held.placed[worker]}
                     draft.write(shard_name(worker), mine_only)
-            if waiting:
-                draft.write(CLIENT, waiting)
-            variables = {name: signature(value) for name, value in waiting.items()}
-            for kinds in placed.values():
-                variables |= kinds
+            if held.waiting:
+                draft.write(CLIENT, held.waiting)
             self.store.check()
-            draft.commit(variables)
+            draft.commit(held.variables(), {name: parts for name, (_, parts) in held.parts.items()})
             self.store.prune()
             outcome = str(draft.target)
         except (StaleEpoch, CheckpointError) as error:

@@ -61,6 +61,7 @@ class Deployment:
         self.planner = planner
         self.compiled: dict[tuple[int, ...], Compiled] = {}
         self._plan = plan  # until it has placed something
+        self._whole = cluster  # by which strategies divide, also when workers have been lost
         self._strategy: Any = None  # by which variables are divided
 
     def known(self, tensors: Sequence[Tensor]) -> Compiled | None:
@@ -86,7 +87,7 @@ class Deployment:
         if strategy is None:
             return None
         self._strategy = strategy
-        division: Division = strategy.divide(source, self.cluster, self.state.pieces)
+        division: Division = strategy.divide(source, self._whole, self.state.pieces)
         return division
 
     def prepare(
@@ -186,7 +187,7 @@ class Deployment:
             compiled.devices = devices_of(compiled.plan, graph)
             order = order_of(compiled.plan, graph)
         names = self.state.new_names(graph.variables)
-        self.state.check(names)
+        self.state.check(names, compiled.division.variables if compiled.division else {})
         parts = partition(
             graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from graphflow.errors import CheckpointError, VariableError
 from graphflow.op import Node, Tensor
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
-from graphflow.runtime.checkpoint.manifest import Signature
+from graphflow.runtime.checkpoint.manifest import Part, Signature
 from graphflow.runtime.hosts import Hosts
 from graphflow.strategy import Pieces
 
@@ -33,8 +34,8 @@ class State:
         names: of the variables, unique in the session.
         variables: the same, by name.
         homes: the device on which each one lives, or will.
-        pieces: of variables that a strategy has divided; these have no name, home or value
-            themselves.
+        pieces: of variables that a strategy has divided; these have no home or value themselves.
+        wholes: those by name; checkpoints know them whole.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -42,6 +43,7 @@ class State:
         self.variables: dict[str, Tensor] = {}
         self.homes: dict[Node, str] = {}
         self.pieces: dict[Node, Pieces] = {}
+        self.wholes: dict[str, Node] = {}
         self._hosts = hosts
         self._loaded: set[Node] = set()  # variables that their home holds
         self._pending: dict[str, Array] = {}
@@ -56,7 +58,7 @@ class State:
         fresh = [node for node in nodes if node not in self.names]
         if not fresh:
             return names
-        taken = {name: tensor.node for name, tensor in self.variables.items()}
+        taken = {name: tensor.node for name, tensor in self.variables.items()} | self.wholes
         numbers: dict[str, int] = {}  # the last one tried for each name: thousands may share it
         for node in fresh:
             name, number = node.name, numbers.get(node.name, 0)
@@ -86,14 +88,21 @@ class State:
 
     # Homes ------------------------------------------------------------------------------------
 
-    def check(self, names: Mapping[Node, str]) -> None:
+    def check(
+        self, names: Mapping[Node, str], divided: Mapping[Node, Pieces] = MappingProxyType({})
+    ) -> None:
         """Refuse variables for which a value of another kind waits.
+
+        Args:
+            divided: variables of which some of these are pieces.
 
         Raises:
             CheckpointError: one was loaded that does not fit; all differences are listed.
         """
-        known = {name: tensor.node for name, tensor in self.variables.items()}
-        fresh = {name: node for node, name in names.items()}
+        known = self._logical()
+        parts = {piece for pieces in divided.values() for piece in pieces.nodes}
+        fresh = {name: node for node, name in names.items() if node not in parts}
+        fresh |= {name: node for node, name in self._whole_names(divided).items()}
         wrong = [name for name in fresh if not self._fits(fresh[name], name)]
         if self._resumed and fresh and not self._resumed & {*known, *fresh}:
             wrong = wrong or [next(iter(fresh))]
@@ -134,18 +143,49 @@ class State:
     def take_apart(self, divided: Mapping[Node, Pieces]) -> dict[int, list[str]]:
         """Variables are pieces from now on, which have their values. What each worker may
         forget."""
+        names = {node: self.names[node] for node in divided if node in self.names}
+        names |= self._whole_names(divided)
         known = [node for node in divided if node in self.names]
-        values = {node: self.get(node) for node in known}
+        values = {n: self._pending[name] for n, name in names.items() if name in self._pending}
+        values |= {node: self.get(node) for node in known}
         leaving = self.unsettle([node for node in known if node in self._loaded])
-        for node in known:
-            name = self.names.pop(node)
-            del self.variables[name]
+        for node, name in names.items():
+            if self.names.pop(node, None) is not None:
+                del self.variables[name]
             self._pending.pop(name, None)
             self.homes.pop(node, None)
+            self.wholes[name] = node
         self.pieces.update(divided)
         for node, value in values.items():
             self.set(node, value)
         return leaving
+
+    def _whole_names(self, divided: Mapping[Node, Pieces]) -> dict[Node, str]:
+        """Names of variables that are divided before anybody knew them whole."""
+        fresh = [node for node in divided if node not in self.pieces]
+        return self.new_names(sorted(fresh, key=lambda node: node.serial))
+
+    def _logical(self) -> dict[str, Node]:
+        """The user's variables, by name: whole, where they are in pieces."""
+        parts = {piece for pieces in self.pieces.values() for piece in pieces.nodes}
+        nodes = {name: tensor.node for name, tensor in self.variables.items()}
+        return {name: node for name, node in nodes.items() if node not in parts} | self.wholes
+
+    def parts(self) -> dict[str, tuple[Signature, tuple[Part, ...]]]:
+        """For each variable that is in pieces what it is, and its pieces: names, and where each one
+        starts and stops along every axis."""
+        found = {}
+        for name, node in self.wholes.items():
+            signature, shape = _signature(node), node.specs[0].shape
+            pieces = tuple(
+                (
+                    self._name(piece),
+                    tuple(s.indices(int(n))[:2] for s, n in zip(index, shape, strict=True)),  # type: ignore[arg-type]
+                )
+                for piece, index in _distinct(self.pieces[node]).items()
+            )
+            found[name] = signature, pieces
+        return found
 
     def _assembled(self, node: Node) -> Array:
         """The whole value of a variable that is in pieces."""
@@ -189,8 +229,8 @@ class State:
 
     def values(self) -> dict[str, Array]:
         """All of them by name, also of variables that were loaded and not met yet."""
-        values = {name: self.get(tensor.node) for name, tensor in self.variables.items()}
-        return {**self._pending, **values}
+        values = {name: self.get(node) for name, node in self._logical().items()}
+        return {**{n: v for n, v in self._pending.items() if n not in self.variables}, **values}
 
     def load(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
         """Take the values of a checkpoint; those of variables not met yet, when they are.
@@ -202,21 +242,25 @@ class State:
             CheckpointError: it does not fit the variables; nothing is changed.
         """
         there = checkpoint.signatures
-        nodes = {name: tensor.node for name, tensor in self.variables.items()}
+        nodes = self._logical()
         wrong = [name for name, node in nodes.items() if there.get(name) != _signature(node)]
         if wrong:
             raise _misfit(nodes, there, wrong, os.fspath(folder))
         self._loaded_from = os.fspath(folder)
-        for name, value in checkpoint.variables.items():
-            known = self.variables.get(name)
-            if known is not None and known.node in self._loaded:
-                self._hosts.write(worker_of(self.homes[known.node]), name, value)
+        self._take(checkpoint.variables)
+
+    def _take(self, values: Mapping[str, Array]) -> None:
+        """Set variables by name; values of those not met yet wait."""
+        nodes = self._logical()
+        for name, value in values.items():
+            if name in nodes:
+                self.set(nodes[name], value)
             else:
                 self._pending[name] = value
 
     def misfit(self, there: Mapping[str, Signature]) -> str:
         """What a checkpoint has otherwise than the variables so far, in words; "" if it fits."""
-        wanted = {name: _signature(tensor.node) for name, tensor in self.variables.items()}
+        wanted = {name: _signature(node) for name, node in self._logical().items()}
         fits = all(there.get(name) == kind for name, kind in wanted.items())
         return "" if fits else differences(wanted, there)
 
@@ -234,18 +278,20 @@ class State:
         self._loaded.clear()
         if not homes:
             self.homes.clear()
-        self._pending = dict(checkpoint.variables)
+        self._pending = {}
+        self._take(checkpoint.variables)
 
     def placed(self) -> dict[int, dict[str, Signature]]:
         """Names and kinds of the variables that each worker holds."""
         result: dict[int, dict[str, Signature]] = {}
-        for node in self._loaded:
-            of = result.setdefault(worker_of(self.homes[node]), {})
-            of[self.names[node]] = _signature(node)
+        for name, tensor in self.variables.items():
+            if tensor.node in self._loaded:
+                of = result.setdefault(worker_of(self.homes[tensor.node]), {})
+                of[name] = _signature(tensor.node)
         return result
 
     def waiting(self) -> dict[str, Array]:
-        """The values that no worker holds, by name."""
+        """The values that no worker holds, by name; of pieces, where variables are in pieces."""
         here = {
             name: self.get(tensor.node)
             for name, tensor in self.variables.items()

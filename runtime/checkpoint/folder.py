@@ -18,7 +18,7 @@ import numpy as np
 
 from graphflow.errors import CheckpointError
 from graphflow.runtime.checkpoint import files
-from graphflow.runtime.checkpoint.manifest import Manifest, Shard, Signature
+from graphflow.runtime.checkpoint.manifest import Manifest, Part, Shard, Signature
 from graphflow.runtime.checkpoint.shard import arrays_of, metadata_of, pieces
 
 Array = np.ndarray[Any, Any]
@@ -71,18 +71,25 @@ class Draft:
         """Take in a shard that has been written."""
         self.shards.append(shard)
 
-    def commit(self, variables: Mapping[str, Signature]) -> None:
+    def commit(
+        self,
+        variables: Mapping[str, Signature],
+        pieces: Mapping[str, tuple[Part, ...]] | None = None,
+    ) -> None:
         """Write the manifest, and put the checkpoint in its place.
+
+        Args:
+            pieces: of variables that are in pieces in the shards.
 
         Raises:
             CheckpointError: variables are in no shard.
             OSError: it cannot be written; what was there is there.
         """
+        manifest = Manifest(self.step, tuple(self.shards), variables, self.epoch, pieces or {})
         held = {name for shard in self.shards for name in shard.variables}
-        missing = sorted(set(variables) - held)
+        missing = sorted(set(manifest.stored) - held)
         if missing:
             raise CheckpointError(f"no shard holds {', '.join(missing)}")
-        manifest = Manifest(self.step, tuple(self.shards), variables, self.epoch)
         files.write_new(self.folder / MANIFEST, [manifest.to_bytes()])
         files.put_in_place(self.folder, self.target)
 
@@ -145,20 +152,14 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
     """
     source = files.found(files.absolute(folder))
     manifest = read_manifest(source)
-    variables: dict[str, Array] = {}
-    for shard in manifest.shards:
-        try:
+    stored: dict[str, Array] = {}
+    try:
+        for shard in manifest.shards:
             data = _read(source, shard, manifest.step)
-            variables |= arrays_of(data, {n: manifest.dtype(n) for n in shard.variables})
-        except CheckpointError as error:
-            raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
-    wrong = {n for n, s in manifest.variables.items() if signature_of(variables, n) != s}
-    if wrong or len(variables) != len(manifest.variables):
-        raise CheckpointError(
-            f"cannot read checkpoint {source}: its shards do not hold "
-            f"{', '.join(sorted(wrong)) or 'only'} what the manifest says; use an older one"
-        )
-    return Checkpoint(variables, manifest.step)
+            stored |= arrays_of(data, {n: manifest.dtype(n) for n in shard.variables})
+        return Checkpoint(manifest.whole(stored), manifest.step)
+    except CheckpointError as error:
+        raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
 
 
 def read_manifest(source: Path) -> Manifest:
@@ -216,11 +217,6 @@ def _read(source: Path, shard: Shard, step: int) -> bytes:
 def signature(value: Array) -> Signature:
     """An array's dtype and shape."""
     return value.dtype.name, value.shape
-
-
-def signature_of(variables: Mapping[str, Array], name: str) -> Signature | None:
-    """The same of one by name; None where there is none."""
-    return signature(variables[name]) if name in variables else None
 
 
 def unwritable(target: Path, error: BaseException) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 from graphflow.errors import CheckpointError
 from graphflow.spec import as_dtype, show_shape
 
+Array = np.ndarray[Any, Any]
 FORMAT = 2
 """1 had one shard, "state.safetensors", and no digest of its own."""
 _FIRST_STATE = "state.safetensors"
@@ -24,6 +27,10 @@ _LISTED = 8  # differences of a kind that an error names
 
 Signature = tuple[str, tuple[int, ...]]
 """A variable's dtype, by name, and its shape."""
+
+
+Part = tuple[str, tuple[tuple[int, int], ...]]
+"""A piece of a variable: its name in the shards, and where it starts and stops along every axis."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +52,54 @@ class Manifest:
             numbers are drawn.
         variables: all of them, by name.
         epoch: of the session that wrote it.
+        pieces: for each variable that is in pieces in the shards, these.
     """
 
     step: int
     shards: tuple[Shard, ...]
     variables: Mapping[str, Signature]
     epoch: int = 0
+    pieces: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def stored(self) -> dict[str, Signature]:
+        """What is in the shards: variables, or their pieces."""
+        found = {n: kind for n, kind in self.variables.items() if n not in self.pieces}
+        for name, parts in self.pieces.items():
+            for piece, spans in parts:
+                shape = tuple(stop - start for start, stop in spans)
+                found[piece] = self.variables[name][0], shape
+        return found
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Of a variable.
+        """Of a variable or a piece in a shard.
 
         Raises:
-            CheckpointError: there is no such variable.
+            CheckpointError: there is none of this name.
         """
-        if name not in self.variables:
+        if name not in self.stored:
             raise CheckpointError(f"its manifest knows no variable {name!r}")
-        return as_dtype(self.variables[name][0])
+        return as_dtype(self.stored[name][0])
+
+    def whole(self, stored: Mapping[str, Array]) -> dict[str, Array]:
+        """All variables, put together of what is in the shards.
+
+        Raises:
+            CheckpointError: that is not what the manifest says.
+        """
+        wrong = [
+            n for n, kind in self.stored.items() if n not in stored or not _is(stored[n], kind)
+        ]
+        if wrong:
+            raise CheckpointError(f"its shards do not hold {_some(wrong)} as the manifest says")
+        found = {n: stored[n] for n in self.variables if n not in self.pieces}
+        for name, parts in self.pieces.items():
+            dtype, shape = self.variables[name]
+            found[name] = value = np.zeros(shape, as_dtype(dtype))
+            for piece, spans in parts:
+                place = tuple(slice(start, stop) for start, stop in spans)
+                value[place] = stored[piece].reshape(value[place].shape)
+        return found
 
     @property
     def fingerprint(self) -> str:
@@ -88,6 +127,9 @@ class Manifest:
                 name: [dtype, list(shape)] for name, (dtype, shape) in self.variables.items()
             },
         }
+        if self.pieces:
+            told["pieces"] = {name: list(parts) for name, parts in self.pieces.items()}
+        told = json.loads(json.dumps(told))
         return json.dumps({**told, "digest": _digest(told)}, indent=1).encode()
 
     @classmethod
@@ -119,7 +161,11 @@ class Manifest:
                 Shard(s["file"], s["sha256"], s["bytes"], tuple(s["variables"]))
                 for s in told["shards"]
             )
-            return cls(int(told["step"]), shards, variables, int(told["epoch"]))
+            pieces = {
+                name: tuple((piece, tuple((a, b) for a, b in spans)) for piece, spans in parts)
+                for name, parts in told.get("pieces", {}).items()
+            }
+            return cls(int(told["step"]), shards, variables, int(told["epoch"]), pieces)
         except CheckpointError:
             raise
         except Exception as error:  # whatever a file can be instead of a manifest
@@ -160,6 +206,12 @@ def differences(
         if names
     ]
     return "; ".join(told)
+
+
+def _is(value: Array, kind: Signature) -> bool:
+    """Whether an array is of a kind; a piece may have lost or gained axes of one element."""
+    dtype, shape = kind
+    return value.dtype.name == dtype and (value.shape == shape or value.size == math.prod(shape))
 
 
 def _digest(told: Mapping[str, Any]) -> str:
