@@ -32,6 +32,10 @@ def _take(xp: Any, x: Any, nbytes: int) -> Any:
     return x + 0 * len(taken)
 
 
+def _spread(xp: Any, x: Any, elements: int) -> Any:
+    return x + 0 * xp.ones(elements, "float64")[:1].astype(x.dtype)
+
+
 def _raise(xp: Any, x: Any) -> Any:
     raise ZeroDivisionError("as it was told to")
 
@@ -40,4 +44,5 @@ crash = register(Op("hazards.crash", infer=lambda x: x, kernel=_crash))
 hold = register(Op("hazards.hold", infer=lambda x, seconds: x, kernel=_hold))
 sleep = register(Op("hazards.sleep", infer=lambda x, seconds: x, kernel=_sleep))
 take = register(Op("hazards.take", infer=lambda x, nbytes: x, kernel=_take))
+spread = register(Op("hazards.spread", infer=lambda x, elements: x, kernel=_spread))
 fail = register(Op("hazards.fail", infer=lambda x: x, kernel=_raise))
