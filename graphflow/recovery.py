@@ -318,6 +318,7 @@ class Recovery:
         finally:
             steps.trace, steps.committed = trace, self._goal
         self._broken = None
+        self._hosts.meters.add("graphflow_recoveries_total")
         _log.tell(
             "session.recovered", step=self._goal, epoch=epoch, workers=len(cluster.workers),
             replayed=count, seconds=round(time.monotonic() - started, 3),

@@ -34,6 +34,7 @@ from graphflow.errors import (
     VariableError,
 )
 from graphflow.feeding import as_placeholder, convert, convert_all
+from graphflow.metering import serve_metrics, steps_of
 from graphflow.memory_report import MemoryReport, memory_report
 from graphflow.migration import has_drifted, migrate
 from graphflow.modules import admit, module_names
@@ -50,7 +51,6 @@ from graphflow.runtime.finite import RESULTS
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.trace import Trace
 from graphflow.state import State
-from graphflow.stepping import Steps
 from graphflow.structure import flatten
 
 Array = np.ndarray[Any, Any]
@@ -89,6 +89,8 @@ class Session:
         keep: how many checkpoints stay.
         rejoin: seconds in which a lost worker of another machine may come back; after that the
             session goes on with those that remain.
+        metrics: where this process serves what it counts to Prometheus, such as "127.0.0.1:9100";
+            default: `$GRAPHFLOW_METRICS`, else nowhere. See docs/observability.md.
 
     Raises:
         SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
@@ -113,6 +115,7 @@ class Session:
         every: int | str | None = None,
         keep: int | None = None,
         rejoin: float | None = None,
+        metrics: str | None = None,
     ) -> None:
         if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
@@ -135,7 +138,9 @@ class Session:
         self._process = os.getpid()
         self._hosts = hosts = hosts_of(chosen, names, store)
         several = len(chosen.devices) > 1
-        self._steps = steps = Steps(hosts, float(deadline), self._automatic and several)
+        self._server = serve_metrics(metrics, hosts)
+        sampling, metered = self._automatic and several, self._server is not None
+        self._steps = steps = steps_of(hosts, float(deadline), sampling, metered)
         self._state = state = State(hosts)
         self._planner = Planner(chosen, hosts, state, steps, placer, trial)
         checks = RESULTS if check_finite else ""
@@ -522,6 +527,8 @@ class Session:
         finally:
             if self._drain is not None:
                 self._drain.end()
+            if self._server is not None:
+                self._server.close()
             self._hosts.close()
 
     def _retreat(self) -> None:

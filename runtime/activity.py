@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from graphflow.runtime.clock import Clock
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import Abort, Commit, Compute, Forget, Key, Load
 from graphflow.runtime.metrics import Meters
+
+if TYPE_CHECKING:
+    from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 
 _RECENT = 64  # steps over which the rate is taken
 
@@ -114,6 +119,32 @@ class SessionActivity:
         self.opened = time.monotonic()
         self.meters = Meters()
         self._lost: set[int] = set()
+
+    def watch(self, machine: CoordinatorMachine, addresses: Sequence[str]) -> None:
+        """Let the meters tell of the workers of an epoch when somebody asks."""
+        workers = len(addresses)
+
+        def states() -> dict[tuple[str, ...], float]:
+            lost = len(machine.lost())
+            return {("up",): workers - lost, ("lost",): lost}
+
+        def clocks(read: Callable[[Clock], float]) -> dict[tuple[str, ...], float]:
+            told = {(str(w),): read(machine.clock(w)) for w in range(workers)}
+            return {worker: value for worker, value in told.items() if math.isfinite(value)}
+
+        def error(clock: Clock) -> float:
+            return clock.reading(time.monotonic()).error
+
+        def resent() -> dict[tuple[str, ...], float]:
+            return {
+                (address,): machine.stream(worker).outbound.repeats
+                for worker, address in enumerate(addresses)
+            }
+
+        self.meters.watch("graphflow_workers", states)
+        self.meters.watch("graphflow_resent_messages_total", resent)
+        self.meters.watch("graphflow_round_trip_seconds", lambda: clocks(lambda c: c.round_trip))
+        self.meters.watch("graphflow_clock_error_seconds", lambda: clocks(error))
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:

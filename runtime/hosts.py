@@ -18,6 +18,7 @@ from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name, write_under
 from graphflow.runtime.host import Host
 from graphflow.runtime.messages import Parcel, StepResult
+from graphflow.runtime.metrics import Meters
 from graphflow.runtime.partition import Partition
 
 Array = np.ndarray[Any, Any]
@@ -53,9 +54,11 @@ class Hosts(Protocol):
 
     Attributes:
         can_be_lost: whether they are other processes.
+        meters: what is counted of the session.
     """
 
     can_be_lost: bool
+    meters: Meters
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
         """Give each worker its partitions of a program."""
@@ -122,6 +125,7 @@ class LocalHosts:
     can_be_lost = False
 
     def __init__(self, devices: Sequence[str], threads: int | None) -> None:
+        self.meters = Meters()
         self._host = Host(0, devices, threads, _no_other_worker)
         self._host.open("")
 

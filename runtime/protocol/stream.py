@@ -72,6 +72,7 @@ class Outbound:
         self.acknowledged = 0
         self.received = 0  # in the other direction, for the acknowledgements that ride along
         self.resent = 0  # the last attempt that was answered
+        self.repeats = 0  # messages that were sent once more
         self._kept: deque[Letter] = deque()
         self._bytes = 0
 
@@ -120,7 +121,9 @@ class Outbound:
         if request.attempt <= self.resent:
             return []
         self.resent = request.attempt
-        return list(self.all_from(request.first))
+        again = list(self.all_from(request.first))
+        self.repeats += len(again)
+        return again
 
     def all_from(self, first: int) -> Iterator[Letter]:
         """Everything that is kept from a number on, sealed anew: after an abort, an array may have

@@ -1,0 +1,244 @@
+"""`graphflow status`: what workers tell, to whom, and what is said when they do not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import graphflow as gf
+from graphflow.cli import main
+from graphflow.cli_status import age, shown
+from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
+from graphflow.runtime.status import Address
+from tests.house.sources import ROOT
+
+DEVICE = 'devices = [{ name = "cpu:0", flops = 5e10, bandwidth = 1e10, launch = 1e-6 }]'
+
+
+@contextlib.contextmanager
+def serving(*options: str, listen: str = "tcp://127.0.0.1:*", **environment: str) -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "graphflow", "worker", "--listen", listen, *options],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GRAPHFLOW_LOG_LEVEL": "error", **environment},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().partition(" listening on ")[2].split()[0]
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
+
+
+def status(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["status", *arguments])
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[tuple[str, str]]:
+    with serving() as first, serving("--devices", "cpu:0,cpu:1") as second:
+        yield first, second
+
+
+@pytest.fixture
+def cluster(workers: tuple[str, str], tmp_path: Path) -> Path:
+    file = tmp_path / "cluster.toml"
+    file.write_text("\n".join(f'[[workers]]\naddress = "{a}"\n{DEVICE}' for a in workers))
+    return file
+
+
+def test_an_idle_worker_tells_what_it_is(
+    capsys: pytest.CaptureFixture[str], workers: tuple[str, str]
+) -> None:
+    code, out, err = status(capsys, workers[1])
+    assert code == 0 and not err
+    assert workers[1] in out and "cpu:0, cpu:1" in out and gf.__version__ in out
+    assert "Sessions" not in out and "MiB" in out
+
+
+def test_a_session_at_work_is_shown_with_its_steps_memory_and_links(
+    capsys: pytest.CaptureFixture[str], cluster: Path, workers: tuple[str, str]
+) -> None:
+    x = gf.placeholder("float32", (256,), name="x")
+    with gf.device("/worker:0"):
+        a = gf.tanh(x) + gf.variable(np.ones(256, np.float32), name="secret_name")
+    with gf.device("/worker:1"):
+        b = gf.exp(a)
+    with gf.Session(cluster, trial=False) as session:
+        for _ in range(20):
+            session.run(b, {x: np.ones(256, np.float32)})
+        code, out, _ = status(capsys, str(cluster), "--json")
+        told = json.loads(out)["workers"]
+        code_table, table, _ = status(capsys, str(cluster))
+    assert code == code_table == 0
+    for index, worker in enumerate(told):
+        assert worker["address"] == workers[index] and worker["resident"] > 1 << 20
+        (seen,) = worker["sessions"]
+        assert len(seen["session"]) == 8 and session._hosts.session.startswith(seen["session"])
+        assert (seen["worker"], seen["epoch"]) == (index, 1) and seen["committed"] >= 20
+        assert seen["programs"] >= 1 and seen["step"] >= 20 and not seen["parked"]
+        assert seen["steps_per_second"] > 0 and 0 < seen["last_step_seconds"] < 10
+        assert sum(seen["arenas"].values()) > 0
+    assert sum(told[0]["sessions"][0]["variables"].values()) == 1024
+    (link,) = told[0]["links"]
+    assert link["peer"] == workers[1] and link["sent"] >= 20 * 1024
+    assert told[1]["links"][0]["received"] == link["sent"]
+    assert "Sessions" in table and "Tensors between workers" in table and seen["session"] in table
+    assert session._hosts.session not in out + table
+
+
+def test_a_step_that_waits_says_for_what(
+    capsys: pytest.CaptureFixture[str], cluster: Path, tmp_path: Path
+) -> None:
+    """A worker that is stopped delivers nothing: the other one says so."""
+    x = gf.placeholder("float32", (1000, 1000), name="x")
+    with gf.device("/worker:1"):
+        slow = x
+        for _ in range(40):
+            slow = slow @ x
+    with gf.device("/worker:0"):
+        y = gf.sum(slow)
+    seen = ""
+    with gf.Session(cluster, trial=False) as session:
+        future = session.run_async(y, {x: np.zeros((1000, 1000), np.float32)})
+        until = time.monotonic() + 60
+        while "waits for edge" not in seen and time.monotonic() < until and not future.done():
+            seen = status(capsys, str(cluster))[1]
+        future.result(100)
+    assert "compute step" in seen and "waits for edge" in seen and "/worker:1/cpu:0" in seen
+
+
+def test_who_does_not_answer_is_named_within_the_timeout_and_the_others_are_shown(
+    capsys: pytest.CaptureFixture[str], workers: tuple[str, str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # listens, and never says anything
+        mute = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        started = time.monotonic()
+        code, out, err = status(
+            capsys, workers[0], "tcp://127.0.0.1:1", mute, "--timeout", "1", "--json"
+        )
+        assert time.monotonic() - started < 10
+    told = {each["address"]: each for each in json.loads(out)["workers"]}
+    assert code == 1 and not err
+    assert "pid" in told[workers[0]]
+    for address in ("tcp://127.0.0.1:1", mute):
+        assert told[address]["error"] == "RendezvousTimeout" and address in told[address]["text"]
+    code, out, _ = status(capsys, "tcp://127.0.0.1:1", "--timeout", "0.3")
+    assert code == 1 and "nobody answered" in out and "graphflow worker --listen" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["tcp://127.0.0.1"], "tcp://host:port"),
+        (["nowhere.toml"], "nor a file"),
+        (["7001"], "nor a file"),
+        (["tcp://10.0.0.2:7001"], "keys new"),
+        (["tcp://127.0.0.1:1", "here.toml"], "one cluster file"),
+        (["tcp://127.0.0.1:1", "--watch", "--json"], "one of them"),
+        (["tcp://127.0.0.1:1", "--timeout", "0"], "--timeout"),
+        ([], "Missing argument"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_gets_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    code, out, err = status(capsys, *arguments)
+    assert code in (1, 2) and says in err and not out
+    assert err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_a_host_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = status(capsys, "tcp://no.such.host.invalid:7001", "--insecure")
+    assert code == 1 and "no.such.host.invalid" in out and "unknown" in out
+
+
+def test_what_a_worker_says_cannot_steer_the_terminal() -> None:
+    report = {
+        "version": "\x1b[2J", "host": "[red]h\u202e", "pid": 1, "devices": ["cpu:0\n\x9b"],
+        "uptime": 1.0, "resident": 1, "resident_peak": 1, "refused": 0, "links": [], "sessions": [],
+    }  # fmt: skip
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(shown([(Address("tcp://127.0.0.1:1"), report)]))
+    text = console.export_text()
+    assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text and "[red]h" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.9, "59 s"), (60, "1 min"), (3700, "1 h 1 min"), (200_000, "2 d 7 h")],
+)
+def test_ages_are_short(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+# With keys --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, dict[str, Keyring], str]]:
+    """A worker with a key, and keyrings of who may ask it: its address, they, its public key."""
+    there = Keyring(tmp_path / "there")
+    own = there.new("box", WORKER).public
+    rings = {}
+    for role in (CLIENT, COORDINATOR, WORKER):
+        rings[role] = Keyring(tmp_path / role)
+        pair = rings[role].new(f"my-{role}", role)
+        rings[role].add(str(own), "here")
+        there.add(str(pair.public), "there")
+    rings["stranger"] = Keyring(tmp_path / "stranger")
+    rings["stranger"].new("eve", CLIENT)
+    rings["stranger"].add(str(own), "here")
+    with serving("--key", "box", GRAPHFLOW_KEYS=str(there.folder)) as address:
+        yield address, rings, own.key
+
+
+def test_a_clients_key_may_ask_and_is_shown_no_names_of_models(
+    capsys: pytest.CaptureFixture[str],
+    keyed: tuple[str, dict[str, Keyring], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address, rings, _ = keyed
+    for role in (CLIENT, COORDINATOR):
+        monkeypatch.setenv("GRAPHFLOW_KEYS", str(rings[role].folder))
+        code, out, err = status(capsys, address, "--worker-key", "box", "--json")
+        assert code == 0, (role, out, err)
+        assert json.loads(out)["workers"][0]["devices"] == ["cpu:0"]
+
+
+def test_a_workers_key_and_a_strangers_may_not(
+    capsys: pytest.CaptureFixture[str],
+    keyed: tuple[str, dict[str, Keyring], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address, rings, key = keyed
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(rings["stranger"].folder))
+    code, out, _ = status(capsys, address, "--worker-key", key, "--timeout", "8")
+    assert code == 1 and "graphflow keys add" in out
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(rings[WORKER].folder))
+    code, _, err = status(capsys, address, "--worker-key", "box", "--key", "my-worker")
+    assert code != 0 and "client" in err
+
+
+def test_without_a_key_a_worker_with_one_says_nothing(
+    capsys: pytest.CaptureFixture[str], keyed: tuple[str, dict[str, Keyring], str]
+) -> None:
+    code, out, _ = status(capsys, keyed[0], "--timeout", "1")
+    assert code == 1 and "key" in out
