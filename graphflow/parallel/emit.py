@@ -14,6 +14,8 @@ from graphflow.errors import GraphflowError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, make_node
 from graphflow.ops import sharding as rules
+from graphflow.ops.control import is_control
+from graphflow.parallel.bodies import emit_control
 from graphflow.parallel.buckets import Buckets
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
 from graphflow.parallel.moves import Layout, Moves, Value, whole
@@ -36,6 +38,7 @@ class Emitter:
         readers: the nodes that read each tensor; None stands for a fetch.
         bucket: bytes of sums that are exchanged at once; 0: each by itself.
         apart: axes of the mesh along which batch norms are not synchronised.
+        still: nothing may travel.
 
     Attributes:
         values: what stands for each tensor so far.
@@ -48,6 +51,7 @@ class Emitter:
         readers: Mapping[Tensor, Sequence[Node | None]],
         bucket: int = 0,
         apart: frozenset[str] = frozenset(),
+        still: bool = False,
     ) -> None:
         self.moves = moves
         self.mesh = moves.mesh
@@ -56,6 +60,7 @@ class Emitter:
         self.readers = {t: list(nodes) for t, nodes in readers.items()}
         self.values: dict[Tensor, Value] = {}
         self.apart = apart
+        self._dear = 1e9 if still else 1.0  # how much dearer it is to move what comes in
         self._buckets = Buckets(moves, self.values, bucket)
 
     def value(self, tensor: Tensor) -> Value:
@@ -253,6 +258,12 @@ class Emitter:
         for before, after in zip(node.outputs, made, strict=True):
             if before in self.wishes:
                 self.wishes.setdefault(after, self.wishes[before])
+        self.within(graph)
+        for before, after in zip(node.outputs, made, strict=True):
+            self.values[before] = self.values[after]
+
+    def within(self, graph: Graph) -> None:
+        """Write the nodes of another graph that nothing stands for yet."""
         fresh = [n for n in graph.nodes if n.outputs[0] not in self.values]
         known = {t: self.values[t].layout for n in fresh for t in n.inputs if t in self.values}
         for inner in fresh:
@@ -262,8 +273,15 @@ class Emitter:
             self.wishes.setdefault(tensor, wish)
         for inner in fresh:
             self.node(inner)
-        for before, after in zip(node.outputs, made, strict=True):
-            self.values[before] = self.values[after]
+
+    def inside(
+        self,
+        moves: Moves,
+        wishes: Mapping[Tensor, Layout],
+        readers: Mapping[Tensor, Sequence[Node | None]],
+    ) -> Emitter:
+        """An emitter for a body, in which nothing travels."""
+        return Emitter(moves, wishes, readers, 0, self.apart, still=True)
 
     def node(self, node: Node) -> None:
         """Write any node."""
@@ -271,6 +289,9 @@ class Emitter:
             (tensor,) = node.outputs
             parts = (tensor,) * len(self.mesh.places)
             self.values[tensor] = Value(tensor.spec, whole(tensor.ndim), parts)
+        elif is_control(node.op):
+            self.settle(node)
+            emit_control(self, node)
         else:
             self.emit(node)
 
@@ -377,6 +398,7 @@ class Emitter:
                     total += size / n / 100
             elif any(a == m for a, _ in layout.partial) and choice != KEEP:
                 total += size if wanted else 2 * size
+        total *= self._dear
         for tensor, names in zip(node.outputs, rule.outputs, strict=True):
             size = self._bytes(tensor.spec) * (n - 1)
             wish = self.wishes.get(tensor)

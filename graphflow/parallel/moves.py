@@ -271,9 +271,21 @@ class Moves:
             pieces = [self._extents(value, layout, place) for place in group]
             key = (*own, *map(tuple, pieces))
             if key not in known or not self.mesh.local:
-                known[key] = build(group, own)
+                known[key] = [
+                    self._shaped(tensor, value, layout, place)
+                    for tensor, place in zip(build(group, own), group, strict=True)
+                ]
             parts.update(zip(group, known[key], strict=True))
         return Value(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
+
+    def _shaped(self, tensor: Tensor, value: Value, layout: Layout, place: Place) -> Tensor:
+        """A part with the symbols of its size: those of pieces add up to that of the whole."""
+        shape = self.local_shape(value.spec.shape, layout, place)
+        if tensor.shape == shape:
+            return tensor
+        with self.at(place, tensor.node.origin or tensor.node):
+            named: Tensor = REGISTRY["reshape"](tensor, shape=shape)
+        return named
 
     def _extents(self, value: Value, layout: Layout, place: Place) -> list[Piece]:
         """The piece of each axis that a place has."""

@@ -22,6 +22,7 @@ from graphflow.parallel.emit import Emitter
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place
 from graphflow.parallel.moves import Layout, Move, Moves, Value, whole
 from graphflow.parallel.propagate import propagate
+from graphflow.passes import MergeBodies
 from graphflow.spec import evaluate
 
 Array = np.ndarray[Any, Any]
@@ -111,6 +112,7 @@ def divided(
         bucket: bytes of gradients that are summed in one exchange; 0: each by itself.
         apart: axes of the mesh along which batch norms are not synchronised.
     """
+    graph = _with_merged_bodies(graph)
     cuts = Cuts(mesh)
     annotations = {**annotations, **_layouts_of(graph, known or {})}
     for tensor, layout in annotations.items():
@@ -136,6 +138,11 @@ def divided(
         tuple(moves.made),
         work.emitter.values,
     )
+
+
+def _with_merged_bodies(graph: Graph) -> Graph:
+    """The graph in which a loop and its extension by a gradient are one, as long as that shows."""
+    return MergeBodies()(graph) if graph.holders else graph
 
 
 def _layouts_of(graph: Graph, known: Mapping[Node, Pieces]) -> dict[Tensor, Layout]:

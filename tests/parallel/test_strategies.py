@@ -236,7 +236,7 @@ def test_a_batch_smaller_than_the_replicas_is_refused_when_it_is_fed() -> None:
 
 
 def test_a_known_batch_smaller_than_the_replicas_is_refused_before() -> None:
-    with pytest.raises(ShardingError, match="'ids'.* is 4, smaller than 5"):
+    with pytest.raises(ShardingError, match=r"'ids'.* is 4, smaller than 5"):
         Data(5).report(gpt(Data(5)).fetches)
 
 
@@ -265,7 +265,7 @@ def test_strategies_refuse_what_makes_no_sense(make: Any) -> None:
 
 
 def test_minimize_refuses_what_is_no_strategy() -> None:
-    with pytest.raises(ArgumentError, match="strategy is one of gf.parallel's"):
+    with pytest.raises(ArgumentError, match=r"strategy is one of gf\.parallel's"):
         mlp("data")
 
 

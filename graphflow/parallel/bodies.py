@@ -1,0 +1,279 @@
+"""Nodes that hold bodies: each place runs a body of its own, on the pieces that it has.
+
+A body is cut as its operands are, if nothing has to travel inside it: a recurrent network over a
+batch, say, whose weights' gradients are sums that each place carries along for itself. A call that
+needs an exchange is put in the place of what it holds; a loop or a branch gets its operands whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from graphflow.errors import GraphflowError
+from graphflow.graph import Body, Graph
+from graphflow.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.parallel.mesh import WHOLE, Place
+from graphflow.parallel.moves import Layout, Moves, Value, whole
+from graphflow.parallel.propagate import propagate
+from graphflow.spec import TensorSpec
+from graphflow.tracing import parameter
+
+if TYPE_CHECKING:
+    from graphflow.parallel.emit import Emitter
+
+TRIES = 6
+"""Times that a loop's body is cut anew because what it carries comes back in another layout."""
+Layouts = list[Layout]
+
+
+class Communicates(GraphflowError):
+    """Something would have to travel inside a body."""
+
+
+class Still(Moves):
+    """Moves within a place only."""
+
+    def _by_groups(self, *args: Any) -> Value:
+        raise Communicates("a sum or a whole is needed")
+
+    def _exchanged(self, *args: Any) -> Value:
+        raise Communicates("pieces change places")
+
+    def windows(self, *args: Any) -> tuple[Tensor, ...]:
+        raise Communicates("windows see their neighbours' pieces")
+
+    def sum_together(self, *args: Any) -> list[Value]:
+        raise Communicates("sums are needed")
+
+
+def emit_control(emitter: Emitter, node: Node) -> None:
+    """Write a node that holds bodies."""
+    work = _Control(emitter, node)
+    try:
+        match node.op.name:
+            case "call":
+                work.call()
+            case "cond":
+                work.cond()
+            case "scan":
+                work.scan()
+            case _:
+                work.while_loop()
+    except Communicates:
+        if node.op.name == "call":
+            work.inline()
+        else:
+            work.whole()
+
+
+class _Control:
+    """A node that holds bodies, on its way through an emitter."""
+
+    def __init__(self, emitter: Emitter, node: Node) -> None:
+        self.emitter = emitter
+        self.moves = emitter.moves
+        self.node = node
+        self.places = emitter.mesh.places
+
+    # Ways -----------------------------------------------------------------------------------------
+
+    def call(self) -> None:
+        values = self._operands()
+        body: Body = self.node.attrs["body"]
+        bodies, layouts = self._cut(body, [v.layout for v in values])
+        self._write(values, [{"body": b} for b in bodies], layouts)
+
+    def cond(self) -> None:
+        pred, *values = self._operands()
+        if pred.layout != whole(0):
+            raise Communicates("the predicate is not whole")
+        given = [v.layout for v in values]
+        branches = self.node.attrs["then"], self.node.attrs["orelse"]
+        (_, first), (_, second) = (self._cut(body, given) for body in branches)
+        layouts = [
+            a if len(a.partial) >= len(b.partial) and len(a.axes()) >= len(b.axes()) else b
+            for a, b in zip(first, second, strict=True)
+        ]
+        (then, _), (orelse, _) = (self._cut(body, given, layouts) for body in branches)
+        attrs = [{"then": a, "orelse": b} for a, b in zip(then, orelse, strict=True)]
+        self._write([pred, *values], attrs, layouts)
+
+    def scan(self) -> None:
+        attrs = self.node.attrs
+        counted = int(attrs.get("counted", False))
+        carries, items = attrs["carries"], attrs["items"]
+        values = self._operands()
+        for value in values[counted + carries : counted + carries + items]:
+            if value.layout.dims[0]:
+                raise Communicates("it goes along an axis that is cut")
+        if counted and values[0].layout != whole(0):
+            raise Communicates("the count is not whole")
+
+        def inside(given: Sequence[Value]) -> Layouts:
+            rows = given[counted + carries : counted + carries + items]
+            return [
+                *(v.layout for v in given[counted : counted + carries]),
+                *(Layout(v.layout.dims[1:], v.layout.partial) for v in rows),
+                *(v.layout for v in given[counted + carries + items :]),
+            ]
+
+        values, bodies, layouts = self._steady(attrs["body"], values, counted, carries, inside)
+        layouts = [
+            *layouts[:carries],
+            *(Layout((WHOLE, *at.dims), at.partial) for at in layouts[carries:]),
+        ]
+        self._write(values, [{"body": b} for b in bodies], layouts)
+
+    def while_loop(self) -> None:
+        attrs = self.node.attrs
+        states = attrs["states"]
+
+        def inside(given: Sequence[Value]) -> Layouts:
+            return [v.layout for v in given]
+
+        values, bodies, layouts = self._steady(attrs["body"], self._operands(), 0, states, inside)
+        tests, (verdict,) = self._cut(attrs["test"], inside(values))
+        if verdict != whole(0):
+            raise Communicates("its condition is for all")
+        layouts = [
+            whole(0),
+            *layouts[:states],
+            *(Layout((WHOLE, *at.dims), at.partial) for at in layouts[states:]),
+        ]
+        both = [{"body": b, "test": t} for b, t in zip(bodies, tests, strict=True)]
+        self._write(values, both, layouts)
+
+    def whole(self) -> None:
+        """The node at each place, with whole operands."""
+        values = [
+            self.moves.to(self.emitter.values[t], whole(t.ndim), self.node, t.name)
+            for t in self.node.inputs
+        ]
+        layouts = [whole(s.rank) for s in self.node.specs]
+        self._write(values, [{} for _ in self.places], layouts)
+
+    def inline(self) -> None:
+        """What a call holds, in its place."""
+        body: Body = self.node.attrs["body"]
+        known = self.emitter.values
+        inner = [t for n in body.graph.nodes for t in n.outputs]
+        for tensor in inner:
+            known.pop(tensor, None)
+        for parameter_, tensor in zip(body.inputs, self.node.inputs, strict=True):
+            known[parameter_.outputs[0]] = known[tensor]
+        self.emitter.within(body.graph)
+        for own, result in zip(self.node.outputs, body.outputs, strict=True):
+            known[own] = known[result]
+
+    # Parts ----------------------------------------------------------------------------------------
+
+    def _operands(self) -> list[Value]:
+        """The operands as they are, sums made."""
+        found = []
+        for tensor in self.node.inputs:
+            value = self.emitter.values[tensor]
+            layout = replace(value.layout, partial=())
+            found.append(self.moves.to(value, layout, self.node, tensor.name))
+        return found
+
+    def _steady(
+        self,
+        body: Body,
+        values: list[Value],
+        first: int,
+        carries: int,
+        inside: Callable[[Sequence[Value]], Layouts],
+    ) -> tuple[list[Value], list[Body], Layouts]:
+        """A loop's bodies, the operands carried being in the layouts in which they come back."""
+        for _ in range(TRIES):
+            bodies, layouts = self._cut(body, inside(values))
+            changed = False
+            for i in range(carries):
+                have = values[first + i]
+                if layouts[i] != have.layout:
+                    values[first + i] = self._begun(have, layouts[i])
+                    changed = True
+            if not changed:
+                return values, bodies, layouts
+        raise Communicates("what is carried comes back in ever other pieces")
+
+    def _begun(self, value: Value, layout: Layout, moves: Moves | None = None) -> Value:
+        """A value in pieces; where sums are made later, at the first place of each group only,
+        zeros at others."""
+        moves = moves or self.moves
+        if any(p not in layout.partial for p in value.layout.partial):
+            raise Communicates("a sum is needed")
+        fresh = [axis for axis, kind in layout.partial if (axis, kind) not in value.layout.partial]
+        if any(kind != "sum" for _, kind in layout.partial):
+            raise Communicates("what is carried is no sum")
+        plain = Layout(layout.dims, value.layout.partial)
+        value = moves.to(value, plain, self.node, "carried")
+        parts = []
+        for place, part in zip(self.places, value.parts, strict=True):
+            if any(self.emitter.mesh.at(place, axis) for axis in fresh):
+                with moves.at(place, self.node):
+                    part = FUNCTIONS["zeros_like"](part)
+            parts.append(part)
+        return Value(value.spec, layout, tuple(parts))
+
+    def _cut(
+        self, body: Body, layouts: Layouts, wanted: Layouts | None = None
+    ) -> tuple[list[Body], Layouts]:
+        """A body for each place, and the layouts of its results.
+
+        Args:
+            wanted: layouts of the results; default: those that they come in.
+
+        Raises:
+            Communicates: something would have to travel.
+        """
+        moves = Still(self.moves.mesh, self.moves.cuts, lambda _, place: self._device(place))
+        given = {n.outputs[0]: at for n, at in zip(body.inputs, layouts, strict=True)}
+        readers: dict[Tensor, list[Node | None]] = {}
+        for inner in body.graph.nodes:
+            for tensor in inner.inputs:
+                readers.setdefault(tensor, []).append(inner)
+        plain = {t: Layout(at.dims) for t, at in given.items()}
+        wishes = propagate(body.graph.nodes, plain, self.moves.cuts)
+        inside = self.emitter.inside(moves, wishes, readers)
+        parameters: list[tuple[Node, ...]] = []
+        for node, at in zip(body.inputs, layouts, strict=True):
+            parts = tuple(self._parameter(node, at, place) for place in self.places)
+            parameters.append(parts)
+            own = tuple(p.outputs[0] for p in parts)
+            inside.values[node.outputs[0]] = Value(node.specs[0], at, own)
+        inside.within(body.graph)
+        results = [inside.values[t] for t in body.graph.outputs]
+        for i, layout in enumerate(wanted or ()):
+            if results[i].layout != layout:
+                results[i] = self._begun(results[i], layout, moves)
+        bodies = []
+        for number in range(len(self.places)):
+            graph = Graph([value.parts[number] for value in results])
+            inputs = tuple(parts[number] for parts in parameters)
+            bodies.append(Body(inputs, graph, body.results))
+        return bodies, [value.layout for value in results[: body.results]]
+
+    def _device(self, place: Place) -> Any:
+        return self.moves.device(self.node, place)
+
+    def _parameter(self, node: Node, layout: Layout, place: Place) -> Node:
+        spec = node.specs[0]
+        shape = self.moves.local_shape(spec.shape, layout, place)
+        return parameter(TensorSpec(shape, spec.dtype), node.name)
+
+    def _write(
+        self, values: Sequence[Value], attrs: Sequence[dict[str, Any]], layouts: Sequence[Layout]
+    ) -> None:
+        """The node at each place."""
+        made: list[tuple[Tensor, ...]] = []
+        for number, place in enumerate(self.places):
+            inputs = tuple(value.parts[number] for value in values)
+            with self.moves.at(place, self.node):
+                own = {**self.node.attrs, **attrs[number]}
+                made.append(make_node(self.node.op, inputs, own, self.node.name).outputs)
+        for o, (tensor, layout) in enumerate(zip(self.node.outputs, layouts, strict=True)):
+            parts = tuple(outputs[o] for outputs in made)
+            self.emitter.values[tensor] = Value(tensor.spec, layout, parts)

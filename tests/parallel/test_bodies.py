@@ -1,0 +1,87 @@
+"""Loops, branches and calls on pieces: each place runs a body of its own where it can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from tests.parallel.models import Model, difference
+
+Data, Shard = gf.parallel.Data, gf.parallel.Shard
+
+
+def recurrent(strategy: Any = None, kind: str = "scan") -> Model:
+    random = np.random.default_rng(0)
+    x = gf.placeholder("float64", (None, 5, 3), name="x")
+    t = gf.placeholder("float64", (None, 4), name="t")
+    w = gf.variable(random.normal(size=(3, 4)) * 0.5, name="w")
+    u = gf.variable(random.normal(size=(4, 4)) * 0.5, name="u")
+    steps = gf.permute_dims(x, (1, 0, 2))
+    begin = gf.zeros((x.shape[0], 4), "float64")
+
+    def step(h: Any, row: Any) -> Any:
+        new = gf.tanh(row @ w + h @ u)
+        return new, new
+
+    if kind == "scan":
+        h, _ = gf.scan(step, begin, steps)
+    elif kind == "while":
+        h, _ = gf.while_loop(
+            lambda state: state[1] < 3,
+            lambda state: (gf.tanh(x[:, 0] @ w + state[0] @ u), state[1] + 1),
+            (begin, gf.constant(np.int64(0))),
+            max_iterations=4,
+        )
+    elif kind == "cond":
+        h = gf.cond(gf.sum(w) > 100.0, lambda: gf.tanh(x[:, 0] @ w), lambda: x[:, 1] @ w @ u)
+    elif kind == "call":
+        h = gf.call(lambda a: gf.tanh(a @ w) @ u, x[:, 0])
+    else:
+        h = gf.checkpoint(lambda a: gf.tanh(a @ w) @ u)(x[:, 0])
+    loss = gf.mean((h - t) ** 2.0)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+
+    def feeds(random: np.random.Generator, batch: int) -> dict[gf.Tensor, Any]:
+        return {x: random.normal(size=(batch, 5, 3)), t: random.normal(size=(batch, 4))}
+
+    return Model([loss, train], [w, u], feeds)
+
+
+KINDS = ("scan", "while", "cond", "call", "checkpoint")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "strategy",
+    [Data(2), Data(3, shard_state=True), Shard({"m": 2}, {"w": (None, "m")}),
+     Shard({"m": 2}, {"u": ("m",)})],
+    ids=["two", "three", "columns", "rows"],
+)  # fmt: skip
+def test_bodies_on_pieces_give_what_they_give_whole(kind: str, strategy: Any) -> None:
+    assert difference(recurrent(strategy, kind).train(), recurrent(None, kind).train()) < 1e-12
+
+
+def test_only_sums_of_gradients_travel_where_replicas_run_calls() -> None:
+    model = recurrent(Data(2), "call")
+    report = Data(2).report(model.fetches)
+    assert {m.kind for m in report.collectives} == {"all-reduce"}
+    assert report.bytes == 2 * 8 * (3 * 4 + 4 * 4)
+
+
+@pytest.mark.parametrize("kind, op", [("scan", "scan"), ("while", "while_loop"), ("cond", "cond")])
+def test_each_replica_runs_its_own_loop_on_its_share(kind: str, op: str) -> None:
+    model = recurrent(Data(2), kind)
+    graph = Data(2).report(model.fetches).division.graph
+    nodes = [n for n in graph.nodes if n.op.name == op]
+    assert {n.name.partition("/")[0] for n in nodes} == {"data=0", "data=1"}
+    sizes = {str(s) for n in nodes for spec in n.specs for s in spec.shape}
+    assert any("@data=0" in s for s in sizes) and not any("+" in s for s in sizes)
+
+
+def test_two_workers_run_a_body_each() -> None:
+    here = recurrent(Data(2)).train()
+    there = recurrent(Data(2)).train(gf.Cluster.local(2))
+    assert here[0] == there[0]
