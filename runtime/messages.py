@@ -241,6 +241,14 @@ class Measure(Message):
 
 
 @dataclass(frozen=True)
+class Meet(Message):
+    """Asks a worker whether it reaches all others."""
+
+    request: Count
+    deadline: float
+
+
+@dataclass(frozen=True)
 class Probe(Message):
     """Asks a worker to time round trips of `nbytes` to another worker and back."""
 

@@ -264,9 +264,9 @@ class CoordinatorMachine:
         """Whether a worker is lost."""
         return self._peers[worker].gone is not None
 
-    def streams(self) -> list[Stream]:
-        """The numbering of messages with each worker, to look at."""
-        return [peer.stream for peer in self._peers]
+    def stream(self, worker: int) -> Stream:
+        """The numbering of messages with a worker, to look at."""
+        return self._peers[worker].stream
 
     # Events ------------------------------------------------------------------------------------
 

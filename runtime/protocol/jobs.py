@@ -19,6 +19,7 @@ from graphflow.runtime.messages import (
     Key,
     Load,
     Measure,
+    Meet,
     Message,
     Open,
     Prepare,
@@ -45,6 +46,7 @@ Job = (
     | Forget
     | Save
     | Measure
+    | Meet
     | Probe
     | Close
     | Chunk

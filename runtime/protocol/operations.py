@@ -19,6 +19,7 @@ from graphflow.runtime.messages import (
     Load,
     Measure,
     Measured,
+    Meet,
     Message,
     Open,
     Prepare,
@@ -44,6 +45,7 @@ REPLIES: dict[type[Message], type[Message]] = {
     Forget: Ready,
     Save: Saved,
     Measure: Measured,
+    Meet: Ready,
     Probe: Probed,
     Close: Ready,
 }

@@ -43,6 +43,7 @@ from graphflow.runtime.messages import (
     Load,
     Measure,
     Measured,
+    Meet,
     Message,
     Open,
     Ping,
@@ -382,7 +383,7 @@ class WorkerMachine:
             case Write():
                 arrays = self._take(session, "value", message.request, [message.variable])
                 return [Run(name, message, 0, epoch, arrays)]
-            case Prepare() | Read() | Forget() | Save() | Measure() | Probe():
+            case Prepare() | Read() | Forget() | Save() | Measure() | Meet() | Probe():
                 return [Run(name, message, 0, epoch)]
             case Close():
                 answer = self._reply(session, Ready(message.request))

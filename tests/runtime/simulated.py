@@ -142,7 +142,8 @@ class Hosted:
     def _begin(self, run: w.Run) -> None:
         random = self.world.random
         kind = random.random()
-        takes = random.uniform(0, 0.02 if kind < 0.93 else 0.5 if kind < 0.98 else 5.0)
+        usual = kind < 0.93 or self.world.quiet
+        takes = random.uniform(0, 0.02 if usual else 0.5 if kind < 0.98 else 5.0)
         self.current = (run, self.world.now + takes, self.world.now + DEADLINE)
         self.worker.later(takes, self.go_on)
         if isinstance(run.job, Compute):
@@ -177,7 +178,7 @@ class Hosted:
                         f"step {step} of {self.session}: worker {self.index} has counted "
                         f"{self.counter}, worker {self.before} {self.mail[step][2]}"
                     )
-                if self.world.random.random() < 0.05:
+                if self.world.random.random() < 0.05 and not self.world.quiet:
                     return OpError("it failed")
                 self.pending = (step, self.counter + 1)
                 fetched = np.full(9, self.counter + 1, np.int64)
@@ -377,8 +378,9 @@ class User:
             elif isinstance(action, c.Settle):
                 self.begun.pop(action.request)
                 self.settled(action.outcome)
-        for each in machine.streams():
-            self.world.check_window(each.outbound)
+        heard = getattr(event, "worker", None)
+        for index in self.everyone if heard is None else [heard]:
+            self.world.check_window(machine.stream(index).outbound)
 
     def _tick(self) -> None:
         assert self.machine is not None
@@ -442,7 +444,7 @@ class User:
             lambda request: Compute(request, "p", {}, [], False, DEADLINE), self._stepped,
             step=self.step,
         )  # fmt: skip
-        if self.world.random.random() < 0.05:
+        if self.world.random.random() < 0.05 and not self.world.quiet:
             self.later(self.world.random.uniform(0, 0.1), lambda: self.handle(c.Cancel()))
 
     def _stepped(self, replies: c.Replies) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +32,7 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime import wire
-from graphflow.runtime.messages import COORDINATOR, Chunk, Close, Envelope
+from graphflow.runtime.messages import COORDINATOR, Chunk, Close, Envelope, Message
 from graphflow.runtime.protocol import coordinator as c
 from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import stream
@@ -59,10 +60,10 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.log: list[str] = []
-        self.messages = 0
+        self.messages: Counter[str] = Counter()  # by their kinds
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._quiet = quiet
+        self.quiet = quiet
         self._deadly = False  # whether anything happens that may cost a worker its session
         self._links_tell = self.random.random() < 0.7  # of a connection that is up or down
         self.encoded = self.random.random() < 0.05  # every message goes through its frames
@@ -190,7 +191,9 @@ class World:
         received = w.Received(route, send.envelope, send.message, _copied(send.data))
         if self.random.random() < 0.01:
             self._recorded.append((send.worker, received))
-        self._travel(way, lambda: self.workers[send.worker].hear(self._coded(received)))
+        self._travel(
+            way, send.message, lambda: self.workers[send.worker].hear(self._coded(received))
+        )
 
     def to_coordinator(self, worker: int, send: w.Send) -> None:
         route: Any = send.route
@@ -205,7 +208,7 @@ class World:
             if self._party(reader) == party:  # else that process has ended
                 reader.hear(self._coded(received))
 
-        self._travel(way[::-1], arrive)
+        self._travel(way[::-1], send.message, arrive)
 
     def between(self, source: int, target: int, letter: stream.Letter) -> None:
         """A message from worker to worker."""
@@ -215,16 +218,16 @@ class World:
         if self.random.random() < 0.01:
             self._recorded.append((target, received))
         way = (("worker", source), ("worker", target))
-        self._travel(way, lambda: self.workers[target].hear(self._coded(received)))
+        self._travel(way, letter.message, lambda: self.workers[target].hear(self._coded(received)))
 
     def _party(self, user: User | Zombie) -> Party:
         return ("user", user.name, user.life)
 
-    def _travel(self, way: tuple[Party, Party], arrive: Callable[[], None]) -> None:
-        self.messages += 1
+    def _travel(self, way: tuple[Party, Party], kind: Message, arrive: Callable[[], None]) -> None:
+        self.messages[type(kind).__name__] += 1
         chance = self.random.random()
-        delay = 0.001 + 0.004 * chance if self._quiet else 0.0001 + 0.02 * chance * chance
-        if chance > 0.99 and not self._quiet:
+        delay = 0.001 + 0.004 * chance if self.quiet else 0.0001 + 0.02 * chance * chance
+        if chance > 0.99 and not self.quiet:
             delay += self.random.random()
         opens = self._cut.get(way, 0.0)
         if opens > self.now:
@@ -243,12 +246,12 @@ class World:
                 self.at(self.random.uniform(0, 0.5), arrive)
 
         self.at(time - self.now, act)
-        if chance < 0.03 and not self._quiet:
+        if chance < 0.03 and not self.quiet:
             self.at(time - self.now + self.random.random(), arrive)
 
     def _coded(self, event: Any) -> Any:
         """What comes of a message: at times another byte, in some worlds from its frames."""
-        if isinstance(event.message, Chunk) and not self._quiet and self.random.random() < 0.02:
+        if isinstance(event.message, Chunk) and not self.quiet and self.random.random() < 0.02:
             damaged = bytearray(event.data)
             damaged[self.random.randrange(len(damaged))] ^= 1 << self.random.randrange(8)
             return replace(event, data=bytes(damaged))

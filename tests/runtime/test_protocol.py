@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from unittest import mock
 
 import numpy as np
@@ -82,6 +84,42 @@ def test_a_world_is_the_same_again_from_the_same_seed_and_reads_no_clock() -> No
             assert [history(seed) for seed in range(20)] == once
 
 
+@pytest.mark.parametrize(
+    "workers",
+    [1000, pytest.param(10_000, marks=pytest.mark.slow)],  # the larger takes half a minute
+)
+def test_a_step_is_one_message_each_way_for_each_worker(workers: int) -> None:
+    steps = 3
+    world = World(0, workers=workers, sessions=1, steps=steps, quiet=True).run()
+    others = world.messages["Read"] // workers + world.messages["Write"] // workers
+    assert world.messages["Compute"] == steps * workers
+    assert world.messages["Done"] == steps * workers + world.messages["Read"]
+    # A commit is told by itself only before an order that is no step.
+    assert world.messages["Commit"] <= others * workers
+    assert world.messages["Abort"] == 0 == world.messages["Resend"]
+
+
+def test_what_the_machines_do_grows_no_faster_than_the_number_of_workers() -> None:
+    def lines_a_message(workers: int) -> float:
+        count = 0
+
+        def trace(frame: FrameType, event: str, argument: object) -> object:
+            nonlocal count
+            count += event == "line"
+            return trace if "/runtime/protocol/" in frame.f_code.co_filename else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            world = World(0, workers=workers, sessions=1, steps=3, quiet=True).run()
+        finally:
+            sys.settrace(before)
+        return count / world.messages.total()
+
+    few, many = lines_a_message(30), lines_a_message(240)
+    assert many < 1.1 * few
+
+
 def test_a_world_that_breaks_a_promise_names_its_seed_and_how_to_run_it_again() -> None:
     def deaf(self: Outbound, request: Resend) -> list[object]:
         return []
@@ -118,7 +156,7 @@ class Desk:
 
     def hear(self, worker: int, message: object, now: float, data: object = None) -> list:
         self.sent[worker] += not isinstance(message, UNNUMBERED)
-        received = self.machine.streams()[worker].outbound.sent
+        received = self.machine.stream(worker).outbound.sent
         envelope = Envelope("s", 1, worker, 0, self.sent[worker], received)
         return self.machine.handle(c.Received(worker, envelope, message, data), now)
 
