@@ -333,7 +333,12 @@ def save_by_worker(checkpoint: Checkpoint, state: State, folder: str | os.PathLi
     Raises:
         CheckpointError: the folder cannot be written; what was there is intact.
     """
-    shards = {shard_name(worker): list(kinds) for worker, kinds in state.placed().items()}
+    known = checkpoint.variables  # of what is in pieces, the whole
+    shards = {
+        shard_name(worker): own
+        for worker, kinds in state.placed().items()
+        if (own := [name for name in kinds if name in known])
+    }
     held = {name for names in shards.values() for name in names}
     rest = [name for name in checkpoint.variables if name not in held]
     if rest:

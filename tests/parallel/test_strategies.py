@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -294,3 +295,32 @@ def test_a_strategy_is_planned_and_drawn_as_any_graph() -> None:
 def test_a_report_tells_the_lines_that_cause_collectives() -> None:
     told = str(Data(2).report(mlp(Data(2)).fetches))
     assert "all-reduce" in told and "models.py" in told and "w1" in told
+
+
+# Checkpoints ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other", [None, Data(3, shard_state=True), Shard({"model": 2}, {"w1": (None, "model")})]
+)
+def test_a_checkpoint_of_one_strategy_goes_on_under_another(other: Any, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    first, second, alone = mlp(Data(2, shard_state=True)), mlp(other), mlp()
+    batches = [first.feeds(random, 6) for _ in range(3)]
+
+    def steps(session: gf.Session, model: Any, given: Any) -> list[float]:
+        def renamed(feeds: Any) -> Any:
+            values = {t.name: a for t, a in feeds.items()}
+            return {t: values[t.name] for t in model.feeds(np.random.default_rng(0), 1)}
+
+        return [float(session.run(model.fetches, renamed(f))[0]) for f in given]
+
+    with gf.Session() as s:
+        steps(s, first, batches[:2])
+        s.save(tmp_path / "kept")
+    with gf.Session() as s:
+        s.load(tmp_path / "kept")
+        (found,) = steps(s, second, batches[2:])
+    with gf.Session() as s:
+        wanted = steps(s, alone, batches)[-1]
+    assert abs(found - wanted) < EXACT
