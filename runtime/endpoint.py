@@ -328,8 +328,8 @@ def page(meters: Meters) -> str:
             named = ", ".join(
                 f"{name}={each}" for name, each in zip(sample.metric.labels, labels, strict=True)
             )
-            rows.append((sample.name, named, _shown(sample.name, value), sample.metric.meaning))
-    table = Table("", ("metric", "", "value", "what it is"), tuple(rows), left=2)
+            rows.append((sample.name, sample.metric.meaning, named, _shown(sample.name, value)))
+    table = Table("", ("metric", "what it is", "of", "now"), tuple(rows), left=3)
     title = "graphflow metrics"
     style = "body{font:14px/1.5 system-ui,sans-serif;margin:2em;color-scheme:light dark}"
     return (

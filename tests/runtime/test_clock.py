@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.runtime.clock import BURST, DRIFT, UNKNOWN, Clock, Reading, identity
+from graphflow.runtime.protocol.coordinator import CoordinatorEvent
+from tests.runtime.simulator import World
 
 HOUR = 3600.0
 
@@ -126,3 +128,42 @@ def test_times_of_a_machine_that_runs_for_years_keep_their_nanoseconds() -> None
 
 def test_processes_of_one_boot_have_one_identity() -> None:
     assert identity() == identity() and len(identity()) in (0, 16)
+
+
+# In the simulator: delays, resets, duplicates and frozen processes, between clocks of their own -----
+
+
+def checks_in_world(seed: int) -> int:
+    """Runs a world, and looks at the clocks after each event of its user; how often."""
+    world = World(seed, workers=2, sessions=1, steps=5)
+    random_ = random.Random(seed)
+    for worker in world.workers:
+        worker.rate = 1.0 + random_.uniform(-DRIFT / 2, DRIFT / 2)
+    (user,) = world.users
+    user.rate, handle, checked = 1.0, user.handle, 0
+
+    def watched(event: CoordinatorEvent) -> None:
+        nonlocal checked
+        handle(event)
+        if user.machine is None or any(worker.life > 1 for worker in world.workers):
+            return  # a process that was started again: a worker's clock is its machine's
+        known = [user.machine.clock(index).reading(world.now) for index in range(2)]
+        if any(math.isinf(each.error) for each in known):
+            return
+        shown = [
+            reading.ours(round(worker.clock() * 1e9)) * 1e-9
+            for worker, reading in zip(world.workers, known, strict=True)
+        ]
+        for at, reading in zip(shown, known, strict=True):
+            assert abs(at - world.now) <= reading.error + 1e-6
+        # What one sends now the other may have now, at the earliest: whichever way it goes.
+        assert abs(shown[0] - shown[1]) <= known[0].error + known[1].error + 2e-6
+        checked += 1
+
+    user.handle = watched  # type: ignore[method-assign]
+    world.run()
+    return checked
+
+
+def test_in_every_world_a_tensor_is_sent_before_it_arrives_within_the_bound() -> None:
+    assert sum(checks_in_world(seed) for seed in range(60)) > 1000
