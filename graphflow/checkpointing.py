@@ -166,6 +166,7 @@ class Saver:
         error: why the last checkpoint could not be written; None if it could.
         flight: the one that is being written.
         saved: the step of the last one that was begun.
+        fenced: whether it was told that another process has taken the directory over.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class Saver:
         self.error: CheckpointError | None = None
         self.flight: Flight | None = None
         self.saved = -1
+        self.fenced = False
         self._every = every
         self._hosts = hosts
         self._state = state
@@ -228,6 +230,7 @@ class Saver:
             if draft is not None:
                 draft.discard()
             if isinstance(error, StaleEpoch):
+                self.fenced = True
                 raise
             self._failed(step, error)
             return None
@@ -251,6 +254,7 @@ class Saver:
             return None
         self.flight = None
         if isinstance(flight.outcome, StaleEpoch):
+            self.fenced = True
             raise flight.outcome
         if isinstance(flight.outcome, CheckpointError):
             self._failed(flight.step, flight.outcome)

@@ -215,7 +215,8 @@ class Recovery:
             complete: write one more, of the steps since.
         """
         self.wait()
-        if complete and self._broken is None and self.saver.saved != self._steps.committed:
+        complete = complete and self._broken is None and not self.saver.fenced
+        if complete and self.saver.saved != self._steps.committed:
             self._begin()
             self.wait()
 

@@ -1,6 +1,6 @@
 """Store: a directory of checkpoints, of which the last few are kept.
 
-    ckpt/session.json               which session writes here, its secret and its epoch
+    ckpt/session.json               the session: its name, secret and epoch, and who writes here
     ckpt/step-00000100/             checkpoints
     ckpt/step-00000200/
 
@@ -61,9 +61,12 @@ class Store:
             if not self.root.is_dir():
                 self.root.mkdir(parents=True)
             self.cleaned = files.clean(self.root)
-            fresh = secrets.token_hex(16), secrets.token_hex(16), 0
-            self.session, self.token, self.epoch = self._read_session() or fresh
-            self.advance()
+            self._owner = secrets.token_hex(16)
+            noted = self._read_session()
+            self.session = noted["session"] if noted else secrets.token_hex(16)
+            self.token = noted["token"] if noted else secrets.token_hex(16)
+            self.epoch = int(noted["epoch"]) if noted else 0
+            self._note()
         except OSError as error:
             raise CheckpointError(
                 f"cannot keep checkpoints in {self.root}: {error}; give a directory that can be "
@@ -80,10 +83,18 @@ class Store:
             OSError: it cannot be written.
         """
         self.check()
-        self.epoch += 1
-        told = {"session": self.session, "token": self.token, "epoch": self.epoch}
-        files.replace_file(self.root / _SESSION, json.dumps(told).encode())
+        self._note()
         return self.epoch
+
+    def _note(self) -> None:
+        self.epoch += 1
+        told = {
+            "session": self.session,
+            "token": self.token,
+            "epoch": self.epoch,
+            "owner": self._owner,
+        }
+        files.replace_file(self.root / _SESSION, json.dumps(told).encode())
 
     def check(self) -> None:
         """Make sure that the directory is still this session's.
@@ -92,21 +103,21 @@ class Store:
             StaleEpoch: another process has taken it over.
         """
         there = self._read_session()
-        if there is not None and there != (self.session, self.token, self.epoch):
+        if there is not None and there["owner"] != self._owner:
             raise StaleEpoch(
-                f"another session has taken over {self.root}: it is at epoch {there[2]}, this one "
-                f"at {self.epoch}; one directory is for one session at a time"
+                f"another session has taken over {self.root}: it is at epoch {there['epoch']}, "
+                f"this one at {self.epoch}; one directory is for one session at a time"
             )
 
-    def _read_session(self) -> tuple[str, str, int] | None:
-        """Name, secret and epoch as noted; None where there are none that make sense."""
+    def _read_session(self) -> dict[str, str] | None:
+        """What is noted of the session; None where that makes no sense."""
         try:
             told = json.loads((self.root / _SESSION).read_bytes())
-            name, token, epoch = str(told["session"]), str(told["token"]), int(told["epoch"])
+            found = {key: str(told[key]) for key in ("session", "token", "epoch", "owner")}
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        known = _HEX.fullmatch(name) and _HEX.fullmatch(token) and epoch >= 0
-        return (name, token, epoch) if known else None
+        names = all(_HEX.fullmatch(found[key]) for key in ("session", "token", "owner"))
+        return found if names and found["epoch"].isdecimal() else None
 
     # Checkpoints ------------------------------------------------------------------------------
 

@@ -1,0 +1,589 @@
+"""Sessions with checkpoint=: when checkpoints are written, taken up and left alone; what is kept for
+doing steps again. Faults of real processes are in tests/faults."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow import recovery as recovery_module
+from graphflow.checkpointing import Every
+from graphflow.errors import (
+    ArgumentError,
+    CheckpointError,
+    NonFiniteError,
+    StaleEpoch,
+    StateLost,
+    WorkerLost,
+)
+from graphflow.runtime.checkpoint import load
+from graphflow.runtime.checkpoint.folder import read_manifest
+
+
+def counting(name: str = "count") -> tuple[gf.Tensor, gf.Tensor]:
+    count = gf.variable(np.zeros(3, "float32"), name=name)
+    return count, gf.assign(count, count + 1.0)
+
+
+def kept(root: Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir())
+
+
+def landed(s: gf.Session) -> None:
+    """When no checkpoint is being written any more."""
+    assert s._recovery is not None
+    s._recovery.wait()
+
+
+# Arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10min", 600), ("30s", 30), ("2h", 7200), ("500ms", 0.5), ("1.5 h", 5400), (" 1d ", 86400)],
+)
+def test_a_time_has_a_unit(text: str, seconds: float) -> None:
+    assert Every.of(text) == Every(seconds=seconds)
+
+
+def test_a_checkpoint_is_due_at_multiples_of_steps_or_after_a_time() -> None:
+    steps, times = Every.of(10), Every.of("5s")
+    assert [s for s in range(1, 25) if steps.due(s - 1, s, 0.0)] == [10, 20]
+    assert steps.due(8, 21, 0.0) and not steps.due(11, 19, 1e9)
+    assert times.due(3, 4, 5.0) and not times.due(3, 4, 4.9) and not times.due(4, 4, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"every": 0}, "every"),
+        ({"every": -3}, "every"),
+        ({"every": True}, "every"),
+        ({"every": 2.5}, "every"),
+        ({"every": "10"}, "10min"),
+        ({"every": "0s"}, "every"),
+        ({"every": "soon"}, "10min"),
+        ({"every": "-1s"}, "every"),
+        ({"keep": 0}, "keep"),
+        ({"keep": 1.5}, "keep"),
+        ({"keep": True}, "keep"),
+        ({"rejoin": -1}, "rejoin"),
+        ({"rejoin": float("inf")}, "rejoin"),
+        ({"rejoin": "1s"}, "rejoin"),
+        ({"checkpoint": 3}, "directory"),
+        ({"checkpoint": ["a"]}, "directory"),
+        ({"checkpoint": None, "every": 5}, "checkpoint="),
+        ({"checkpoint": None, "keep": 5}, "checkpoint="),
+        ({"checkpoint": None, "rejoin": 5}, "checkpoint="),
+    ],
+)
+def test_a_wrong_argument_is_told_before_anything_is_written(
+    wrong: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        gf.Session(**{"checkpoint": tmp_path / "c", **wrong})
+    assert not kept(tmp_path)
+
+
+def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="cannot keep checkpoints"):
+        gf.Session(checkpoint=tmp_path / "file")
+    with gf.Session() as s:
+        s.save(tmp_path / "one")
+        with pytest.raises(ArgumentError, match="checkpoint="):
+            s.save()
+    with pytest.raises(CheckpointError, match=r"one checkpoint.*s\.load"):
+        gf.Session(checkpoint=tmp_path / "one")
+
+
+# Written --------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_written_every_so_many_steps_and_the_last_few_stay(tmp_path: Path) -> None:
+    count, add = counting()
+    with gf.Session(checkpoint=tmp_path / "a" / "c", every=10, keep=2) as s:
+        for number in range(45):
+            assert s.step == number
+            s.run(add)
+            landed(s)
+        assert kept(tmp_path / "a" / "c") == ["session.json", "step-00000030", "step-00000040"]
+        for step in (30, 40):
+            there = load(tmp_path / "a" / "c" / f"step-{step:08d}")
+            assert there.step == step and there.variables["count"].tolist() == [step] * 3
+    assert kept(tmp_path / "a" / "c")[-1] == "step-00000045"  # a session that ends well leaves all
+
+
+def test_a_manifest_tells_step_epoch_fingerprint_position_and_digests(tmp_path: Path) -> None:
+    import hashlib
+
+    from safetensors.numpy import load_file
+
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=5) as s:
+        for _ in range(5):
+            s.run(add)
+    folder = tmp_path / "step-00000005"
+    told = json.loads((folder / "manifest.json").read_text())
+    assert (told["format"], told["step"], told["epoch"]) == (2, 5, 1)
+    assert told["position"] == {"steps": 5}
+    assert told["fingerprint"] == read_manifest(folder).fingerprint
+    (shard,) = told["shards"]
+    data = (folder / shard["file"]).read_bytes()
+    assert shard["sha256"] == hashlib.sha256(data).hexdigest() and shard["bytes"] == len(data)
+    assert shard["variables"] == ["count"]
+    assert load_file(folder / shard["file"])["count"].tolist() == [5, 5, 5]
+
+
+def test_by_time_too_and_only_where_there_was_a_step(tmp_path: Path) -> None:
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every="100ms", keep=100) as s:
+        until = time.monotonic() + 0.45
+        while time.monotonic() < until:
+            s.run(add)
+        landed(s)
+        written = len(kept(tmp_path)) - 1
+        assert 2 <= written <= 5
+
+
+def test_saving_when_one_wishes_needs_no_folder(tmp_path: Path) -> None:
+    count, add = counting()
+    with gf.Session(checkpoint=tmp_path, every="1h") as s:
+        s.run(add)
+        s.save()
+        s.set(count, [7, 8, 9])
+        s.save()  # of the same step: it takes the other's place
+        assert kept(tmp_path) == ["session.json", "step-00000001"]
+    assert load(tmp_path / "step-00000001").variables["count"].tolist() == [7, 8, 9]
+
+
+def test_the_short_way_of_steps_counts_too(tmp_path: Path) -> None:
+    x = gf.placeholder("float32", (None,))
+    count, _ = counting()
+    step = gf.assign(count, count + gf.sum(x))
+    with gf.Session(checkpoint=tmp_path, every=7, keep=100) as s:
+        for _ in range(30):
+            s.run(step, {x: np.ones(2, "float32")})
+            landed(s)
+        assert len(kept(tmp_path)) == 1 + 4
+        assert s.get(count).tolist() == [60] * 3
+
+
+def test_one_that_is_due_while_another_is_written_is_left_out_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from graphflow.runtime.checkpoint import folder
+
+    go_on, original = threading.Event(), folder.write_shard
+
+    def slow(*arguments: Any) -> Any:
+        assert go_on.wait(30)
+        return original(*arguments)
+
+    monkeypatch.setattr("graphflow.runtime.checkpoint.remote.write_shard", slow)
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=5, keep=100) as s:
+        for _ in range(19):
+            s.run(add)
+        told = [r.getMessage() for r in caplog.records if "checkpoint.skipped" in r.getMessage()]
+        assert len(told) == 2 and "step=10" in told[0] and "step=15" in told[1]
+        go_on.set()
+        landed(s)
+        s.run(add)
+        landed(s)
+        assert kept(tmp_path) == ["session.json", "step-00000005", "step-00000020"]
+
+
+@pytest.mark.fault(36)
+def test_a_checkpoint_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, add = counting()
+    full = False
+    write = os.write
+
+    def limited(file: int, data: Any) -> int:
+        if full and threading.current_thread().name == "graphflow-checkpoint":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", limited)
+    with gf.Session(checkpoint=tmp_path, every=5) as s:
+        for number in range(20):
+            full = 9 <= number < 15
+            s.run(add)
+            landed(s)
+            if number == 9:
+                s.run(gf.constant(1.0))
+                assert s.checkpoint_error is not None
+                assert "No space left" in str(s.checkpoint_error)
+                assert kept(tmp_path) == ["session.json", "step-00000005"]
+        landed(s)
+        assert s.checkpoint_error is None
+        assert s.step == 21
+    assert any("checkpoint.failed" in r.getMessage() for r in caplog.records)
+    full = True
+    with gf.Session(checkpoint=tmp_path) as s:
+        s.run(add)
+        with pytest.raises(CheckpointError, match="No space left"):
+            s.save()
+        assert s.run(add)[0] == 22
+
+
+@pytest.mark.fault(43)
+def test_a_step_that_makes_nan_is_never_in_a_checkpoint(tmp_path: Path) -> None:
+    x = gf.placeholder("float32", ())
+    w = gf.variable(1.0, name="w")
+    step = gf.assign(w, gf.log(w * x))
+    with gf.Session(checkpoint=tmp_path, every=1, keep=100, check_finite=True) as s:
+        s.run(step, {x: 2.0})
+        landed(s)
+        before = kept(tmp_path)
+        for _ in range(3):
+            with pytest.raises(NonFiniteError):
+                s.run(step, {x: -1.0})
+        landed(s)
+        assert kept(tmp_path) == before and s.step == 1
+    assert np.isfinite(load(tmp_path / kept(tmp_path)[-1]).variables["w"])
+
+
+# Taken up -------------------------------------------------------------------------------------
+
+
+def _model() -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
+    with gf.random.seed(3):
+        x = gf.placeholder("float32", (None, 4), name="x")
+        w = gf.variable(gf.init.glorot((4, 4)), name="w")
+        loss = gf.mean(gf.square(gf.nn.dropout(x @ w, 0.3) - gf.random.normal((4,))))
+        return x, loss, gf.optim.Adam(0.1).minimize(loss)
+
+
+def test_a_loop_over_the_steps_that_are_left_gives_the_same_bits(tmp_path: Path) -> None:
+    feeds = np.random.default_rng(0).normal(size=(20, 5, 4)).astype("float32")
+
+    def run(until: int, **options: Any) -> dict[int, bytes]:
+        x, loss, train = _model()
+        with gf.Session(**options) as s:
+            return {
+                number: s.run([loss, train], {x: feeds[number]})[0].tobytes()
+                for number in range(s.step, until)
+            }
+
+    parts = [run(until, checkpoint=tmp_path, every=3) for until in (4, 11, 20, 20)]
+    assert [sorted(part) for part in parts] == [
+        list(range(4)), list(range(4, 11)), list(range(11, 20)), [],
+    ]  # fmt: skip
+    assert {**parts[0], **parts[1], **parts[2]} == run(20)
+
+
+def _damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.fault(38)
+def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_taken_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    count, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=5) as s:
+        for _ in range(10):
+            s.run(add)
+            landed(s)
+    _damage(tmp_path / "step-00000010" / "worker-0.safetensors")
+    with gf.Session(checkpoint=tmp_path, every=5) as s:
+        assert s.step == 5
+        for _ in range(4):
+            s.run(add)
+    ignored = [r.getMessage() for r in caplog.records if "checkpoint.ignored" in r.getMessage()]
+    assert "step-00000010" in ignored[0] and "digest" in ignored[0]
+    with gf.Session(checkpoint=tmp_path, every=5) as s:  # newer than the damaged one by its epoch
+        assert s.step == 9 and s.get(count).tolist() == [9] * 3
+
+
+@pytest.mark.fault(40)
+def test_a_checkpoint_of_another_model_is_refused_with_all_differences(tmp_path: Path) -> None:
+    _, add = counting("a")
+    with gf.Session(checkpoint=tmp_path) as s:
+        s.run([add, counting("b")[1]])
+    other = gf.variable(np.zeros((2, 2), "float32"), name="a")
+    more = gf.variable(0, name="c")
+    told = (
+        r"a is float32\(2, 2\) and float32\(3,\) in the checkpoint.*missing.*c int64.*unexpected.*b"
+    )
+    with gf.Session(checkpoint=tmp_path) as s:
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match=told):
+                s.run([other, more])
+    stranger = gf.variable(np.zeros(3, "float32"), name="elsewhere")
+    with gf.Session(checkpoint=tmp_path) as s, pytest.raises(CheckpointError, match="elsewhere"):
+        s.run(stranger)
+    assert load(tmp_path / "step-00000001").step == 1
+
+
+def test_a_variable_that_is_new_begins_with_its_own_value(tmp_path: Path) -> None:
+    count, add = counting()
+    with gf.Session(checkpoint=tmp_path) as s:
+        s.run(add)
+    fresh = gf.variable(5.0, name="fresh")
+    with gf.Session(checkpoint=tmp_path) as s:
+        assert s.run([count, fresh])[1] == 5
+
+
+def test_the_newest_checkpoint_of_a_directory_that_fits_is_loaded(tmp_path: Path) -> None:
+    count, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=1, keep=10) as s:
+        for _ in range(3):
+            s.run(add)
+            landed(s)
+    _damage(tmp_path / "step-00000003" / "worker-0.safetensors")
+    with gf.Session() as s:
+        s.run(count)
+        s.load(tmp_path)
+        assert s.step == 2 and s.get(count).tolist() == [2] * 3
+        s.load(tmp_path / "step-00000001")
+        assert s.step == 1
+    with gf.Session() as s:
+        s.run(gf.variable([1], name="count"))
+        with pytest.raises(CheckpointError, match="no checkpoint in .* can be used"):
+            s.load(tmp_path)
+
+
+def test_going_back_by_hand_makes_what_follows_the_newest(tmp_path: Path) -> None:
+    count, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=2, keep=10) as s:
+        for _ in range(6):
+            s.run(add)
+            landed(s)
+        s.load(tmp_path / "step-00000002")
+        s.set(count, [100, 100, 100])
+        s.run(add)
+    with gf.Session(checkpoint=tmp_path) as s:
+        assert s.step == 3 and s.get(count).tolist() == [101] * 3
+
+
+def test_who_takes_a_directory_over_fences_who_had_it(tmp_path: Path) -> None:
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=2) as first:
+        first.run(add)
+        with gf.Session(checkpoint=tmp_path, every=2) as second:
+            second.run(add)
+            with pytest.raises(StaleEpoch, match="taken over"):
+                for _ in range(4):
+                    first.run(add)
+                    landed(first)
+            second.run(add)
+        there = kept(tmp_path)
+        with pytest.raises(StaleEpoch):
+            first.save()
+    assert kept(tmp_path) == there == ["session.json", "step-00000002"]
+
+
+def test_what_a_crash_left_goes_with_the_next_start(tmp_path: Path) -> None:
+    for name in (".step-00000003.partial-00", ".step-00000002.gone-00", ".session.json.partial-0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "worker-0.safetensors").write_text("half")
+    (tmp_path / "mine.txt").write_text("stays")
+    with gf.Session(checkpoint=tmp_path):
+        assert kept(tmp_path) == ["mine.txt", "session.json"]
+
+
+def test_a_session_that_fails_writes_no_last_checkpoint_and_lets_go(tmp_path: Path) -> None:
+    _, add = counting()
+    with pytest.raises(ZeroDivisionError), gf.Session(checkpoint=tmp_path) as s:
+        s.run(add)
+        raise ZeroDivisionError
+    assert kept(tmp_path) == ["session.json"]
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("graphflow-checkpoint")]
+
+
+# What is kept for doing steps again ------------------------------------------------------------
+
+
+class Losing:
+    """A session over one worker whose steps lose it when they are told to, without any process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from graphflow.runtime.hosts import LocalHosts
+
+        self.at: set[int] = set()
+        self.opened = 0
+        step, losing = LocalHosts.step, self
+
+        def lossy(hosts: Any, program: str, number: int, *rest: Any, **more: Any) -> Any:
+            if number in losing.at:
+                losing.at.discard(number)
+                raise WorkerLost("worker 0 was lost", worker=0)
+            return step(hosts, program, number, *rest, **more)
+
+        def reopen(hosts: Any, cluster: Any, epoch: int, seconds: float) -> Any:
+            losing.opened += 1
+            hosts._host.close("")
+            hosts._host.open("")
+            return cluster
+
+        monkeypatch.setattr(LocalHosts, "can_be_lost", True)
+        monkeypatch.setattr(LocalHosts, "step", lossy)
+        monkeypatch.setattr(LocalHosts, "ready", lambda *_: None)
+        monkeypatch.setattr(LocalHosts, "reopen", reopen)
+
+
+@pytest.fixture
+def losing(monkeypatch: pytest.MonkeyPatch) -> Losing:
+    return Losing(monkeypatch)
+
+
+def test_feeds_are_kept_as_they_were(losing: Losing, tmp_path: Path) -> None:
+    x = gf.placeholder("float32", (2,))
+    total = gf.variable(np.zeros(2, "float32"), name="total")
+    step = gf.assign(total, total + x)
+    feed = np.zeros(2, "float32")
+    with gf.Session(checkpoint=tmp_path, every="1h") as s:
+        for number in range(6):
+            feed[:] = number  # the caller's own array, again and again
+            losing.at = {6} if number == 5 else set()
+            told = s.run(step, {x: feed})
+        assert losing.opened == 1 and told.tolist() == [15, 15]
+
+
+def test_what_was_set_between_steps_is_set_again_in_its_place(
+    losing: Losing, tmp_path: Path
+) -> None:
+    count, add = counting()
+    with gf.Session(checkpoint=tmp_path, every="1h") as s:
+        s.set(count, [10, 20, 30])
+        s.run(add)
+        s.set(count, s.get(count) * 2)
+        s.run(add)
+        losing.at = {3}
+        assert s.run(add).tolist() == [24, 44, 64]
+        s.save(tmp_path / "own")
+        s.set(count, [0, 0, 0])
+        s.load(tmp_path / "own")
+        losing.at = {7}
+        assert [s.run(add)[0] for _ in range(3)] == [25, 26, 27]
+        assert losing.opened == 2
+
+
+def test_beyond_its_budget_a_checkpoint_is_written_early(
+    losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery_module, "BUDGET", 10_000)
+    x = gf.placeholder("float32", (None,))
+    total = gf.variable(0.0, name="total")
+    step = gf.assign(total, total + gf.sum(x))
+    with gf.Session(checkpoint=tmp_path, every="1h", keep=100) as s:
+        assert s._recovery is not None
+        for number in range(40):
+            losing.at = {35} if number == 30 else set()
+            s.run(step, {x: np.ones(500, "float32")})
+            assert sum(each.nbytes for each in s._recovery._stretches) < 40_000
+        assert s.get(total) == 40 * 500 and losing.opened <= 1
+        assert len(kept(tmp_path)) > 5
+
+
+def test_with_a_full_disk_training_goes_on_without_a_way_back(
+    losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(recovery_module, "BUDGET", 10_000)
+    x = gf.placeholder("float32", (None,))
+    total = gf.variable(0.0, name="total")
+    step = gf.assign(total, total + gf.sum(x))
+    write = os.write
+
+    def full(file: int, data: Any) -> int:
+        if threading.current_thread().name == "graphflow-checkpoint":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with gf.Session(checkpoint=tmp_path, every="1h") as s:
+        assert s._recovery is not None
+        for _ in range(60):
+            s.run(step, {x: np.ones(500, "float32")})
+            landed(s)
+            assert sum(each.nbytes for each in s._recovery._stretches) < 60_000
+        assert s.checkpoint_error is not None
+        assert any("recovery.lost" in r.getMessage() for r in caplog.records)
+        losing.at = set(range(1000))
+        with pytest.raises(StateLost, match="no checkpoint leads to step 60"):
+            s.run(step, {x: np.ones(500, "float32")})
+
+
+def test_a_damaged_base_is_left_for_the_one_before(losing: Losing, tmp_path: Path) -> None:
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=4) as s:
+        for _ in range(10):
+            s.run(add)
+            landed(s)
+        _damage(tmp_path / "step-00000008" / "worker-0.safetensors")
+        losing.at = {11}
+        assert s.run(add).tolist() == [11] * 3
+        assert losing.opened == 1
+
+
+def test_losses_without_end_are_given_up(losing: Losing, tmp_path: Path) -> None:
+    count, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=4) as s:
+        s.run(add)
+        losing.at = set(range(2, 1000))
+        with pytest.raises(WorkerLost, match="10 recoveries in a row"):
+            s.run(add)
+        losing.at = set()
+        assert s.run(add).tolist() == [2, 2, 2]
+        assert s.get(count).tolist() == [2, 2, 2]
+
+
+def test_a_future_is_recovered_too(losing: Losing, tmp_path: Path) -> None:
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=3) as s:
+        losing.at = {4, 9}
+        futures = [s.run_async(add) for _ in range(12)]
+        assert [float(f.result(60)[0]) for f in futures] == list(range(1, 13))
+        assert losing.opened == 2
+
+
+def test_without_checkpoints_a_lost_worker_says_how_to_have_them(losing: Losing) -> None:
+    _, add = counting()
+    with gf.Session() as s:
+        losing.at = {1}
+        with pytest.raises(WorkerLost):
+            s.run(add)
+        with pytest.raises(StateLost, match="checkpoint="):
+            s.run(add)
+
+
+def test_the_log_tells_of_each_recovery(
+    losing: Losing, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "graphflow.session")
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=2) as s:
+        for _ in range(3):
+            s.run(add)
+            landed(s)
+        losing.at = {4}
+        s.run(add)
+    told = " ".join(r.getMessage() for r in caplog.records)
+    for event in ("checkpoint.written", "session.recovering", "session.recovered", "replayed=1"):
+        assert event in told
+
+
+def test_a_callable_guard_asks_nothing_of_sessions_without_checkpoints() -> None:
+    with gf.Session() as s:
+        done: Callable[[], int] = lambda: 3  # noqa: E731
+        assert s._safely(done) == 3 and s.checkpoint_error is None and s.step == 0
