@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,14 +42,17 @@ class Report:
         mesh = self.division.mesh
         told = " × ".join(f"{name} {size}" for name, size in mesh.sizes.items())
         yield f"mesh {told}: {', '.join(dict.fromkeys(map(str, mesh.devices)))}"
-        rows: list[tuple[str, ...]] = []
-        for node, pieces in self.division.variables.items():
-            name, spec = self.division.source.names[node], node.specs[0]
-            rows.append((name, str(spec), str(pieces.layout)))
-        for node in self.division.source.placeholders:
-            value = self.division.values[node.outputs[0]]
-            rows.append((self.division.source.names[node], str(node.specs[0]), str(value.layout)))
+        division = self.division
+        layouts = [(node, pieces.layout) for node, pieces in division.variables.items()]
+        layouts += [(n, division.values[n.outputs[0]].layout) for n in division.source.placeholders]
+        rows = [
+            (division.source.names[node], str(node.specs[0]), str(layout))
+            for node, layout in layouts
+            if any(layout.dims)
+        ]
         yield from _table(("tensor", "whole", "cut along"), rows)
+        if len(rows) < len(layouts):
+            yield f"  {len(layouts) - len(rows)} tensors are whole at each place"
         yield f"{len(self.collectives)} collectives, {self.bytes:,} bytes a step"
         yield from _table(
             ("collective", "along", "of", "bytes", "because of", "at"),
@@ -61,7 +64,7 @@ class Report:
         )  # fmt: skip
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     if rows:
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         for row in (heads, *rows):
