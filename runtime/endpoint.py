@@ -211,7 +211,7 @@ def _listening(address: str, host: str, port: int) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
-        made.listen(CONNECTIONS)
+        made.listen(128)
         made.setblocking(False)
     except OSError as error:
         made.close()

@@ -130,7 +130,7 @@ def test_processes_of_one_boot_have_one_identity() -> None:
     assert identity() == identity() and len(identity()) in (0, 16)
 
 
-# In the simulator: delays, resets, duplicates and frozen processes, between clocks of their own -----
+# In the simulator: delays, resets, duplicates and frozen processes, clocks of their own ---------
 
 
 def checks_in_world(seed: int) -> int:
