@@ -57,6 +57,7 @@ from graphflow.runtime.messages import (
     Load,
     Measure,
     Measured,
+    Meet,
     Open,
     Prepare,
     Probe,
@@ -826,12 +827,9 @@ class RemoteHosts:
         Raises:
             StepTimeout: the target did not answer; the link is named.
         """
-        return self._probe(source, target, nbytes, repeats, _REQUEST_SECONDS)
-
-    def _probe(self, source: int, target: int, nbytes: int, repeats: int, seconds: float) -> float:
         request = next(self._requests)
-        order = Order(Probe(request, target, nbytes, repeats, seconds))
-        replies = self._ask(request, {source: order}, seconds + GRACE)
+        order = Order(Probe(request, target, nbytes, repeats, _REQUEST_SECONDS))
+        replies = self._ask(request, {source: order}, _REQUEST_SECONDS + GRACE)
         message = replies.messages[source]
         assert isinstance(message, Probed)
         return message.seconds
@@ -901,13 +899,13 @@ class RemoteHosts:
             w: Order(Open(request, w, self._addresses, LEASE, self._ops, shown)) for w in workers
         }
         self._ask(request, orders, _left(until))
-        for source, target in itertools.permutations(workers, 2):
-            try:
-                self._probe(source, target, 0, 1, _left(until))
-            except GraphflowError as error:
-                if isinstance(error, WorkerLost):
-                    raise
-                raise RendezvousTimeout(f"the workers do not reach each other: {error}") from error
+        request, left = next(self._requests), _left(until)
+        try:
+            self._ask(request, {w: Order(Meet(request, left)) for w in workers}, left + GRACE)
+        except GraphflowError as error:
+            if isinstance(error, WorkerLost):
+                raise
+            raise RendezvousTimeout(f"the workers do not reach each other: {error}") from error
 
     def _refused(self) -> RendezvousTimeout | None:
         """What to say if workers did not answer because of keys."""

@@ -35,6 +35,7 @@ from graphflow.runtime.messages import (
     Key,
     Load,
     Measure,
+    Meet,
     Open,
     Parcel,
     Prepare,
@@ -53,7 +54,7 @@ from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.helm import LINGER
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
-from graphflow.runtime.wire import BUDGET, Borrowed, lent
+from graphflow.runtime.wire import BUDGET, SMALL_BYTES, Borrowed, lent
 
 _OFFERS = 10  # of memory to the coordinator, before it counts as one of another host
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
@@ -150,7 +151,7 @@ class HostedSession:
         self._cancelled = -1  # every step up to this one
         self._until = 0.0  # when the step's deadline passes
         self._closing = threading.Event()
-        self._echoes: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._echoes: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
         self._bounces: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         name = f"session-{opening.session[:8]}"
@@ -166,7 +167,15 @@ class HostedSession:
         """Queues a job."""
         if isinstance(run.job, Close):
             self._closing.set()
-        (self._bounces if isinstance(run.job, Chunk) else self._jobs).put(run)
+        if not isinstance(run.job, Chunk):
+            self._jobs.put(run)
+            return
+        try:
+            if run.job.nbytes < SMALL_BYTES:  # else it could hold up what comes in
+                return self._echo_back(run, lambda: False)
+        except GraphflowError:
+            pass  # no room just now
+        self._bounces.put(run)
 
     def deliver(self, step: int, edge: Key, array: Array) -> None:
         """Hands a tensor of another worker to the host."""
@@ -215,9 +224,9 @@ class HostedSession:
         for worker, link in list(self._links.items()):
             link.beat(owed=worker in beat.owed)
 
-    def echoed(self, request: int) -> None:
-        """An echo has come back."""
-        self._echoes.put(request)
+    def echoed(self, request: int, origin: int) -> None:
+        """An echo has come back from another worker."""
+        self._echoes.put((request, origin))
 
     def wake(self, step: int, error: GraphflowError) -> None:
         """Cancels a step, whether it runs or is still queued."""
@@ -294,6 +303,8 @@ class HostedSession:
                 host.forget(session, job.programs, job.variables)
             case Measure():
                 return host.measure()
+            case Meet():
+                self._meet(job)
             case Probe():
                 return self._probe(job)
         return None
@@ -396,24 +407,28 @@ class HostedSession:
 
     def _bounce(self) -> None:
         while (run := self._bounces.get()) is not None:
-            chunk = run.job
-            assert isinstance(chunk, Chunk) and isinstance(chunk.name, int)
-            until = time.monotonic() + _ECHO_SECONDS
-            (array,) = run.arrays.values()
-            try:
-                self._link(chunk.name).send(
-                    "echoed",
-                    chunk.number,
-                    self._index,
-                    array,
-                    owned=True,
-                    go_on=partial(self._still, until),
-                )
-            except GraphflowError:
-                continue  # the one who asked has a deadline
+            with contextlib.suppress(GraphflowError):  # the one who asked has a deadline
+                self._echo_back(run, partial(self._still, time.monotonic() + _ECHO_SECONDS))
+
+    def _echo_back(self, run: Run, go_on: Callable[[], bool]) -> None:
+        chunk = run.job
+        assert isinstance(chunk, Chunk) and isinstance(chunk.name, int)
+        (array,) = run.arrays.values()
+        link = self._link(chunk.name)
+        link.send("echoed", chunk.number, self._index, array, owned=True, go_on=go_on)
 
     def _still(self, until: float) -> bool:
         return time.monotonic() < until and not self._closing.is_set()
+
+    def _meet(self, job: Meet) -> None:
+        """Whether all other workers answer; they are asked at the same time."""
+        until = time.monotonic() + job.deadline
+        nothing = np.zeros(0, np.uint8)
+        for target in self._links:
+            self._ask_echo(target, job.request, nothing, until)
+        missing = set(self._links)
+        while missing:
+            missing.discard(self._await_echo(job.request, missing, job.deadline, until))
 
     def _probe(self, job: Probe) -> float:
         """The median one-way time in seconds, half of a round trip."""
@@ -424,29 +439,33 @@ class HostedSession:
         times = []
         for _ in range(max(1, job.repeats)):
             started = time.perf_counter()
-            self._link(job.target).send(
-                "echo",
-                job.request,
-                self._index,
-                array,
-                owned=True,
-                go_on=partial(self._still, until),
-            )
-            self._await_echo(job, until)
+            self._ask_echo(job.target, job.request, array, until)
+            self._await_echo(job.request, {job.target}, job.deadline, until)
             times.append(time.perf_counter() - started)
         return float(np.median(times)) / 2
 
-    def _await_echo(self, job: Probe, until: float) -> None:
+    def _ask_echo(self, target: int, request: int, array: Array, until: float) -> None:
+        go_on = partial(self._still, until)
+        self._link(target).send("echo", request, self._index, array, owned=True, go_on=go_on)
+
+    def _await_echo(
+        self, request: int, targets: Collection[int], seconds: float, until: float
+    ) -> int:
+        """The next of some workers whose echo has come."""
         while self._still(until):
-            try:
-                if self._echoes.get(timeout=_SLICE) == job.request:
-                    return
-            except queue.Empty:
-                continue
+            self._attend(self._has_echo, until - time.monotonic())
+            with contextlib.suppress(queue.Empty):
+                answered, origin = self._echoes.get(timeout=_SLICE)
+                if answered == request and origin in targets:
+                    return origin
+        late = min(targets)
         raise StepTimeout(
-            f"worker {job.target} at {self._addresses[job.target]} did not answer worker "
-            f"{self._index} within {job.deadline:g} s; can that address be reached from there?"
+            f"worker {late} at {self._addresses[late]} did not answer worker {self._index} within "
+            f"{seconds:g} s; can that address be reached from there?"
         )
+
+    def _has_echo(self) -> bool:
+        return not self._echoes.empty() or self._closing.is_set()
 
 
 def default_factory(

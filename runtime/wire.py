@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -112,10 +113,10 @@ def decode(frame: Buffer) -> tuple[Envelope, Message]:
         raise ProtocolError(f"the envelope of a {kind} message is malformed")
     if not isinstance(body, dict):
         raise ProtocolError(f"the body of a {kind} message is not a map")
-    envelope = _build(Envelope, dict(zip(_NAMES[Envelope], head, strict=True)))
-    message = _build(KINDS[kind], body)
-    assert isinstance(envelope, Envelope) and isinstance(message, Message)
-    return envelope, message
+    envelope = Envelope(
+        *[check(v, n) for v, (n, check) in zip(head, _FIELDS[Envelope], strict=True)]
+    )
+    return envelope, _build(KINDS[kind], body)
 
 
 def _fitted(head: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -152,30 +153,26 @@ def _unpack(frame: Buffer) -> Any:
             raise ProtocolError("a key of a map is not a string")
         return result
 
-    # A fresh unpacker each time: one that failed keeps what it had read.
-    unpacker = msgpack.Unpacker(
-        raw=False,
-        use_list=False,
-        strict_map_key=True,
-        object_pairs_hook=pairs_to_dict,
-        ext_hook=_refuse_extension,
-        max_buffer_size=CONTROL_CAP,
-        max_str_len=4 * TEXT_CAP,
-        max_bin_len=SMALL_BYTES,
-        max_array_len=_LENGTH_CAP,
-        max_map_len=_LENGTH_CAP,
-        max_ext_len=0,
-    )
     try:
-        unpacker.feed(frame)
-        value = unpacker.unpack()
+        return msgpack.unpackb(
+            frame,
+            raw=False,
+            use_list=False,
+            strict_map_key=True,
+            object_pairs_hook=pairs_to_dict,
+            ext_hook=_refuse_extension,
+            max_str_len=4 * TEXT_CAP,
+            max_bin_len=SMALL_BYTES,
+            max_array_len=_LENGTH_CAP,
+            max_map_len=_LENGTH_CAP,
+            max_ext_len=0,
+        )
     except ProtocolError:
         raise
+    except msgpack.ExtraData:
+        raise ProtocolError("bytes follow the end of a control frame") from None
     except Exception as error:  # msgpack raises a dozen kinds of its own and of the interpreter's
         raise ProtocolError(f"a control frame is not valid msgpack: {error!r:.200}") from error
-    if unpacker.tell() != len(frame):
-        raise ProtocolError("bytes follow the end of a control frame")
-    return value
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
@@ -191,14 +188,18 @@ def _plain_scalar(value: object) -> object:
 # The declarative codec: a check for each field, made from the field's type -----------------------
 
 
-def _build(kind: type, body: Mapping[str, Any]) -> object:
-    checks = _CHECKS[kind]
-    if body.keys() != checks.keys():
+def _build(kind: type[Message], body: Mapping[str, Any]) -> Message:
+    expected = _FIELDS[kind]
+    try:
+        values = [check(body[name], name) for name, check in expected]
+    except KeyError:
+        values = []
+    if len(values) != len(expected) or len(body) != len(expected):
         raise ProtocolError(
             f"a {kind.__name__} message has the fields {str(sorted(body))[:200]}, "
-            f"not {sorted(checks)}"
+            f"not {[name for name, _ in expected]}"
         )
-    return kind(**{name: check(body[name], name) for name, check in checks.items()})
+    return kind(*values)
 
 
 def _check_of(hint: Any) -> Check:
@@ -254,6 +255,8 @@ def _check_key(value: Any, name: str) -> Any:
 
 def _check_count(check: Check) -> Check:
     def check_sign(value: Any, name: str) -> Any:
+        if type(value) is int and 0 <= value < 1 << 63:  # most of them
+            return value
         if check(value, name) < 0:
             raise _wrong(value, name, "zero or more")
         return value
@@ -304,10 +307,10 @@ _TRAVELLERS: list[type[Envelope] | type[Message]] = [Envelope, *KINDS.values()]
 _NAMES: dict[type, tuple[str, ...]] = {
     kind: tuple(entry.name for entry in fields(kind)) for kind in _TRAVELLERS
 }
-_CHECKS: dict[type, dict[str, Check]] = {
-    kind: {
-        name: _check_of(hint) for name, hint in get_type_hints(kind, include_extras=True).items()
-    }
+_FIELDS: dict[type, list[tuple[str, Check]]] = {
+    kind: [
+        (name, _check_of(hint)) for name, hint in get_type_hints(kind, include_extras=True).items()
+    ]
     for kind in _NAMES
 }
 
@@ -366,7 +369,7 @@ def array_of(sent: Small) -> Array:
     """
     name, dtype, shape, data = sent
     found = dtype_of(dtype)
-    if len(shape) > _RANK_CAP or math.prod(shape) * found.itemsize != len(data):
+    if _nbytes(shape, found) != len(data):
         raise ProtocolError(
             f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has {len(data)} "
             "bytes"
@@ -374,6 +377,19 @@ def array_of(sent: Small) -> Array:
     memory = aligned(len(data))
     memory[:] = np.frombuffer(data, np.uint8)
     return memory.view(found).reshape(shape)
+
+
+def _nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+    """The bytes of an array that numpy can make, even where one of its sizes is zero.
+
+    Raises:
+        ProtocolError: it has too many axes, or its other sizes are beyond any memory.
+    """
+    if len(shape) > _RANK_CAP:
+        raise ProtocolError(f"an array has {len(shape)} axes, at most {_RANK_CAP} may travel")
+    if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 1 << 48:
+        raise ProtocolError(f"an array has the shape {str(list(shape))[:100]}")
+    return math.prod(shape) * dtype.itemsize
 
 
 Lend = Callable[[memoryview], tuple[int, int] | None]
@@ -409,10 +425,14 @@ def _named(array: Array) -> tuple[Array, str]:
     """An array in this machine's byte order, and the name of its dtype on the wire."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    dtype = array.dtype.name
-    if array.dtype != dtype_of(dtype):
-        raise ProtocolError(f"an array of dtype {array.dtype} cannot be sent")
-    return array, dtype
+    return array, _name_of(array.dtype)
+
+
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    if dtype != dtype_of(dtype.name):
+        raise ProtocolError(f"an array of dtype {dtype} cannot be sent")
+    return dtype.name
 
 
 def _compact(array: Array) -> tuple[Array, list[int]]:
@@ -449,12 +469,10 @@ def check_header(chunk: Chunk, data: Buffer) -> np.dtype[Any]:
         ProtocolError: it is not consistent.
     """
     dtype = dtype_of(chunk.dtype)
-    if len(chunk.shape) > _RANK_CAP:
-        raise ProtocolError(f"an array has {len(chunk.shape)} axes, at most {_RANK_CAP} may travel")
+    nbytes = _nbytes(chunk.shape, dtype)
     if sorted(chunk.axes) != list(range(len(chunk.shape))):
         raise ProtocolError(f"axes {chunk.axes} are no order of {len(chunk.shape)} axes")
-    nbytes = math.prod(chunk.shape) * dtype.itemsize
-    if nbytes != chunk.nbytes or any(size >= 1 << 48 for size in chunk.shape):
+    if nbytes != chunk.nbytes:
         raise ProtocolError(
             f"an array of shape {chunk.shape} and dtype {chunk.dtype} has {nbytes} bytes, "
             f"but its header says {chunk.nbytes}"

@@ -236,6 +236,7 @@ class WorkerProcess:
             self._flush(route)
         # Sending may take in what has arrived, of which the sleeper then would not know.
         if not self._listener.has_message():
+            self._listener.door.drained()
             soon = now + _RETRY if self._unsent else self._due
             for tag in self._sleeper.sleep(min(until, soon) - now):
                 if tag == _BELL:
@@ -243,7 +244,7 @@ class WorkerProcess:
                 elif tag == _PARENT:
                     self._stopping = True
         for _ in range(_BATCH):
-            arrived = self._listener.receive()
+            arrived = self._listener.receive() if self._listener.has_message() else None
             if arrived is None:
                 break
             self._take(*arrived)
@@ -328,7 +329,7 @@ class WorkerProcess:
             case Deliver(session, step, edge, array, origin, echo):
                 hosted = self._sessions[session]
                 if echo:
-                    hosted.echoed(step)
+                    hosted.echoed(step, origin)
                 else:
                     hosted.activity.received(hosted.peer(origin), edge, array.nbytes)
                     hosted.deliver(step, edge, array)

@@ -36,6 +36,9 @@ _SEALED = 64  # more than a frame grows by when it is encrypted: ZeroMQ counts i
 _FRAMES_KEPT = 4  # one more than any valid message has, so that it is seen to be invalid
 _FRAMES_SKIPPED = 4096  # of a message with more, before anything else has its turn
 _HIGH_WATER = 1000  # messages in a socket's queue
+_NOW = int(zmq.NOBLOCK)  # plain integers: flags as enumerations take longer than small messages
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS, _POLLIN, _RCVMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
 _BEAT_MS = 1000
 _SILENCE_MS = 2000  # after a beat: a stopped worker is noticed within 3 s
 _CONNECT_MS = 500
@@ -110,25 +113,27 @@ def _beats(sock: zmq.Socket[bytes]) -> None:
 
 def _send(sock: zmq.Socket[bytes], frames: Frames) -> None:
     # Below this size a copy costs less than the bookkeeping of a frame that is lent.
-    lent = any(len(frame) >= DIRECT_BYTES for frame in frames)
-    sock.send_multipart(frames, flags=zmq.NOBLOCK, copy=not lent)
+    copied = all(len(frame) < DIRECT_BYTES for frame in frames)
+    for frame in frames[:-1]:
+        sock.send(frame, _MORE, copy=copied)
+    sock.send(frames[-1], _NOW, copy=copied)
 
 
 def _receive(sock: zmq.Socket[bytes], lent_from: int) -> list[Any] | None:
     """The next message's frames, or None; those from index `lent_from` on without a copy."""
     try:
-        first: Any = sock.recv(zmq.NOBLOCK)
+        first: Any = sock.recv(_NOW)
     except zmq.Again:
         return None
     frames = _rest(sock, [first], lent_from)
-    while len(frames) >= _FRAMES_KEPT and sock.getsockopt(zmq.RCVMORE):
+    while len(frames) >= _FRAMES_KEPT and sock.getsockopt(_RCVMORE):
         sock.recv()
     return frames
 
 
 def _rest(sock: zmq.Socket[bytes], frames: list[Any], lent_from: int) -> list[Any]:
     """The frames of a message whose first one was read, up to one more than a valid one has."""
-    while len(frames) < _FRAMES_KEPT and sock.getsockopt(zmq.RCVMORE):
+    while len(frames) < _FRAMES_KEPT and sock.getsockopt(_RCVMORE):
         frame: Any = sock.recv(copy=False).buffer if len(frames) >= lent_from else sock.recv()
         frames.append(frame)
     return frames
@@ -188,7 +193,7 @@ class Listener:
         if self._skipping and not self._skip():
             return None
         try:
-            first: Any = self.socket.recv(zmq.NOBLOCK, copy=not self._guarded)
+            first: Any = self.socket.recv(_NOW, copy=not self._guarded)
         except zmq.Again:
             self.door.drained()
             return None
@@ -205,7 +210,7 @@ class Listener:
     def _skip(self) -> bool:
         """Goes on with the frames that no valid message has; whether there are no more."""
         for _ in range(_FRAMES_SKIPPED):
-            if not self.socket.getsockopt(zmq.RCVMORE):
+            if not self.socket.getsockopt(_RCVMORE):
                 self._skipping = False
                 return True
             self.socket.recv()
@@ -215,7 +220,7 @@ class Listener:
         """Whether there is something to receive, perhaps. To be asked after each time that
         something was sent, before waiting for the socket: sending takes in what arrives
         meanwhile."""
-        return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+        return bool(int(self.socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def blame(self, route: bytes, error: ProtocolError) -> None:
         """Notes that a message was not valid; drops the connection of who sent several, or one
@@ -345,7 +350,7 @@ class Channel:
 
     def has_message(self) -> bool:
         """As `Listener.has_message`."""
-        return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+        return bool(int(self.socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def changes(self) -> list[bool]:
         """What has happened to the link since the last call: True for up, False for down."""
