@@ -141,7 +141,10 @@ def _check_room(nbytes: int) -> None:
 
 
 def is_possible() -> bool:
-    """Whether processes of this system can share memory in this way."""
+    """Whether processes of this system can share memory in this way, and may: unless
+    GRAPHFLOW_SHARED_MEMORY=off."""
+    if os.environ.get("GRAPHFLOW_SHARED_MEMORY") == "off":
+        return False
     return sys.platform == "linux" and hasattr(os, "memfd_create") and bool(_namespace())
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults import training
 from tests.faults.network import Hosts
-from tests.faults.running import ROOT, START, Running, Worker, cluster_file
+from tests.faults.running import ROOT, START, Running, Worker, cluster_file, took
 
 TRAINING = training.__file__
 STEPS = 30
@@ -89,6 +89,7 @@ def test_a_cable_that_is_cut_for_three_seconds_leaves_no_trace(cluster: Cluster)
     time.sleep(3.0)
     cluster.hosts.hosts[1].plug()
     assert run.wait() == 0, run.told()
+    took(12, "longest step over hosts, cut of 3 s", run.gap())
     assert run.gap() > 2.5, "it was cut off from what it needed"
     assert results(run.lines) == alone(STEPS)
 
@@ -104,6 +105,7 @@ def test_a_cable_that_is_cut_for_thirty_seconds_is_planned_around(
     cluster.hosts.hosts[1].unplug()
     run.line("done", seconds=30.0)
     assert time.monotonic() - cut < 30.0, "over the hosts that remain"
+    took(13, "longest step over hosts, found and planned anew", run.gap())
     assert run.gap() > 4.0, "it was cut off from what it needed"
     time.sleep(max(0.0, cut + 30.0 - time.monotonic()))
     cluster.hosts.hosts[1].plug()
@@ -165,6 +167,7 @@ def test_calibration_sees_a_throttled_link_and_moves_the_placement(
     two[1].throttle("100mbit")
     there.touch()
     told = run.line("replanned")
+    took(17, "replanned over a throttled link", float(told.split()[1]))
     _, after, *homes = run.line("value").split()
     assert homes == ["/worker:0/cpu:0"], told
     assert after == before
