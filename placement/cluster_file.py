@@ -68,6 +68,8 @@ from graphflow.placement.wiring import Wiring
 
 DEVICE_KEYS = ("memory", "threads", "flops", "bandwidth", "launch")
 LINK_KEYS = ("source", "target", "latency", "bandwidth", "symmetric")
+MOST = 1024
+"""Devices of a cluster, each of which has a link to each other."""
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     unit: 1024 ** (power + 1) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))
 }
@@ -120,6 +122,9 @@ class Reader:
             self.worker(i, table, defaults, sharing[i], ("workers", i))
             for i, table in enumerate(tables)
         ]
+        count = sum(len(worker.devices) for worker in workers)
+        if count:
+            self.check_count(count, ("workers", 0), "devices")
         wiring = Wiring(self, data, defaults, tables, workers)
         workers = wiring.workers
         if not workers:
@@ -204,8 +209,7 @@ class Reader:
             if "name" not in table:
                 self.fail('a device table needs a name, such as "cpu:0"', *place, "devices")
             count = table.get("count", 1)
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                self.fail(f"count must be a whole number >= 1, not {count!r}", *place, "count")
+            self.check_count(count, place, "count")
             rest = {key: value for key, value in table.items() if key != "count"}
             if isinstance(name, str) and re.fullmatch(r"(cpu|gpu):\d+", name):
                 if count > 1:
@@ -213,10 +217,16 @@ class Reader:
                 made.append(rest)
                 continue
             hosts, each, product = self.product(name, place)
+            self.check_count(count * hosts * each + len(made), place, "count")
             for _ in range(count * hosts * each):
                 made.append(rest | {"name": f"gpu:{gpus}", "product": product})
                 gpus += 1
         return made
+
+    def check_count(self, count: Any, place: tuple[str | None, int], key: str) -> None:
+        """Fail unless it is a number of devices that a cluster may have."""
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST:
+            self.fail(f"count must be a whole number from 1 to {MOST}, not {count!r}", *place, key)
 
     def product(self, name: Any, place: tuple[str, int]) -> tuple[int, int, str]:
         try:

@@ -75,15 +75,15 @@ class Wiring:
             reader.keys(table, HOST_KEYS, "hosts", index)
             name = reader.typed(table, "name", str, f"host {index}", "hosts", index)
             count = table.get("count", 1)
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                told = f"count must be a whole number >= 1, not {count!r}"
-                reader.fail(told, "hosts", index, "count")
+            reader.check_count(count, ("hosts", index), "count")
             if "devices" not in table:
                 waiting[name] = table
                 continue
             for i in range(count):
                 worker = reader.worker(len(self.workers), table, defaults, 1, ("hosts", index))
                 self.workers.append(worker)
+                total = sum(len(each.devices) for each in self.workers)
+                reader.check_count(total, ("hosts", index), "count")
                 title = name if count == 1 else f"{name} {i}"
                 self._hosts.append(self._host(title, (worker,), table, index))
         return waiting
@@ -148,8 +148,7 @@ class Wiring:
             )
         reader.keys(table, CABLE_KEYS, *place)
         count = table.get("count", 1)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            reader.fail(f"count must be a whole number >= 1, not {count!r}", *place, key)
+        reader.check_count(count, place, key)
         known = None
         if "name" in table:
             try:

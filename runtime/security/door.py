@@ -30,7 +30,7 @@ from zmq.utils.monitor import recv_monitor_message
 from graphflow.runtime.logs import Log
 from graphflow.runtime.transport.bell import Bell
 
-HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 6.0
 """For a new connection to say who it is; longer than the guard keeps an unknown key waiting."""
 SILENCE_SECONDS = 30.0
 """Without a byte, after which a connection is dropped: peers of ours have a heartbeat."""

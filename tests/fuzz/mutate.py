@@ -29,7 +29,8 @@ TEXTS = (
 VALUES: tuple[Any, ...] = (
     None, True, False, *NUMBERS, 0.0, -0.0, 0.5, 1e308, float("inf"), float("nan"), *TEXTS, [], {},
     [[]], [0], [0, 0], [-1], [2**62, 2**62], [None] * 9, {"": 0}, {"x": {}}, {"array": 0},
-    {"dim": [[["n"], 1]]}, [[[[[[[[[[1]]]]]]]]]], [1] * 100,
+    {"dim": [[["n"], 1]]}, b"", b"\0" * 24, [2**40, 2**40, 0], [["x", "float32", [2], bytes(8)]],
+    [[[[[[[[[[1]]]]]]]]]], [1] * 100,
 )  # fmt: skip
 
 _WORDS = re.compile(r"\w+|[^\w\s]|\s+")
@@ -75,7 +76,8 @@ class Mutator:
             value = json.loads(data)
         except (ValueError, RecursionError):
             return self._bytes(data)
-        return json.dumps(self._replaced(value)).encode("utf-8", "surrogatepass")
+        text = json.dumps(self._replaced(value), default=str)
+        return text.encode("utf-8", "surrogatepass")
 
     def _text(self, data: bytes) -> bytes:
         words = _WORDS.findall(data.decode("utf-8", "replace"))
