@@ -70,15 +70,13 @@ from graphflow.runtime.messages import (
     Welcome,
     Write,
 )
-from graphflow.runtime.protocol.coordinator import (
-    DEAD_AFTER,
-    GRACE,
+from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE, CoordinatorMachine
+from graphflow.runtime.protocol.orders import (
     Attach,
     Begin,
     Cancel,
     CoordinatorAction,
     CoordinatorEvent,
-    CoordinatorMachine,
     Gone,
     Leaving,
     LinkDown,

@@ -9,19 +9,16 @@ the next order, so that a step is one message each way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 
 from graphflow.errors import (
     GraphflowError,
     ProtocolError,
-    RendezvousTimeout,
     SessionError,
     StaleEpoch,
     StaleSession,
-    StepTimeout,
     VersionMismatch,
-    WorkerLost,
 )
 from graphflow.runtime.clock import BURST, Clock
 from graphflow.runtime.messages import (
@@ -37,7 +34,6 @@ from graphflow.runtime.messages import (
     Envelope,
     Failed,
     Fenced,
-    Hello,
     Message,
     Open,
     Ping,
@@ -48,139 +44,30 @@ from graphflow.runtime.messages import (
     Welcome,
 )
 from graphflow.runtime.protocol.faults import raised
-from graphflow.runtime.protocol.operations import (
-    REPLIES,
+from graphflow.runtime.protocol.operations import REPLIES, Operation
+from graphflow.runtime.protocol.orders import (
+    Attach,
     Begin,
-    Operation,
-    Order,
-    Replies,
+    Cancel,
+    CoordinatorAction,
+    CoordinatorEvent,
+    Gone,
+    Leaving,
+    LinkDown,
+    LinkUp,
+    Offer,
+    Received,
+    Send,
     Settle,
+    Tick,
 )
+from graphflow.runtime.protocol.peers import BEAT, Peer, Watch, late
 from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
-from graphflow.runtime.wire import Assembler, Buffer, array_of, give_back, pieces
+from graphflow.runtime.wire import Buffer, array_of, give_back, pieces
 
-__all__ = ["Begin", "Order", "Replies", "Settle"]
-
-BEAT = 1.0  # seconds between two pings
 DEAD_AFTER = 5.0  # seconds out of reach after which a worker is lost
-LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down
-SPEAKS, ANSWERS = 0.3, 0.5  # of the time to be lost, without an answer from a worker that speaks
-SMALL = 1 << 16  # bytes on their way that delay no answer for long
 COMMIT_AFTER = 0.005  # seconds that a commit waits for an order to ride on
 GRACE = 0.5  # seconds after a step's deadline in which workers may say what they waited for
-
-
-# Events ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Received:
-    """A message came from a worker."""
-
-    worker: int
-    envelope: Envelope
-    message: Message
-    data: Buffer | None = None
-
-
-@dataclass(frozen=True)
-class LinkUp:
-    """The transport vouches for the worker's process from now on, until LinkDown."""
-
-    worker: int
-
-
-@dataclass(frozen=True)
-class LinkDown:
-    """The worker cannot be reached; it is lost if that goes on."""
-
-    worker: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Gone:
-    """The worker is lost for certain: its process has `ended`, or nothing can be sent to it. `op`
-    is the one that it died in, if known."""
-
-    worker: int
-    reason: str
-    op: str = ""
-    ended: bool = True
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """Aborts the steps that are not decided."""
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """There is memory in which arrays can be lent to a worker."""
-
-    worker: int
-    token: str
-
-
-CoordinatorEvent = Begin | Received | Offer | LinkUp | LinkDown | Gone | Cancel | Tick
-
-
-# Actions ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Send:
-    """Sends a message to a worker."""
-
-    worker: int
-    envelope: Envelope
-    message: Message
-    data: memoryview | None = None
-
-
-@dataclass(frozen=True)
-class Leaving:
-    """A worker was asked to end, and will after so many seconds."""
-
-    worker: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Attach:
-    """A worker has memory in which it can lend arrays."""
-
-    worker: int
-    token: str
-
-
-CoordinatorAction = Send | Settle | Leaving | Attach
-
-
-# State -----------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Peer:
-    address: str
-    stream: Stream
-    heard: float
-    clock: Clock
-    inbox: Assembler = field(default_factory=Assembler)
-    welcomed: bool = False
-    opening: bool = False  # it was told of the session
-    opened: bool = False  # it knows the session: before, it would not know what a Ping is of
-    link: bool = False  # the transport vouches for the process
-    down: str = ""  # why the link is not up
-    hears: float = 0.0  # when it was last known to hear us
-    deaf: float = inf  # since when it speaks without hearing us
-    commits: int = -1  # the step that it is to commit, but was not told of yet
-    gone: Gone | None = None  # once it is lost
 
 
 class CoordinatorMachine:
@@ -205,16 +92,14 @@ class CoordinatorMachine:
     ) -> None:
         self._version = Version.own()
         self._session, self._epoch, self._token = session, epoch, token
-        self._dead_after = dead_after
         self._peers = [
-            _Peer(address, Stream(session, epoch, COORDINATOR, token), now, Clock(home))
-            for address in addresses
+            Peer(index, address, Stream(session, epoch, COORDINATOR, token), now, Clock(home))
+            for index, address in enumerate(addresses)
         ]
+        self._watch = Watch(self._peers, dead_after)
         self._now = now
         self._operations: dict[int, Operation] = {}
-        self._unsure: set[int] = set()  # workers that no link vouches for
         self._beat = now
-        self._death = inf  # when the first of them is lost, at the earliest
         self._owed: set[int] = set()  # workers that were not told yet to commit
         self._commit_at = inf
         self._fenced: StaleEpoch | None = None
@@ -231,9 +116,11 @@ class CoordinatorMachine:
                 told = self._peers[worker].stream.tell(Share(token))
                 return self._sends(worker, [told])
             case LinkUp(worker):
-                return self._link_up(worker)
+                self._watch.up(self._peers[worker], now)
+                # The worker learns the new way to us, and what it missed.
+                return self._sends(worker, self._call(self._peers[worker]))
             case LinkDown(worker, reason):
-                self._link_down(worker, reason)
+                self._watch.down(self._peers[worker], reason, now)
                 return []
             case Gone():
                 return self._lose(event)
@@ -245,7 +132,7 @@ class CoordinatorMachine:
     def wake_at(self, now: float) -> float:
         """When the next Tick is due."""
         deadlines = [operation.deadline for operation in self._operations.values()]
-        return max(now, min([self._beat + BEAT, self._death, self._commit_at, *deadlines]))
+        return max(now, min([self._beat + BEAT, self._watch.due, self._commit_at, *deadlines]))
 
     def awaited(self) -> list[int]:
         """The workers whose replies an operation waits for."""
@@ -275,8 +162,8 @@ class CoordinatorMachine:
         if self._fenced is not None:
             return [Settle(begin.request, self._fenced)]
         for worker in begin.orders:
-            if self._peers[worker].gone is not None:
-                error = self._lost_error(worker, f"was lost before {operation.what}")
+            if self.is_lost(worker):
+                error = self._peers[worker].lost(f"was lost before {operation.what}")
                 return [Settle(begin.request, error)]
         if operation.is_step:
             operation.deadline += GRACE
@@ -331,7 +218,7 @@ class CoordinatorMachine:
         except ProtocolError as error:
             reason = f"it sent what is not valid here: {error}"
             return actions + self._lose(Gone(worker, reason, ended=False))
-        if self._is_deaf(peer):
+        if self._watch.is_deaf(peer, self._now):
             reason = f"it speaks, but has not heard us for {self._now - peer.hears:.1f} s"
             actions += self._lose(Gone(worker, reason, ended=False))
         return actions
@@ -378,8 +265,7 @@ class CoordinatorMachine:
         if isinstance(message, UNNUMBERED) or operation is None or worker not in operation.waiting:
             return []  # it ended before: aborted, timed out
         if isinstance(message, Failed):
-            where = f"worker {worker} at {peer.address}"
-            return self._end(operation, raised(message, where))
+            return self._end(operation, raised(message, str(peer)))
         if isinstance(message, Spans):
             reading = peer.clock.reading(self._now)
             operation.replies.spans.extend(reading.shifted(message.spans))
@@ -396,9 +282,7 @@ class CoordinatorMachine:
             raise ProtocolError(f"{type(message).__name__} is no answer to {operation.what}")
         if isinstance(message, Welcome):
             peer.welcomed = True
-            if not peer.link:
-                self._unsure.add(worker)
-                self._death = min(self._death, peer.heard + self._dead_after)
+            self._watch.begin(peer)
             if Version.of(message) != self._version:
                 return self._end(operation, self._mismatch(worker, Version.of(message)))
         if isinstance(message, Done | Saved):
@@ -419,37 +303,9 @@ class CoordinatorMachine:
             for action in self._end(operation, SessionError(f"{operation.what} was cancelled"))
         ]
 
-    # Who is alive --------------------------------------------------------------------------------
+    # Time ----------------------------------------------------------------------------------------
 
-    def _link_up(self, worker: int) -> list[CoordinatorAction]:
-        peer = self._peers[worker]
-        peer.link, peer.down, peer.heard = True, "", self._now
-        peer.hears, peer.deaf = self._now, inf
-        self._unsure.discard(worker)
-        # The worker learns the new way to us, and what it missed.
-        return self._sends(worker, self._call(peer))
-
-    def _link_down(self, worker: int, reason: str) -> None:
-        peer = self._peers[worker]
-        if peer.link and self._now > peer.heard + LINK_SILENCE + BEAT:
-            # What silenced it before was an op that held its interpreter, not the link.
-            peer.heard = self._now - LINK_SILENCE
-        peer.link, peer.down = False, reason
-        if peer.welcomed and not peer.gone:  # before, the rendezvous has a deadline
-            self._unsure.add(worker)
-            self._death = min(self._death, peer.heard + self._dead_after)
-
-    def _is_deaf(self, peer: _Peer) -> bool:
-        """Whether a worker that speaks has answered nothing for too long: the network is cut in one
-        direction. One whose interpreter was held answers as soon as it speaks; and nothing is told
-        by one that still has much to receive before a question."""
-        if peer.gone or self._now <= peer.hears + SPEAKS * self._dead_after:
-            return False
-        peer.deaf = min(peer.deaf, self._now)
-        waits = self._now < peer.deaf + ANSWERS * self._dead_after
-        return not waits and peer.stream.outbound.pending_bytes <= SMALL
-
-    def _call(self, peer: _Peer) -> list[Letter]:
+    def _call(self, peer: Peer) -> list[Letter]:
         if peer.gone or self._fenced:
             return []
         if peer.opened:
@@ -463,18 +319,11 @@ class CoordinatorMachine:
     def _tick(self) -> list[CoordinatorAction]:
         now = self._now
         actions: list[CoordinatorAction] = []
-        if now >= self._death:
-            for worker in sorted(self._unsure):
-                peer = self._peers[worker]
-                if now >= peer.heard + self._dead_after:
-                    silent = f"silent for {now - peer.heard:.1f} s"
-                    reason = f"{peer.down} ({silent})" if peer.down else silent
-                    actions += self._lose(Gone(worker, reason, ended=False))
-            heard = (self._peers[worker].heard for worker in self._unsure)
-            self._death = min(heard, default=inf) + self._dead_after
+        for gone in self._watch.overdue(now):
+            actions += self._lose(gone)
         for operation in list(self._operations.values()):
             if now >= operation.deadline:
-                actions += self._end(operation, self._late(operation))
+                actions += self._end(operation, late(operation, self._peers, now))
         if now >= self._commit_at:
             self._commit_at = inf
             for worker in sorted(self._owed):
@@ -490,12 +339,12 @@ class CoordinatorMachine:
         if peer.gone is not None:
             return []
         peer.gone = gone
-        self._unsure.discard(gone.worker)
+        self._watch.end(peer)
         actions: list[CoordinatorAction] = []
         for operation in list(self._operations.values()):
             if gone.worker in operation.begin.orders:
                 what = f"was lost in {operation.what}"
-                actions += self._end(operation, self._lost_error(gone.worker, what, operation))
+                actions += self._end(operation, peer.lost(what, operation))
         return actions
 
     # Ends --------------------------------------------------------------------------------------
@@ -528,53 +377,11 @@ class CoordinatorMachine:
             for action in self._end(operation, error)
         ]
 
-    def _lost_error(self, worker: int, what: str, operation: Operation | None = None) -> WorkerLost:
-        peer = self._peers[worker]
-        assert peer.gone is not None
-        why = f"its process has ended, {peer.gone.reason}" if peer.gone.ended else peer.gone.reason
-        died_in = f", in {peer.gone.op}" if peer.gone.op else ""
-        return WorkerLost(
-            f"worker {worker} at {peer.address} {what}: {why}{died_in}",
-            worker=worker,
-            step=operation.begin.step if operation is not None and operation.is_step else None,
-            reason=peer.gone.reason,
-            op=peer.gone.op,
-            program=operation.computing(worker) if operation is not None else "",
-            ended=peer.gone.ended,
-        )
-
     def _mismatch(self, worker: int, other: Version) -> VersionMismatch:
         return VersionMismatch(
-            f"worker {worker} at {self._peers[worker].address} runs {other}, this process runs "
+            f"{self._peers[worker]} runs {other}, this process runs "
             f"{self._version}; install the same version on both"
         )
-
-    def _late(self, operation: Operation) -> GraphflowError:
-        seconds = operation.begin.seconds
-        workers = sorted(operation.waiting)
-        if isinstance(operation.first, Hello | Open):
-            late = ", ".join(f"worker {w} at {self._peers[w].address}" for w in workers)
-            return RendezvousTimeout(
-                f"{late} did not answer within {seconds:g} s; "
-                "is `graphflow worker --listen ADDRESS` running there?"
-            )
-        late = ", ".join(self._waited_for(worker) for worker in workers)
-        return StepTimeout(
-            f"{operation.what} passed its deadline of {seconds:g} s: {late}; "
-            "raise the deadline if the work is expected to take longer"
-        )
-
-    def _waited_for(self, worker: int) -> str:
-        peer = self._peers[worker]
-        where, silent = f"worker {worker} at {peer.address}", self._now - peer.heard
-        if silent <= 2 * BEAT:
-            return f"{where} had not finished"
-        if peer.link:
-            return (
-                f"{where} had not finished, and says nothing for {silent:.1f} s though its process "
-                "lives: an op holds its Python interpreter (the GIL)"
-            )
-        return f"{where} cannot be reached for {silent:.1f} s"
 
     # Sending -----------------------------------------------------------------------------------
 

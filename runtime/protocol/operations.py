@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from graphflow.errors import GraphflowError
 from graphflow.runtime.messages import (
-    Array,
-    Chunk,
     Close,
     Compute,
     Done,
     Forget,
     Hello,
-    Key,
     Load,
     Measure,
     Measured,
@@ -29,10 +24,10 @@ from graphflow.runtime.messages import (
     Ready,
     Save,
     Saved,
-    Span,
     Welcome,
     Write,
 )
+from graphflow.runtime.protocol.orders import Begin, Replies
 
 REPLIES: dict[type[Message], type[Message]] = {
     Hello: Welcome,
@@ -49,44 +44,6 @@ REPLIES: dict[type[Message], type[Message]] = {
     Probe: Probed,
     Close: Ready,
 }
-
-
-@dataclass(frozen=True)
-class Order:
-    """What one worker is asked, and the arrays (purpose, name, array) that go before it;
-    of one that is lent, the message that says where it is."""
-
-    message: Message
-    arrays: Sequence[tuple[str, Key, Array | Chunk]] = ()
-
-
-@dataclass(frozen=True)
-class Begin:
-    """The event that starts an operation; `seconds` is its deadline from now."""
-
-    request: int
-    orders: Mapping[int, Order]
-    seconds: float
-    step: int = 0
-
-
-@dataclass
-class Replies:
-    """What the workers replied: messages and arrays by worker, and the spans of a traced step, on
-    our clock."""
-
-    messages: dict[int, Message] = field(default_factory=dict)
-    arrays: dict[int, dict[Key, Array]] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-    errors: dict[int, float] = field(default_factory=dict)  # of their times, in seconds
-
-
-@dataclass(frozen=True)
-class Settle:
-    """The action that ends an operation, with replies or with an error."""
-
-    request: int
-    outcome: Replies | GraphflowError
 
 
 @dataclass

@@ -61,9 +61,11 @@ from graphflow.runtime.messages import (
     Write,
 )
 from graphflow.runtime.partition import partition
-from graphflow.runtime.protocol import coordinator as c
-from graphflow.runtime.protocol import worker as w
+from graphflow.runtime.protocol import jobs as w
+from graphflow.runtime.protocol import orders as c
+from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
 from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport.segment import Segment
@@ -244,7 +246,7 @@ OUTCOMES = (
 
 
 def worker_machine(data: bytes) -> None:
-    machine = w.WorkerMachine(["cpu:0"])
+    machine = WorkerMachine(["cpu:0"])
     now, jobs = 0.0, []
     for entry in _entries(data):
         event: Any = None
@@ -304,7 +306,7 @@ ORDERS: list[tuple[Message, list[Any]]] = [
 
 def coordinator_machine(data: bytes) -> None:
     now, used = 0.0, set[int]()
-    machine = c.CoordinatorMachine(SESSION, PEERS, now, token=TOKEN)
+    machine = CoordinatorMachine(SESSION, PEERS, now, token=TOKEN)
     for entry in _entries(data):
         event: Any = None
         match entry:

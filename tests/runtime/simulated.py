@@ -32,8 +32,9 @@ from graphflow.runtime.messages import (
     Read,
     Write,
 )
-from graphflow.runtime.protocol import coordinator as c
 from graphflow.runtime.protocol import jobs as w
+from graphflow.runtime.protocol import orders as c
+from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.stream import Letter, Outbound, Version
 from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.wire import chunks, decode_frames
@@ -305,7 +306,7 @@ class User:
         self.done = self.frozen = False
         self.checkpoint = 0
         self.backlog: list[Any] = []
-        self.machine: c.CoordinatorMachine | None = None
+        self.machine: CoordinatorMachine | None = None
         self.begun: dict[int, float] = {}
         self.recover()
 
@@ -320,7 +321,7 @@ class User:
         self.frozen, self.backlog = False, []
         self.committed, self.step, self.request = self.checkpoint, 0, 0
         self.begun = {}
-        self.machine = c.CoordinatorMachine(
+        self.machine = CoordinatorMachine(
             self.name, self.world.addresses, self.world.now * self.rate, self.epoch,
             self.world.token_of(self.name),
         )  # fmt: skip

@@ -33,8 +33,8 @@ from graphflow.errors import (
 )
 from graphflow.runtime import wire
 from graphflow.runtime.messages import COORDINATOR, Chunk, Close, Envelope, Message
-from graphflow.runtime.protocol import coordinator as c
 from graphflow.runtime.protocol import jobs as w
+from graphflow.runtime.protocol import orders as c
 from graphflow.runtime.protocol import stream
 from graphflow.runtime.wire import encode
 from tests.runtime.simulated import SimulatedWorker, User, Zombie

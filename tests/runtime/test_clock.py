@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.runtime.clock import BURST, DRIFT, UNKNOWN, Clock, Reading, identity
-from graphflow.runtime.protocol.coordinator import CoordinatorEvent
+from graphflow.runtime.protocol.orders import CoordinatorEvent
 from tests.runtime.simulator import World
 
 HOUR = 3600.0

@@ -46,8 +46,9 @@ from graphflow.runtime.messages import (
     Welcome,
     Write,
 )
-from graphflow.runtime.protocol import coordinator as c
 from graphflow.runtime.protocol import jobs as w
+from graphflow.runtime.protocol import orders as c
+from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.stream import Outbound, Version
 from graphflow.runtime.protocol.worker import MAX_SESSIONS, WorkerMachine
 from graphflow.runtime.wire import chunks
@@ -139,7 +140,7 @@ class Desk:
 
     def __init__(self, workers: int = 2) -> None:
         addresses = [f"tcp://127.0.0.1:{7000 + index}" for index in range(workers)]
-        self.machine = c.CoordinatorMachine("s", addresses, 0.0)
+        self.machine = CoordinatorMachine("s", addresses, 0.0)
         self.sent = [0] * workers
         own = Version.own()
         self.begin(1, dict.fromkeys(range(workers), Hello(1, "", 0, "")), 0.0)
@@ -277,7 +278,7 @@ def test_no_heartbeat_goes_to_a_worker_that_does_not_know_the_session_yet() -> N
 
 
 def test_a_worker_that_never_answers_the_first_call_is_a_rendezvous_timeout() -> None:
-    machine = c.CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0)
+    machine = CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0)
     order = c.Order(Hello(1, "", 0, ""))
     machine.handle(c.Begin(1, {0: order}, 5.0), 0.0)
     error = settled(machine.handle(c.Tick(), 5.0)).outcome
@@ -285,7 +286,7 @@ def test_a_worker_that_never_answers_the_first_call_is_a_rendezvous_timeout() ->
 
 
 def test_other_versions_are_refused_with_both_named() -> None:
-    machine = c.CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0)
+    machine = CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0)
     machine.handle(c.Begin(1, {0: c.Order(Hello(1, "", 0, ""))}, 5.0), 0.0)
     welcome = Welcome(1, "9.9.9", 1, "3.11", ["cpu:0"])
     event = c.Received(0, Envelope("s", 1, 0, 0, 1), welcome)
@@ -350,7 +351,7 @@ def test_a_coordinator_that_another_one_replaced_is_told_so_and_ends_all_it_does
 
 
 def test_a_worker_that_missed_a_recovery_is_told_so_and_not_listened_to() -> None:
-    machine = c.CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0, epoch=2, token="t")
+    machine = CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0, epoch=2, token="t")
     event = c.Received(0, Envelope("s", 1, 0, 0, 1, token="t"), Done(2, [], {}))
     (sent,) = machine.handle(event, 0.1)
     assert isinstance(sent.message, Fenced) and sent.message.error == "StaleEpoch"

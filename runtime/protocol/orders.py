@@ -1,0 +1,140 @@
+"""What goes in and out of a coordinator's machine: orders to workers, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from graphflow.errors import GraphflowError
+from graphflow.runtime.messages import Array, Chunk, Envelope, Key, Message, Span
+from graphflow.runtime.wire import Buffer
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one worker is asked, and the arrays (purpose, name, array) that go before it;
+    of one that is lent, the message that says where it is."""
+
+    message: Message
+    arrays: Sequence[tuple[str, Key, Array | Chunk]] = ()
+
+
+# Events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The event that starts an operation; `seconds` is its deadline from now."""
+
+    request: int
+    orders: Mapping[int, Order]
+    seconds: float
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message came from a worker."""
+
+    worker: int
+    envelope: Envelope
+    message: Message
+    data: Buffer | None = None
+
+
+@dataclass(frozen=True)
+class LinkUp:
+    """The transport vouches for the worker's process from now on, until LinkDown."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class LinkDown:
+    """The worker cannot be reached; it is lost if that goes on."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The worker is lost for certain: its process has `ended`, or nothing can be sent to it. `op`
+    is the one that it died in, if known."""
+
+    worker: int
+    reason: str
+    op: str = ""
+    ended: bool = True
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Aborts the steps that are not decided."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """There is memory in which arrays can be lent to a worker."""
+
+    worker: int
+    token: str
+
+
+CoordinatorEvent = Begin | Received | Offer | LinkUp | LinkDown | Gone | Cancel | Tick
+
+
+# Actions ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Replies:
+    """What the workers replied: messages and arrays by worker, and the spans of a traced step, on
+    our clock."""
+
+    messages: dict[int, Message] = field(default_factory=dict)
+    arrays: dict[int, dict[Key, Array]] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    errors: dict[int, float] = field(default_factory=dict)  # of their times, in seconds
+
+
+@dataclass(frozen=True)
+class Settle:
+    """The action that ends an operation, with replies or with an error."""
+
+    request: int
+    outcome: Replies | GraphflowError
+
+
+@dataclass(frozen=True)
+class Send:
+    """Sends a message to a worker."""
+
+    worker: int
+    envelope: Envelope
+    message: Message
+    data: memoryview | None = None
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A worker was asked to end, and will after so many seconds."""
+
+    worker: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Attach:
+    """A worker has memory in which it can lend arrays."""
+
+    worker: int
+    token: str
+
+
+CoordinatorAction = Send | Settle | Leaving | Attach

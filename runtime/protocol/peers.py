@@ -1,0 +1,153 @@
+"""What a coordinator knows of each worker, and whether it is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from graphflow.errors import GraphflowError, RendezvousTimeout, StepTimeout, WorkerLost
+from graphflow.runtime.clock import Clock
+from graphflow.runtime.messages import Hello, Open
+from graphflow.runtime.protocol.operations import Operation
+from graphflow.runtime.protocol.orders import Gone
+from graphflow.runtime.protocol.stream import Stream
+from graphflow.runtime.wire import Assembler
+
+BEAT = 1.0  # seconds between two pings
+_LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down
+_SPEAKS, _ANSWERS = 0.3, 0.5  # of the time to be lost, without an answer from one that speaks
+_SMALL = 1 << 16  # bytes on their way that delay no answer for long
+
+
+@dataclass
+class Peer:
+    """A worker as its coordinator sees it."""
+
+    index: int
+    address: str
+    stream: Stream
+    heard: float
+    clock: Clock
+    inbox: Assembler = field(default_factory=Assembler)
+    welcomed: bool = False
+    opening: bool = False  # it was told of the session
+    opened: bool = False  # it knows the session: before, it would not know what a Ping is of
+    link: bool = False  # the transport vouches for the process
+    down: str = ""  # why the link is not up
+    hears: float = 0.0  # when it was last known to hear us
+    deaf: float = inf  # since when it speaks without hearing us
+    commits: int = -1  # the step that it is to commit, but was not told of yet
+    gone: Gone | None = None  # once it is lost
+
+    def __str__(self) -> str:
+        return f"worker {self.index} at {self.address}"
+
+    def lost(self, what: str, operation: Operation | None = None) -> WorkerLost:
+        """The error of who needs this worker after it is lost."""
+        gone = self.gone
+        assert gone is not None
+        why = f"its process has ended, {gone.reason}" if gone.ended else gone.reason
+        died_in = f", in {gone.op}" if gone.op else ""
+        return WorkerLost(
+            f"{self} {what}: {why}{died_in}",
+            worker=self.index,
+            step=operation.begin.step if operation is not None and operation.is_step else None,
+            reason=gone.reason,
+            op=gone.op,
+            program=operation.computing(self.index) if operation is not None else "",
+            ended=gone.ended,
+        )
+
+    def lateness(self, now: float) -> str:
+        """What is known of why it has not finished."""
+        silent = now - self.heard
+        if silent <= 2 * BEAT:
+            return f"{self} had not finished"
+        if self.link:
+            return (
+                f"{self} had not finished, and says nothing for {silent:.1f} s though its process "
+                "lives: an op holds its Python interpreter (the GIL)"
+            )
+        return f"{self} cannot be reached for {silent:.1f} s"
+
+
+def late(operation: Operation, peers: Sequence[Peer], now: float) -> GraphflowError:
+    """The error of an operation that passed its deadline."""
+    seconds = operation.begin.seconds
+    waiting = [peers[worker] for worker in sorted(operation.waiting)]
+    if isinstance(operation.first, Hello | Open):
+        return RendezvousTimeout(
+            f"{', '.join(map(str, waiting))} did not answer within {seconds:g} s; "
+            "is `graphflow worker --listen ADDRESS` running there?"
+        )
+    return StepTimeout(
+        f"{operation.what} passed its deadline of {seconds:g} s: "
+        f"{', '.join(peer.lateness(now) for peer in waiting)}; "
+        "raise the deadline if the work is expected to take longer"
+    )
+
+
+class Watch:
+    """Who is lost by silence: workers that no link vouches for, after `dead_after` seconds.
+
+    Attributes:
+        due: when the first of them is lost, at the earliest.
+    """
+
+    def __init__(self, peers: Sequence[Peer], dead_after: float) -> None:
+        self.due = inf
+        self._peers = peers
+        self._dead_after = dead_after
+        self._unsure: set[int] = set()
+
+    def up(self, peer: Peer, now: float) -> None:
+        """The transport vouches for it from now on."""
+        peer.link, peer.down, peer.heard = True, "", now
+        peer.hears, peer.deaf = now, inf
+        self._unsure.discard(peer.index)
+
+    def down(self, peer: Peer, reason: str, now: float) -> None:
+        """The transport does not any more."""
+        if peer.link and now > peer.heard + _LINK_SILENCE + BEAT:
+            # What silenced it before was an op that held its interpreter, not the link.
+            peer.heard = now - _LINK_SILENCE
+        peer.link, peer.down = False, reason
+        self.begin(peer)
+
+    def begin(self, peer: Peer) -> None:
+        """Watches a worker, once it has shown that it is there; before, the rendezvous has a
+        deadline."""
+        if peer.welcomed and not peer.link and not peer.gone:
+            self._unsure.add(peer.index)
+            self.due = min(self.due, peer.heard + self._dead_after)
+
+    def end(self, peer: Peer) -> None:
+        """It is lost."""
+        self._unsure.discard(peer.index)
+
+    def overdue(self, now: float) -> list[Gone]:
+        """Those that were silent for too long."""
+        if now < self.due:
+            return []
+        found = []
+        for worker in sorted(self._unsure):
+            peer = self._peers[worker]
+            if now >= peer.heard + self._dead_after:
+                silent = f"silent for {now - peer.heard:.1f} s"
+                reason = f"{peer.down} ({silent})" if peer.down else silent
+                found.append(Gone(worker, reason, ended=False))
+                self._unsure.discard(worker)
+        heard = (self._peers[worker].heard for worker in self._unsure)
+        self.due = min(heard, default=inf) + self._dead_after
+        return found
+
+    def is_deaf(self, peer: Peer, now: float) -> bool:
+        """Whether a worker that speaks has answered nothing for too long: the network is cut in one
+        direction. One whose interpreter was held answers as soon as it speaks; and nothing is told
+        by one that still has much to receive before a question."""
+        if peer.gone or now <= peer.hears + _SPEAKS * self._dead_after:
+            return False
+        peer.deaf = min(peer.deaf, now)
+        waits = now < peer.deaf + _ANSWERS * self._dead_after
+        return not waits and peer.stream.outbound.pending_bytes <= _SMALL
