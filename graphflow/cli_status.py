@@ -163,8 +163,8 @@ def shown(answers: Answers) -> RenderableType:
         parts += ["", _links_table(reports)]
     for worker, answer in answers:
         if isinstance(answer, GraphflowError):
-            where = Text(f"{printable(worker.address)}: ", style="bold red")
-            parts.append(where.append(_text(answer)))
+            text = str(answer) if worker.address in str(answer) else f"{worker.address}: {answer}"
+            parts += ["", Text(printable(text), style="bold red")]
     return Group(*parts)
 
 

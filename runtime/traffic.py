@@ -77,7 +77,9 @@ class Traffic(tuple[EdgeTraffic, ...]):
 
     def table(self) -> Table:
         """A line for each edge."""
-        heads = ("tensor", "from", "to", "size", "times", "latency", "95 %", "rate", "wait", "±")
+        heads = (
+            "tensor", "from", "to", "size", "times", "latency", "95 %", "rate", "wait", "clocks ±",
+        )  # fmt: skip
         rows = tuple(
             (
                 each.tensor, each.source, each.target, size(each.bytes), str(each.count),
