@@ -164,7 +164,7 @@ class Listener:
         """
         parts = check(address, insecure=insecure or guard is not None, listening=True)
         self._guarded = guard is not None
-        self.socket = context.socket(zmq.ROUTER)
+        self.socket = _socket(context, zmq.ROUTER)
         _options(self.socket, sealed=self._guarded)
         if guard is not None:
             guard.listens(self.socket)
@@ -263,6 +263,21 @@ def _descriptor(frame: zmq.Frame) -> int:
     return found
 
 
+def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
+    """A socket.
+
+    Raises:
+        TransportError: the process has no file descriptors for it.
+    """
+    try:
+        return context.socket(kind)
+    except zmq.ZMQError as error:
+        raise TransportError(
+            f"no more connections from here: {error.strerror}; close sessions, or let the process "
+            "have more file descriptors (`ulimit -n`)"
+        ) from error
+
+
 def _numeric(parts: Address) -> Address:
     """The address with its host as ZeroMQ can bind it: a number or *."""
     if parts.host == "*":
@@ -307,7 +322,7 @@ class Channel:
         self.refused = False
         """Whether somebody listens there who has not shaken hands: keys that are not trusted."""
         self._lock = threading.Lock()
-        self.socket = context.socket(zmq.DEALER)
+        self.socket = _socket(context, zmq.DEALER)
         _options(self.socket, sealed=bool(key))
         _beats(self.socket)
         if guard is not None and key:
