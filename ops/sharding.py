@@ -375,6 +375,19 @@ def rows(*which: str, outputs: int = 1, linear: bool = False) -> Callable[..., S
     return rule
 
 
+def first_place(x: TensorSpec, axis: int | None, keepdims: bool) -> Sharding:
+    """argmax and argmin, along an axis that is whole."""
+    if axis is None:
+        return Sharding(equation(["." * x.rank], ["." * (x.rank if keepdims else 0)]))
+    return reduced_whole(x, axis, keepdims)
+
+
+def reduced_whole(x: TensorSpec, axis: int, keepdims: bool) -> Sharding:
+    """Ops that reduce an axis which they need whole."""
+    names = without(letters(x.rank), (axis,))
+    return Sharding(equation([names], [names if keepdims else names.replace(".", "")]))
+
+
 def multiplied(x: TensorSpec, axis: int) -> Sharding:
     """prod."""
     return replace(reduced(x, (axis,), keepdims=True), linear=(), kind="prod")

@@ -195,7 +195,8 @@ def batch_norm_grad(
     names = letters(x.rank)
     own = names[channel]
     wide = capital(names, [i for i in range(x.rank) if i != channel])
-    return Sharding(equation([wide, wide, own], [wide, own, own]), expand=_batch_norm_grad, apart="sum")
+    text = equation([wide, wide, own], [wide, own, own])
+    return Sharding(text, expand=_batch_norm_grad, apart="sum")
 
 
 def channel_affine(

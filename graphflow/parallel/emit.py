@@ -25,6 +25,8 @@ from graphflow.spec import Size, TensorSpec, floordiv, product
 
 KEEP = "+"
 """A choice: partial sums are handed on."""
+_ONCE = ("print", "host_call")
+"""Ops with an effect outside, which happens once."""
 FLOPS_A_BYTE = 40.0
 """Floating point operations that are as dear as a byte which travels."""
 
@@ -289,11 +291,26 @@ class Emitter:
             (tensor,) = node.outputs
             parts = (tensor,) * len(self.mesh.places)
             self.values[tensor] = Value(tensor.spec, whole(tensor.ndim), parts)
+        elif node.op.name in _ONCE:
+            self._once(node)
         elif is_control(node.op):
             self.settle(node)
             emit_control(self, node)
         else:
             self.emit(node)
+
+    def _once(self, node: Node) -> None:
+        """Write a node with an effect outside: at the first place, which tells the others."""
+        values = []
+        for tensor in node.inputs:
+            self._buckets.empty(tensor)
+            whole_value = self.moves.to(self.values[tensor], whole(tensor.ndim), node, tensor.name)
+            values.append(whole_value)
+        with self.moves.at(self.mesh.places[0], node):
+            made = make_node(node.op, tuple(v.parts[0] for v in values), node.attrs, node.name)
+        for tensor, part in zip(node.outputs, made.outputs, strict=True):
+            parts = (part,) * len(self.mesh.places)
+            self.values[tensor] = Value(tensor.spec, whole(tensor.ndim), parts)
 
     # Choosing -------------------------------------------------------------------------------------
 

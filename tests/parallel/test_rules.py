@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.device import DeviceName
@@ -15,10 +17,19 @@ from graphflow.op import REGISTRY, Op, Sample
 from graphflow.opcheck import draw
 from graphflow.parallel.mesh import Mesh, Split
 from graphflow.parallel.moves import Layout, whole
+from graphflow.parallel.rules import rule_of
 from graphflow.parallel.shard import Sharded, divided
 
 AXIS = "m"
 OPS = [op for op in REGISTRY.values() if op.samples and op.name not in ("print", "check")]
+
+MOVING = ("placeholder", "slice", "concat", "all_gather", "all_to_all", "reshape", "constant")
+BY_SHAPE = (
+    "matmul", "accumulate_product", "conv", "conv_transpose", "conv_weight_grad", "solve",
+    "csr_matmul", "attention", "attention_grad", "attention_mask_grad", "batch_norm",
+    "batch_norm_grad", "prod", "prod_others",
+)  # fmt: skip
+"""Ops that add in an order which depends on the shapes of what they get: BLAS, LAPACK, numpy."""
 
 
 def mesh_of(count: int) -> Mesh:
@@ -84,3 +95,86 @@ def test_an_op_cut_along_any_axis_gives_what_it_gives_whole(op: Op) -> None:
         for a, b in zip(have, want, strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype), told
             assert close(a, b, sample), f"{told}: {a!r} is not {b!r}"
+
+
+@pytest.mark.parametrize(
+    "op", [o for o in OPS if o.rows is None and o.name not in BY_SHAPE], ids=lambda op: op.name
+)
+def test_where_no_sum_is_divided_the_bits_are_those_of_the_whole(op: Op) -> None:
+    for s, i, d, count in cases(op):
+        sample = op.samples[s]
+        arrays = draw(sample, op.name)
+        xs = [gf.placeholder(a.dtype, a.shape) for a in arrays]
+        made = op(*xs, **sample.attrs)
+        outputs = list(made) if isinstance(made, tuple) else [made]
+        target = xs[i] if i >= 0 else outputs[0]
+        division = divided(Graph(outputs), mesh_of(count), {target: cut_along(d, target.ndim)})
+        if any(division.values[t].layout.partial for t in outputs):
+            continue
+        if {n.op.name for n in division.graph.nodes} - {op.name, *MOVING}:
+            continue  # made of simpler ops
+        feeds = dict(zip(xs, arrays, strict=True))
+        with np.errstate(all="ignore"):
+            pairs = zip(run(division, feeds), evaluate(outputs, feeds), strict=True)
+        assert all(a.tobytes() == b.tobytes() for a, b in pairs), f"sample {s}, input {i}, {d}"
+
+
+def test_most_ops_are_cut_where_they_can_be() -> None:
+    """Those that need everything whole are known by name."""
+    whole_ones = {op.name for op in OPS if not any(letters_of(op, s) for s in op.samples)}
+    assert whole_ones == {
+        "accumulate_product", "all_gather", "all_reduce", "all_to_all", "broadcast", "csr_places",
+        "flat_elements", "host_call", "non_max_suppression", "nonzero", "pure_host_call",
+        "reduce_scatter", "size_of", "tap_positions", "unique", "update_rows",
+    }  # fmt: skip
+
+
+def letters_of(op: Op, sample: Sample) -> set[str]:
+    """The letters of an op's equation for a sample."""
+    xs = [gf.placeholder(s.dtype, s.shape) for s in sample.inputs]
+    made = op(*xs, **sample.attrs)
+    node = (made[0] if isinstance(made, tuple) else made).node
+    return set(rule_of(node).sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_windows_of_any_form_are_cut_with_their_gradients(data: Any) -> None:
+    size = data.draw(st.integers(4, 13))
+    kernel, stride, dilation = (data.draw(st.integers(1, 3)) for _ in range(3))
+    span = (kernel - 1) * dilation + 1
+    before, after = (data.draw(st.integers(0, kernel // 2 + 1)) for _ in range(2))
+    if size + before + after < span:
+        return
+    out = (size + before + after - span) // stride + 1
+    count = data.draw(st.integers(2, 4))
+    if min(out, size) < count:
+        return
+    groups = data.draw(st.sampled_from([1, 2]))
+    random = np.random.default_rng(data.draw(st.integers(0, 9)))
+    x = gf.placeholder("float64", (2, 4, size, 3))
+    w = gf.placeholder("float64", (4, 4 // groups, kernel, 1))
+    y = gf.nn.conv(
+        x, w, stride=(stride, 1), dilation=(dilation, 1), padding=((before, after), (0, 0)),
+        groups=groups,
+    )  # fmt: skip
+    loss = gf.sum(y * y)
+    outputs = [y, loss, *gf.gradients(loss, [x, w])]
+    division = divided(Graph(outputs), mesh_of(count), {x: cut_along(2, 4)})
+    feeds = {x: random.normal(size=(2, 4, size, 3)), w: random.normal(size=tuple(w.shape))}
+    for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
+        assert np.allclose(have, want, rtol=1e-10, atol=1e-10)
+
+
+def test_an_op_of_the_users_is_cut_by_its_own_rule() -> None:
+    op = Op(
+        "test_doubled_rows",
+        infer=lambda x: x,
+        kernel=lambda xp, x: x * 2,
+        sharding=lambda x: "a.->a.",
+    )
+    x = gf.placeholder("float64", (4, 3))
+    division = divided(Graph([op(x)]), mesh_of(2), {x: cut_along(0, 2)})
+    assert not division.moves
+    (have,) = run(division, {x: np.ones((4, 3))})
+    assert np.array_equal(have, np.full((4, 3), 2.0))

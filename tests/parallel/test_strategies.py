@@ -294,7 +294,7 @@ def test_a_strategy_is_planned_and_drawn_as_any_graph() -> None:
 
 def test_a_report_tells_the_lines_that_cause_collectives() -> None:
     told = str(Data(2).report(mlp(Data(2)).fetches))
-    assert "all-reduce" in told and "models.py" in told and "w1" in told
+    assert "all-reduce" in told and "models.py" in told and "(data, ·)" in told
 
 
 # Checkpoints ------------------------------------------------------------------------------------
@@ -324,3 +324,54 @@ def test_a_checkpoint_of_one_strategy_goes_on_under_another(other: Any, tmp_path
     with gf.Session() as s:
         wanted = steps(s, alone, batches)[-1]
     assert abs(found - wanted) < EXACT
+
+
+# What else a step may hold ------------------------------------------------------------------------
+
+
+def lookup(
+    strategy: Any, optimizer: Any, scaling: Any = None, cast: str | None = None
+) -> tuple[list[float], list[Any]]:
+    """Steps of a model whose table gets gradients by rows."""
+    random = np.random.default_rng(0)
+    ids = gf.placeholder("int64", (None, 6), name="ids")
+    labels = gf.placeholder("int64", (None,), name="labels")
+    table = gf.variable(random.normal(size=(20, 8)).astype("float32"), name="table")
+    w = gf.variable(random.normal(size=(8, 5)).astype("float32"), name="w")
+    with gf.autocast(cast):
+        h = gf.mean(gf.nn.embedding(ids, table), axis=1)
+        loss = gf.mean(gf.nn.cross_entropy(h @ w, labels))
+    train = optimizer.minimize(loss, strategy=strategy, scaling=scaling)
+    losses = []
+    with gf.Session() as s:
+        for _ in range(3):
+            feeds = {ids: random.integers(0, 20, (7, 6)), labels: random.integers(0, 5, 7)}
+            losses.append(float(s.run([loss, train], feeds)[0]))
+        return losses, [s.get(table), s.get(w)]
+
+
+@pytest.mark.parametrize("strategy", [
+    Data(2), Data(3, shard_state=True), Shard({"m": 2}, {"table": ("m",)}),
+    Shard({"m": 3}, {"table": (None, "m")}),
+])  # fmt: skip
+@pytest.mark.parametrize("options, near", [
+    ({"optimizer": gf.optim.SGD(0.1)}, 1e-6),
+    ({"optimizer": gf.optim.Adam(0.1, sparse=True)}, 1e-6),
+    ({"optimizer": gf.optim.SGD(0.1), "scaling": gf.optim.LossScaling()}, 1e-6),
+    ({"optimizer": gf.optim.SGD(0.1), "cast": "bfloat16"}, 1e-3),
+], ids=["rows", "sparse", "scaled", "cast"])  # fmt: skip
+def test_rows_of_tables_scaled_losses_and_short_floats_go_with_strategies(
+    strategy: Any, options: Any, near: float
+) -> None:
+    assert difference(lookup(strategy, **options), lookup(None, **options)) < near
+
+
+def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
+    x = gf.placeholder("float32", (4, 3))
+    w = gf.variable(np.ones((3, 2), "float32"), name="w")
+    h = gf.debug.print(x @ w, "h is")
+    train = gf.optim.SGD(0.1).minimize(gf.mean(h * h), strategy=Data(2))
+    with gf.Session() as s:
+        s.run(train, {x: np.ones((4, 3))})
+    out, err = capfd.readouterr()
+    assert (out + err).count("h is") == 1
