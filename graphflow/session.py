@@ -546,6 +546,8 @@ class Session:
         assert self._recovery is not None
         try:
             self._recovery.save()
+            folder = str(self._recovery.saver.store.root)
+            _log.tell("session.drained", step=self._steps.committed, folder=folder)
         finally:
             self._close(complete=False)
         raise SystemExit(0)

@@ -242,3 +242,21 @@ def test_without_a_key_a_worker_with_one_says_nothing(
 ) -> None:
     code, out, _ = status(capsys, keyed[0], "--timeout", "1")
     assert code == 1 and "key" in out
+
+
+def test_the_example_looks_in_by_all_ways(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        metrics = f"127.0.0.1:{free.getsockname()[1]}"
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "inspect_cluster.py", "--steps", "3", "--width", "8",
+         "--metrics", metrics],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for part in ("Sessions", "Tensors between workers", "20 traced steps", "session.opened",
+                 "graphflow_steps_total{outcome=\"committed\"}"):  # fmt: skip
+        assert part in done.stdout
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event["ph"] == "s" for event in events)
