@@ -57,6 +57,7 @@ from graphflow.runtime.protocol.orders import (
     LinkUp,
     Offer,
     Received,
+    Release,
     Send,
     Settle,
     Tick,
@@ -112,6 +113,8 @@ class CoordinatorMachine:
                 return self._begin(event)
             case Received():
                 return self._receive(event)
+            case Release(request):
+                return self._release(request)
             case Offer(worker, token):
                 told = self._peers[worker].stream.tell(Share(token))
                 return self._sends(worker, [told])
@@ -158,7 +161,7 @@ class CoordinatorMachine:
     # Events ------------------------------------------------------------------------------------
 
     def _begin(self, begin: Begin) -> list[CoordinatorAction]:
-        operation = Operation(begin, self._now + begin.seconds, set(begin.orders))
+        operation = Operation(begin, self._now + begin.seconds, set(begin.orders), begin.held)
         if self._fenced is not None:
             return [Settle(begin.request, self._fenced)]
         for worker in begin.orders:
@@ -167,6 +170,8 @@ class CoordinatorMachine:
                 return [Settle(begin.request, error)]
         if operation.is_step:
             operation.deadline += GRACE
+        if begin.follows >= 0 and self._step(begin.follows) is not None:
+            operation.deadline = inf
         # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
         cut = {
             worker: [
@@ -293,7 +298,24 @@ class CoordinatorMachine:
             operation.replies.arrays[worker] |= {each[0]: array_of(each) for each in message.small}
         operation.replies.messages[worker] = message
         operation.waiting.discard(worker)
+        if operation.waiting:
+            return []
+        if operation.held:
+            operation.deadline = inf
+            return []
+        return self._end(operation, None)
+
+    def _release(self, request: int) -> list[CoordinatorAction]:
+        operation = self._operations.get(request)
+        if operation is None:
+            return []
+        operation.held = False
         return [] if operation.waiting else self._end(operation, None)
+
+    def _step(self, step: int) -> Operation | None:
+        """A step under way."""
+        under_way = self._operations.values()
+        return next((each for each in under_way if each.is_step and each.begin.step == step), None)
 
     def _cancel(self) -> list[CoordinatorAction]:
         steps = [operation for operation in self._operations.values() if operation.is_step]
@@ -352,7 +374,8 @@ class CoordinatorMachine:
     def _end(self, operation: Operation, error: GraphflowError | None) -> list[CoordinatorAction]:
         """Settles an operation; for a step this is the decision, which all its workers are told."""
         request, step = operation.begin.request, operation.begin.step
-        del self._operations[request]
+        if self._operations.pop(request, None) is None:
+            return []  # it ended with the one that it follows
         actions: list[CoordinatorAction] = []
         for worker in operation.begin.orders:
             peer = self._peers[worker]
@@ -368,6 +391,23 @@ class CoordinatorMachine:
         if self._owed:
             self._commit_at = min(self._commit_at, self._now + COMMIT_AFTER)
         actions.append(Settle(request, operation.replies if error is None else error))
+        return actions + self._go_on(operation, error)
+
+    def _go_on(self, decided: Operation, error: GraphflowError | None) -> list[CoordinatorAction]:
+        """The steps that follow one that is decided may compute, or never will."""
+        actions: list[CoordinatorAction] = []
+        if not decided.is_step:
+            return actions
+        for operation in list(self._operations.values()):
+            if operation.begin.follows != decided.begin.step or not operation.is_step:
+                continue
+            if error is not None:
+                what = f"{operation.what} was not run, because {decided.what} failed"
+                actions += self._end(operation, SessionError(what))
+                continue
+            operation.deadline = self._now + operation.begin.seconds + GRACE
+            for worker in decided.begin.orders:
+                actions += self._tell_commit(worker)
         return actions
 
     def _fail_all(self, error: GraphflowError) -> list[CoordinatorAction]:

@@ -53,6 +53,7 @@ class Operation:
     begin: Begin
     deadline: float
     waiting: set[int]
+    held: bool = False
     replies: Replies = field(default_factory=Replies)
 
     @cached_property

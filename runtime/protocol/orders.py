@@ -24,12 +24,25 @@ class Order:
 
 @dataclass(frozen=True)
 class Begin:
-    """The event that starts an operation; `seconds` is its deadline from now."""
+    """The event that starts an operation; `seconds` is its deadline from now.
+
+    A step may be begun before the one that it `follows` is decided; its time then runs from that
+    decision. One that is `held` is decided only when it is released.
+    """
 
     request: int
     orders: Mapping[int, Order]
     seconds: float
     step: int = 0
+    follows: int = -1
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Release:
+    """The event that lets a step that was held be decided."""
+
+    request: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class Offer:
     token: str
 
 
-CoordinatorEvent = Begin | Received | Offer | LinkUp | LinkDown | Gone | Cancel | Tick
+CoordinatorEvent = Begin | Release | Received | Offer | LinkUp | LinkDown | Gone | Cancel | Tick
 
 
 # Actions ---------------------------------------------------------------------------------------

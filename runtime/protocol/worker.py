@@ -9,10 +9,8 @@ coordinator to take over; it is closed when its lease ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from graphflow.errors import (
     GraphflowError,
@@ -26,23 +24,18 @@ from graphflow.runtime.messages import (
     COORDINATOR,
     Abort,
     Ack,
-    Array,
     Broken,
     Chunk,
     Close,
     Commit,
     Compute,
-    Computed,
-    Done,
     Draining,
     Envelope,
     Fenced,
     Forget,
     Hello,
-    Key,
     Load,
     Measure,
-    Measured,
     Meet,
     Message,
     Open,
@@ -50,20 +43,16 @@ from graphflow.runtime.messages import (
     Pong,
     Prepare,
     Probe,
-    Probed,
     Read,
     Ready,
     Resend,
     Save,
-    Saved,
     Share,
-    Small,
-    Spans,
     Tensor,
     Welcome,
     Write,
 )
-from graphflow.runtime.protocol.faults import error_of, failed
+from graphflow.runtime.protocol.faults import failed
 from graphflow.runtime.protocol.jobs import (
     Attach,
     Beat,
@@ -82,48 +71,19 @@ from graphflow.runtime.protocol.jobs import (
     WorkerAction,
     WorkerEvent,
 )
-from graphflow.runtime.protocol.stream import Arrival, Inbound, Letter, Stream, Version, fence
+from graphflow.runtime.protocol.served import Served
+from graphflow.runtime.protocol.stream import Arrival, Inbound, Stream, Version, fence
 from graphflow.runtime.wire import (
-    SMALL_TOGETHER,
-    SPANS_A_MESSAGE,
     Assembler,
     Buffer,
     Purse,
     array_of,
     give_back,
-    pieces,
-    small,
 )
 
 MAX_SESSIONS = 64
 _REMEMBERED = 4096  # closed sessions whose late messages are still known as such
 _SILENT = 5.0  # seconds after which a session without a word of its coordinator is parked
-
-
-@dataclass
-class _Session:
-    route: Route
-    stream: Stream  # with the coordinator
-    count: int  # of workers
-    lease: float
-    heard: float
-    inbox: Assembler
-    begun: int = -1  # the last step that was computed or is being computed
-    settled: int = -1  # the last step that was committed or aborted
-    # From the workers that sent anything; what goes to them is numbered by the links.
-    peers: dict[int, Inbound] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.stream.outbound.session
-
-    @property
-    def epoch(self) -> int:
-        return self.stream.outbound.epoch
-
-    @property
-    def token(self) -> str:
-        return self.stream.outbound.token
 
 
 @dataclass(frozen=True)
@@ -145,7 +105,7 @@ class WorkerMachine:
         self._home = home
         self._version = Version.own()
         self._purse = Purse(memory)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Served] = {}
         self._closed: dict[str, _Closed] = {}
         self._draining = False
 
@@ -172,9 +132,7 @@ class WorkerMachine:
                 return self._finish(event)
             case Offer(name, token):
                 session = self._sessions.get(name)
-                return (
-                    [] if session is None else [_send(session, session.stream.tell(Share(token)))]
-                )
+                return [] if session is None else [session.tell(Share(token))]
             case Tick():
                 return self._tick(now)
             case Drain(seconds):
@@ -187,7 +145,7 @@ class WorkerMachine:
         actions = self._drop(silent, WorkerLost("its coordinator was silent for its whole lease"))
         for name, session in self._sessions.items():
             if session.stream.outbound.pending or session.stream.inbound.owes:
-                actions.append(_send(session, session.stream.tell(Ack(asks=True))))
+                actions.append(session.tell(Ack(asks=True)))
             owed = frozenset(index for index, peer in session.peers.items() if peer.owes)
             for index in owed:
                 session.peers[index].acknowledged()
@@ -200,7 +158,7 @@ class WorkerMachine:
         return [
             action
             for session in self._sessions.values()
-            for action in self._reply(session, Draining(seconds))
+            for action in session.reply(Draining(seconds))
         ]
 
     # Messages ----------------------------------------------------------------------------------
@@ -221,15 +179,15 @@ class WorkerMachine:
             return self._from_peer(session, envelope, message, event.data)
         session.heard, session.route = now, event.route  # a reconnection comes by a new way
         arrival, letters = session.stream.receive(envelope, message, event.data)
-        actions: list[WorkerAction] = [_send(session, letter) for letter in letters]
+        actions: list[WorkerAction] = [session.sent(letter) for letter in letters]
         if arrival is Arrival.BEAT:
             return actions + self._beat(session, message, now)
         if arrival is Arrival.DUPLICATE and isinstance(message, Open):
-            return [*actions, _send(session, session.stream.tell(Ack()))]  # it is still at it
+            return [*actions, session.tell(Ack())]  # it is still at it
         if arrival is not Arrival.FRESH:
             return actions
         if isinstance(message, Compute) and message.commits >= 0:
-            actions += self._settle(session, Commit(), message.commits)
+            actions += session.settle(Commit(), message.commits)
         try:
             return actions + self._order(session, message, envelope.step, event.data)
         except ProtocolError as error:
@@ -237,7 +195,7 @@ class WorkerMachine:
                 for purpose in ("feed", "part", "value"):
                     session.inbox.forget(purpose, message.request)
                 answer = failed(message.request, error)
-                return actions + self._reply(session, answer, envelope.step)
+                return actions + session.reply(answer, envelope.step)
             return actions + self._break(session, str(error))
 
     def _unknown(self, event: Received, now: float) -> list[WorkerAction]:
@@ -255,7 +213,7 @@ class WorkerMachine:
         return [Send(event.route, _back(envelope, 0), Fenced(StaleSession.__name__, text))]
 
     def _stale(
-        self, session: _Session, event: Received, stale: GraphflowError, now: float
+        self, session: Served, event: Received, stale: GraphflowError, now: float
     ) -> list[WorkerAction]:
         """What to do about a message of another epoch, or of nobody who knows the session."""
         envelope, message = event.envelope, event.message
@@ -290,20 +248,20 @@ class WorkerMachine:
         stream = Stream(name, epoch, message.worker, envelope.token, received=envelope.sequence)
         stream.outbound.sent = 1  # Welcome, whatever came of others before it
         inbox = Assembler(purse=self._purse)
-        self._sessions[name] = _Session(route, stream, count, message.lease, now, inbox)
+        self._sessions[name] = Served(route, stream, count, message.lease, now, inbox)
         return [Run(name, message, 0, epoch, token=envelope.token)]
 
-    def _beat(self, session: _Session, message: Message, now: float) -> list[WorkerAction]:
+    def _beat(self, session: Served, message: Message, now: float) -> list[WorkerAction]:
         if isinstance(message, Share):
             return [Attach(session.name, COORDINATOR, message.token)]
         if not isinstance(message, Ping):
             return []
         at = session.begun if session.begun > session.settled else 0
         pong = Pong(sent=message.sent, clock=now, home=self._home)
-        return [_send(session, session.stream.tell(pong, at))]
+        return [session.tell(pong, at)]
 
     def _from_peer(
-        self, session: _Session, envelope: Envelope, message: Message, data: Buffer | None
+        self, session: Served, envelope: Envelope, message: Message, data: Buffer | None
     ) -> list[WorkerAction]:
         origin = envelope.origin
         if not 0 <= origin < session.count:
@@ -331,7 +289,7 @@ class WorkerMachine:
             return self._break(session, f"worker {origin} sent it nonsense: {error}")
 
     def _tensor(
-        self, session: _Session, origin: int, message: Tensor, step: int
+        self, session: Served, origin: int, message: Tensor, step: int
     ) -> list[WorkerAction]:
         if step <= session.settled:
             return []  # of a step that is over
@@ -342,7 +300,7 @@ class WorkerMachine:
         return [Deliver(session.name, step, message.array[0], array, origin)]
 
     def _piece(
-        self, session: _Session, origin: int, chunk: Chunk, data: Buffer
+        self, session: Served, origin: int, chunk: Chunk, data: Buffer
     ) -> list[WorkerAction]:
         purpose, number, key = chunk.purpose, chunk.number, chunk.name
         if purpose == "edge" and number <= session.settled:
@@ -359,7 +317,7 @@ class WorkerMachine:
         return [Deliver(session.name, number, key, array, origin, echo=purpose == "echoed")]
 
     def _order(
-        self, session: _Session, message: Message, step: int, data: Buffer | None
+        self, session: Served, message: Message, step: int, data: Buffer | None
     ) -> list[WorkerAction]:
         name, epoch = session.name, session.epoch
         match message:
@@ -369,41 +327,21 @@ class WorkerMachine:
                 session.inbox.add(COORDINATOR, message, data)
                 return []
             case Load():
-                arrays = self._take(session, "part", message.request, range(message.parts))
+                arrays = session.take("part", message.request, range(message.parts))
                 return [Run(name, message, 0, epoch, arrays)]
             case Compute():
-                if step <= max(session.begun, session.settled):
-                    raise ProtocolError(f"step {step} is not after step {session.begun}")
-                arrays = self._take(session, "feed", message.request, message.feeds)
-                arrays |= {each[0]: array_of(each) for each in message.small}
-                session.begun = step
-                return [Run(name, message, step, epoch, arrays)]
+                return session.compute(message, step)
             case Commit() | Abort():
-                return self._settle(session, message, step)
+                return session.settle(message, step)
             case Write():
-                arrays = self._take(session, "value", message.request, [message.variable])
+                arrays = session.take("value", message.request, [message.variable])
                 return [Run(name, message, 0, epoch, arrays)]
             case Prepare() | Read() | Forget() | Save() | Measure() | Meet() | Probe():
                 return [Run(name, message, 0, epoch)]
             case Close():
-                answer = self._reply(session, Ready(message.request))
+                answer = session.reply(Ready(message.request))
                 return [*self._drop([name], WorkerLost("the session was closed")), *answer]
         raise ProtocolError(f"a coordinator sends no {type(message).__name__}")
-
-    def _take(
-        self, session: _Session, purpose: str, request: int, names: Iterable[Key]
-    ) -> dict[Key, Array]:
-        return {name: session.inbox.take(COORDINATOR, purpose, request, name) for name in names}
-
-    def _settle(self, session: _Session, message: Commit | Abort, step: int) -> list[WorkerAction]:
-        if step != session.begun or step <= session.settled:
-            return []  # the compute order was refused, and its failure is why the step is aborted
-        session.settled = step
-        session.inbox.forget("edge", step)
-        run = Run(session.name, message, step, session.epoch)
-        if isinstance(message, Commit):
-            return [run]
-        return [Wake(session.name, step, error_of(message.error, message.text)), run]
 
     # Results -----------------------------------------------------------------------------------
 
@@ -420,70 +358,17 @@ class WorkerMachine:
         if isinstance(job, Compute) and event.step <= session.settled:
             return []  # aborted meanwhile: nobody waits for it
         if isinstance(outcome, BaseException):
-            actions = self._reply(session, failed(job.request, outcome), event.step)
+            actions = session.reply(failed(job.request, outcome), event.step)
             if isinstance(job, Open):
                 actions += self._drop([event.session], WorkerLost("it could not be opened"))
             return actions
-        if isinstance(outcome, Computed | np.ndarray):
-            assert isinstance(job, Compute | Read | Save)
-            try:
-                return self._results(session, job, event.step, outcome)
-            except ProtocolError as error:
-                return self._reply(session, failed(job.request, error), event.step)
-        if isinstance(outcome, Saved):
-            return self._reply(session, outcome)
-        if isinstance(job, Measure):
-            return self._reply(session, Measured(job.request, outcome))
-        if isinstance(job, Probe) and isinstance(outcome, float):
-            return self._reply(session, Probed(job.request, outcome))
-        return self._reply(session, Ready(job.request))
-
-    def _results(
-        self, session: _Session, job: Compute | Read | Save, step: int, outcome: Computed | Array
-    ) -> list[WorkerAction]:
-        if isinstance(outcome, Computed):
-            computed = outcome
-        else:
-            assert isinstance(job, Read)
-            computed = Computed({job.variable: outcome})
-        # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
-        inside: list[Small] = []
-        room = 0 if isinstance(job, Save) else SMALL_TOGETHER
-        cut = []
-        names = []
-        for name, array in computed.fetches.items():
-            found = small(name, array) if room > 0 and isinstance(array, np.ndarray) else None
-            if found is not None:
-                inside.append(found)
-                room -= len(found[3])
-            else:
-                names.append(name)
-                cut += pieces("fetch", job.request, name, array)
-        peak = {device: int(nbytes) for device, nbytes in computed.peak.items()}
-        messages: list[tuple[Message, memoryview | None]] = [
-            (Spans(job.request, computed.spans[start : start + SPANS_A_MESSAGE]), None)
-            for start in range(0, len(computed.spans), SPANS_A_MESSAGE)
-        ]
-        messages += cut
-        saved = isinstance(job, Save)
-        end = Saved(job.request, "", 0, names) if saved else Done(job.request, names, peak, inside)
-        messages.append((end, None))
-        return [
-            action
-            for message, data in messages
-            for action in self._reply(session, message, step, data)
-        ]
-
-    def _reply(
-        self, session: _Session, message: Message, step: int = 0, data: memoryview | None = None
-    ) -> list[WorkerAction]:
-        return [_send(session, letter) for letter in session.stream.send(message, step, data)]
+        return session.answer(job, event.step, outcome)
 
     # Ends --------------------------------------------------------------------------------------
 
-    def _break(self, session: _Session, reason: str) -> list[WorkerAction]:
+    def _break(self, session: Served, reason: str) -> list[WorkerAction]:
         """Tells the coordinator that the session cannot go on here, and closes it."""
-        told = _send(session, session.stream.tell(Broken(reason)))
+        told = session.tell(Broken(reason))
         return [told, *self._drop([session.name], WorkerLost(reason))]
 
     def _drop(self, names: Sequence[str], error: GraphflowError) -> list[WorkerAction]:
@@ -498,10 +383,6 @@ class WorkerMachine:
                 actions.append(Wake(name, session.begun, error))
             actions.append(Run(name, Close(0), 0, session.epoch))
         return actions
-
-
-def _send(session: _Session, letter: Letter) -> Send:
-    return Send(session.route, letter.envelope, letter.message, letter.data)
 
 
 def _back(envelope: Envelope, sequence: int) -> Envelope:

@@ -1,0 +1,192 @@
+"""One session as its worker's machine sees it: the orders it has taken, and what it answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graphflow.errors import ProtocolError
+from graphflow.runtime.messages import (
+    COORDINATOR,
+    Abort,
+    Array,
+    Chunk,
+    Commit,
+    Compute,
+    Computed,
+    Done,
+    Key,
+    Measure,
+    Measured,
+    Message,
+    Probe,
+    Probed,
+    Read,
+    Ready,
+    Save,
+    Saved,
+    Small,
+    Spans,
+)
+from graphflow.runtime.protocol.faults import error_of, failed
+from graphflow.runtime.protocol.jobs import Job, Outcome, Route, Run, Send, Wake, WorkerAction
+from graphflow.runtime.protocol.stream import Inbound, Letter, Stream
+from graphflow.runtime.wire import (
+    SMALL_TOGETHER,
+    SPANS_A_MESSAGE,
+    Assembler,
+    array_of,
+    pieces,
+    small,
+)
+
+AHEAD = 8  # steps that a session may have waiting for another to commit
+
+
+@dataclass
+class Served:
+    """One epoch of a session on a worker."""
+
+    route: Route
+    stream: Stream  # with the coordinator
+    count: int  # of workers
+    lease: float
+    heard: float
+    inbox: Assembler
+    begun: int = -1  # the last step that was computed or is being computed
+    settled: int = -1  # the last step that was committed or aborted
+    committed: int = -1
+    ahead: deque[Run] = field(default_factory=deque)  # steps that wait for one to commit
+    # From the workers that sent anything; what goes to them is numbered by the links.
+    peers: dict[int, Inbound] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The session's."""
+        return self.stream.outbound.session
+
+    @property
+    def epoch(self) -> int:
+        """Which of the session's it is."""
+        return self.stream.outbound.epoch
+
+    @property
+    def token(self) -> str:
+        """The session's secret."""
+        return self.stream.outbound.token
+
+    # Orders ------------------------------------------------------------------------------------
+
+    def take(self, purpose: str, request: int, names: Iterable[Key]) -> dict[Key, Array]:
+        """The arrays that were sent before an order.
+
+        Raises:
+            ProtocolError: one was not.
+        """
+        return {name: self.inbox.take(COORDINATOR, purpose, request, name) for name in names}
+
+    def compute(self, message: Compute, step: int) -> list[WorkerAction]:
+        """Begins a step, now or when the one that it follows has committed.
+
+        Raises:
+            ProtocolError: it is not new, an array is missing or wrong, or too many wait.
+        """
+        last = self.ahead[-1].step if self.ahead else self.begun
+        if step <= max(last, self.settled):
+            raise ProtocolError(f"step {step} is not after step {last}")
+        arrays = self.take("feed", message.request, message.feeds)
+        arrays |= {each[0]: array_of(each) for each in message.small}
+        run = Run(self.name, message, step, self.epoch, arrays)
+        if message.follows < 0 or message.follows == self.committed:
+            self.begun = step
+            return [run]
+        if message.follows == last and last > self.settled:
+            if len(self.ahead) >= AHEAD:
+                raise ProtocolError(f"more than {AHEAD} steps wait for another to commit")
+            self.ahead.append(run)
+        return []  # else the step that it follows was aborted
+
+    def settle(self, message: Commit | Abort, step: int) -> list[WorkerAction]:
+        """Ends a step."""
+        if step != self.begun or step <= self.settled:
+            return []  # the compute order was refused, and its failure is why the step is aborted
+        self.settled = step
+        self.inbox.forget("edge", step)
+        run = Run(self.name, message, step, self.epoch)
+        if isinstance(message, Commit):
+            self.committed = step
+            if not self.ahead:
+                return [run]
+            following = self.ahead.popleft()
+            self.begun = following.step
+            return [run, following]
+        self.ahead.clear()
+        return [Wake(self.name, step, error_of(message.error, message.text)), run]
+
+    # Answers -----------------------------------------------------------------------------------
+
+    def tell(self, message: Message, step: int = 0) -> Send:
+        """A message of `UNNUMBERED` for the coordinator."""
+        return self.sent(self.stream.tell(message, step))
+
+    def reply(
+        self, message: Message, step: int = 0, data: memoryview | None = None
+    ) -> list[WorkerAction]:
+        """A message for the coordinator, as soon as the window has room for it."""
+        return [self.sent(letter) for letter in self.stream.send(message, step, data)]
+
+    def sent(self, letter: Letter) -> Send:
+        """A letter on its way to where the coordinator is now."""
+        return Send(self.route, letter.envelope, letter.message, letter.data)
+
+    def answer(self, job: Job, step: int, outcome: Outcome) -> list[WorkerAction]:
+        """What a job that was asked for ended with, if that is no error."""
+        assert not isinstance(job, Commit | Abort | Chunk)
+        if isinstance(outcome, Computed | np.ndarray):
+            assert isinstance(job, Compute | Read | Save)
+            try:
+                return self._results(job, step, outcome)
+            except ProtocolError as error:
+                return self.reply(failed(job.request, error), step)
+        if isinstance(outcome, Saved):
+            return self.reply(outcome)
+        if isinstance(job, Measure):
+            return self.reply(Measured(job.request, outcome))
+        if isinstance(job, Probe) and isinstance(outcome, float):
+            return self.reply(Probed(job.request, outcome))
+        return self.reply(Ready(job.request))
+
+    def _results(
+        self, job: Compute | Read | Save, step: int, outcome: Computed | Array
+    ) -> list[WorkerAction]:
+        if isinstance(outcome, Computed):
+            computed = outcome
+        else:
+            assert isinstance(job, Read)
+            computed = Computed({job.variable: outcome})
+        # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
+        inside: list[Small] = []
+        room = 0 if isinstance(job, Save) else SMALL_TOGETHER
+        cut = []
+        names = []
+        for name, array in computed.fetches.items():
+            found = small(name, array) if room > 0 and isinstance(array, np.ndarray) else None
+            if found is not None:
+                inside.append(found)
+                room -= len(found[3])
+            else:
+                names.append(name)
+                cut += pieces("fetch", job.request, name, array)
+        peak = {device: int(nbytes) for device, nbytes in computed.peak.items()}
+        messages: list[tuple[Message, memoryview | None]] = [
+            (Spans(job.request, computed.spans[start : start + SPANS_A_MESSAGE]), None)
+            for start in range(0, len(computed.spans), SPANS_A_MESSAGE)
+        ]
+        messages += cut
+        saved = isinstance(job, Save)
+        end = Saved(job.request, "", 0, names) if saved else Done(job.request, names, peak, inside)
+        messages.append((end, None))
+        return [action for message, data in messages for action in self.reply(message, step, data)]
