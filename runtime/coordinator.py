@@ -759,10 +759,18 @@ class RemoteHosts:
         return self._loop.draining - {*self._loop.lost()} if self._loop is not None else set()
 
     def on_draining(self, told: Callable[[], None]) -> None:
-        """Has something called, on another thread, when a worker is asked to end."""
-        self._told_draining = told
+        """Has a method called, on another thread, when a worker is asked to end; it does not keep
+        its object alive."""
+        method = weakref.WeakMethod(told)
+
+        def tell() -> None:
+            there = method()
+            if there is not None:
+                there()
+
+        self._told_draining = tell
         if self._loop is not None:
-            self._loop.on_draining = told
+            self._loop.on_draining = tell
 
     def _release(self, workers: Collection[int]) -> None:
         """Has workers forget the session, so that they may end."""
@@ -941,6 +949,8 @@ class RemoteHosts:
 
     def _abandon(self) -> None:
         loop, self._loop = self._loop, None
+        if loop is not None:
+            self._end.detach()
         _shut(loop, self._local, os.getpid())
 
 

@@ -134,6 +134,7 @@ class Store:
         target = self.root / f"step-{step:08d}"
         self.check()
         try:
+            files.clean(self.root)  # a worker may have gone on writing to one that had failed
             return Draft.begin(target, step, self.epoch)
         except OSError as error:
             raise CheckpointError(unwritable(target, error)) from error

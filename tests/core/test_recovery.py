@@ -1,5 +1,5 @@
-"""Sessions with checkpoint=: when checkpoints are written, taken up and left alone; what is kept for
-doing steps again. Faults of real processes are in tests/faults."""
+"""Sessions with checkpoint=: when checkpoints are written, taken up and left alone; what is kept
+for doing steps again. Faults of real processes are in tests/faults."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_written_every_so_many_steps_and_the_last_few_stay(tmp_path: Path) -> None:
-    count, add = counting()
+    _, add = counting()
     with gf.Session(checkpoint=tmp_path / "a" / "c", every=10, keep=2) as s:
         for number in range(45):
             assert s.step == number
@@ -357,7 +357,7 @@ def test_the_newest_checkpoint_of_a_directory_that_fits_is_loaded(tmp_path: Path
         assert s.step == 1
     with gf.Session() as s:
         s.run(gf.variable([1], name="count"))
-        with pytest.raises(CheckpointError, match="no checkpoint in .* can be used"):
+        with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used"):
             s.load(tmp_path)
 
 

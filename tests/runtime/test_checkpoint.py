@@ -462,8 +462,8 @@ def test_differences_are_listed_by_kind() -> None:
 
 FOLDER = ".step-00000007.partial-0123456789abcdef"
 HOSTILE = [
-    "..", "../c", "/etc", "a/b", "a\\b", "a\0b", "", ".", "step-00000007", FOLDER + "/..", FOLDER + "\n",
-    FOLDER.upper(), "．．/x", "x" * 5000, ".step-00000007.partial-0123456789abcde/",
+    "..", "../c", "/etc", "a/b", "a\\b", "a\0b", "", ".", "step-00000007", FOLDER + "/..",
+    FOLDER + "\n", FOLDER.upper(), "．．/x", "x" * 5000, ".step-00000007.partial-0123456789abcde/",
 ]  # fmt: skip
 
 
