@@ -19,6 +19,8 @@ from graphflow.ops.control import call, scan
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide
 from graphflow.ops.kernels.regions import enabled
 from graphflow.runtime.backend import require_dtype
+from graphflow.runtime.collectives.exchanges import Member
+from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch, results_of
 from graphflow.runtime.gpu import GpuBackend
 from graphflow.runtime.gpu_graphs import Step, Steps
@@ -38,7 +40,9 @@ from graphflow.runtime.loops import runner
 from graphflow.runtime.partition import Partition
 from graphflow.spec import nbytes
 
-_MEETS_HOST = ("placeholder", "recv", "send", "cond", "while_loop")
+_MEETS_HOST = ("placeholder", "recv", "send", "collective_start", "collective_finish", "cond",
+               "while_loop")  # fmt: skip
+_ENDS = ("send", "recv", "collective_start")
 _LONGEST = 20_000
 """Nodes of all iterations of a loop that is captured."""
 
@@ -75,6 +79,7 @@ class GpuCode:
         self.variables: dict[str, Any] = {}
         self.constant_bytes = self.feed_bytes = self.recv_bytes = 0
         self._feeds: Mapping[str, Any] = {}
+        self._members: dict[Tensor, tuple[Member, np.ndarray[Any, Any]]] = {}
         self._step = self._draws = 0
         self._compute: list[Step] = []
         self._commit: list[Step] = []
@@ -97,7 +102,7 @@ class GpuCode:
                 self._assign(assign)
         self.steps = Steps(self._compute, backend, partition.device)
         self.commit_steps = Steps(self._commit, backend, partition.device)
-        self._is_cut = any(n.op.name in ("send", "recv") for n in self.graph.walk())
+        self._is_cut = any(n.op.name in _ENDS for n in self.graph.walk())
 
     # Nodes --------------------------------------------------------------------------------------
 
@@ -115,6 +120,10 @@ class GpuCode:
                 self._received(node)
             case "send":
                 self._sent(node)
+            case "collective_start":
+                self._exchange(node)
+            case "collective_finish":
+                self._exchanged(node)
             case "assign":
                 self._staged(node)
             case "variable" | "group":
@@ -175,6 +184,37 @@ class GpuCode:
         ends = self.loops if self.inside else self.channel
         edge, target, value = int(node.attrs["edge"]), str(node.attrs["target"]), node.inputs[0]
         self._start(node, lambda: ends.send(self._step, edge, target, self.values[value]))
+
+    def _exchange(self, node: Node) -> None:
+        """Take part in an exchange by way of the host's memory: NCCL would add in an order of its
+        own."""
+        what = Collective.of(bind_attrs(node.attrs, self.bindings))
+        rank, result = int(node.attrs["rank"]), what.result(int(node.attrs["rank"]))
+        member = self.channel.member(what, f"{node.name.partition('/')[2]!r} at {node.location}")
+        size = max(1, nbytes(result))
+        shared = self.channel.shared(size) if member.is_mapped else None
+        memory = np.empty(size, np.uint8) if shared is None else shared
+        landed: Any = memory[: nbytes(result)].view(result.dtype).reshape(result.shape)
+        self._out(node.outputs[0])
+        self._members[node.outputs[0]] = (member, landed)
+        values, given = self.values, node.inputs
+
+        def start() -> None:
+            x = self.backend.to_host(values[given[0]]) if given else None
+            member.start(self._step, rank, x, landed, fixed=False, meanwhile=True)
+
+        self._start(node, start)
+
+    def _exchanged(self, node: Node) -> None:
+        started, tensor = node.inputs[0], node.outputs[0]
+        member, landed = self._members[started]
+        self.values[tensor] = self.values[started].reshape(self.layout.specs[tensor].shape)
+
+        def finish() -> None:
+            member.finish(self._step)
+            self.backend.write(self.values[started], landed)
+
+        self._start(node, finish)
 
     def _alias(self, node: Node) -> None:
         """The input's memory under another shape: at once, or whenever that comes."""
@@ -388,6 +428,8 @@ class GpuCode:
     def release(self) -> None:
         """Let go of the buffers: the program does not run again."""
         self.backend.synchronize()
+        if self._members:
+            self.channel.close()
         self.values.clear()
         self._compute, self._commit = [], []
         self.steps.release()

@@ -210,6 +210,11 @@ class Member:
         self._staging: dict[int, Array] = {}
         self._step = self._finished = -1
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether other processes are to find its tensors and results where they are."""
+        return not self._small and set(self.what.workers) != {self._owner.worker}
+
     def start(
         self, step: int, rank: int, x: Array | None, y: Array, fixed: bool, meanwhile: bool
     ) -> None:
