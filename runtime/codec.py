@@ -278,6 +278,8 @@ class _Wire:
 
     def _node(self, entry: Sequence[Any], nodes: Sequence[Node]) -> Node:
         op_name, references, attrs, name, _, (file, line) = entry
+        if "\0" in _text(file):  # it becomes part of the name of a program's text
+            raise ProtocolError("a place in a graph from the wire is no file's name")
         if op_name not in REGISTRY:
             raise GraphLimitError(
                 f"the graph names an op that is not registered here: {op_name!r}; if it is your "

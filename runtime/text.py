@@ -78,7 +78,7 @@ class Text:
     ) -> Callable[..., Any]:
         source = "\n ".join([f"def {name}({arguments}):", *lines, f"return {result}"])
         # The text is made of our own identifiers only; nothing from a graph or the wire enters it.
-        exec(compile(source, named(name, of), "exec"), self._scope)
+        exec(compile(source, named(name, of), "exec"), self._scope)  # noqa: S102
         function: Callable[..., Any] = self._scope[name]
         return function
 

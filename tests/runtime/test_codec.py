@@ -207,6 +207,7 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "a name twice": lambda p: [node.__setitem__(UNIQUE, "x") for node in p["nodes"]],
     "a line that is no number": set_node("tanh", LOCATION, ["f.py", "x"]),
     "an infinite line": set_node("tanh", LOCATION, ["f.py", float("inf")]),
+    "a file's name that is none": set_node("tanh", LOCATION, ["f\0.py", 1]),
     "no location": set_node("tanh", LOCATION, None),
     "nodes that are no list": set_part("nodes", 7),
     "a node that is no list": set_part("nodes", [7]),

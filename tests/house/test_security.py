@@ -1,0 +1,145 @@
+"""What keeps strangers' bytes from being run, read off the syntax trees; and that SECURITY.md names
+tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.sources import ROOT, Source, sources
+
+RUNS_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
+# Who may run text or import by name, and why none of it is a stranger's.
+ALLOWED = {
+    (
+        "graphflow.runtime.text",
+        "exec",
+    ): "lines of our own identifiers, with a node's number in each",
+    (
+        "graphflow.runtime.text",
+        "compile",
+    ): "the same lines; names of nodes are its file's name only",
+}
+IMPORTS_BY_NAME = {
+    "graphflow": "attributes that the package lists",
+    "graphflow.modules": "modules that the worker was started with",
+    "graphflow.placement.placers.base": "files of the placers' own folder",
+    "graphflow.placement.placers.loops": "modules of ours, by literals",
+    "graphflow.runtime.transport": "a table of schemes",
+    "graphflow.runtime.launch.child": "one literal",
+    "graphflow.runtime.worker": "a Python file that the command line of a launcher names",
+}
+EVERYWHERE = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\])")
+
+
+def calls(source: Source) -> Iterator[tuple[ast.Call, str]]:
+    """Calls with the name that is called, `a.b` for an attribute's."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+def docstrings(source: Source) -> set[int]:
+    """The constants that are documentation, by identity."""
+    found = set()
+    for node in ast.walk(source.tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            found.add(id(body[0].value))
+    return found
+
+
+def test_text_is_run_in_one_place_whose_text_is_ours() -> None:
+    found = {
+        (source.module, name) for source in sources() for _, name in calls(source)
+        if name in RUNS_TEXT
+    }  # fmt: skip
+    assert found == set(ALLOWED)
+
+
+def test_the_text_of_programs_is_made_of_identifiers_and_numbers() -> None:
+    """Whatever stands between braces in a line of generated code is a name or a number of ours."""
+    (code,) = [source for source in sources() if source.module == "graphflow.runtime.code"]
+    wrong = []
+    for call, name in calls(code):
+        if not name.endswith("._line") and not name.endswith(".line"):
+            continue
+        for part in ast.walk(call):
+            if isinstance(part, ast.FormattedValue):
+                text = ast.unparse(part.value)
+                if re.search(r"\.name\b(?!\()|\.names\[node\]|attrs\[|location", text):
+                    wrong.append(f"{code.at(call)}: {text}")
+    allowed = {"int(node.attrs['edge'])"}
+    assert [each for each in wrong if each.split(": ")[1] not in allowed] == []
+
+
+def test_modules_are_imported_by_name_only_where_the_name_is_not_a_strangers() -> None:
+    found = {
+        source.module
+        for source in sources()
+        for _, name in calls(source)
+        if name.split(".")[-1] in {"import_module", "exec_module", "spec_from_file_location"}
+    }
+    assert found == set(IMPORTS_BY_NAME)
+
+
+def test_no_shell_is_started() -> None:
+    wrong = []
+    for source in sources():
+        for call, name in calls(source):
+            shell = any(word.arg == "shell" for word in call.keywords)
+            if name in {"os.system", "os.popen", "subprocess.getoutput"} or shell:
+                wrong.append(source.at(call))
+    assert wrong == []
+
+
+def test_nothing_listens_everywhere_unless_a_user_says_so() -> None:
+    wrong = []
+    for source in sources():
+        told = docstrings(source)
+        for node in ast.walk(source.tree):
+            text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if text and id(node) not in told and EVERYWHERE.search(node.value):
+                wrong.append(f"{source.at(node)}: {node.value!r}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("spoilt", ["eval(x)", "exec(compile(x, 'f', 'exec'))", "__import__(x)"])
+def test_these_rules_see_what_they_forbid(spoilt: str) -> None:
+    source = Source("graphflow.runtime.wire", ROOT / "wire.py", ast.parse(spoilt))
+    assert {name for _, name in calls(source)} & RUNS_TEXT
+
+
+# SECURITY.md ------------------------------------------------------------------------------------
+
+
+def _named_tests() -> list[tuple[str, str]]:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    return re.findall(r"`(tests/[\w/.]+\.py)::(\w+)`", text)
+
+
+def test_security_md_names_tests_that_exist() -> None:
+    named = _named_tests()
+    assert len(named) >= 40
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (ROOT / path).is_file()
+        or not re.search(rf"^def {name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert missing == []
+
+
+def test_security_md_says_what_it_must() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    for heading in ("Reporting", "What is protected", "Who might attack", "Boundaries",
+                    "What is not protected", "How each point is tested"):  # fmt: skip
+        assert f"## {heading}" in text
+    from graphflow.runtime import wire
+    from graphflow.runtime.security import door
+
+    assert f"{wire.CONTROL_CAP >> 20} MiB" in text and f"{door.UNDER_WAY >> 20} MiB" in text
+    assert f"{door.HANDSHAKE_SECONDS:g} s" in text and f"{door.SILENCE_SECONDS:g} s" in text
