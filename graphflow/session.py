@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
@@ -34,8 +34,8 @@ from graphflow.errors import (
     VariableError,
 )
 from graphflow.feeding import as_placeholder, convert, convert_all
-from graphflow.metering import serve_metrics, steps_of
 from graphflow.memory_report import MemoryReport, memory_report
+from graphflow.metering import serve_metrics, steps_of
 from graphflow.migration import has_drifted, migrate
 from graphflow.modules import admit, module_names
 from graphflow.op import Node, Tensor, user_location
@@ -51,6 +51,7 @@ from graphflow.runtime.finite import RESULTS
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.trace import Trace
 from graphflow.state import State
+from graphflow.streaming import Stream, check_stream
 from graphflow.structure import flatten
 
 Array = np.ndarray[Any, Any]
@@ -135,6 +136,7 @@ class Session:
         self._queue = threading.Lock()  # held while a step is queued
         self._runner: ThreadPoolExecutor | None = None
         self._closed = False
+        self._stream: Stream | None = None  # that has begun steps ahead
         self._process = os.getpid()
         self._hosts = hosts = hosts_of(chosen, names, store)
         several = len(chosen.devices) > 1
@@ -160,23 +162,33 @@ class Session:
 
     # Running ----------------------------------------------------------------------------------
 
-    def run(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Any:
+    def run(self, fetches: Any, feeds: Any = None, *, steps: int | None = None) -> Any:
         """Run a step: one consistent read of the state, all updates together at its end, or
         nothing.
 
+            for loss, _ in s.run([loss, train], batches, steps=1000): ...
+
         Args:
             fetches: a tensor, or a list, tuple or dict of them, nested at will.
-            feeds: a value for each placeholder that the fetches depend on.
+            feeds: a value for each placeholder that the fetches depend on; with `steps`, an
+                iterable of such feeds, one for each step, of which a few are taken ahead.
+            steps: run so many steps, each when its result is asked for. The same numbers, states
+                and errors as of so many calls, but workers have the feeds of the next steps
+                before they need them, and compute one while its result is not asked for yet.
 
         Returns:
             Arrays that belong to the caller, in the structure of the fetches; None for a training
-            op.
+            op. With `steps`, an iterator of them.
 
         Raises:
             FetchError, FeedError: before the step starts.
             OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
             NonFiniteError: with `check_finite`, the same, for a result that is not finite.
         """
+        if steps is not None:
+            self._check_open()
+            check_stream(feeds, steps)
+            return self._streamed(fetches, flatten(fetches)[0], feeds, steps)
         with self._lock:
             self._check_open()
             kind = type(fetches)
@@ -198,9 +210,34 @@ class Session:
                     return values[0] if kind is Tensor else kind(values)
             return self._run(fetches, feeds)
 
+    def _streamed(
+        self, fetches: Any, tensors: Sequence[Tensor], feeds: Iterable[Any], count: int
+    ) -> Iterator[Any]:
+        rebuild = flatten(fetches)[1]
+
+        def compiled() -> Compiled | None:
+            return None if self._recovery is not None else self._deployment.known(tensors)
+
+        def plain(given: Mapping[Node, Array]) -> list[Any]:
+            return self._values(tensors, given)
+
+        stream = Stream(self._steps, feeds, count, compiled, plain)
+        try:
+            for number in range(1, count + 1):
+                with self._lock:
+                    self._check_open(keep=stream)
+                    self._stream = stream
+                    values = stream.step(number)
+                yield rebuild(values)
+        finally:
+            with self._lock:
+                stream.retreat()
+
     def _run(self, fetches: Any, feeds: Mapping[Tensor, Any] | None) -> Any:
         tensors, rebuild = flatten(fetches)
-        given = convert_all(feeds)
+        return rebuild(self._values(tensors, convert_all(feeds)))
+
+    def _values(self, tensors: Sequence[Tensor], given: Mapping[Node, Array]) -> list[Any]:
         if self._recovery is None:
             values = self._step(tensors, given)
             self._watch()
@@ -208,7 +245,7 @@ class Session:
             values = self._recovery.step(tensors, given)
             self._recovery.guarded(self._watch)
             self._end_step(self._recovery)
-        return rebuild(values)
+        return values
 
     def _step(self, tensors: Sequence[Tensor], given: Mapping[Node, Array]) -> list[Any]:
         """A step the long way: values of fetches."""
@@ -374,7 +411,7 @@ class Session:
     def get(self, variable: Tensor) -> Array:
         """A copy of a variable's value: its initial one if no step has used it."""
         with self._lock:
-            self._check_open()
+            self._check_open(keep=self._stream)
             node = _variable(variable, "get")
             return self._safely(lambda: self._state.get(node))
 
@@ -565,9 +602,13 @@ class Session:
             self._hosts.cancel()  # else the step of a `run_async` would hold the error back
         self._close(complete=error is None)
 
-    def _check_open(self) -> None:
+    def _check_open(self, keep: Stream | None = None) -> None:
         if self._closed:
             raise SessionError("the session is closed; open another one")
+        if self._stream is not None and self._stream is not keep:
+            with self._lock:
+                self._stream.retreat()
+                self._stream = None
         if self._process != os.getpid():
             raise SessionError(
                 f"the session belongs to process {self._process}, of which this one is a fork "

@@ -5,7 +5,7 @@ Most steps are like one before, on one device of this process: they go a shorter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import monotonic_ns, perf_counter
 from typing import Any
@@ -118,12 +118,12 @@ class Steps:
             self.committed += 1
             fetched = result.fetches
             if traced:
-                edges = compiled.edges(bindings)
+                edges, exchanges = compiled.edges(bindings), compiled.exchanges(bindings)
                 compiled.traced.append(bindings)
                 for trace in filter(None, (self.trace, compiled.trace)):
                     trace.add_step(
                         self._attempts, start, monotonic_ns(), result.spans, edges, result.peak,
-                        result.errors,
+                        result.errors, exchanges,
                     )  # fmt: skip
             elif compiled.runs:
                 compiled.took.append((monotonic_ns() - start) * 1e-9)
@@ -132,6 +132,54 @@ class Steps:
         self.last = compiled
         compiled.runs += 1
         return compiled.values(fetched, arrays)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a step may begin before the one before it is decided."""
+        return self.trace is None and not self._sampling and self._hosts.begins
+
+    def begin(
+        self,
+        compiled: Compiled,
+        arrays: Mapping[Node, Array],
+        bindings: Mapping[str, int],
+        ahead: int,
+        follows: int,
+    ) -> Any:
+        """Begin a step that is `ahead` of others that are not decided, for `finish`; None where
+        that cannot be. `follows` is the number of the one before it, -1 if that is decided."""
+        if not compiled.partitions:
+            return None
+        self._attempts += 1
+        return self._hosts.begin(
+            compiled.program,
+            self._attempts,
+            {**bindings, DRAWS: self.committed + ahead},
+            compiled.feeds(arrays),
+            self._deadline,
+            follows,
+        )
+
+    def finish(self, begun: Any, compiled: Compiled, arrays: Mapping[Node, Array]) -> list[Any]:
+        """Decide the first of the steps that were begun: the value of each fetch; as `run`."""
+        start = perf_counter()
+        try:
+            result = self._hosts.finish(begun)
+        except WorkerLost as error:
+            self.lost = error
+            raise
+        except KeyboardInterrupt:
+            self.committed += 1
+            raise
+        self.committed += 1
+        self.last = compiled
+        compiled.runs += 1
+        compiled.took.append(perf_counter() - start)
+        return compiled.values(result.fetches, arrays)
+
+    def undo(self, begun: Sequence[Any]) -> None:
+        """End steps that were begun: nothing of them happens."""
+        self._hosts.undo(begun)
 
     def _located(
         self,

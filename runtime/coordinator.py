@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,7 @@ from graphflow.runtime.protocol.orders import (
     Offer,
     Order,
     Received,
+    Release,
     Replies,
     Send,
     Settle,
@@ -320,7 +322,7 @@ class _Loop:
         try:
             while not self._stopping:
                 due = bool(self._events) or time.monotonic() >= self._due
-                if not self._helm.watch(SLICE if due else LINGER):
+                if not self._helm.watch(SLICE if due or self._pending else LINGER):
                     time.sleep(SLICE)
                     continue
                 try:
@@ -473,6 +475,16 @@ class _Loop:
         self._context.destroy(linger=0)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A step that was begun and is not decided."""
+
+    step: int
+    deadline: float
+    request: int
+    pending: _Pending
+
+
 class RemoteHosts:
     """The workers of a cluster, opened for one session.
 
@@ -480,6 +492,8 @@ class RemoteHosts:
     """
 
     can_be_lost = True
+
+    begins = True
 
     def __init__(
         self,
@@ -611,25 +625,84 @@ class RemoteHosts:
             SessionError: cancelled, closed, an unknown program, or a step that is not new.
         """
         with self._stepping:
-            workers = self._programs.get(program)
-            if workers is None:
-                raise SessionError(f"program {program!r} is not loaded")
-            if step <= self._last_step:
-                raise SessionError(f"step {step} is not after step {self._last_step}")
-            self._last_step = step
-            request = next(self._requests)
-            orders = {}
-            for worker in workers:
-                fed = feeds.get(worker, {})
-                orders[worker] = self._compute(
-                    Compute(request, program, dict(bindings), [], trace, deadline), worker, fed
-                )
+            request, orders = self._orders(program, step, bindings, feeds, trace, deadline, -1)
             with self._activity.step(step):
-                result = _result(self._ask(request, orders, deadline, step))
-        fed_bytes = sum(np.asarray(a).nbytes for fed in feeds.values() for a in fed.values())
-        fetched_bytes = sum(array.nbytes for array in result.fetches.values())
-        self.meters.add("graphflow_feed_bytes_total", fed_bytes)
-        self.meters.add("graphflow_fetch_bytes_total", fetched_bytes)
+                return self._fetched(self._ask(request, orders, deadline, step))
+
+    def begin(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        deadline: float,
+        follows: int,
+    ) -> Begun:
+        """Begins a step that is not decided before `finish`; its feeds travel at once, and it
+        computes as soon as the step that it `follows` has committed (-1: now).
+
+        Raises:
+            SessionError: closed, an unknown program, or a step that is not new.
+        """
+        with self._stepping:
+            if self._loop is None:
+                raise SessionError("the session is closed")
+            request, orders = self._orders(program, step, bindings, feeds, False, deadline, follows)
+            begin = Begin(request, orders, deadline, step, follows, held=True)
+            return Begun(step, deadline, request, self._loop.submit(begin))
+
+    def finish(self, begun: Begun) -> StepResult:
+        """Decides a step that was begun, the first of those that are not decided; as `step`."""
+        with self._stepping, self._activity.step(begun.step):
+            if self._loop is None:
+                raise SessionError("the session is closed")
+            self._loop.post(Release(begun.request))
+            try:
+                # Its own deadline runs from when it may compute.
+                seconds = 2 * begun.deadline + _SLACK
+                return self._fetched(self._loop.finish(begun.request, begun.pending, seconds))
+            except KeyboardInterrupt:
+                self.cancel()
+                raise
+
+    def undo(self, begun: Sequence[Begun]) -> None:
+        """Ends steps that were begun and are not decided: nothing of them happens."""
+        self.cancel()
+        for each in begun:
+            with suppress(GraphflowError):
+                if self._loop is not None:
+                    self._loop.finish(each.request, each.pending, _SLACK)
+
+    def _orders(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        trace: bool,
+        deadline: float,
+        follows: int,
+    ) -> tuple[int, dict[int, Order]]:
+        """What the workers of a program are told of a step, under a new request."""
+        workers = self._programs.get(program)
+        if workers is None:
+            raise SessionError(f"program {program!r} is not loaded")
+        if step <= self._last_step:
+            raise SessionError(f"step {step} is not after step {self._last_step}")
+        self._last_step = step
+        request = next(self._requests)
+        orders = {}
+        for worker in workers:
+            order = Compute(request, program, dict(bindings), [], trace, deadline, follows=follows)
+            orders[worker] = self._compute(order, worker, feeds.get(worker, {}))
+        fed = sum(np.asarray(a).nbytes for given in feeds.values() for a in given.values())
+        self.meters.add("graphflow_feed_bytes_total", fed)
+        return request, orders
+
+    def _fetched(self, replies: Replies) -> StepResult:
+        result = _result(replies)
+        nbytes = sum(array.nbytes for array in result.fetches.values())
+        self.meters.add("graphflow_fetch_bytes_total", nbytes)
         return result
 
     def _compute(self, order: Compute, worker: int, fed: Mapping[str, Array]) -> Order:

@@ -54,10 +54,12 @@ class Hosts(Protocol):
 
     Attributes:
         can_be_lost: whether they are other processes.
+        begins: whether a step may begin before the one before it is decided.
         meters: what is counted of the session.
     """
 
     can_be_lost: bool
+    begins: bool
     meters: Meters
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
@@ -73,6 +75,24 @@ class Hosts(Protocol):
         deadline: float,
     ) -> StepResult:
         """Run a step: all compute, then all commit, or nothing happens and the error is raised."""
+
+    def begin(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        deadline: float,
+        follows: int,
+    ) -> Any:
+        """Begin a step before the one that it follows is decided, for `finish`; None where steps
+        only come one after the other."""
+
+    def finish(self, begun: Any) -> StepResult:
+        """Decide a step that was begun; as `step`."""
+
+    def undo(self, begun: Sequence[Any]) -> None:
+        """End steps that were begun: nothing of them happens."""
 
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
         """Compile a program for the sizes of coming steps."""
@@ -124,6 +144,8 @@ class LocalHosts:
 
     can_be_lost = False
 
+    begins = False
+
     def __init__(self, devices: Sequence[str], threads: int | None) -> None:
         self.meters = Meters()
         self._host = Host(0, devices, threads, _no_other_worker)
@@ -152,6 +174,23 @@ class LocalHosts:
         with uninterrupted() if self._host.changes("") else nullcontext():
             self._host.commit("", step)
         return StepResult(dict(computed.fetches), computed.spans, dict(computed.peak))
+
+    def begin(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        deadline: float,
+        follows: int,
+    ) -> None:
+        """The thread that calls computes: there is nothing to begin before."""
+
+    def finish(self, begun: Any) -> StepResult:
+        raise SessionError("no step of an embedded session is begun before its turn")
+
+    def undo(self, begun: Sequence[Any]) -> None:
+        """Nothing was begun."""
 
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
         self._host.prepare("", program, bindings)

@@ -163,7 +163,8 @@ class Load(Message):
 @dataclass(frozen=True)
 class Compute(Message):
     """Runs the compute half of the envelope's step; its feeds were sent before it. The step before
-    it that commits, if it was not told yet, is `commits`; else that is -1."""
+    it that commits, if it was not told yet, is `commits`; else that is -1. A step that `follows`
+    one that is not decided yet waits for it to commit, and is dropped if it does not."""
 
     request: Count
     program: str
@@ -173,6 +174,7 @@ class Compute(Message):
     deadline: float
     commits: int = -1
     small: list[Small] = field(default_factory=list)
+    follows: int = -1
 
 
 @dataclass(frozen=True)
