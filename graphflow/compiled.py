@@ -21,7 +21,7 @@ from graphflow.placement.plan import Measured, Plan
 from graphflow.runtime.hosts import Hosts, Ready
 from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.partition import Partition
-from graphflow.runtime.trace import Trace
+from graphflow.runtime.trace import Exchange, Trace
 from graphflow.spec import evaluate
 from graphflow.strategy import Division
 from graphflow.structure import bind, concerns
@@ -272,6 +272,20 @@ class Compiled:
             )
             for part in self.partitions.values()
             for node in part.graph.of_op("recv")
+        }
+
+    def exchanges(self, bindings: Mapping[str, int]) -> dict[tuple[str, str], Exchange]:
+        """Collectives over several devices, by the device and the name of the span of each part."""
+        return {
+            (part.device, part.graph.names[node]): Exchange(
+                node.attrs["group"],
+                node.attrs["kind"],
+                node.attrs["devices"],
+                evaluate(node.inputs[0].spec.nbytes, bindings),
+            )
+            for part in self.partitions.values()
+            for node in part.graph.of_op("collective_start")
+            if node.inputs
         }
 
     def values(self, fetched: Mapping[str, Array], arrays: Mapping[Node, Array]) -> list[Any]:

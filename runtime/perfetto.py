@@ -131,6 +131,9 @@ def _slice(event: Event, step: Step, place: Place, origin: int) -> dict[str, Any
         args |= {
             "edge": event.edge, "bytes": event.bytes, "from": event.source, "to": event.target,
         }  # fmt: skip
+    if event.exchange is not None:
+        devices = list(event.exchange.devices)
+        args |= {"exchange": event.exchange.kind, "bytes": event.bytes, "devices": devices}
     drawn = _complete(event.name, event.kind, place, event.start, event.end, origin)
     return drawn | {"args": args}
 

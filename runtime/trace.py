@@ -26,7 +26,7 @@ from graphflow.errors import SessionError
 from graphflow.placement.view.text import seconds
 from graphflow.runtime.lines import EDGE_BITS
 from graphflow.runtime.perfetto import trace_events
-from graphflow.runtime.traffic import Traffic
+from graphflow.runtime.traffic import Exchanges, Traffic
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Measured
@@ -36,6 +36,17 @@ Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
 
 DEPARTURE, ARRIVAL = "departure", "arrival"
 WAIT, SEND = "recv/", "send/"  # then the tensor, "/", and the number of the edge
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective over several devices: its number in the graph, what it does (`all_reduce`), its
+    devices, and the bytes that each gives."""
+
+    group: int
+    kind: str
+    devices: tuple[str, ...]
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,8 @@ class Event:
         bytes: moved; 0 for nodes.
         source, target: the devices that the edge connects; "" for nodes.
         use: how often the edge was used in the step before, in a loop.
+        exchange: the collective that a device takes part in; its name begins with "start/" where
+            the device gives, and is the node's where it waits for the others and has the result.
     """
 
     track: str
@@ -62,6 +75,7 @@ class Event:
     source: str = ""
     target: str = ""
     use: int = 0
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +114,7 @@ class Trace:
         edges: Mapping[int, Edge],
         peak: Mapping[str, int] | None = None,
         errors: Mapping[int, float] | None = None,
+        exchanges: Mapping[tuple[str, str], Exchange] | None = None,
     ) -> None:
         """Add what one step reported, and with it what the commit of the step before took.
 
@@ -109,7 +124,9 @@ class Trace:
                 an edge that is not there, or that left and never came, is left out.
             peak: bytes per device at most in use.
             errors: seconds by which the times of a worker may be off, where its clock is not ours.
+            exchanges: of the collectives, by the device and the name of the span where it gives.
         """
+        exchanges = exchanges or {}
         left: dict[int, int] = {}
         came: dict[int, int] = {}
         events = []
@@ -122,7 +139,14 @@ class Trace:
             elif end <= start_ns:
                 before.append(Event(track, name, "compute", start, end))
             else:
-                events.append(_event(track, name, start, end, edges, uses))
+                exchange = exchanges.get((track, f"start/{name.removeprefix('start/')}"))
+                if exchange is not None:
+                    events.append(
+                        Event(track, name, "compute", start, end, None, exchange.bytes,
+                              exchange=exchange)
+                    )  # fmt: skip
+                else:
+                    events.append(_event(track, name, start, end, edges, uses))
         for key in left.keys() & came.keys():
             edge, use = key & (2**EDGE_BITS - 1), key >> EDGE_BITS
             if edge in edges:
@@ -141,14 +165,27 @@ class Trace:
         waited; those first that were waited for longest."""
         return Traffic.of(self.steps)
 
+    @property
+    def exchanges(self) -> Exchanges:
+        """For each collective over several devices: bytes, and how long it took once all took
+        part; those first that took longest."""
+        return Exchanges.of(self.steps)
+
+    def _parts(self) -> list[Traffic | Exchanges]:
+        """What there is to show; that there was nothing is said once."""
+        found: list[Traffic | Exchanges] = [self.edges] if self.steps else []
+        if self.exchanges:
+            found = [*(part for part in found if part), self.exchanges]
+        return found
+
     def __str__(self) -> str:
-        return f"{self._headline}\n{self.edges}" if self.steps else self._headline
+        return "\n".join([self._headline, *map(str, self._parts())])
 
     def __repr__(self) -> str:
         return f"<Trace: {self._headline}>"
 
     def _repr_html_(self) -> str:
-        body = self.edges._repr_html_() if self.steps else ""
+        body = "".join(part._repr_html_() for part in self._parts())
         return f"<p>{escape(self._headline)}</p>{body}"
 
     @property

@@ -97,6 +97,103 @@ class Traffic(tuple[EdgeTraffic, ...]):
         return self.table().html() if self else "<p>no tensor went from device to device</p>"
 
 
+@dataclass(frozen=True)
+class ExchangeTraffic:
+    """What one collective did in the traced steps. Times are in seconds.
+
+    Attributes:
+        bytes: that each device gives.
+        count: steps in which it ran.
+        taking: median time from when the last device took part until the last had its result; p95:
+            what 95 of 100 did not exceed.
+        apart: median time from when the first device took part until the last did.
+        error: by how much these may be off because of clocks.
+    """
+
+    name: str
+    kind: str
+    devices: tuple[str, ...]
+    bytes: int
+    count: int
+    taking: float
+    p95: float
+    apart: float
+    error: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes that a device gives, a second; infinite where it took no time."""
+        return self.bytes / self.taking if self.taking > 0 else math.inf
+
+
+class Exchanges(tuple[ExchangeTraffic, ...]):
+    """The collectives of a trace, those first that took longest. Print it."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def of(steps: Iterable[Step]) -> Exchanges:
+        """The collectives in which all devices took part in these steps."""
+        runs: dict[int, list[tuple[Step, list[Event]]]] = {}
+        for step in steps:
+            groups: dict[int, list[Event]] = {}
+            for event in step.events:
+                if event.exchange is not None:
+                    groups.setdefault(event.exchange.group, []).append(event)
+            for group, events in groups.items():
+                runs.setdefault(group, []).append((step, events))
+        found = filter(None, (_exchanged(each) for each in runs.values()))
+        return Exchanges(sorted(found, key=lambda each: (-each.taking, each.name)))
+
+    def table(self) -> Table:
+        """A line for each collective."""
+        heads = (
+            "exchange", "what", "devices", "gives", "times", "takes", "95 %", "rate", "apart",
+            "clocks ±",
+        )  # fmt: skip
+        rows = tuple(
+            (
+                each.name, each.kind, str(len(each.devices)), size(each.bytes), str(each.count),
+                seconds(each.taking), seconds(each.p95), _rate(each.bandwidth),
+                seconds(each.apart), _error(each.error),
+            )
+            for each in self
+        )  # fmt: skip
+        return Table("Exchanges between devices: medians of the traced steps", heads, rows, left=2)
+
+    def __str__(self) -> str:
+        return str(self.table()) if self else "no collective ran over several devices"
+
+    def _repr_html_(self) -> str:
+        return self.table().html() if self else "<p>no collective ran over several devices</p>"
+
+
+def _exchanged(runs: list[tuple[Step, list[Event]]]) -> ExchangeTraffic | None:
+    taking, apart, error, name = [], [], 0.0, ""
+    for step, events in runs:
+        exchange = events[0].exchange
+        assert exchange is not None
+        gave = [event for event in events if event.name.startswith("start/")]
+        if {event.track for event in gave} != set(exchange.devices):
+            continue
+        last = max(event.start for event in gave)
+        taking.append((max(event.end for event in events) - last) * 1e-9)
+        apart.append((last - min(event.start for event in gave)) * 1e-9)
+        name = name or gave[0].name.removeprefix("start/")
+        pairs = ((one, other) for one in exchange.devices for other in exchange.devices)
+        error = max([error, *(step.error_between(*pair) for pair in pairs)])
+    if not taking:
+        return None
+    return ExchangeTraffic(
+        name, exchange.kind, exchange.devices, exchange.bytes, len(taking), median(taking),
+        _p95(taking), median(apart), error,
+    )  # fmt: skip
+
+
+def _p95(times: list[float]) -> float:
+    return sorted(times)[math.ceil(0.95 * len(times)) - 1]
+
+
 def _summed(
     edge: int,
     events: list[Event],
@@ -104,10 +201,10 @@ def _summed(
     error: float,
 ) -> EdgeTraffic:
     first = events[0]
-    latencies = sorted((event.end - event.start) * 1e-9 for event in events)
+    latencies = [(event.end - event.start) * 1e-9 for event in events]
     return EdgeTraffic(
         edge, first.name, first.source, first.target, max(event.bytes for event in events),
-        len(events), median(latencies), latencies[math.ceil(0.95 * len(latencies)) - 1],
+        len(events), median(latencies), _p95(latencies),
         median(busy.get(("send", edge), [0.0])), median(busy.get(("wait", edge), [0.0])), error,
     )  # fmt: skip
 

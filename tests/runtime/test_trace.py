@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from graphflow.errors import SessionError
-from graphflow.runtime.trace import Span, Trace, link
+from graphflow.runtime.trace import Exchange, Span, Trace, link
 
 A, B, GPU = "/worker:0/cpu:0", "/worker:1/cpu:0", "/worker:1/gpu:0"
 EDGES = {7: ("matmul", A, B, 4096), 8: ("relu", B, GPU, 128)}
@@ -235,6 +235,46 @@ def test_traces_without_steps_or_edges_say_so() -> None:
     made.add_step(1, 0, 10, [(A, "matmul", 1, 2)], {})
     assert "no tensor went" in str(made) and "no tensor went" in made._repr_html_()
     assert made.edges == ()
+
+
+def exchanged(step: int, late: int) -> list[Span]:
+    """A group of two, whose second device comes late; both have the result 3 ms after that."""
+    at = 100 * MS * step
+    end = at + late + 3 * MS
+    return [
+        (A, "start/sum", at, at + MS),
+        (A, "sum", at + MS, end),
+        (B, "start/sum_1", at + late, at + late + MS),
+        (B, "sum_1", at + late + MS, end - MS),
+    ]
+
+
+GROUP = Exchange(0, "all_reduce", (A, B), 1 << 20)
+GROUPS = {(A, "start/sum"): GROUP, (B, "start/sum_1"): GROUP}
+
+
+def test_collectives_are_timed_from_when_the_last_device_takes_part() -> None:
+    made = Trace()
+    for step, late in enumerate((2 * MS, 4 * MS, 6 * MS)):
+        spans_ = exchanged(step, late)
+        made.add_step(step, 100 * MS * step - 1, 10**10, spans_, {}, None, {1: 1e-6}, GROUPS)
+    (group,) = made.exchanges
+    assert (group.name, group.kind, group.devices) == ("sum", "all_reduce", (A, B))
+    assert (group.bytes, group.count, group.error) == (1 << 20, 3, 1e-6)
+    assert group.taking == pytest.approx(3e-3) and group.apart == pytest.approx(4e-3)
+    assert group.bandwidth == pytest.approx((1 << 20) / 3e-3)
+    text = str(made)
+    assert "all_reduce" in text and "1 MiB" in text and "no tensor went" not in text
+    assert "all_reduce" in made._repr_html_()
+    (slice_, *_) = [e for e in events(made, "X") if e["name"] == "sum"]
+    assert slice_["args"]["exchange"] == "all_reduce" and slice_["args"]["devices"] == [A, B]
+
+
+def test_a_collective_in_which_a_device_is_missing_is_left_out() -> None:
+    made = Trace()
+    made.add_step(1, 0, 10**10, exchanged(1, MS)[:2], {}, exchanges=GROUPS)
+    assert made.exchanges == () and "no collective ran" in str(made.exchanges)
+    assert "no collective" in made.exchanges._repr_html_() and "no tensor went" in str(made)
 
 
 # The file ----------------------------------------------------------------------------------------
