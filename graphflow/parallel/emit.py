@@ -20,7 +20,7 @@ from graphflow.parallel.buckets import Buckets
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
 from graphflow.parallel.moves import Layout, Moves, Value, whole
 from graphflow.parallel.propagate import propagate
-from graphflow.parallel.rules import Rule, hands_on, rule_of
+from graphflow.parallel.rules import Rule, rule_of
 from graphflow.spec import Size, TensorSpec, floordiv, product
 
 KEEP = "+"
@@ -236,12 +236,37 @@ class Emitter:
         readers = self.readers.get(tensor, [])
         if any(reader is None for reader in readers) or not readers:
             return
-        if len(readers) == 1 and readers[0] is not None and hands_on(readers[0]):
+        if len(readers) == 1 and readers[0] is not None and self._hands_on(readers[0], tensor):
             return
         wish = self.wishes.get(tensor)
         partial = {axis for axis, _ in self.values[tensor].layout.partial}
         if wish is None or not partial & wish.axes():
             self._buckets.add(tensor, node)
+
+    def _hands_on(self, reader: Node, tensor: Tensor, depth: int = 8) -> bool:
+        """Whether a reader may hand a partial sum on: it renames numbers, or adds others such."""
+        if reader.op.name in ("assign", "group") or is_control(reader.op):
+            return False
+        sharding = rule_of(reader).sharding
+        if not sharding.linear or (not sharding.view and len(sharding.linear[0]) < 2):
+            return False
+        others = [t for t in reader.inputs if t is not tensor]
+        return sharding.view or all(self._may_be_partial(t, depth - 1) for t in others)
+
+    def _may_be_partial(self, tensor: Tensor, depth: int) -> bool:
+        """Whether a tensor is a partial sum, or may become one."""
+        if tensor in self.values:
+            return bool(self.values[tensor].layout.partial)
+        node = tensor.node
+        if not depth or not node.inputs or is_control(node.op):
+            return False
+        rule = rule_of(node)
+        summed = {c for names in rule.inputs for c in names if c != "."}
+        if summed - set("".join(rule.outputs)):
+            return True
+        return self._hands_on(node, node.inputs[0], depth) and self._may_be_partial(
+            node.inputs[0], depth - 1
+        )
 
     def settle(self, node: Node) -> None:
         """Exchange the sums that a node reads."""

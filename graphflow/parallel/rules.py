@@ -55,11 +55,3 @@ def rule_of(node: Node) -> Rule:
             if letter != "." and size != 1:
                 sizes[letter] = floordiv(size, found.scale.get((number, axis), 1))
     return Rule(found, inputs, outputs, sizes)
-
-
-def hands_on(node: Node) -> bool:
-    """Whether an op may hand partial sums on: one that only renames numbers, or adds."""
-    sharding = rule_of(node).sharding if node.op.name not in ("assign", "group") else None
-    if sharding is None or not sharding.linear:
-        return False
-    return sharding.view or len(sharding.linear[0]) > 1
