@@ -146,7 +146,11 @@ def check_stream(feeds: Any, steps: Any) -> None:
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ArgumentError(f"run: steps is an integer above 0, not {steps!r}")
-    if feeds is None or isinstance(feeds, Mapping | Tensor) or not isinstance(feeds, Iterable):
+    if (
+        feeds is None
+        or isinstance(feeds, Mapping | Tensor | str)
+        or not isinstance(feeds, Iterable)
+    ):
         raise FeedError(
             f"run with steps={steps} takes an iterable with the feeds of each step, not "
             f"{type(feeds).__name__}; for the same feeds each time: itertools.repeat(feeds)"

@@ -1,0 +1,230 @@
+"""`run(fetches, feeds, steps=…)`: the same numbers, states and errors as of so many calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import graphflow as gf
+from graphflow.errors import ArgumentError, CheckError, FeedError
+from graphflow.placement.cluster import Cluster
+
+
+class Model:
+    """State on one worker, half of the work on the other; a negative feed makes a step fail."""
+
+    def __init__(self, first: str = "/worker:0", second: str = "/worker:1") -> None:
+        self.x = gf.placeholder("float32", (None, 3), name="x")
+        with gf.device(first):
+            self.state = gf.variable(np.ones(3, "float32"), name="state")
+            mixed = self.x * self.state
+        with gf.device(second):
+            noise = gf.random.normal((3,))
+            checked = gf.debug.check(mixed, gf.all(self.x >= 0), "no negative feeds")
+            summed = gf.sum(checked, axis=0) + noise
+        with gf.device(first):
+            self.update = gf.assign(self.state, 0.5 * self.state + 0.1 * summed)
+
+    def feeds(self, count: int, failing: int = -1, rows: int = 2) -> list[dict[Any, Any]]:
+        values = [np.full((rows, 3), step + 1.0, "float32") for step in range(count)]
+        if 0 <= failing < count:
+            values[failing] = -values[failing]
+        return [{self.x: value} for value in values]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[gf.Session]:
+    with gf.Session(Cluster.local(workers=2, threads=1), deadline=60, trial=False) as session:
+        yield session
+
+
+def restart(session: gf.Session, model: Model) -> None:
+    session.set(model.state, np.ones(3, "float32"))
+
+
+def looped(session: gf.Session, model: Model, feeds: list[Any]) -> list[bytes]:
+    restart(session, model)
+    before = session._steps.committed
+    values = [session.run(model.update, each).tobytes() for each in feeds]
+    values.append(session.get(model.state).tobytes())
+    session._steps.committed = before  # the same random numbers again
+    return values
+
+
+def test_steps_together_have_the_bits_of_steps_one_by_one(
+    session: gf.Session, model: Model
+) -> None:
+    feeds = model.feeds(12)
+    expected = looped(session, model, feeds)
+    restart(session, model)
+    values = [each.tobytes() for each in session.run(model.update, iter(feeds), steps=12)]
+    assert [*values, session.get(model.state).tobytes()] == expected
+
+
+def test_steps_of_one_process_are_the_same() -> None:
+    model = Model("/worker:0", "/worker:0")
+    feeds = model.feeds(5)
+    with gf.Session() as one, gf.Session() as other:
+        expected = [one.run(model.update, each).tobytes() for each in feeds]
+        values = [each.tobytes() for each in other.run(model.update, feeds, steps=5)]
+        assert values == expected
+        assert one.get(model.state).tobytes() == other.get(model.state).tobytes()
+
+
+def test_results_have_the_structure_of_the_fetches(session: gf.Session, model: Model) -> None:
+    restart(session, model)
+    results = list(session.run({"u": model.update, "x": [model.x]}, model.feeds(4), steps=4))
+    assert [sorted(each) for each in results] == [["u", "x"]] * 4
+    assert [float(each["x"][0][0, 0]) for each in results] == [1, 2, 3, 4]
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(failing=st.integers(0, 7), count=st.integers(1, 8))
+def test_an_error_leaves_the_steps_before_it_and_nothing_else(
+    session: gf.Session, model: Model, failing: int, count: int
+) -> None:
+    feeds = model.feeds(count, failing)
+    good = feeds[: min(failing, count)]
+    expected = looped(session, model, good)
+    restart(session, model)
+    before = session._steps.committed
+    values = []
+    try:
+        for each in session.run(model.update, iter(feeds), steps=count):
+            values.append(each.tobytes())
+        assert failing >= count
+    except CheckError as error:
+        assert failing < count and "no negative feeds" in str(error)
+    assert [*values, session.get(model.state).tobytes()] == expected
+    assert session._steps.committed - before == len(good)
+    restart(session, model)
+    assert np.isfinite(session.run(model.update, model.feeds(1)[0])).all()
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seen=st.integers(0, 5))
+def test_who_stops_early_finds_the_state_after_the_last_result_that_was_seen(
+    session: gf.Session, model: Model, seen: int
+) -> None:
+    feeds = model.feeds(9)
+    expected = looped(session, model, feeds[:seen])
+    restart(session, model)
+    before = session._steps.committed
+    results = session.run(model.update, iter(feeds), steps=9)
+    values = [each.tobytes() for each in itertools.islice(results, seen)]
+    assert [*values, session.get(model.state).tobytes()] == expected
+    results.close()
+    assert session.get(model.state).tobytes() == expected[-1]
+    assert session._steps.committed - before == seen
+
+
+def test_other_steps_in_between_come_in_their_place(session: gf.Session, model: Model) -> None:
+    feeds = model.feeds(6)
+    expected = looped(session, model, [feeds[0], feeds[1], feeds[5], *feeds[2:5]])
+    restart(session, model)
+    results = session.run(model.update, iter(feeds[:5]), steps=5)
+    values = [next(results).tobytes(), next(results).tobytes()]
+    values.append(session.run(model.update, feeds[5]).tobytes())
+    values += [each.tobytes() for each in results]
+    assert [*values, session.get(model.state).tobytes()] == expected
+
+
+def test_a_variable_that_is_set_in_between_counts_for_the_next_step(
+    session: gf.Session, model: Model
+) -> None:
+    restart(session, model)
+    results = session.run(model.update, iter(model.feeds(6)), steps=6)
+    next(results)
+    next(results)
+    session.set(model.state, np.zeros(3, "float32"))
+    after = next(results)
+    assert (np.abs(after) < 5).all()  # 3 rows of feeds times zero, and noise
+    results.close()
+
+
+def test_sizes_may_change_on_the_way(session: gf.Session, model: Model) -> None:
+    feeds = [*model.feeds(3, rows=2), *model.feeds(3, rows=5), *model.feeds(2, rows=2)]
+    expected = looped(session, model, feeds)
+    restart(session, model)
+    values = [each.tobytes() for each in session.run(model.update, feeds, steps=8)]
+    assert [*values, session.get(model.state).tobytes()] == expected
+
+
+def test_arrays_of_feeds_may_be_used_again_at_once(session: gf.Session, model: Model) -> None:
+    expected = looped(session, model, model.feeds(8))
+    restart(session, model)
+    buffer = np.empty((2, 3), "float32")
+
+    def batches() -> Iterator[Any]:
+        for step in range(8):
+            buffer[:] = step + 1.0
+            yield {model.x: buffer}
+
+    values = [each.tobytes() for each in session.run(model.update, batches(), steps=8)]
+    assert values == expected[:-1]
+
+
+def test_no_more_feeds_are_taken_than_there_are_steps(session: gf.Session, model: Model) -> None:
+    taken = []
+
+    def batches() -> Iterator[Any]:
+        for step in itertools.count():
+            taken.append(step)
+            yield model.feeds(1)[0]
+
+    assert len(list(session.run(model.update, batches(), steps=5))) == 5
+    assert len(taken) == 5
+
+
+# Mistakes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "3", True, []])
+def test_steps_that_are_no_positive_integer_are_refused(
+    session: gf.Session, model: Model, steps: Any
+) -> None:
+    with pytest.raises(ArgumentError, match="steps"):
+        session.run(model.update, model.feeds(1), steps=steps)
+
+
+@pytest.mark.parametrize("feeds", [None, {}, 3, "feeds"])
+def test_feeds_that_are_no_iterable_of_feeds_are_refused(
+    session: gf.Session, model: Model, feeds: Any
+) -> None:
+    with pytest.raises(FeedError, match="iterable"):
+        session.run(model.update, feeds, steps=3)
+
+
+def test_an_iterator_that_ends_early_names_the_step(session: gf.Session, model: Model) -> None:
+    results = session.run(model.update, iter(model.feeds(3)), steps=5)
+    assert len([next(results) for _ in range(3)]) == 3
+    with pytest.raises(FeedError, match=r"step 4 of 5.*ended after 3"):
+        next(results)
+
+
+def test_wrong_feeds_name_the_step_when_it_is_their_turn(session: gf.Session, model: Model) -> None:
+    feeds: list[Any] = model.feeds(5)
+    feeds[3] = {model.x: np.zeros((2, 4), "float32")}
+    results = session.run(model.update, feeds, steps=5)
+    for _ in range(3):
+        next(results)
+    with pytest.raises(FeedError):
+        next(results)
+    feeds[3] = {"x": 1}
+    with pytest.raises(FeedError, match="step 4 of 5"):
+        list(session.run(model.update, feeds, steps=5))
