@@ -112,7 +112,10 @@ class Served:
     def settle(self, message: Commit | Abort, step: int) -> list[WorkerAction]:
         """Ends a step."""
         if step != self.begun or step <= self.settled:
-            return []  # the compute order was refused, and its failure is why the step is aborted
+            # It has not begun: its order was refused here, or it follows another one.
+            while self.ahead and step <= self.ahead[-1].step:
+                self.ahead.pop()
+            return []
         self.settled = step
         self.inbox.forget("edge", step)
         run = Run(self.name, message, step, self.epoch)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -308,6 +310,7 @@ class User:
         self.backlog: list[Any] = []
         self.machine: CoordinatorMachine | None = None
         self.begun: dict[int, float] = {}
+        self._then: dict[int, tuple[Any, int]] = {}  # what to do with replies; the step, if any
         self.recover()
 
     @property
@@ -376,9 +379,8 @@ class User:
         for action in machine.handle(event, self.world.now * self.rate):
             if isinstance(action, c.Send):
                 self.world.to_worker(self, action)
-            elif isinstance(action, c.Settle):
-                self.begun.pop(action.request)
-                self.settled(action.outcome)
+            elif isinstance(action, c.Settle) and self.begun.pop(action.request, None) is not None:
+                self.settled(action.request, action.outcome)
         heard = getattr(event, "worker", None)
         for index in self.everyone if heard is None else [heard]:
             self.world.check_window(machine.stream(index).outbound)
@@ -396,27 +398,36 @@ class User:
 
     def ask(self, message: Any, then: Any, arrays: Any = (), step: int = 0) -> None:
         self.request += 1
-        self._then = then
         orders = {index: c.Order(message(self.request), arrays) for index in self.everyone}
-        self._begin(orders, step)
+        self._begin(orders, then, step)
 
-    def _begin(self, orders: dict[int, c.Order], step: int = 0) -> None:
+    def _begin(
+        self, orders: dict[int, c.Order], then: Any, step: int = 0, follows: int = -1
+    ) -> None:
         seconds = DEADLINE if step else 20.0
-        self.begun[self.request] = self.world.now + (seconds + 2.0) / self.rate
-        self.handle(c.Begin(self.request, orders, seconds, step))
+        held = follows >= 0  # then its time begins when the one before it has ended
+        self.begun[self.request] = inf if held else self._until(seconds)
+        self._then[self.request] = (then, step)
+        self.handle(c.Begin(self.request, orders, seconds, step, follows, held))
 
-    def settled(self, outcome: Any) -> None:
+    def _until(self, seconds: float) -> float:
+        return float(self.world.now + (seconds + 2.0) / self.rate)
+
+    def settled(self, request: int, outcome: Any) -> None:
+        then, step = self._then.pop(request)
+        self.begun = dict.fromkeys(self.begun, self._until(DEADLINE))
         if isinstance(outcome, WorkerLost | RendezvousTimeout | StaleEpoch):
             self.world.saw(outcome)
             self.life += 1
             self.machine, self.begun = None, {}
             self.world.at(self.world.random.uniform(0.05, 1.0), self.recover)
         elif isinstance(outcome, c.Replies):
-            self._then(outcome)
-        elif self._then == self._stepped:
+            then(outcome)
+        elif step:
             self.world.saw(outcome)
-            self.world.decided(self.name, self.epoch, self.step, "abort")
-            self.later(0.01, self._go_on)
+            self.world.decided(self.name, self.epoch, step, "abort")
+            if not self.begun:
+                self.later(0.01, self._go_on)
         else:
             self.world.saw(outcome)
             self.life += 1
@@ -425,9 +436,9 @@ class User:
 
     def _met(self, replies: c.Replies) -> None:
         self.request += 1
-        self._then = self._opened
         addresses = self.world.addresses
-        self._begin({i: c.Order(Open(self.request, i, addresses, 12.0)) for i in self.everyone})
+        orders = {i: c.Order(Open(self.request, i, addresses, 12.0)) for i in self.everyone}
+        self._begin(orders, self._opened)
 
     def _opened(self, replies: c.Replies) -> None:
         value = np.array([self.checkpoint], np.int64)
@@ -441,17 +452,36 @@ class User:
             self.ask(lambda request: Read(request, "n"), self._ended)
             return
         self.step += 1
-        self.ask(
-            lambda request: Compute(request, "p", {}, [], False, DEADLINE), self._stepped,
-            step=self.step,
-        )  # fmt: skip
+        self._run(self.step)
+        if self.machine is not None and self.committed + 1 < self.steps and self._is_ahead():
+            self.step += 1
+            self._run(self.step, follows=self.step - 1)
         if self.world.random.random() < 0.05 and not self.world.quiet:
             self.later(self.world.random.uniform(0, 0.1), lambda: self.handle(c.Cancel()))
 
-    def _stepped(self, replies: c.Replies) -> None:
-        self.world.decided(self.name, self.epoch, self.step, "commit")
+    def _is_ahead(self) -> bool:
+        """Whether to begin a step before the one before it is decided."""
+        return bool(self.begun) and not self.world.quiet and self.world.random.random() < 0.4
+
+    def _run(self, step: int, follows: int = -1) -> None:
+        self.request += 1
+        request = self.request
+        compute = Compute(request, "p", {}, [], False, DEADLINE, follows=follows)
+        orders = {index: c.Order(compute) for index in self.everyone}
+        self._begin(orders, partial(self._stepped, step), step, follows)
+        if follows >= 0:  # its user looks at the one before first
+            self.later(self.world.random.uniform(0, 0.2), lambda: self._release(request))
+
+    def _release(self, request: int) -> None:
+        if request in self.begun:
+            self.handle(c.Release(request))
+
+    def _stepped(self, step: int, replies: c.Replies) -> None:
+        self.world.decided(self.name, self.epoch, step, "commit")
         self.committed += 1
         self._expect(replies, "y", self.committed)
+        if self.begun:
+            return
         if self.world.random.random() < 0.3:
             self.ask(lambda request: Read(request, "n"), self._saved)
         else:
