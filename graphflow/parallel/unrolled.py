@@ -114,7 +114,8 @@ class _Unrolling:
         if node in self.known:
             return self.known[node]
         with made_by(node, "", self._device(node, 0)):
-            twin = make_node(REGISTRY["variable"], (), {**node.attrs, "named": False}, node.name)
+            name = f"{self.graph.names[node]}{self.mesh.tag((0,))}"
+            twin = make_node(REGISTRY["variable"], (), {**node.attrs, "named": False}, name)
         all_of_it = tuple(slice(0, int(size)) for size in node.specs[0].shape)  # type: ignore[arg-type]
         count = self.schedule.microbatches
         return Pieces((twin,) * count, (all_of_it,) * count, whole(len(all_of_it)))

@@ -1,0 +1,50 @@
+"""Whatever the strategy: a worker that dies costs a pause, and not a bit of the result."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.graph import Graph
+
+rng = np.random.default_rng(0)
+WEIGHTS = [rng.normal(size=(16, 16)).astype("float32") / 4 for _ in range(4)]
+X = rng.normal(size=(8, 16)).astype("float32")
+
+STRATEGIES = {
+    "data": gf.parallel.Data(2),
+    "sharded state": gf.parallel.Data(2, shard_state=True),
+    "model": gf.parallel.Shard({"model": 2}, {"w0": (None, "model"), "w1": ("model", None)}),
+    "pipeline": gf.parallel.Pipeline(2, "zb-h1", 4),
+    "without flush": gf.parallel.Pipeline(2, "pipedream", 4),
+}
+
+
+def trained(strategy: Any, folder: Path, dying: int | None) -> list[Any]:
+    """Losses and weights of some steps; before one of them, a worker is killed."""
+    x = gf.placeholder("float32", ("B", 16), name="x")
+    h = x
+    for i, value in enumerate(WEIGHTS):
+        h = gf.tanh(h @ gf.variable(value, name=f"w{i}"))
+    loss = gf.mean(gf.square(h - x))
+    train = gf.optim.Adam(0.01).minimize(loss, strategy=strategy)
+    found: list[Any] = []
+    with gf.Session(gf.Cluster.local(2), checkpoint=folder, every=3) as s:
+        for step in range(8):
+            if step == dying:
+                os.kill(s._hosts.pids[step % 2], signal.SIGKILL)
+            found.append(s.run([loss, train], {x: X + step})[0])
+        return [*found, *(s.get(v.outputs[0]) for v in Graph([loss]).variables)]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_worker_that_dies_costs_no_bit(name: str, tmp_path: Path) -> None:
+    wanted = trained(STRATEGIES[name], tmp_path / "whole", None)
+    found = trained(STRATEGIES[name], tmp_path / "killed", 5)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))
