@@ -19,7 +19,17 @@ import zmq
 from graphflow.errors import KeyFileError, NotAuthorised
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import COORDINATOR as ORIGIN
-from graphflow.runtime.messages import Ack, Chunk, Envelope, Hello, Message, Resend, Status
+from graphflow.runtime.messages import (
+    Ack,
+    Chunk,
+    Envelope,
+    Hello,
+    Message,
+    Resend,
+    Share,
+    Status,
+    Tensor,
+)
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.transport.bell import Bell
 
@@ -29,6 +39,9 @@ _GRACE = 5.0  # seconds that an unknown key is kept waiting: a peer's session ma
 _WAITING = 100  # connections that wait at a time; beyond, the one that came first is refused
 _LOOK_MS = 50
 _REMEMBERED = 1000  # refused keys, each told once
+
+_BETWEEN_WORKERS = (Chunk, Tensor, Share, Ack, Resend)
+"""What a worker may send to the other workers of a session."""
 
 _log = Log("graphflow.security")
 
@@ -126,7 +139,7 @@ class Guard:
             role = self.role(key)
         except KeyFileError as error:
             raise NotAuthorised(f"nobody is trusted for now: {error}") from error
-        between_workers = isinstance(message, Chunk | Ack | Resend) and envelope.origin != ORIGIN
+        between_workers = isinstance(message, _BETWEEN_WORKERS) and envelope.origin != ORIGIN
         allowed = {
             COORDINATOR: not between_workers,
             WORKER: between_workers,
