@@ -292,7 +292,8 @@ def _end_all(workers: list[LocalWorker], owner: int) -> None:
 
 def _print(line: str, stream: TextIO | None) -> None:
     with contextlib.suppress(ValueError, OSError):  # closed, or a full pipe that nobody reads
-        print(line, file=stream)
+        # In one piece: two workers' lines would mingle otherwise.
+        print(f"{line}\n", end="", file=stream)
 
 
 def _environment(threads: int | None) -> dict[str, str]:

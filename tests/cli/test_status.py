@@ -244,6 +244,7 @@ def test_without_a_key_a_worker_with_one_says_nothing(
     assert code == 1 and "key" in out
 
 
+@pytest.mark.slow  # the workers measure themselves, as on other machines
 def test_the_example_looks_in_by_all_ways(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -68,7 +68,7 @@ def test_real_processes_tell_one_json_object_a_line_and_no_secret(tmp_path: Path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     session, token = done.stdout.split()
-    told = [json.loads(line) for line in done.stderr.splitlines()]
+    told = [json.loads(line) for line in done.stderr.splitlines()]  # two workers, one stream
     assert session not in done.stderr and token[:16] not in done.stderr
     events = [(each["logger"].rpartition(".")[2], each["event"]) for each in told]
     for who, event, times in [
