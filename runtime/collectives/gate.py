@@ -22,8 +22,8 @@ from graphflow.ops.kernels.native import Function, compiler, named
 LINE = 64
 """Bytes of a gate: the counter, how often sleepers were woken, how many there are."""
 
-_SPINS = 1500
-"""Looks before a waiter sleeps: some 20 microseconds."""
+_SPINS = 500
+"""Looks before a waiter sleeps: 5 to 30 microseconds, as processors pause."""
 
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _WAIT, _WAKE = 0, 1

@@ -22,7 +22,7 @@ from graphflow.ops.kernels.address import address
 from graphflow.runtime.collectives.gate import LINE, Gates
 from graphflow.runtime.collectives.pieces import Array, Collective
 
-SMALL = 1 << 21
+SMALL = 1 << 19
 """Bytes of all ranks' tensors together, up to which each rank folds everything by itself."""
 
 _SLOTS = 2
