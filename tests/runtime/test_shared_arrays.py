@@ -1,0 +1,238 @@
+"""Arrays between processes: the same bits by every way, and nothing left behind by any end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import GraphflowError, ProtocolError, WorkerLost
+from graphflow.placement.cluster import Cluster
+from graphflow.runtime import wire
+from graphflow.runtime.links import Link
+from graphflow.runtime.messages import Chunk
+from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
+from graphflow.runtime.transport.segment import is_possible
+
+needs_memory = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
+SIZES = [1, LENT_FROM // 4 - 1, LENT_FROM // 4, 70_001, 3_000_000]
+
+
+def session(monkeypatch: pytest.MonkeyPatch, shared: bool) -> gf.Session:
+    monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", "on" if shared else "off")
+    return gf.Session(Cluster.local(workers=2, threads=1), deadline=60, trial=False)
+
+
+def there_and_back() -> tuple[Any, Any, Any]:
+    x = gf.placeholder("float32", (None,), name="x")
+    with gf.device("/worker:0"):
+        first = gf.exp(x)
+    with gf.device("/worker:1"):
+        second = first * 1.5 - x
+    with gf.device("/worker:0"):
+        return x, second, gf.tanh(second) + first
+
+
+@needs_memory
+def test_all_ways_of_an_array_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, second, third = there_and_back()
+    random = np.random.default_rng(0)
+    feeds = [random.normal(size=size).astype("float32") for size in SIZES for _ in range(3)]
+    found = []
+    for shared in (True, False):
+        with session(monkeypatch, shared) as s:
+            found.append([s.run([second, third], {x: feed}) for feed in feeds])
+            accepted = any(lender.accepted for lender in s._hosts._loop._lenders)
+            assert accepted == shared
+    with gf.Session() as s:
+        x, second, third = there_and_back_here()
+        found.append([s.run([second, third], {x: feed}) for feed in feeds])
+    for ways in zip(*found, strict=True):
+        for arrays in zip(*ways, strict=True):
+            assert len({array.tobytes() for array in arrays}) == 1
+            assert all(array.flags.writeable for array in arrays)
+
+
+def there_and_back_here() -> tuple[Any, Any, Any]:
+    x = gf.placeholder("float32", (None,), name="x")
+    first = gf.exp(x)
+    second = first * 1.5 - x
+    return x, second, gf.tanh(second) + first
+
+
+@needs_memory
+def test_what_was_fetched_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, second, _ = there_and_back()
+    with session(monkeypatch, True) as s:
+        kept = [s.run(second, {x: np.full(100_000, k, "float32")}) for k in range(6)]
+        for k, array in enumerate(kept):
+            assert np.allclose(array, np.exp(np.float32(k)) * 1.5 - k)
+
+
+@needs_memory
+def test_shared_memory_stays_bounded_over_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _, third = there_and_back()
+    feed = np.ones(1 << 18, "float32")
+    with session(monkeypatch, True) as s:
+        for _ in range(4):
+            s.run(third, {x: feed})
+        before = [_mapped(pid) for pid in s._hosts.pids]
+        for _ in range(30):
+            s.run(third, {x: feed})
+        assert [_mapped(pid) for pid in s._hosts.pids] == before
+        assert sum(lender.lent for lender in s._hosts._loop._lenders) < 8 * feed.nbytes
+
+
+@needs_memory
+@pytest.mark.parametrize("number", [signal.SIGKILL])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_dies_in_a_transfer_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, number: int, victim: int
+) -> None:
+    x, _, third = there_and_back()
+    feed = {x: np.ones(4 << 20, "float32")}
+    with session(monkeypatch, True) as s:
+        for _ in range(2):
+            s.run(third, feed)
+        pids = list(s._hosts.pids)
+        future = s.run_async(third, feed)
+        time.sleep(0.005)
+        os.kill(pids[victim], number)
+        started = time.monotonic()
+        with pytest.raises(WorkerLost):
+            for _ in range(3):
+                future.result(20)
+                future = s.run_async(third, feed)
+        assert time.monotonic() - started < 10
+    assert not any(_segments(pid) for pid in pids)
+    assert not [name for name in os.listdir("/dev/shm") if "graphflow" in name]
+
+
+@needs_memory
+def test_a_session_that_closes_lets_go_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, second, _ = there_and_back()
+    before = _segments(os.getpid())
+    with session(monkeypatch, True) as s:
+        for _ in range(3):
+            s.run(second, {x: np.ones(100_000, "float32")})
+        assert _segments(os.getpid()) > before
+        del s
+    import gc
+
+    gc.collect()
+    assert _segments(os.getpid()) <= before + 2  # what a closed session's objects still map
+
+
+def _segments(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum("/memfd:graphflow" in line for line in lines)
+
+
+def _mapped(pid: int) -> int:
+    """How many descriptors of shared memory a process has."""
+    folder = Path(f"/proc/{pid}/fd")
+    return sum("/memfd:graphflow" in os.readlink(fd) for fd in folder.iterdir())
+
+
+# A link, by hand -------------------------------------------------------------------------------
+
+
+class Wire:
+    """A channel that keeps what is sent."""
+
+    address = "tcp://127.0.0.1:1"
+
+    def __init__(self) -> None:
+        import threading
+
+        self.lock = threading.RLock()
+        self.sent: list[Any] = []
+
+    def send_unlocked(self, frames: Any) -> bool:
+        self.sent.append(wire.decode_frames([bytes(frame) for frame in frames]))
+        return True
+
+    def close(self) -> None:
+        self.sent.append(None)
+
+
+@pytest.fixture
+def link() -> Iterator[tuple[Link, Wire]]:
+    from graphflow.runtime.protocol.stream import Outbound
+
+    channel = Wire()
+    made = Link(channel, Outbound("s" * 32, 1, 0, "t"))
+    yield made, channel
+    made.close()
+
+
+def send(link: Link, array: Any) -> None:
+    link.send("edge", 1, 7, array, owned=True, go_on=lambda: False)
+
+
+@needs_memory
+def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[Link, Wire]) -> None:
+    made, channel = link
+    array = np.arange(LENT_FROM, dtype="float32")
+    send(made, array)
+    offer, chunk = (type(message).__name__ for _, message, _ in channel.sent)
+    assert (offer, chunk) == ("Share", "Chunk")
+    borrower = Borrower(channel.sent[0][1].token)
+    send(made, array)
+    _, lent, data = channel.sent[-1]
+    assert isinstance(lent, Chunk) and lent.slot and data is None
+    inbox = wire.Assembler()
+    borrowed = wire.Borrowed(lambda: borrower.borrow(lent.slot, lent.turn, lent.nbytes))
+    assert inbox.add(0, lent, borrowed)
+    back = inbox.take(0, "edge", 1, 7)
+    assert (back == array).all() and back.dtype == array.dtype
+
+
+@needs_memory
+def test_a_link_without_room_sends_the_bytes(link: tuple[Link, Wire]) -> None:
+    made, channel = link
+    made._lender = Lender(2 * LENT_FROM)
+    Borrower(made._lender.offer())
+    send(made, np.zeros(LENT_FROM, np.uint8))
+    send(made, np.zeros(4 * LENT_FROM, np.uint8))
+    first, second = channel.sent
+    assert first[1].slot and first[2] is None
+    assert not second[1].slot and len(second[2]) == 4 * LENT_FROM
+
+
+def test_a_small_tensor_is_one_frame(link: tuple[Link, Wire]) -> None:
+    made, channel = link
+    send(made, np.float32([1, 2]))
+    ((_, message, data),) = channel.sent
+    assert type(message).__name__ == "Tensor" and data is None
+    assert wire.array_of(message.array).tolist() == [1, 2]
+
+
+@needs_memory
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("slot", 3), ("slot", 1 << 50), ("nbytes", 1 << 40), ("turn", 0), ("dtype", "object"),
+     ("shape", [1 << 20, 1 << 20]), ("offset", 4 << 20), ("axes", [0, 0])],
+)  # fmt: skip
+def test_a_lent_array_that_contradicts_itself_is_refused(field: str, value: Any) -> None:
+    lender = Lender()
+    borrower = Borrower(lender.offer())
+    chunk = wire.lent("edge", 1, 7, np.zeros(LENT_FROM, np.uint8), lender.lend)
+    assert chunk is not None
+    fields = {**chunk.__dict__, field: value}
+    if field == "nbytes":
+        fields["shape"] = [value]
+    wrong = Chunk(**fields)
+    borrowed = wire.Borrowed(lambda: borrower.borrow(wrong.slot, wrong.turn, wrong.nbytes))
+    with pytest.raises((ProtocolError, GraphflowError)):
+        wire.Assembler(1 << 50).add(0, wrong, borrowed)
