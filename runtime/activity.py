@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphflow.runtime.clock import Clock
@@ -35,24 +34,21 @@ class Activity:
         self.last_seconds = 0.0
         self.step = -1
         self._meters = meters
-        self._job: tuple[str, float] | None = None
+        self._job: tuple[Any, int, float] | None = None  # what, of which step, since when
         self._programs: set[str] = set()
         self._ends: deque[float] = deque(maxlen=_RECENT)
 
     def begin(self, job: Any, step: int) -> None:
         """A job starts."""
-        what = type(job).__name__.lower()
         if isinstance(job, Compute):
             self.step = step
-        if isinstance(job, Compute | Commit | Abort):
-            what = f"{what} step {step}"
-        self._job = (what, time.monotonic())
+        self._job = (job, step, time.monotonic())
 
     def end(self, job: Any, step: int, outcome: Any) -> None:
         """The job that started is over; its outcome is an exception if it failed."""
         assert self._job is not None
         now = time.monotonic()
-        seconds = now - self._job[1]
+        seconds = now - self._job[2]
         self._job = None
         failed = isinstance(outcome, BaseException)
         if isinstance(job, Compute):
@@ -106,9 +102,14 @@ class Activity:
             "committed": self.committed,
             "steps_per_second": rate,
             "last_step_seconds": self.last_seconds,
-            "doing": job[0] if job else "",
-            "doing_seconds": now - job[1] if job else 0.0,
+            "doing": _named(job[0], job[1]) if job else "",
+            "doing_seconds": now - job[2] if job else 0.0,
         }
+
+
+def _named(job: Any, step: int) -> str:
+    what = type(job).__name__.lower()
+    return f"{what} step {step}" if isinstance(job, Compute | Commit | Abort) else what
 
 
 class SessionActivity:
@@ -146,26 +147,26 @@ class SessionActivity:
         self.meters.watch("graphflow_round_trip_seconds", lambda: clocks(lambda c: c.round_trip))
         self.meters.watch("graphflow_clock_error_seconds", lambda: clocks(error))
 
-    @contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """A step: it commits if the block ends, else it changed nothing."""
-        started = time.monotonic()
-        try:
-            yield
-        except BaseException as error:
-            self.meters.add("graphflow_steps_total", 1, "aborted")
-            _coordinator_log.tell(
-                "step.aborted", session=self.session, step=step,
-                seconds=time.monotonic() - started, error=type(error).__name__, reason=str(error),
-            )  # fmt: skip
-            raise
-        seconds = time.monotonic() - started
+    def step(self, step: int) -> _Step:
+        """A step as a block: it commits if the block ends, else it changed nothing."""
+        return _Step(self, step)
+
+    def committed(self, step: int, seconds: float) -> None:
+        """A step is decided."""
         self.meters.add("graphflow_steps_total", 1, "committed")
         self.meters.observe("graphflow_step_seconds", seconds)
         if _coordinator_log.hears("step.committed"):
             _coordinator_log.tell(
                 "step.committed", session=self.session, step=step, seconds=seconds
             )
+
+    def aborted(self, step: int, seconds: float, error: BaseException) -> None:
+        """A step changed nothing."""
+        self.meters.add("graphflow_steps_total", 1, "aborted")
+        _coordinator_log.tell(
+            "step.aborted", session=self.session, step=step, seconds=seconds,
+            error=type(error).__name__, reason=str(error),
+        )  # fmt: skip
 
     def lost(self, workers: Mapping[int, str], addresses: Sequence[str]) -> None:
         """Which workers are lost by now, and why; each is told once."""
@@ -183,3 +184,24 @@ class SessionActivity:
             "session.ended", session=self.session, seconds=time.monotonic() - self.opened,
             steps=int(self.meters.value("graphflow_steps_total", "committed")),
         )  # fmt: skip
+
+
+class _Step:
+    """A block that is a step. No generator: each step over workers comes by here."""
+
+    __slots__ = ("_activity", "_started", "_step")
+
+    def __init__(self, activity: SessionActivity, step: int) -> None:
+        self._activity, self._step = activity, step
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        seconds = time.monotonic() - self._started
+        if error is None:
+            self._activity.committed(self._step, seconds)
+        else:
+            self._activity.aborted(self._step, seconds, error)

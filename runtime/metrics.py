@@ -122,6 +122,11 @@ class Meters:
         Raises:
             ArgumentError: no such metric, or other labels.
         """
+        with self._lock:
+            series = self._values.get(name)
+            if series is not None and labels in series:  # nearly always: each step comes by here
+                series[labels] += value
+                return
         _declared(name, COUNTER, labels)
         with self._lock:
             series = self._values.setdefault(name, {})
@@ -145,9 +150,13 @@ class Meters:
         Raises:
             ArgumentError: no such metric.
         """
-        _declared(name, HISTOGRAM, ())
+        found = self._histograms.get(name)
+        if found is None:
+            _declared(name, HISTOGRAM, ())
+            with self._lock:
+                empty = Histogram([0] * (len(BUCKETS) + 1))
+                found = self._histograms.setdefault(name, empty)
         with self._lock:
-            found = self._histograms.setdefault(name, Histogram([0] * (len(BUCKETS) + 1)))
             found.counts[bisect_left(BUCKETS, seconds)] += 1
             found.total += seconds
 

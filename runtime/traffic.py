@@ -169,10 +169,10 @@ class Exchanges(tuple[ExchangeTraffic, ...]):
 
 
 def _exchanged(runs: list[tuple[Step, list[Event]]]) -> ExchangeTraffic | None:
+    exchange = runs[0][1][0].exchange
+    assert exchange is not None
     taking, apart, error, name = [], [], 0.0, ""
     for step, events in runs:
-        exchange = events[0].exchange
-        assert exchange is not None
         gave = [event for event in events if event.name.startswith("start/")]
         if {event.track for event in gave} != set(exchange.devices):
             continue
