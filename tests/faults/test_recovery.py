@@ -215,6 +215,59 @@ def test_a_session_that_looks_for_better_placements_recovers_too(tmp_path: Path)
     assert run(checkpoint=tmp_path / "c", every=7) == run()
 
 
+def test_many_steps_of_one_call_recover_too(tmp_path: Path) -> None:
+    def run(**options: Any) -> list[Any]:
+        model = Model(2)
+
+        def feeds() -> Iterator[dict[gf.Tensor, Any]]:
+            for number in range(20):
+                if options and number in (6, 13):
+                    kill(s, number % 2)
+                yield model.feed(number)
+
+        with local(**options) as s:
+            found = s.run([model.loss, model.train], feeds(), steps=20)
+            told = [loss.tobytes() for loss, _ in found]
+            return [*told, digest(s, model)]
+
+    assert run(checkpoint=tmp_path / "c", every=5) == run()
+
+
+def test_a_division_by_a_strategy_stays_when_workers_are_lost(
+    workers: Callable[..., list[Worker]], tmp_path: Path
+) -> None:
+    """Replicas and shares of the optimiser's state, on two workers and then on one of them."""
+
+    def model() -> tuple[gf.Tensor, gf.Tensor, gf.Tensor, gf.Tensor]:
+        with gf.random.seed(7):
+            x = gf.placeholder("float32", (8, 6), name="x")
+            w = gf.variable(gf.init.glorot((6, 5)), name="w")
+            loss = gf.mean(gf.square(gf.nn.dropout(gf.tanh(x @ w), 0.2)))
+            strategy = gf.parallel.Data(replicas=2, shard_state=True)
+            return x, w, loss, gf.optim.Adam(0.1).minimize(loss, strategy=strategy)
+
+    def run(s: gf.Session, before: Callable[[int], None] = lambda number: None) -> list[bytes]:
+        x, w, loss, step = model()
+        told = []
+        for number in range(s.step, 12):
+            before(number)
+            values = np.random.default_rng(number).normal(size=(8, 6)).astype("float32")
+            told.append(s.run([loss, step], {x: values})[0].tobytes())
+        return [*told, s.get(w).tobytes()]
+
+    with local() as s:
+        wanted = run(s)
+    with local(checkpoint=tmp_path / "a", every=4) as s:
+        assert run(s, lambda n: kill(s, n % 2) if n in (3, 6) else None) == wanted
+    with local(1, checkpoint=tmp_path / "a") as s:
+        assert s.get(gf.variable(gf.init.zeros((6, 5)), name="w")).tobytes() == wanted[-1]
+    found = workers(2)
+    cluster = remote(tmp_path, found)
+    with gf.Session(cluster, trial=False, checkpoint=tmp_path / "b", every=4, rejoin=0.5) as s:
+        assert run(s, lambda n: found[1].process.kill() if n == 6 else None) == wanted
+        assert len(s.cluster.workers) == 1
+
+
 # Other processes ------------------------------------------------------------------------------
 
 
