@@ -177,8 +177,8 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
 
             contenders = {
                 "memcpy": clocked(lambda t=target, s=source: np.copyto(t, s)),
-                "shared memory": lambda n=nbytes: shared.probe_link(0, 1, n, 1),
-                "tcp": lambda n=nbytes: tcp.probe_link(0, 1, n, 1),
+                "shared memory": lambda n=nbytes: shared.probe_link(0, 1, n, 3),
+                "tcp": lambda n=nbytes: tcp.probe_link(0, 1, n, 3),
                 "raw pyzmq": clocked(bounce, share=0.5),
             }
             if dist is not None:

@@ -54,7 +54,7 @@ from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.helm import LINGER
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
-from graphflow.runtime.wire import BUDGET, SMALL_BYTES, Borrowed, lent
+from graphflow.runtime.wire import BUDGET, Borrowed, lent
 
 _OFFERS = 10  # of memory to the coordinator, before it counts as one of another host
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
@@ -148,6 +148,7 @@ class HostedSession:
         self._lender = Lender()  # to the coordinator
         self._offers = _OFFERS
         self._borrowers: dict[int, Borrower] = {}
+        self._idle = False  # its thread has no job, and drives the sockets
         self._cancelled = -1  # every step up to this one
         self._until = 0.0  # when the step's deadline passes
         self._closing = threading.Event()
@@ -170,12 +171,9 @@ class HostedSession:
         if not isinstance(run.job, Chunk):
             self._jobs.put(run)
             return
-        try:
-            if run.job.nbytes < SMALL_BYTES:  # else it could hold up what comes in
-                return self._echo_back(run, lambda: False)
-        except GraphflowError:
-            pass  # no room just now
-        self._bounces.put(run)
+        # Not where sockets are driven: it may have to wait for room, of which is told there.
+        idle = self._idle and threading.get_ident() == self._thread.ident
+        (self._jobs if idle else self._bounces).put(run)
 
     def deliver(self, step: int, edge: Key, array: Array) -> None:
         """Hands a tensor of another worker to the host."""
@@ -263,7 +261,9 @@ class HostedSession:
         """The next job. This thread drives the worker's sockets for a while, so that an order that
         follows soon needs no other thread."""
         if self._jobs.empty() and not self._closing.is_set():
+            self._idle = True
             self._attend(self._has_job, LINGER)
+            self._idle = False
         return self._jobs.get()
 
     def _has_job(self) -> bool:
@@ -305,6 +305,8 @@ class HostedSession:
                 return host.measure()
             case Meet():
                 self._meet(job)
+            case Chunk():
+                self._bounced(run)
             case Probe():
                 return self._probe(job)
         return None
@@ -407,15 +409,18 @@ class HostedSession:
 
     def _bounce(self) -> None:
         while (run := self._bounces.get()) is not None:
-            with contextlib.suppress(GraphflowError):  # the one who asked has a deadline
-                self._echo_back(run, partial(self._still, time.monotonic() + _ECHO_SECONDS))
+            self._bounced(run)
 
-    def _echo_back(self, run: Run, go_on: Callable[[], bool]) -> None:
+    def _bounced(self, run: Run) -> None:
+        """Sends an echo back."""
         chunk = run.job
         assert isinstance(chunk, Chunk) and isinstance(chunk.name, int)
         (array,) = run.arrays.values()
-        link = self._link(chunk.name)
-        link.send("echoed", chunk.number, self._index, array, owned=True, go_on=go_on)
+        go_on = partial(self._still, time.monotonic() + _ECHO_SECONDS)
+        with contextlib.suppress(GraphflowError):  # the one who asked has a deadline
+            self._link(chunk.name).send(
+                "echoed", chunk.number, self._index, array, owned=True, go_on=go_on
+            )
 
     def _still(self, until: float) -> bool:
         return time.monotonic() < until and not self._closing.is_set()
