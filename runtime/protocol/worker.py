@@ -82,6 +82,7 @@ from graphflow.runtime.wire import (
 )
 
 MAX_SESSIONS = 64
+_QUIET = 1.5  # seconds without a word of the coordinator, who should speak every second
 _REMEMBERED = 4096  # closed sessions whose late messages are still known as such
 _SILENT = 5.0  # seconds after which a session without a word of its coordinator is parked
 
@@ -144,7 +145,8 @@ class WorkerMachine:
         silent = [s for s, state in self._sessions.items() if now > state.heard + state.lease]
         actions = self._drop(silent, WorkerLost("its coordinator was silent for its whole lease"))
         for name, session in self._sessions.items():
-            if session.stream.outbound.pending or session.stream.inbound.owes:
+            quiet = now > session.heard + _QUIET  # who speaks unheard is found to be cut off
+            if quiet or session.stream.outbound.pending or session.stream.inbound.owes:
                 actions.append(session.tell(Ack(asks=True)))
             owed = frozenset(index for index, peer in session.peers.items() if peer.owes)
             for index in owed:

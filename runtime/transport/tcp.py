@@ -103,12 +103,11 @@ def _options(sock: zmq.Socket[bytes], *, sealed: bool) -> None:
     sock.setsockopt(zmq.IPV6, 1)
 
 
-def _beats(sock: zmq.Socket[bytes]) -> None:
-    """Heartbeats of who connects; the listener only answers. If it sent its own, they would keep a
-    connection up whose other direction is dead."""
+def _beats(sock: zmq.Socket[bytes], silence_ms: int) -> None:
+    """Heartbeats, of both ends: while a chunk takes seconds on a slow link, those from the other
+    end tell that it is there. A link that is dead in one direction only the protocol finds."""
     sock.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TTL, _PATIENCE_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
 
 
 def _send(sock: zmq.Socket[bytes], frames: Frames) -> None:
@@ -166,6 +165,7 @@ class Listener:
         self._guarded = guard is not None
         self.socket = _socket(context, zmq.ROUTER)
         _options(self.socket, sealed=self._guarded)
+        _beats(self.socket, _PATIENCE_MS)
         if guard is not None:
             guard.listens(self.socket)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -324,7 +324,7 @@ class Channel:
         self._lock = threading.Lock()
         self.socket = _socket(context, zmq.DEALER)
         _options(self.socket, sealed=bool(key))
-        _beats(self.socket)
+        _beats(self.socket, _SILENCE_MS)
         if guard is not None and key:
             guard.connects(self.socket, key)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)

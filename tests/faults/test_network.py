@@ -315,18 +315,18 @@ def test_a_session_starts_over_a_link_with_delay_and_jitter(wired: Wired) -> Non
         steps.end(60.0)
 
 
-@pytest.mark.slow  # 1 MB at 1 Mbit/s
+@pytest.mark.slow  # 200 kB at 1 Mbit/s, three times
 @pytest.mark.fault(17)
 def test_one_megabit_a_second_is_slow_and_right(wired: Wired) -> None:
     x = gf.placeholder("float32", (None,), name="x")
     back = crossing(x)
-    value = np.random.default_rng(0).random(MB // 4, "float32")
+    value = np.random.default_rng(0).random(200_000 // 4, "float32")
     for each in wired.proxies:
         each.rate = 125_000.0
     with wired.session() as s:
         start = time.monotonic()
         assert np.array_equal(s.run(back, {x: value}), value)
-        assert time.monotonic() - start > 6.0
+        assert time.monotonic() - start > 3.0
 
 
 @pytest.fixture
