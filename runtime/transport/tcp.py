@@ -270,12 +270,13 @@ def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
         TransportError: the process has no file descriptors for it.
     """
     try:
-        return context.socket(kind)
+        made: zmq.Socket[bytes] = context.socket(kind)
     except zmq.ZMQError as error:
         raise TransportError(
             f"no more connections from here: {error.strerror}; close sessions, or let the process "
             "have more file descriptors (`ulimit -n`)"
         ) from error
+    return made
 
 
 def _numeric(parts: Address) -> Address:

@@ -22,6 +22,7 @@ from graphflow.runtime.security.keys import KeyPair
 from graphflow.runtime.wire import checksum, decode, encode
 
 SECONDS = 10.0
+"""For an answer; twice what it takes at worst, for others use the machine, too."""
 
 
 class Stranger:

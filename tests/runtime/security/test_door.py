@@ -127,10 +127,10 @@ def test_silence_is_not_waited_for_longer_than_a_handshake(
 def test_a_peer_with_a_heartbeat_stays_though_it_says_nothing(
     monkeypatch: pytest.MonkeyPatch, served: Served, context: Any
 ) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 2.5)
-    monkeypatch.setattr(door, "SILENCE_SECONDS", 2.5)
+    monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 1.8)
+    monkeypatch.setattr(door, "SILENCE_SECONDS", 1.8)
     channel = Channel(context, served.listener.address, insecure=False, watch=True)
-    time.sleep(4.0)
+    time.sleep(3.2)
     assert channel.changes() == [True] and served.listener.door.visitors == 1
     channel.close()
 
