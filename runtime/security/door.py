@@ -70,7 +70,7 @@ class _Visitor:
     since: float
     heard: float  # when its last byte came
     received: int = 0  # bytes
-    route: bytes | None = None  # known by its first message
+    route: bytes | None = None  # once a message has come over it
     messages: int = 0  # that it had sent when `whole` was noted
     whole: int = 0  # bytes that belong to messages that are whole
     drains: int | None = None  # of the socket, when it had too much under way
@@ -103,6 +103,7 @@ class Door:
     wake: Callable[[], None] = lambda: None
     _visitors: dict[int, _Visitor] = field(default_factory=dict)
     _senders: dict[bytes, _Sender] = field(default_factory=dict)
+    _routes: dict[int, bytes] = field(default_factory=dict)  # by descriptor, the latest
     _drains: int = 0
 
     def __post_init__(self) -> None:
@@ -126,18 +127,18 @@ class Door:
         if sender is None:
             return False
         sender.messages += 1
-        return True
+        return sender.descriptor >= 0
 
     def meet(self, route: bytes, descriptor: int) -> None:
-        """The first message of a route, and the connection that it came over."""
+        """A message of a route of which it is not known yet over which connection it came; -1: it
+        is still not. The monitor may tell later of the connection itself."""
         if len(self._senders) > 4 * max(self._cap, len(self._visitors)):
             gone = set(self._senders) - {each.route for each in list(self._visitors.values())}
             for each in gone:
                 del self._senders[each]
-        self._senders[route] = _Sender(descriptor, messages=1)
-        visitor = self._visitors.get(descriptor)
-        if visitor is not None and visitor.route is None:
-            visitor.route = route
+        self._senders.setdefault(route, _Sender(descriptor, messages=1)).descriptor = descriptor
+        if descriptor >= 0:
+            self._routes[descriptor] = route
 
     def drained(self) -> None:
         """The socket has no message: what is under way is not whole."""
@@ -157,7 +158,7 @@ class Door:
         sender.struck = now
         if sender.strikes >= STRIKES:
             visitor = self._visitors.get(sender.descriptor)
-            if visitor is not None and visitor.route in (route, None):
+            if visitor is not None and self._routes.get(sender.descriptor) == route:
                 self._drop(visitor, why)
 
     # On its own thread ----------------------------------------------------------------------------
@@ -194,8 +195,11 @@ class Door:
 
     def _leave(self, descriptor: int) -> None:
         visitor = self._visitors.pop(descriptor, None)
-        if visitor is not None and visitor.route is not None:
-            self._senders.pop(visitor.route, None)
+        if visitor is None or visitor.route is None:
+            return
+        self._senders.pop(visitor.route, None)
+        if self._routes.get(descriptor) == visitor.route:  # else there is a new connection already
+            del self._routes[descriptor]
 
     def _look(self, now: float) -> float:
         """Look at everybody; the seconds until the next time."""
@@ -226,6 +230,7 @@ class Door:
     def _measure(self, visitor: _Visitor, now: float) -> None:
         with _Connection(visitor.descriptor, visitor.peer) as connection:
             received = connection.received()
+        visitor.route = self._routes.get(visitor.descriptor)
         if received is None:  # not told by this system: then ZeroMQ's own time limits have to do
             visitor.heard = now
             return

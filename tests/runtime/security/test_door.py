@@ -184,6 +184,29 @@ def test_large_messages_that_wait_to_be_read_end_nothing(context: Any) -> None:
     listener.close()
 
 
+def test_a_monitor_that_is_late_takes_no_honest_peer_for_another(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under load the first messages of a connection come before the news of the connection."""
+    arrive = door.Door._arrive
+
+    def late(self: door.Door, descriptor: int) -> None:
+        time.sleep(0.5)
+        arrive(self, descriptor)
+
+    monkeypatch.setattr(door.Door, "_arrive", late)
+    monkeypatch.setattr(door, "UNDER_WAY", 1 << 20)
+    served = Served(context)
+    channel = Channel(context, served.listener.address, insecure=False, watch=True)
+    for number in range(60):
+        channel.send([b"head", bytes(100_000)])
+        wait_for(lambda number=number: len(served.messages) > number)
+        time.sleep(0.02)
+    assert channel.changes() == [True] and served.listener.door.visitors == 1
+    channel.close()
+    served.close()
+
+
 def test_frames_beyond_those_of_a_valid_message_are_passed_over_in_turns(
     served: Served, context: Any
 ) -> None:
