@@ -483,12 +483,15 @@ def serve(
             "worker.listening", address=worker.address, devices=list(devices),
             version=_version.__version__, pid=os.getpid(),
         )  # fmt: skip
-        worker.run(parent_pid)
+        try:
+            worker.run(parent_pid)
+        finally:
+            took = time.monotonic() - started
+            _log.tell("worker.stopped", address=worker.address, seconds=took)
     finally:
         if server is not None:
             server.close()
         worker.close()
-        _log.tell("worker.stopped", address=worker.address, seconds=time.monotonic() - started)
         for number, action in before.items():
             signal.signal(number, action)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -185,6 +186,43 @@ def test_what_a_worker_says_cannot_steer_the_terminal() -> None:
 )
 def test_ages_are_short(seconds: float, text: str) -> None:
     assert age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--metrics", "0.0.0.0:9100"], "insecure://"),
+        (["--metrics", "nowhere"], "127.0.0.1:9100"),
+        (["--log-format", "yaml"], "text or json"),
+        (["--log-level", "loud"], "debug, info"),
+    ],
+    ids=str,
+)
+def test_a_worker_that_cannot_tell_as_asked_does_not_start(options: list[str], says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "graphflow", "worker", "--listen", "tcp://127.0.0.1:*", *options],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode in (1, 2) and says in done.stderr
+    assert done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_watching_goes_on_until_an_interrupt(workers: tuple[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "graphflow", "status", workers[0], "--watch", "--every", "0.2"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FORCE_COLOR": "1", "COLUMNS": "150"},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        seen = ""
+        while seen.count("Workers") < 2:
+            line = process.stdout.readline()
+            assert line, process.communicate()
+            seen += line
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert workers[0] in seen
 
 
 # With keys --------------------------------------------------------------------------------------
