@@ -273,6 +273,9 @@ class Sharding:
             a partial result. `.` is an axis that is needed whole; a capital is one that an `expand`
             is needed for.
         scale: of (tensor, axis), inputs first, that has so many elements for each of its letter's.
+        outer: of (tensor, axis) that has its letter's elements so many times over, in rows.
+        alternatives: other rules that hold as well, for axes that this one needs whole.
+        placeless: `build` does not look at where a piece begins.
         linear: sets of inputs, together in each of which the op is linear: partial sums may pass.
         kind: how partial results are combined: "sum", "max", "min", "prod", "any" or "all".
         sizes: the attribute that holds the shape of the (first) output.
@@ -298,6 +301,9 @@ class Sharding:
     expand: Callable[..., Any] | None = None
     view: bool = False
     apart: str | None = None
+    outer: Mapping[tuple[int, int], Size] = field(default_factory=dict)
+    alternatives: tuple[Sharding, ...] = ()
+    placeless: bool = False
 
 
 @dataclass(frozen=True)

@@ -100,26 +100,52 @@ def alike(*specs: TensorSpec, **attrs: Any) -> Sharding:
 
 def reshaped(x: TensorSpec, shape: Shape) -> Sharding:
     """reshape: sizes that stay, and the first of those that become one, or of which one becomes
-    several; these are cut in multiples of the rest."""
+    several; these are cut in multiples of the rest. By other rules the later of such sizes are cut,
+    in rows."""
     have, want = list(x.shape), list(shape)
     left, right = ["."] * len(have), ["."] * len(want)
     scale: dict[tuple[int, int], Size] = {}
+    rows: list[Sharding] = []
     names = fresh()
     for i, j in _blocks(have, want):
-        first = next((a for a in range(*i) if have[a] != 1), None)
-        other = next((b for b in range(*j) if want[b] != 1), None)
-        if first is None or other is None:
+        first = [a for a in range(*i) if have[a] != 1]
+        other = [b for b in range(*j) if want[b] != 1]
+        if not first or not other:
             continue
-        size = _common(have[first], want[other])
+        if len(other) == 1:
+            rows += [_inner(have, want, first, k, other[0], 0) for k in range(1, len(first))]
+        elif len(first) == 1:
+            rows += [_inner(want, have, other, k, first[0], 1) for k in range(1, len(other))]
+        size = _common(have[first[0]], want[other[0]])
         if size is None:
             continue
-        left[first] = right[other] = next(names)
-        for key, whole in (((0, first), have[first]), ((1, other), want[other])):
+        left[first[0]] = right[other[0]] = next(names)
+        for key, whole in (((0, first[0]), have[first[0]]), ((1, other[0]), want[other[0]])):
             if whole != size:
                 scale[key] = floordiv(whole, size)
     return Sharding(
-        equation(["".join(left)], ["".join(right)]), scale, ((0,),), sizes="shape", view=True
-    )
+        equation(["".join(left)], ["".join(right)]), scale, linear=((0,),), sizes="shape",
+        view=True, alternatives=tuple(rows),
+    )  # fmt: skip
+
+
+def _inner(
+    several: Sequence[Size], one: Sequence[Size], axes: Sequence[int], k: int, at: int, side: int
+) -> Sharding:
+    """The rule by which the axis number k of several that are one elsewhere may be cut.
+
+    Args:
+        side: 0 if the several are the input's.
+    """
+    apart = "".join("a" if a == axes[k] else "." for a in range(len(several)))
+    merged = "".join("a" if a == at else "." for a in range(len(one)))
+    key = (1 - side, at)
+    behind, before = (product([several[a] for a in part]) for part in (axes[k + 1 :], axes[:k]))
+    ends = (apart, merged) if side == 0 else (merged, apart)
+    return Sharding(
+        equation([ends[0]], [ends[1]]), {key: behind} if behind != 1 else {}, outer={key: before},
+        linear=((0,),), sizes="shape", view=True,
+    )  # fmt: skip
 
 
 def _blocks(
@@ -349,7 +375,7 @@ def averaged(x: TensorSpec, axis: Sequence[int], keepdims: bool = False) -> Shar
         total = G["sum"](x, axis=axis, keepdims=keepdims)
         return total / product([cut.total[letter] for letter in at])
 
-    return replace(reduced(x, axis, keepdims), build=build)
+    return replace(reduced(x, axis, keepdims), build=build, placeless=True)
 
 
 def combined(kind: str) -> Callable[..., Sharding]:

@@ -20,8 +20,8 @@ from graphflow.parallel.buckets import Buckets
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
 from graphflow.parallel.moves import Layout, Moves, Value, whole
 from graphflow.parallel.propagate import propagate
-from graphflow.parallel.rules import Rule, rule_of
-from graphflow.spec import Size, TensorSpec, floordiv, product
+from graphflow.parallel.rules import Rule, rule_of, rules_of
+from graphflow.spec import TensorSpec, product
 
 KEEP = "+"
 """A choice: partial sums are handed on."""
@@ -72,8 +72,8 @@ class Emitter:
 
     def emit(self, node: Node) -> None:
         """Write a node that computes."""
-        rule = rule_of(node)
         self.settle(node)
+        rule = self._rule(node)
         splits, kept = self._choose(node, rule)
         if any(letter.isupper() for letter in splits) and not self._goes_apart(rule, splits):
             self._expand(node, rule)
@@ -81,6 +81,20 @@ class Emitter:
         inputs, ranges = self._inputs(node, rule, splits, kept)
         outputs = self._at_places(node, rule, splits, inputs, ranges)
         self._keep(node, rule, splits, kept, outputs)
+
+    def _rule(self, node: Node) -> Rule:
+        """The rule of a node's op that has most of what is cut of its inputs."""
+        first, *others = rules_of(node)
+
+        def known(rule: Rule) -> int:
+            return sum(
+                len(split.axes)
+                for i, (t, names) in enumerate(zip(node.inputs, rule.inputs, strict=True))
+                for d, split in enumerate(self.values[t].layout.dims)
+                if split and names[d] != "." and rule.letters_split(split, i, d) is not None
+            )
+
+        return max([first, *others], key=known) if others else first
 
     def _inputs(
         self, node: Node, rule: Rule, splits: Mapping[str, Split], kept: Mapping[str, Any]
@@ -90,8 +104,7 @@ class Emitter:
         ranges: list[dict[str, tuple[Any, Any]]] = [{} for _ in self.mesh.places]
         for i, (tensor, names) in enumerate(zip(node.inputs, rule.inputs, strict=True)):
             dims = [
-                splits.get(letter, WHOLE).scaled(rule.scale(i, axis))
-                for axis, letter in enumerate(names)
+                rule.split(splits.get(letter, WHOLE), i, axis) for axis, letter in enumerate(names)
             ]
             partial = tuple((m, kind) for m, (members, kind) in kept.items() if i in members)
             value = self.values[tensor]
@@ -101,7 +114,8 @@ class Emitter:
                 if i in rule.sharding.windowed and letter in splits and rule.windows(letter)
             ]
             for d, _ in windows:
-                dims[d] = value.layout.dims[d] if len(value.layout.dims[d].axes) == 1 else WHOLE
+                have = value.layout.dims[d]
+                dims[d] = have if len(have.axes) == 1 and have.outer == 1 else WHOLE
                 used = {a for e, s in enumerate(dims) if e != d for a in s.axes}
                 if used & set(dims[d].axes):
                     dims[d] = WHOLE
@@ -167,15 +181,13 @@ class Emitter:
         place: Place,
         ranges: Mapping[str, tuple[Any, Any]],
     ) -> tuple[Tensor, ...]:
+        first = len(node.inputs)
         shapes = tuple(
             tuple(
-                self.cuts.piece(size, splits.get(letter, WHOLE).scaled(scale), place).size
-                for size, letter, scale in zip(
-                    spec.shape,
-                    names,
-                    [rule.scale(len(node.inputs) + o, axis) for axis in range(len(names))],
-                    strict=True,
-                )
+                self.cuts.piece(
+                    size, rule.split(splits.get(letter, WHOLE), first + o, axis), place
+                ).size
+                for axis, (size, letter) in enumerate(zip(spec.shape, names, strict=True))
             )
             for o, (names, spec) in enumerate(zip(rule.outputs, node.specs, strict=True))
         )
@@ -210,7 +222,7 @@ class Emitter:
         """Note what stands for the outputs."""
         for o, (tensor, names) in enumerate(zip(node.outputs, rule.outputs, strict=True)):
             dims = tuple(
-                splits.get(letter, WHOLE).scaled(rule.scale(len(node.inputs) + o, axis))
+                rule.split(splits.get(letter, WHOLE), len(node.inputs) + o, axis)
                 for axis, letter in enumerate(names)
             )
             partial = [(m, kind) for m, (_, kind) in kept.items()]
@@ -358,9 +370,7 @@ class Emitter:
                 kept[m] = (self._linear(node, rule, m), "sum")
             elif best[1] is not None:
                 axes.setdefault(best[1], []).append(m)
-        return {
-            c: Split(tuple(a), self._unit(node, rule, c, tuple(a))) for c, a in axes.items()
-        }, kept
+        return {c: self._split(node, rule, c, tuple(a)) for c, a in axes.items()}, kept
 
     def _choices(
         self, node: Node, rule: Rule, m: str, axes: Mapping[str, list[str]]
@@ -459,8 +469,8 @@ class Emitter:
             total += 16.0
         return total * (1e-3 if m in self.mesh.local else 1.0)
 
-    def _unit(self, node: Node, rule: Rule, letter: str, axes: tuple[str, ...]) -> Size:
-        """In multiples of what a letter is cut: as inputs are, if they are cut likewise."""
+    def _split(self, node: Node, rule: Rule, letter: str, axes: tuple[str, ...]) -> Split:
+        """How a letter is cut: in the pieces of inputs that are cut along the same axes."""
         every = [
             (i, n, self.values[t].layout)
             for i, (n, t) in enumerate(zip(rule.inputs, node.inputs, strict=True))
@@ -470,13 +480,15 @@ class Emitter:
             for o, (n, t) in enumerate(zip(rule.outputs, node.outputs, strict=True))
             if t in self.wishes
         ]
+        sharding = rule.sharding
+        stretches = (sharding.build is not None and not sharding.placeless) or rule.windows(letter)
         for number, names, layout in every:
             for d, split in enumerate(layout.dims):
-                if names[d] == letter and split.axes == axes and split.unit != 1:
-                    scale = rule.scale(number, d)
-                    unit = floordiv(split.unit, scale)
-                    if unit * scale == split.unit and self.cuts.can(
-                        rule.sizes[letter], Split(axes, unit)
-                    ):
-                        return unit
-        return 1
+                if names[d] != letter or split.axes != axes:
+                    continue
+                own = rule.letters_split(split, number, d)
+                if own is None or own == Split(axes) or (stretches and own.outer != 1):
+                    continue
+                if self.cuts.can(rule.sizes[letter], own):
+                    return own
+        return Split(axes)

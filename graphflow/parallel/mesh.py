@@ -45,20 +45,26 @@ class Piece(NamedTuple):
 @dataclass(frozen=True)
 class Split:
     """How a size is cut: along which axes of the mesh, the first one outermost, in multiples of a
-    unit."""
+    unit. What was several axes and became one may be cut along an inner one of these: then it has
+    `outer` rows, of each of which a shard has a piece."""
 
     axes: tuple[str, ...] = ()
     unit: Size = 1
+    outer: Size = 1
 
     def __bool__(self) -> bool:
         return bool(self.axes)
 
     def without_last(self) -> Split:
-        axes = self.axes[:-1]
-        return Split(axes, self.unit) if axes else WHOLE
+        return self.first(len(self.axes) - 1)
 
-    def scaled(self, factor: Size) -> Split:
-        return Split(self.axes, self.unit * factor) if self.axes else self
+    def first(self, count: int) -> Split:
+        """Along the first few axes only."""
+        return Split(self.axes[:count], self.unit, self.outer) if count else WHOLE
+
+    def scaled(self, factor: Size, outer: Size = 1) -> Split:
+        """The same, each element being `factor` many, in `outer` times as many rows."""
+        return Split(self.axes, self.unit * factor, self.outer * outer) if self.axes else self
 
 
 WHOLE = Split()
@@ -136,6 +142,9 @@ class Cuts:
         """Whether a size has a piece that is not empty for every place."""
         if not split:
             return True
+        if split.outer != 1:
+            row = size // split.outer
+            return row * split.outer == size and self.can(row, Split(split.axes, split.unit))
         base = size // split.unit
         if isinstance(base, int) and isinstance(size, int):
             return size % int(split.unit) == 0 and base >= self.mesh.parts(split.axes)  # type: ignore[arg-type]
@@ -152,6 +161,9 @@ class Cuts:
     def piece(self, size: Size, split: Split, place: Place) -> Piece:
         if not split:
             return Piece(0, size, size)
+        if split.outer != 1:  # the start is that in each row
+            own = self.piece(size // split.outer, Split(split.axes, split.unit), place)
+            return Piece(own.start, own.size * split.outer, size)
         at = [(self.mesh.at(place, a), self.mesh.sizes[a]) for a in split.axes]
         if isinstance(size, int):
             unit = evaluate(split.unit, {})

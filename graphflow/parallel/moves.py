@@ -108,7 +108,11 @@ class Moves:
         """Whether two splits cut a size at the same places."""
         if a == b:
             return True
-        return a.axes == b.axes and self.cuts.pieces(size, a) == self.cuts.pieces(size, b)
+        return (
+            a.axes == b.axes
+            and a.outer == b.outer
+            and self.cuts.pieces(size, a) == self.cuts.pieces(size, b)
+        )
 
     def local_shape(self, shape: Shape, layout: Layout, place: Place) -> Shape:
         """The shape of the part at a place."""
@@ -148,7 +152,8 @@ class Moves:
         for d, want in enumerate(target.dims):
             have = value.layout.dims[d]
             elsewhere = have.axes == want.axes and not self.same(shape[d], have, want)
-            if elsewhere and len(have.axes) == 1:
+            plain = have.outer == 1 and want.outer == 1
+            if elsewhere and plain and len(have.axes) == 1:
                 value = self._recut(value, d, want, note)
                 continue
             keep = self._common(shape[d], have, want)
@@ -162,14 +167,14 @@ class Moves:
         for d, want in enumerate(target.dims):
             while not self.same(shape[d], value.layout.dims[d], want):
                 done = len(value.layout.dims[d].axes)
-                value = self._sliced(value, d, Split(want.axes[: done + 1], want.unit))
+                value = self._sliced(value, d, want.first(done + 1))
         return value
 
     def _scatters(self, value: Value, target: Layout, axis: str) -> int | None:
         """The axis of a tensor along which the sum over a group may stay scattered."""
         for d, (have, want) in enumerate(zip(value.layout.dims, target.dims, strict=True)):
-            before = Split(want.axes[:-1], want.unit) if len(want.axes) > 1 else WHOLE
-            known = isinstance(value.spec.shape[d], int)
+            before = want.without_last()
+            known = isinstance(value.spec.shape[d], int) and want.outer == 1
             if known and want.axes and want.axes[-1] == axis and have == before:
                 return d
         return None
@@ -181,9 +186,7 @@ class Moves:
             if a != b:
                 break
             count += 1
-        while count and not self.same(
-            size, Split(have.axes[:count], have.unit), Split(want.axes[:count], want.unit)
-        ):
+        while count and not self.same(size, have.first(count), want.first(count)):
             count -= 1
         return count
 
@@ -192,7 +195,8 @@ class Moves:
         for e, want in enumerate(target.dims):
             done = value.layout.dims[e]
             goes_on = want.axes[: len(done.axes) + 1] == (*done.axes, axis)
-            if e != d and goes_on and (not done or done.unit == want.unit):
+            plain = value.layout.dims[d].outer == 1 and want.outer == 1
+            if e != d and plain and goes_on and (not done or done.unit == want.unit):
                 return e
         return None
 
@@ -359,12 +363,26 @@ class Moves:
         layout = value.layout.with_dim(d, value.layout.dims[d].without_last())
         note("all-gather", axis, (self.mesh.sizes[axis] - 1) * self._group_bytes(value, axis))
 
+        rows = value.layout.dims[d].outer
+
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
-            if axis not in self.mesh.local:
+            if axis in self.mesh.local:
+                with self.at(group[0], note.cause):
+                    return [joined(own, d, rows)] * len(own)
+            if rows == 1:
                 with self.between(note.cause):
                     return all_gather(own, axis=d)
-            with self.at(group[0], note.cause):
-                return [FUNCTIONS["concat"](own, axis=d)] * len(own)
+            apart = []
+            for place, part in zip(group, own, strict=True):
+                with self.at(place, note.cause):
+                    apart.append(in_rows(part, d, rows))
+            with self.between(note.cause):
+                wholes = all_gather(apart, axis=d + 1)
+            found = []
+            for place, all_rows in zip(group, wholes, strict=True):
+                with self.at(place, note.cause):
+                    found.append(flat(all_rows, d))
+            return found
 
         return self._by_groups(value, layout, axis, build)
 
@@ -398,7 +416,11 @@ class Moves:
         def build(place: Place) -> Tensor:
             piece = self.cuts.piece(size, split, place)
             origin = self._origin(size, before, place)
-            return cut(self._part(value, place), d, piece.start - origin, piece.size)
+            part, rows = self._part(value, place), split.outer
+            if rows == 1:
+                return cut(part, d, piece.start - origin, piece.size)
+            own = cut(in_rows(part, d, rows), d + 1, piece.start - origin, piece.size // rows)
+            return flat(own, d)
 
         return self._each(value, layout, None, build)
 
@@ -478,7 +500,7 @@ class Moves:
                 for place in places:
                     group = [parts[p] for p in self.mesh.group(place, axis)]
                     with self.at(place, cause):
-                        parts[place] = FUNCTIONS["concat"](group, axis=d)
+                        parts[place] = joined(group, d, split.outer)
         return parts[places[0]]
 
     def _group_bytes(self, value: Value, axis: str) -> int:
@@ -521,6 +543,28 @@ def combined(kind: str, a: Tensor, b: Tensor) -> Tensor:
         raise ShardingError(f"partial results cannot be combined by {kind!r}")
     result = FUNCTIONS[_COMBINED[kind]](a, b)
     return result
+
+
+def in_rows(x: Tensor, d: int, rows: Any) -> Tensor:
+    """An axis as two, rows and what is in each."""
+    shape = (*x.shape[:d], rows, x.shape[d] // rows, *x.shape[d + 1 :])
+    apart: Tensor = FUNCTIONS["reshape"](x, shape)
+    return apart
+
+
+def flat(x: Tensor, d: int) -> Tensor:
+    """What `in_rows` did, undone."""
+    shape = (*x.shape[:d], x.shape[d] * x.shape[d + 1], *x.shape[d + 2 :])
+    one: Tensor = FUNCTIONS["reshape"](x, shape)
+    return one
+
+
+def joined(parts: Sequence[Tensor], d: int, rows: Any = 1) -> Tensor:
+    """Pieces along an axis as one, row by row."""
+    if rows == 1:
+        whole_one: Tensor = FUNCTIONS["concat"](parts, axis=d)
+        return whole_one
+    return flat(FUNCTIONS["concat"]([in_rows(x, d, rows) for x in parts], axis=d + 1), d)
 
 
 def cut(x: Tensor, d: int, start: Any, size: Any) -> Tensor:

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from graphflow.op import Node, Tensor
 from graphflow.parallel.mesh import WHOLE, Cuts, Split
 from graphflow.parallel.moves import Layout, whole
-from graphflow.parallel.rules import Rule, rule_of
-from graphflow.spec import floordiv
+from graphflow.parallel.rules import Rule, rules_of
 
 ROUNDS = 20
 """Times that a graph is gone through, there and back, at most."""
@@ -27,21 +26,27 @@ def propagate(
         given: annotations, which stay as they are.
     """
     spread = _Spread(given, cuts)
-    rules: dict[Node, Rule] = {}
+    rules: dict[Node, list[Rule]] = {}
     for node in nodes:
         if node.op.name == "assign":
             continue
         if node.inputs or node.op.sharding is not None:
-            rules[node] = rule_of(node)
+            rules[node] = rules_of(node)
     for _ in range(ROUNDS):
         spread.changed = False
         for node in nodes:
-            spread.through(node, rules.get(node))
+            spread.through(node, rules.get(node, ()))
         for node in reversed(nodes):
-            spread.through(node, rules.get(node))
+            spread.through(node, rules.get(node, ()))
         if not spread.changed:
             break
     return spread.layouts
+
+
+_Place = tuple[Tensor, int, Rule | None, int]
+"""An axis of a tensor, and the rule by which it goes along with others, as which of its tensors."""
+_PLAIN = ("placeholder", "variable")
+"""What is cut into stretches only."""
 
 
 class _Spread:
@@ -53,47 +58,46 @@ class _Spread:
         self.cuts = cuts
         self.changed = False
 
-    def through(self, node: Node, rule: Rule | None) -> None:
+    def through(self, node: Node, rules: Sequence[Rule]) -> None:
         """Let the axes of a node's inputs and outputs that go together be cut together."""
         if node.op.name == "assign":
             variable, value = node.inputs
             for d in range(variable.ndim):
-                self._join([(t, d, 1) for t in (variable, value, node.outputs[0])])
-        elif rule is not None:
-            places: dict[str, list[tuple[Tensor, int, object]]] = {}
+                self._join([(t, d, None, 0) for t in (variable, value, node.outputs[0])])
+        for rule in rules:
+            places: dict[str, list[_Place]] = {}
             for number, (tensor, names) in enumerate(
                 zip((*node.inputs, *node.outputs), (*rule.inputs, *rule.outputs), strict=True)
             ):
                 for axis, letter in enumerate(names):
                     if letter in rule.sizes:
-                        scale = rule.scale(number, axis)
-                        places.setdefault(letter, []).append((tensor, axis, scale))
+                        places.setdefault(letter, []).append((tensor, axis, rule, number))
             for letter, each in places.items():
                 if not (letter.isupper() and rule.sharding.expand is None):
                     self._join(each)
 
-    def _join(self, places: Sequence[tuple[Tensor, int, object]]) -> None:
+    def _join(self, places: Sequence[_Place]) -> None:
         """Cut as the largest of some axes that is cut already."""
         best: tuple[int, Split] | None = None
-        for tensor, axis, scale in places:
+        for tensor, axis, rule, number in places:
             layout = self.layouts.get(tensor)
             if layout is None or not layout.dims[axis]:
                 continue
-            split = layout.dims[axis]
-            unit = floordiv(split.unit, scale)  # type: ignore[arg-type]
-            if not isinstance(unit, int) or unit < 1:
-                unit = 1
-            size = self.cuts.guess(tensor.size) * len(split.axes)
-            if best is None or size > best[0]:
-                best = (size, Split(split.axes, unit))
+            own: Split | None = layout.dims[axis]
+            if rule is not None:
+                own = rule.letters_split(layout.dims[axis], number, axis)
+            size = self.cuts.guess(tensor.size) * len(layout.dims[axis].axes)
+            if own is not None and (best is None or size > best[0]):
+                best = (size, own)
         if best is None:
             return
-        for tensor, axis, scale in places:
-            self._cut(tensor, axis, best[1].scaled(scale))  # type: ignore[arg-type]
+        for tensor, axis, rule, number in places:
+            split = best[1] if rule is None else rule.split(best[1], number, axis)
+            self._cut(tensor, axis, split)
 
     def _cut(self, tensor: Tensor, axis: int, split: Split) -> None:
         """Cut an axis, if nothing is said of it and the axes of the mesh are free."""
-        if tensor in self.fixed:
+        if tensor in self.fixed or (split.outer != 1 and tensor.node.op.name in _PLAIN):
             return
         layout = self.layouts.get(tensor) or whole(tensor.ndim)
         have = layout.dims[axis]
@@ -103,7 +107,7 @@ class _Spread:
         free = tuple(a for a in split.axes if a not in others)
         if have and free[: len(have.axes)] != have.axes:
             return
-        wanted = Split(free, split.unit) if free else WHOLE
+        wanted = Split(free, split.unit, split.outer) if free else WHOLE
         if not wanted or wanted == have or not self.cuts.can(tensor.shape[axis], wanted):
             return
         self.layouts[tensor] = layout.with_dim(axis, wanted)

@@ -8,6 +8,7 @@ from typing import Any
 
 from graphflow.op import Node, Sharding
 from graphflow.ops import sharding as rules
+from graphflow.parallel.mesh import Split
 from graphflow.spec import Size, floordiv
 
 
@@ -23,9 +24,33 @@ class Rule:
     def scale(self, tensor: int, axis: int) -> Size:
         return self.sharding.scale.get((tensor, axis), 1)
 
+    def outer(self, tensor: int, axis: int) -> Size:
+        return self.sharding.outer.get((tensor, axis), 1)
+
+    def split(self, split: Split, tensor: int, axis: int) -> Split:
+        """How an axis of a tensor is cut whose letter is cut so."""
+        return split.scaled(self.scale(tensor, axis), self.outer(tensor, axis))
+
+    def letters_split(self, split: Split, tensor: int, axis: int) -> Split | None:
+        """How the letter of an axis is cut that is cut so; None where that cannot be said."""
+        rows, factor = self.outer(tensor, axis), self.scale(tensor, axis)
+        outer, unit = floordiv(split.outer, rows), floordiv(split.unit, factor)
+        if outer * rows != split.outer:
+            return None
+        if unit * factor != split.unit:
+            return None if rows != 1 else Split(split.axes, 1, outer)
+        return Split(split.axes, unit, outer)
+
     def windows(self, letter: str) -> bool:
         """Whether a letter needs more of the first input than its own piece."""
         return letter in self.sharding.windows
+
+
+def rules_of(node: Node) -> list[Rule]:
+    """The rules of a node's op: the first is for most cases."""
+    first = rule_of(node)
+    others = [_taken_apart(node, each) for each in first.sharding.alternatives]
+    return [first, *others]
 
 
 def rule_of(node: Node) -> Rule:
@@ -41,8 +66,11 @@ def rule_of(node: Node) -> Rule:
         found = Sharding(
             rules.equation(["." * s.rank for s in specs], ["." * s.rank for s in node.specs])
         )
-    if isinstance(found, str):
-        found = Sharding(found)
+    return _taken_apart(node, Sharding(found) if isinstance(found, str) else found)
+
+
+def _taken_apart(node: Node, found: Sharding) -> Rule:
+    specs = [t.spec for t in node.inputs]
     left, right = found.equation.split("->")
     inputs = tuple(left.split(",")) if specs else ()
     outputs = tuple(right.split(","))
@@ -53,5 +81,6 @@ def rule_of(node: Node) -> Rule:
             if number in found.windowed and letter in found.windows:
                 continue
             if letter != "." and size != 1:
-                sizes[letter] = floordiv(size, found.scale.get((number, axis), 1))
+                times = found.scale.get((number, axis), 1) * found.outer.get((number, axis), 1)
+                sizes[letter] = floordiv(size, times)
     return Rule(found, inputs, outputs, sizes)

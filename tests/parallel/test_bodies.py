@@ -64,8 +64,9 @@ def test_bodies_on_pieces_give_what_they_give_whole(kind: str, strategy: Any) ->
     assert difference(recurrent(strategy, kind).train(), recurrent(None, kind).train()) < 1e-12
 
 
-def test_only_sums_of_gradients_travel_where_replicas_run_calls() -> None:
-    model = recurrent(Data(2), "call")
+@pytest.mark.parametrize("kind", ["scan", "while", "call"])
+def test_only_sums_of_gradients_travel_where_replicas_run_bodies(kind: str) -> None:
+    model = recurrent(Data(2), kind)
     report = Data(2).report(model.fetches)
     assert {m.kind for m in report.collectives} == {"all-reduce"}
     assert report.bytes == 2 * 8 * (3 * 4 + 4 * 4)

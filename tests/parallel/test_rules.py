@@ -178,3 +178,28 @@ def test_an_op_of_the_users_is_cut_by_its_own_rule() -> None:
     assert not division.moves
     (have,) = run(division, {x: np.ones((4, 3))})
     assert np.array_equal(have, np.full((4, 3), 2.0))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_axes_that_are_merged_and_parted_again_keep_their_cut(data: Any) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4)))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    count = data.draw(st.integers(2, 3))
+    if shape[axis] < count:
+        return
+    x = gf.placeholder("float64", shape)
+    first = data.draw(st.integers(0, len(shape) - 2))
+    last = data.draw(st.integers(first + 2, len(shape)))
+    merged = int(np.prod(shape[first:last]))
+    one = gf.reshape(x, (*shape[:first], merged, *shape[last:]))
+    scaled = one * 2.0 + gf.mean(one, axis=first, keepdims=True)
+    back = gf.reshape(scaled, shape)
+    other = gf.reshape(scaled, (-1,))
+    table = gf.constant(np.arange(float(merged)))
+    weighted = gf.sum(gf.moveaxis(scaled, first, -1) * table)
+    outputs = [back, other, weighted, gf.cumsum(back, axis=axis), *gf.gradients(weighted, [x])]
+    division = divided(Graph(outputs), mesh_of(count), {x: cut_along(axis, len(shape))})
+    feeds = {x: np.random.default_rng(0).normal(size=shape)}
+    for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
+        assert np.allclose(have, want, rtol=1e-12, atol=1e-12)

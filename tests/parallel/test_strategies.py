@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, ShardingError
+from graphflow.passes import optimize
+from graphflow.runtime.partition import FREE, partition
 from tests.parallel.models import cnn, difference, gpt, mlp
 
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
@@ -324,6 +328,42 @@ def test_a_checkpoint_of_one_strategy_goes_on_under_another(other: Any, tmp_path
     with gf.Session() as s:
         wanted = steps(s, alone, batches)[-1]
     assert abs(found - wanted) < EXACT
+
+
+# Runs -------------------------------------------------------------------------------------------
+
+
+def test_sums_of_gradients_begin_before_the_backward_pass_ends() -> None:
+    x = gf.placeholder("float32", (256, 64))
+    h, variables = x, []
+    for i in range(3):
+        variables.append(gf.variable(np.ones((64, 64), "float32"), name=f"w{i}"))
+        h = gf.tanh(h @ variables[-1])
+    strategy = Data(2, bucket=1 << 14)
+    train = gf.optim.SGD(0.1, momentum=0.9).minimize(gf.mean(h), strategy=strategy)
+    graph = optimize(strategy.report(train, gf.Cluster.local(2)).division.graph)
+    devices = {n: str(n.device) for n in graph.nodes if n.op.name not in FREE}
+    for part in partition(graph, devices).values():
+        ops = [n.op.name for n in part.graph.nodes]
+        products = [i for i, name in enumerate(ops) if name == "matmul"]
+        starts = [i for i, name in enumerate(ops) if name == "collective_start"]
+        assert len(starts) == 3
+        assert starts[0] < products[-1] and starts[1] < products[-1]
+
+
+@pytest.mark.parametrize("strategy", [
+    Data(2, shard_state=True), Shard({"model": 2}, {"w1": (None, "model")}),
+], ids=["state", "tensor"])  # fmt: skip
+def test_a_worker_that_is_killed_costs_no_bit(strategy: Any, tmp_path: Path) -> None:
+    model = mlp(strategy)
+    wanted = model.train(gf.Cluster.local(2), steps=6)[0]
+    random, losses = np.random.default_rng(1), []
+    with gf.Session(gf.Cluster.local(2), checkpoint=tmp_path / "kept", every=2) as s:
+        for step in range(6):
+            if step == 4:
+                os.kill(s._hosts.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
+            losses.append(float(s.run(model.fetches, model.feeds(random, 7))[0]))
+    assert losses == wanted
 
 
 # What else a step may hold ------------------------------------------------------------------------
