@@ -17,7 +17,7 @@ from graphflow.runtime.messages import Ack, Array, Key, Share, Tensor
 from graphflow.runtime.protocol.jobs import Heard
 from graphflow.runtime.protocol.stream import Letter, Outbound
 from graphflow.runtime.transport.lending import LENT_FROM, Lender
-from graphflow.runtime.wire import chunks, encode, lent, small
+from graphflow.runtime.wire import chunks, encode, is_far, lent, small
 
 _OFFER_SECONDS = 0.1  # between two offers of memory that were not taken
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
@@ -31,6 +31,7 @@ class Link:
         self._outbound = outbound
         self._changed = threading.Condition(channel.lock)
         self._lender = Lender()
+        self._far = is_far(channel.address)
         self._offered = -inf  # when, last
 
     def send(
@@ -58,7 +59,7 @@ class Link:
             return
         if array.nbytes >= LENT_FROM and self._lend(purpose, number, name, array, step, go_on):
             return
-        for chunk, data in chunks(purpose, number, name, array):
+        for chunk, data in chunks(purpose, number, name, array, far=self._far):
             kept = data if owned else memoryview(bytes(data))
             with self._changed:
                 self._await_room(kept.nbytes, go_on)

@@ -21,8 +21,8 @@ COORDINATOR = -1  # the origin of a session's coordinator; workers are 0, 1, …
 Count = Annotated[int, "not negative"]
 Plain = Annotated[Any, "plain data"]  # None, bool, int, float, str, and lists and dicts of them
 Key = int | str
-Small = tuple[Key, str, list[Count], bytes]
-"""A small array in a message: its name, dtype, shape, and bytes in C order."""
+Small = tuple[Key, str, list[Count], bytes, Count]
+"""A small array in a message: its name, dtype, shape, bytes in C order, and their checksum."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Messa
 WIRE_VERSION = 6
 CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 4 << 20  # bytes of an array in one frame
+FAR_CHUNK_BYTES = 256 << 10  # the same, to another host
 SMALL_BYTES = 16 << 10  # arrays below this size go inside messages
 SMALL_TOGETHER = 256 << 10  # of all arrays that go inside one message, about
 DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
@@ -324,13 +325,21 @@ def checksum(data: bytes | memoryview) -> int:
 
 
 def chunks(
-    purpose: str, number: int, name: Key, array: Array, *, checked: bool = True
+    purpose: str,
+    number: int,
+    name: Key,
+    array: Array,
+    *,
+    checked: bool = True,
+    far: bool = False,
 ) -> Iterator[tuple[Chunk, memoryview[Any]]]:
     """The pieces of an array in the order of its memory, without a copy where it is contiguous
     in some order of its axes; any other array is copied into C order first.
 
     Args:
         checked: each piece has a checksum; what shares memory needs none.
+        far: in small pieces, for a receiver on another host: a link counts as dead if nothing
+            comes for seconds, and nothing else comes before the end of a piece.
 
     Raises:
         ProtocolError: the array's dtype has no name on the wire.
@@ -338,8 +347,9 @@ def chunks(
     array, dtype = _named(array)
     compact, axes = _compact(array)
     raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
-    for offset in range(0, max(raw.nbytes, 1), CHUNK_BYTES):
-        piece = raw[offset : offset + CHUNK_BYTES]
+    size = min(CHUNK_BYTES, FAR_CHUNK_BYTES) if far else CHUNK_BYTES
+    for offset in range(0, max(raw.nbytes, 1), size):
+        piece = raw[offset : offset + size]
         yield (
             Chunk(
                 purpose, number, name, dtype, list(array.shape), axes, raw.nbytes, offset,
@@ -358,7 +368,8 @@ def small(name: Key, array: Array) -> Small | None:
     if array.nbytes >= SMALL_BYTES:
         return None
     array, dtype = _named(array)
-    return name, dtype, list(array.shape), array.tobytes()
+    data = array.tobytes()
+    return name, dtype, list(array.shape), data, checksum(data)
 
 
 def array_of(sent: Small) -> Array:
@@ -367,7 +378,7 @@ def array_of(sent: Small) -> Array:
     Raises:
         ProtocolError: it contradicts itself.
     """
-    name, dtype, shape, data = sent
+    name, dtype, shape, data, _ = sent
     found = dtype_of(dtype)
     if _nbytes(shape, found) != len(data):
         raise ProtocolError(
@@ -413,12 +424,17 @@ def lent(purpose: str, number: int, name: Key, array: Array, lend: Lend) -> Chun
 
 
 def pieces(
-    purpose: str, number: int, name: Key, array: Array | Chunk
+    purpose: str, number: int, name: Key, array: Array | Chunk, *, far: bool = False
 ) -> list[tuple[Chunk, memoryview[Any] | None]]:
     """What is sent of an array, or of one that is lent already."""
     if isinstance(array, Chunk):
         return [(array, None)]
-    return list(chunks(purpose, number, name, array))
+    return list(chunks(purpose, number, name, array, far=far))
+
+
+def is_far(address: str) -> bool:
+    """Whether an address may be on another host."""
+    return not address.startswith(("tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
 
 
 def _named(array: Array) -> tuple[Array, str]:
@@ -477,11 +493,14 @@ def check_header(chunk: Chunk, data: Buffer) -> np.dtype[Any]:
             f"an array of shape {chunk.shape} and dtype {chunk.dtype} has {nbytes} bytes, "
             f"but its header says {chunk.nbytes}"
         )
-    size = min(CHUNK_BYTES, nbytes - chunk.offset)
+    left = nbytes - chunk.offset
     if isinstance(data, Borrowed):
         if chunk.offset:
             raise ProtocolError(f"an array that is lent starts at byte {chunk.offset}")
-    elif len(data) != size or chunk.offset % CHUNK_BYTES:
+    elif not any(
+        len(data) == min(size, left) and chunk.offset % size == 0
+        for size in (CHUNK_BYTES, FAR_CHUNK_BYTES)
+    ):
         raise ProtocolError(
             f"a chunk of {len(data)} bytes at byte {chunk.offset} of {nbytes} has the wrong size"
         )

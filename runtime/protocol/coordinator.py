@@ -64,7 +64,7 @@ from graphflow.runtime.protocol.orders import (
 )
 from graphflow.runtime.protocol.peers import BEAT, Peer, Watch, late
 from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
-from graphflow.runtime.wire import Buffer, array_of, give_back, pieces
+from graphflow.runtime.wire import Buffer, array_of, give_back, is_far, pieces
 
 DEAD_AFTER = 5.0  # seconds out of reach after which a worker is lost
 COMMIT_AFTER = 0.005  # seconds that a commit waits for an order to ride on
@@ -92,6 +92,7 @@ class CoordinatorMachine:
         home: str = "",
     ) -> None:
         self._version = Version.own()
+        self._far = [is_far(address) for address in addresses]
         self._session, self._epoch, self._token = session, epoch, token
         self._peers = [
             Peer(index, address, Stream(session, epoch, COORDINATOR, token), now, Clock(home))
@@ -177,7 +178,7 @@ class CoordinatorMachine:
             worker: [
                 piece
                 for purpose, name, array in order.arrays
-                for piece in pieces(purpose, begin.request, name, array)
+                for piece in pieces(purpose, begin.request, name, array, far=self._far[worker])
             ]
             for worker, order in begin.orders.items()
         }

@@ -56,6 +56,7 @@ class Served:
     lease: float
     heard: float
     inbox: Assembler
+    far: bool = False  # the coordinator may be on another host
     begun: int = -1  # the last step that was computed or is being computed
     settled: int = -1  # the last step that was committed or aborted
     committed: int = -1
@@ -182,7 +183,7 @@ class Served:
                 room -= len(found[3])
             else:
                 names.append(name)
-                cut += pieces("fetch", job.request, name, array)
+                cut += pieces("fetch", job.request, name, array, far=self.far)
         peak = {device: int(nbytes) for device, nbytes in computed.peak.items()}
         messages: list[tuple[Message, memoryview | None]] = [
             (Spans(job.request, computed.spans[start : start + SPANS_A_MESSAGE]), None)

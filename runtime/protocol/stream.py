@@ -21,12 +21,15 @@ from graphflow.runtime.messages import (
     UNNUMBERED,
     Ack,
     Chunk,
+    Compute,
+    Done,
     Envelope,
     Hello,
     Message,
     Ping,
     Pong,
     Resend,
+    Tensor,
     Welcome,
 )
 from graphflow.runtime.wire import WIRE_VERSION, Borrowed, Buffer, checksum
@@ -174,7 +177,7 @@ class Inbound:
             return Arrival.DUPLICATE, None
         if number > due:
             return Arrival.MISSING, None if self._asked == due else self._ask(anew=True)
-        if isinstance(message, Chunk) and not _intact(message, data):
+        if not _intact(message, data):
             return Arrival.MISSING, self._ask(anew=True)
         self.received = number
         self._owed += 1
@@ -195,10 +198,18 @@ class Inbound:
         return Resend(self._asked, self._attempt)
 
 
-def _intact(chunk: Chunk, data: Buffer | None) -> bool:
-    if not chunk.checksum or isinstance(data, Borrowed):
-        return True
-    return data is not None and checksum(data) == chunk.checksum
+def _intact(message: Message, data: Buffer | None) -> bool:
+    """Whether the arrays in a message, or the piece of one behind it, are what was sent."""
+    match message:
+        case Chunk(checksum=sealed):
+            if not sealed or isinstance(data, Borrowed):
+                return True
+            return data is not None and checksum(data) == sealed
+        case Tensor(array):
+            return checksum(array[3]) == array[4]
+        case Compute() | Done():
+            return all(checksum(each[3]) == each[4] for each in message.small)
+    return True
 
 
 class Stream:

@@ -79,6 +79,7 @@ from graphflow.runtime.wire import (
     Purse,
     array_of,
     give_back,
+    is_far,
 )
 
 MAX_SESSIONS = 64
@@ -250,7 +251,9 @@ class WorkerMachine:
         stream = Stream(name, epoch, message.worker, envelope.token, received=envelope.sequence)
         stream.outbound.sent = 1  # Welcome, whatever came of others before it
         inbox = Assembler(purse=self._purse)
-        self._sessions[name] = Served(route, stream, count, message.lease, now, inbox)
+        far = is_far(message.peers[message.worker])
+        served = Served(route, stream, count, message.lease, now, inbox, far)
+        self._sessions[name] = served
         return [Run(name, message, 0, epoch, token=envelope.token)]
 
     def _beat(self, session: Served, message: Message, now: float) -> list[WorkerAction]:

@@ -43,6 +43,7 @@ from graphflow.runtime.messages import (
     Read,
     Ready,
     Resend,
+    Tensor,
     Welcome,
     Write,
 )
@@ -51,7 +52,7 @@ from graphflow.runtime.protocol import orders as c
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.stream import Outbound, Version
 from graphflow.runtime.protocol.worker import MAX_SESSIONS, WorkerMachine
-from graphflow.runtime.wire import chunks
+from graphflow.runtime.wire import chunks, small
 from tests.runtime.simulator import Violation, World, check, small_windows
 
 SEEDS = 2000
@@ -502,6 +503,18 @@ def test_a_damaged_piece_of_an_array_is_asked_for_again() -> None:
     deliver, heard = shop.say(1, chunk, 1.1, 1, data)
     assert isinstance(deliver, w.Deliver) and deliver.array.tolist() == [0, 1, 2]
     assert heard.told is None and heard.received == 1
+
+
+def test_a_damaged_small_array_is_asked_for_again() -> None:
+    shop = Shop()
+    sent = small("e", np.arange(3.0))
+    assert sent is not None
+    damaged = (*sent[:3], sent[3][:-1] + b"!", sent[4])
+    (heard,) = shop.say(1, Tensor(damaged), 1.0, 1)
+    assert isinstance(heard, w.Heard) and heard.told == Resend(1, 1)
+    shop.sent[1] -= 1
+    deliver, _ = shop.say(1, Tensor(sent), 1.1, 1)
+    assert isinstance(deliver, w.Deliver) and deliver.array.tolist() == [0, 1, 2]
 
 
 def test_a_worker_that_is_asked_to_end_tells_its_sessions_and_takes_no_more() -> None:

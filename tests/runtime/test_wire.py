@@ -390,12 +390,12 @@ def test_a_large_array_does_not_go_inside_a_message() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        ("x", "object", [1], b"12345678"),
-        ("x", "O", [1], b"12345678"),
-        ("x", "float32", [2], b"1234"),
-        ("x", "float32", [1 << 40, 1 << 40], b""),
-        ("x", "float32", [1] * 33, b"1234"),
-        ("x", "V8", [1], b"12345678"),
+        ("x", "object", [1], b"12345678", 0),
+        ("x", "O", [1], b"12345678", 0),
+        ("x", "float32", [2], b"1234", 0),
+        ("x", "float32", [1 << 40, 1 << 40], b"", 0),
+        ("x", "float32", [1] * 33, b"1234", 0),
+        ("x", "V8", [1], b"12345678", 0),
     ],
 )
 def test_a_small_array_that_contradicts_itself_is_refused(sent: Any) -> None:
@@ -423,13 +423,39 @@ def test_a_message_with_a_malformed_small_array_is_refused(sent: Any) -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        ("x", "object", [1], bytes(8)),
-        ("x", "float32", [3], bytes(8)),
-        ("x", "float32", [1] * 40, bytes(4)),
-        ("x", "float32", [2**62, 0], b""),
-        ("x", "float32", [2**40, 2**40, 0], b""),
+        ("x", "object", [1], bytes(8), 0),
+        ("x", "float32", [3], bytes(8), 0),
+        ("x", "float32", [1] * 40, bytes(4), 0),
+        ("x", "float32", [2**62, 0], b"", 0),
+        ("x", "float32", [2**40, 2**40, 0], b"", 0),
     ],
 )
 def test_small_arrays_that_contradict_themselves_are_refused(sent: Any) -> None:
     with pytest.raises(ProtocolError):
         wire.array_of(sent)
+
+
+# Pieces for another host -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "far"),
+    [
+        ("tcp://127.0.0.1:7001", False),
+        ("tcp://localhost:7001", False),
+        ("tcp://[::1]:7001", False),
+        ("tcp://10.0.0.1:7001", True),
+        ("tcp://host-127.example:7001", True),
+    ],
+)
+def test_an_address_beyond_loopback_counts_as_far(address: str, far: bool) -> None:
+    assert wire.is_far(address) is far
+
+
+def test_an_array_for_another_host_goes_in_small_pieces_and_arrives_whole() -> None:
+    array = np.arange(5 * wire.FAR_CHUNK_BYTES // 8 + 3, dtype=np.int64)
+    inbox = Assembler()
+    pieces = list(chunks("edge", 1, 2, array, far=True))
+    assert max(len(data) for _, data in pieces) == wire.FAR_CHUNK_BYTES and len(pieces) == 6
+    assert [inbox.add(0, chunk, data) for chunk, data in pieces] == [False] * 5 + [True]
+    assert (inbox.take(0, "edge", 1, 2) == array).all()
