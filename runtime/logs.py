@@ -63,15 +63,17 @@ EVENTS: Mapping[str, Event] = {
     "worker.listening": _event(_I, "a worker serves", "address devices version pid key"),
     "worker.stopped": _event(_I, "a worker has ended", "address seconds"),
     "session.opened": _event(
-        _I, "a session begins on a worker", "session epoch worker workers address"
+        _I, "a session begins on a worker", "session epoch worker workers address", limit=20
     ),
-    "session.closed": _event(_I, "a session is over on a worker", "session seconds steps"),
-    "session.broken": _event(_W, "a worker gave a session up", "session reason"),
+    "session.closed": _event(
+        _I, "a session is over on a worker", "session seconds steps", limit=20
+    ),
+    "session.broken": _event(_W, "a worker gave a session up", "session reason", limit=5),
     "step.computed": _event(_D, "a worker computed its part of a step", "session step seconds"),
     "step.failed": _event(
         _W, "a worker's part of a step failed", "session step seconds error reason"
     ),
-    "answer.unsent": _event(_W, "an answer cannot travel", "session reason"),
+    "answer.unsent": _event(_W, "an answer cannot travel", "session reason", limit=5),
     # Coordinators
     "cluster.waiting": _event(_I, "workers have not answered yet", "session seconds workers"),
     "cluster.ready": _event(_I, "all workers are ready", "session workers seconds"),

@@ -65,7 +65,7 @@ def test_as_json_an_event_is_one_object_a_line() -> None:
 @given(st.text())
 def test_whatever_a_peer_says_stays_on_its_line_and_in_its_field(text: str) -> None:
     stream = written()
-    LOG.tell("session.broken", session="s", reason=text)
+    LOG.tell("worker.lost", session="s", reason=text)
     line = stream.getvalue()
     assert line.endswith("\n") and line[:-1].isprintable()
     assert len(line.splitlines()) == 1
@@ -76,7 +76,7 @@ def test_whatever_a_peer_says_stays_on_its_line_and_in_its_field(text: str) -> N
 @given(st.text())
 def test_json_lines_hold_the_text_as_it_is(text: str) -> None:
     stream = written("json")
-    LOG.tell("session.broken", session="s", reason=text)
+    LOG.tell("worker.lost", session="s", reason=text)
     (line,) = stream.getvalue().splitlines()
     assert line.isascii()
     if not re.search("[0-9a-fA-F]{32}", text):
@@ -137,6 +137,15 @@ def test_many_peers_together_cannot_flood_either() -> None:
         LOG.tell("message.refused", peer=f"peer {peer}", reason="garbage")
     assert len(stream.getvalue().splitlines()) == 50
     assert len(logs._LIMITS._seen) <= 1000
+
+
+@pytest.mark.parametrize(
+    "event",
+    ["message.refused", "key.refused", "key.forbidden", "connection.dropped", "metrics.refused",
+     "session.opened", "session.closed", "session.broken", "answer.unsent", "keys.unreadable"],
+)  # fmt: skip
+def test_what_strangers_can_cause_has_a_limit(event: str) -> None:
+    assert 0 < EVENTS[event].limit <= 20
 
 
 def test_an_event_below_the_level_costs_no_formatting() -> None:
