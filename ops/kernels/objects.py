@@ -55,12 +55,23 @@ class Store:
         self._written = self.limit  # what other processes wrote is looked at first
 
     def get(self, key: str) -> bytes | None:
-        """An entry; None where there is none, or a damaged one."""
+        """An entry; None where there is none, or a damaged one, or where somebody else could have
+        put it: it is code, and it would run."""
+        if not self._ours():
+            return None
         data = self._read(self._path(key))
         if data is not None and data.startswith(_ELSEWHERE):
             place = data[len(_ELSEWHERE) :].decode("ascii", "replace")
             data = self._read(self.folder / Path(place).name)
         return data
+
+    def _ours(self) -> bool:
+        """Whether nobody but this user, or root, can write to the folder."""
+        try:
+            status = self.folder.stat()
+        except OSError:
+            return False
+        return status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022
 
     def put(self, key: str, data: bytes) -> None:
         """Keep an entry, if the folder can be written."""

@@ -34,7 +34,7 @@ from graphflow.errors import (
 from graphflow.graph import Graph
 from graphflow.ops.kernels.objects import Store
 from graphflow.placement import calibrate, cluster_file, learned, plan_file
-from graphflow.runtime import checkpoint, codec, wire
+from graphflow.runtime import checkpoint, codec, endpoint, wire
 from graphflow.runtime.checkpoint import shard
 from graphflow.runtime.messages import (
     COORDINATOR,
@@ -57,6 +57,7 @@ from graphflow.runtime.messages import (
     Read,
     Ready,
     Spans,
+    Tensor,
     Welcome,
     Write,
 )
@@ -104,14 +105,22 @@ HELLO = Hello(1, OWN.version, OWN.wire, OWN.python)
 PEERS = ["tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002"]
 PART = Chunk("part", 3, 0, "uint8", [4], [0], 4, 0)
 EDGE = Chunk("edge", 1, 7, "float32", [2, 3], [1, 0], 24, 0)
+
+
+def inside(name: int | str, *shape: int) -> Any:
+    """An array that is small enough to go inside a message."""
+    return wire.small(name, np.zeros(shape, "float32"))
+
+
 SAMPLES: list[Message] = [
     HELLO,
     Welcome(1, OWN.version, OWN.wire, OWN.python, ["cpu:0"]),
     Open(2, 0, PEERS, 30.0, ["my_ops"], ["", "0" * 64]),
     Load(3, "p", 1),
     Compute(4, "p", {"n": 128}, ["x"], True, 2.5),
-    Compute(4, "p", {}, ["x"], False, 5.0, -1, [("x", "float32", [2, 3], bytes(24))]),
-    Done(4, ["y"], {}, [("y", "float32", [2, 0], b"")]),
+    Compute(4, "p", {}, ["x"], False, 5.0, -1, [inside("x", 2, 3)]),
+    Done(4, ["y"], {}, [inside("y", 2, 0)]),
+    Tensor(inside(7, 2, 3)),
     PART,
     EDGE,
     Measured(5, {"flops": 1e9, "sizes": [1, 2], "gpu": None, "fast": True}),
@@ -531,6 +540,31 @@ def segment_seed() -> bytes:
     return made.token.encode()
 
 
+class Heard:
+    """What a browser says, in place of its connection."""
+
+    def __init__(self, data: bytes) -> None:
+        self._pieces = [data[:100], data[100:], b""]
+
+    def settimeout(self, seconds: float) -> None:
+        return
+
+    def recv(self, most: int) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+
+HTTP = b"GET /metrics?x=1 HTTP/1.1\r\nHost: localhost:9100\r\nAccept: text/plain\r\n\r\n"
+
+
+def http(data: bytes) -> None:
+    """A request for metrics, and whether it is for this machine."""
+    request: Any = endpoint._read(Heard(data), float("inf"))  # type: ignore[arg-type]
+    server: Any = endpoint.MetricsServer.__new__(endpoint.MetricsServer)
+    server._names, server._is_open = {"localhost", "127.0.0.1"}, True
+    for header in getattr(request, "headers", {}).values():
+        server._is_ours(header)
+
+
 @functools.cache
 def onnx_seeds() -> tuple[bytes, ...]:
     from tests.onnx.test_hostile import SEEDS
@@ -567,6 +601,7 @@ def targets() -> list[Target]:
         Target("learned", "json", (taught_seed(),), taught, (), 5),
         Target("profile", "json", (profile_seed(),), profile, (), 5),
         Target("kernel", "bytes", (kernel_seed(),), kernel, (), 5),
+        Target("http", "text", (HTTP,), http, (), 2),
         Target("segment", "text", (segment_seed(),), segment, TransportError, 2),
     ]
     with contextlib.suppress(ImportError):

@@ -133,3 +133,14 @@ def test_the_users_folder_follows_the_environment(
     monkeypatch.delenv("GRAPHFLOW_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "graphflow"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o722])
+def test_code_from_a_folder_that_others_can_write_to_is_not_run(tmp_path: Path, mode: int) -> None:
+    store = Store(tmp_path)
+    store.put("key", b"code")
+    assert store.get("key") == b"code"
+    store.folder.chmod(mode)
+    assert store.get("key") is None
+    store.folder.chmod(0o755)
+    assert store.get("key") == b"code"

@@ -23,12 +23,26 @@ from graphflow.errors import (
 )
 from graphflow.runtime.launch import child
 from graphflow.runtime.messages import COORDINATOR as ORIGIN
-from graphflow.runtime.messages import Chunk, Envelope, Hello, Measure, Message, Ping
+from graphflow.runtime.messages import (
+    KINDS,
+    Broken,
+    Chunk,
+    Envelope,
+    Hello,
+    Measure,
+    Message,
+    Open,
+    Ping,
+    Tensor,
+)
+from graphflow.runtime.protocol.jobs import Heard, Received
+from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.security import guard
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
 from graphflow.runtime.transport.tcp import Channel, Listener, check
-from graphflow.runtime.wire import CHUNK_BYTES
+from graphflow.runtime.wire import CHUNK_BYTES, checksum
+from tests.fuzz.targets import inside, some
 
 SECONDS = 5.0
 SESSION = "5" * 32
@@ -187,6 +201,7 @@ def test_workers_of_a_session_are_let_in_while_it_is_open(box: Box) -> None:
 # Roles ------------------------------------------------------------------------------------------
 
 ORDER, TENSOR = Envelope(SESSION, 0, ORIGIN, 0, 1), Envelope(SESSION, 0, 1, 0, 1)
+TENSOR_CHUNK = Chunk("edge", 1, 7, "float32", [2, 3], [0, 1], 24, 0, checksum(bytes(24)))
 CHUNK = Chunk("edge", 1, 1, "<f4", [1], 4, 0, 0)
 
 
@@ -331,3 +346,25 @@ def test_a_trusted_folder_that_goes_bad_lets_nobody_do_anything_and_ends_nothing
     trusted.chmod(0o700)
     (trusted / "odd.public").unlink(missing_ok=True)
     box.guard.check(pair.public.key, ORDER, Measure(1))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.__name__)
+def test_what_a_worker_takes_from_another_is_what_the_guard_lets_through(
+    kind: type[Message],
+) -> None:
+    machine = WorkerMachine(["cpu:0"])
+    opening = Open(1, 0, ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], 30.0)
+    machine.handle(Received(b"c", Envelope(SESSION, 1, ORIGIN, 0, 1, 0, "token"), opening), 0.0)
+    data = bytes(24) if kind is Chunk else None
+    message = TENSOR_CHUNK if kind is Chunk else some(kind)
+    if kind is Tensor:
+        message = Tensor(inside(7, 2, 3))
+    actions = machine.handle(
+        Received(b"p", Envelope(SESSION, 1, 1, 1, 1, 0, "token"), message, data), 0.0
+    )
+    broken = [a for a in actions if isinstance(getattr(a, "message", None), Broken)]
+    effects = [a for a in actions if not isinstance(a, Heard)]
+    if kind in guard._BETWEEN_WORKERS:
+        assert not broken
+    elif kind is not Hello:  # which anybody may say
+        assert broken or not effects
