@@ -186,20 +186,25 @@ class GpuCode:
         self._start(node, lambda: ends.send(self._step, edge, target, self.values[value]))
 
     def _exchange(self, node: Node) -> None:
-        """Take part in an exchange by way of the host's memory: NCCL would add in an order of its
-        own."""
+        """Take part in an exchange: by NCCL where all ranks can, else by way of the host's
+        memory."""
         what = Collective.of(bind_attrs(node.attrs, self.bindings))
         rank, result = int(node.attrs["rank"]), what.result(int(node.attrs["rank"]))
         member = self.channel.member(what, f"{node.name.partition('/')[2]!r} at {node.location}")
         size = max(1, nbytes(result))
+        member.use(self.backend)
         shared = self.channel.shared(size) if member.is_mapped else None
         memory = np.empty(size, np.uint8) if shared is None else shared
         landed: Any = memory[: nbytes(result)].view(result.dtype).reshape(result.shape)
         self._out(node.outputs[0])
         self._members[node.outputs[0]] = (member, landed)
-        values, given = self.values, node.inputs
+        values, given, result_of = self.values, node.inputs, node.outputs[0]
 
         def start() -> None:
+            if member.on_device:
+                x = values[given[0]] if given else None
+                member.start_on_device(self._step, x, values[result_of])
+                return
             x = self.backend.to_host(values[given[0]]) if given else None
             member.start(self._step, rank, x, landed, fixed=False, meanwhile=True)
 
@@ -212,7 +217,8 @@ class GpuCode:
 
         def finish() -> None:
             member.finish(self._step)
-            self.backend.write(self.values[started], landed)
+            if not member.direct:
+                self.backend.write(self.values[started], landed)
 
         self._start(node, finish)
 

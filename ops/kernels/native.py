@@ -184,10 +184,18 @@ def _chunks(text: str) -> list[str]:
     return [chunk.rstrip("\n") + "\n" for chunk in _TOPLEVEL.split(text) if chunk.strip()]
 
 
-@cache
+_made: list[_Compiler] = []
+_making = threading.Lock()
+
+
 def compiler() -> _Compiler:
-    """The compiler of this process, made when the first kernel is."""
-    return _Compiler()
+    """The compiler of this process, made when the first kernel is: one for all threads, for code of
+    another would be freed with it."""
+    if not _made:
+        with _making:
+            if not _made:
+                _made.append(_Compiler())
+    return _made[0]
 
 
 @cache

@@ -21,6 +21,7 @@ import numpy as np
 
 from graphflow.errors import GraphflowError, StepTimeout, TransportError
 from graphflow.runtime.collectives.gate import Gates
+from graphflow.runtime.collectives.nccl import Nccl
 from graphflow.runtime.collectives.parcels import Parcels, Post
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.shared import Mapped, Slots, is_small
@@ -29,6 +30,7 @@ from graphflow.runtime.messages import Parcel
 from graphflow.runtime.transport.segment import Segment
 
 _SLICE = 0.02  # seconds between two looks at whether a step was given up
+_LEAVE_SECONDS = 5.0  # for a part that was given up to end
 
 
 class Mailbox(Protocol):
@@ -117,8 +119,9 @@ class Exchanges:
 
     def abort(self) -> None:
         """Forget all ways after a step that failed and was cancelled, once nobody is on them."""
-        for lane in list(self._lanes.values()):
-            lane.abort()
+        for device, lane in list(self._lanes.items()):
+            if not lane.abort():  # stuck in what cannot be given up: another thread from now on
+                del self._lanes[device]
         self._clear()
 
     def close(self) -> None:
@@ -192,6 +195,7 @@ class Member:
 
     Attributes:
         at_once: whether this step's part is done by these alone, without the lane.
+        direct: whether this step's arrays are a GPU's.
     """
 
     def __init__(self, part: Part, what: Collective, name: str) -> None:
@@ -199,10 +203,11 @@ class Member:
         self.part = part
         self.ranks = tuple(r for r, d in enumerate(what.devices) if d == part.device)
         self.key = (part.program, what.group)
-        self.at_once = False
+        self.at_once = self.direct = False
         self._owner = part.owner
         self._name = name
-        self._lane = part.owner.lane(part.device)
+        self._gpu: Any = None
+        self._nccl: Nccl | None = None
         self._small = is_small(what)
         self._site: Site | None = None
         self._way: Slots | Mapped | Parcels | None = None
@@ -227,6 +232,7 @@ class Member:
         if step != self._step:
             self._step = step
             self._arrays.clear()
+            self.direct = False
         self._arrays[rank] = (self._kept(rank, x, fixed), y)
         if len(self._arrays) < len(self.ranks):
             return
@@ -236,6 +242,28 @@ class Member:
             assert isinstance(self._way, Slots)
             self._way.offer(self._given)
         self._lane.started(step, self, meanwhile)
+
+    @property
+    def _lane(self) -> Lane:
+        return self._owner.lane(self.part.device)
+
+    def use(self, gpu: Any) -> None:
+        """Let a GPU's backend take part for its rank, where all ranks can."""
+        self._gpu = gpu
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the tensors are taken from and brought to the GPU itself: by NCCL, once the ranks
+        have met."""
+        return self._nccl is not None and self._owner.knows(self.key, self._site)
+
+    def start_on_device(self, step: int, x: Any, y: Any) -> None:
+        """As `start`, with arrays of the GPU, for its only rank."""
+        assert self._nccl is not None
+        self._nccl.made()
+        self._step, self.at_once, self.direct = step, False, True
+        self._arrays = {self.ranks[0]: (x, y)}
+        self._lane.started(step, self, True)
 
     def _kept(self, rank: int, x: Array | None, fixed: bool) -> Array | None:
         """A tensor where the others find it in every step: a copy, if it is not there."""
@@ -280,6 +308,11 @@ class Member:
 
     def run(self, step: int) -> None:
         """All of it, on the thread of the lane, or on that of the program."""
+        if self.direct:
+            assert self._nccl is not None
+            ((x, y),) = self._arrays.values()
+            self._nccl.run(x, y, lambda: self._owner.go_on(step, self._told()))
+            return
         if not self._owner.knows(self.key, self._site):
             self._meet(step)
         match self._way:
@@ -308,6 +341,9 @@ class Member:
             self._way = Slots(what, self.ranks, site.memory)
         else:
             self._way = Mapped(what, self.ranks, site.memory, site.xs, site.ys)
+        self._nccl = None
+        if site.unique and self._gpu is not None:
+            self._nccl = Nccl(what, self.ranks[0], self._gpu, site.unique)
 
     def _place(self, x: Array | None, y: Array) -> Place:
         places = []
@@ -413,18 +449,18 @@ class Lane:
                 self._busy, step = True, self._step
             self._run(due, step)
 
-    def abort(self) -> None:
-        """Forget the step, once nobody works for it: a part that runs gives up soon."""
+    def abort(self) -> bool:
+        """Forget the step, once nobody works for it: a part that runs gives up soon. Whether it
+        has."""
         with self._changed:
             self._todo, self._step = [], -1
-            while self._busy:
-                self._changed.wait(_SLICE)
+            return self._changed.wait_for(lambda: not self._busy, _LEAVE_SECONDS)
 
     def close(self) -> None:
         """End the thread."""
-        self.abort()
+        left = self.abort()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not None:
+        if self._thread is not None and left:
             self._thread.join()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import threading
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,8 @@ LINE = 64
 
 _SPINS = 500
 """Looks before a waiter sleeps: 5 to 30 microseconds, as processors pause."""
+
+_COMPILING = threading.Lock()
 
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _WAIT, _WAKE = 0, 1
@@ -44,14 +47,16 @@ class Gates:
         self._order = np.zeros(4, np.int64)
         self._order[0] = count
         self._place = address(self._order)
+        with _COMPILING:  # one compiler for all threads, which has to stay
+            self._tell, self._pending = _functions()
 
     def tell(self, rank: int, value: int) -> None:
         """Set the counter of a rank, and wake who waits for it."""
-        _functions()[0](self._base + rank * LINE, None, value, 0)
+        self._tell(self._base + rank * LINE, None, value, 0)
 
     def pending(self, value: int, seconds: float) -> int:
         """Wait for all counters to reach a value: the first rank whose has not, or -1."""
-        _functions()[1](self._base, self._place, value, int(seconds * 1e9))
+        self._pending(self._base, self._place, value, int(seconds * 1e9))
         return int(self._order[1])
 
 

@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.device import DeviceName
 from graphflow.errors import TransportError
 from graphflow.ops.kernels.address import address
+from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.shared import ground, is_small, private
 from graphflow.runtime.memory import ALIGNMENT
@@ -80,6 +82,7 @@ class Site:
     Attributes:
         memory: what they have in common; None: parcels are the way.
         xs, ys: tensors and results of all ranks, of a large collective.
+        unique: the name under which GPUs meet in NCCL, if all ranks are GPUs and can.
         ready: whether the way is known.
     """
 
@@ -88,6 +91,7 @@ class Site:
         self.memory: Array | None = None
         self.xs: list[Array] = []
         self.ys: list[Array] = []
+        self.unique: tuple[int, ...] = ()
         self._what = what
         self._small = is_small(what)
         self._places: dict[int, Place] = {}
@@ -115,6 +119,7 @@ class Site:
             workers = sorted(set(what.workers))
             if len(workers) == 1:
                 self.memory = private(ground(what))
+                self.unique = _unique() if _by_nccl(what) else ()
                 self._map([(rank, place.x, place.y) for rank, place in self._places.items()])
             elif line.worker == workers[0]:
                 self._lead(line, workers[1:])
@@ -132,8 +137,11 @@ class Site:
         answers = [_read(line.hear(f"joined/{other}", other)) for other in others]
         ok = segment is not None and self._reachable and all(a.get("ok") is True for a in answers)
         table = [*self._table, *(row for a in answers for row in a.get("places", ()))]
+        nccl = _by_nccl(self._what) and all(a.get("nccl") is True for a in answers)
+        self.unique = _unique() if nccl else ()
         for other in others:
-            line.tell("table", other, _written({"ok": ok, "places": table}))
+            told = {"ok": ok, "places": table, "nccl": self.unique}
+            line.tell("table", other, _written(told))
         if ok and not self._small:
             ok = self._reach(line, table)
             heard = [_read(line.hear(f"mapped/{other}", other)) for other in others]
@@ -150,9 +158,14 @@ class Site:
         with contextlib.suppress(TransportError):
             segment = line.attach(token)
         ok = segment is not None and segment.memory.nbytes == ground(self._what)
-        answer = {"ok": ok and self._reachable, "places": self._table}
+        answer = {
+            "ok": ok and self._reachable, "places": self._table, "nccl": _by_nccl(self._what)
+        }  # fmt: skip
         line.tell(f"joined/{line.worker}", root, _written(answer))
         table = _read(line.hear("table", root))
+        unique = table.get("nccl")
+        if isinstance(unique, list) and all(type(each) is int for each in unique):
+            self.unique = tuple(unique)
         ok = ok and table.get("ok") is True
         if ok and not self._small:
             mapped = self._reach(line, table.get("places", ()))
@@ -192,6 +205,16 @@ class Site:
         for _, x, y in sorted(found, key=lambda each: each[0]):
             self.xs.append(np.empty(0, self._what.dtype) if x is None else x)
             self.ys.append(y)
+
+
+def _by_nccl(what: Collective) -> bool:
+    """Whether NCCL could do it, as far as this worker knows."""
+    on_gpus = all(DeviceName.parse(device).kind == "gpu" for device in what.devices)
+    return on_gpus and len(set(what.devices)) == what.count and nccl.library() is not None
+
+
+def _unique() -> tuple[int, ...]:
+    return tuple(nccl.library().get_unique_id())
 
 
 def _view(memory: Array, start: Any, spec: TensorSpec) -> Array:
