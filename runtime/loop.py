@@ -1,0 +1,429 @@
+"""The sockets of one session, and the machine that says what goes over them.
+
+The thread that asks for something moves messages between the sockets and the machine until it has
+its answer; a thread of their own does so while nobody asks, so that heartbeats go on while the
+user's code computes. An interrupt waits until the machine is between two events.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import math
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from graphflow.errors import (
+    GraphflowError,
+    ProtocolError,
+    SessionError,
+    TransportError,
+    WorkerLost,
+)
+from graphflow.runtime.activity import SessionActivity
+from graphflow.runtime.clock import identity
+from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.logs import Log
+from graphflow.runtime.messages import (
+    Array,
+    Chunk,
+    Key,
+)
+from graphflow.runtime.protocol.coordinator import CoordinatorMachine
+from graphflow.runtime.protocol.orders import (
+    Attach,
+    Begin,
+    CoordinatorAction,
+    CoordinatorEvent,
+    Gone,
+    Leaving,
+    LinkDown,
+    LinkUp,
+    Offer,
+    Received,
+    Replies,
+    Send,
+    Settle,
+    Tick,
+)
+from graphflow.runtime.security.guard import Guard
+from graphflow.runtime.security.keys import KeyPair, Keyring
+from graphflow.runtime.transport import transport_of
+from graphflow.runtime.transport.bell import Bell, Sleeper
+from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
+from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
+from graphflow.runtime.wire import Borrowed, decode_frames, encode, lent
+
+if TYPE_CHECKING:
+    pass
+
+SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
+_RETRY = 0.005  # seconds, while a connection's queue is full
+_PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
+_OFFERS = 10  # of memory to a worker, before it counts as one of another host
+_BELL = 1 << 30  # no worker's number
+_LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
+
+_log = Log("graphflow.coordinator")
+
+
+class Pending:
+    """An operation under way, and its outcome once there is one."""
+
+    __slots__ = ("_event", "outcome")
+
+    def __init__(self) -> None:
+        self.outcome: Replies | GraphflowError | None = None
+        self._event: threading.Event | None = None
+
+    def settle(self, outcome: Replies | GraphflowError) -> None:
+        """Tells whoever waits."""
+        self.outcome = outcome
+        if self._event is not None:
+            self._event.set()
+
+    def wait(self, seconds: float) -> None:
+        """Waits while another thread drives the sockets."""
+        self._event = event = self._event or threading.Event()
+        if self.outcome is None:
+            event.wait(seconds)
+
+
+class Loop:
+    """The sockets and the machine of one session.
+
+    Whoever asks for something drives them until it is done; at other times a thread of their own
+    watches. See `transport.helm`.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        addresses: list[str],
+        *,
+        insecure: bool,
+        local: LocalWorkers | None,
+        pair: KeyPair | None,
+        keys: Sequence[str],
+        activity: SessionActivity,
+        epoch: int,
+        token: str,
+        dead_after: float,
+    ) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._local = local
+        self._activity = activity
+        self._addresses = addresses
+        self._channels: list[Any] = []
+        self._lenders: list[Lender] = [Lender() for _ in addresses]
+        try:
+            guard = None if pair is None else Guard(self._context, pair, Keyring())
+            for address, key in zip(addresses, keys, strict=True):
+                channel = transport_of(address).Channel(
+                    self._context, address, insecure=insecure, watch=True, guard=guard, key=key
+                )
+                self._channels.append(channel)
+        except BaseException:
+            self._free()
+            raise
+        self._machine = CoordinatorMachine(
+            session, addresses, time.monotonic(), epoch, token, dead_after, identity()
+        )
+        activity.watch(self._machine, addresses)
+        self.draining: set[int] = set()
+        """Workers that were asked to end."""
+        self.on_draining: Callable[[], None] | None = None
+        self._unsent: list[deque[list[Any]]] = [deque() for _ in addresses]
+        self._offers = [_OFFERS for _ in addresses]
+        self._borrowers: dict[int, Borrower] = {}
+        self._full: set[int] = set()  # workers whose connection takes no more now
+        self._touched: set[int] = set()  # workers that were sent to since they were last drained
+        self._events: deque[CoordinatorEvent] = deque()
+        self._pending: dict[int, Pending] = {}
+        self._bell = Bell()
+        self._helm = Helm(self._bell)
+        self._due = 0.0  # when the machine's next Tick is
+        self._sleeper = Sleeper()
+        self._sleeper.add(self._bell.fileno(), _BELL)
+        # A socket tells of what comes only once it has been found empty.
+        self._unread = [~worker for worker, _ in enumerate(addresses)]
+        for worker, channel in enumerate(self._channels):
+            self._sleeper.add(channel.socket.getsockopt(zmq.FD), worker)
+            self._sleeper.add(channel.monitor.getsockopt(zmq.FD), ~worker)
+        self._stopping = False
+        self._failure: BaseException | None = None
+        name = f"coordinator-{session[:8]}"
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+        self._thread.start()
+
+    # From any thread ---------------------------------------------------------------------------
+
+    def ask(self, begin: Begin, seconds: float) -> Replies:
+        """Runs an operation to its end, within `seconds`.
+
+        Raises:
+            GraphflowError: how it failed; SessionError if the session is closed meanwhile.
+            KeyboardInterrupt: and the operation goes on.
+        """
+        pending = self.submit(begin)
+        return self.finish(begin.request, pending, seconds)
+
+    def submit(self, begin: Begin) -> Pending:
+        """Starts an operation, before any that is asked for later."""
+        pending = self._pending[begin.request] = Pending()
+        self._events.append(begin)
+        return pending
+
+    def finish(self, request: int, pending: Pending, seconds: float) -> Replies:
+        """Runs an operation that was started to its end; raises as `ask`."""
+        until = time.monotonic() + seconds
+        if threading.current_thread() is threading.main_thread():
+            self._await_interruptibly(pending, until)
+        else:
+            self._await(pending, until, [])
+        outcome = pending.outcome
+        if isinstance(outcome, Replies):
+            return outcome
+        self._pending.pop(request, None)
+        raise outcome or WorkerLost("the coordinator's sockets do not answer")
+
+    def lend(
+        self, worker: int, purpose: str, request: int, name: Key, array: Array
+    ) -> Array | Chunk:
+        """An array for a worker, lent if it is worth it and the worker is of this host, which is
+        found out by an offer."""
+        if array.nbytes < LENT_FROM:
+            return array
+        lender = self._lenders[worker]
+        if lender.accepted:
+            return lent(purpose, request, name, array, lender.lend) or array
+        if self._offers[worker] and (token := lender.offer()):
+            self._offers[worker] -= 1
+            self.post(Offer(worker, token))
+        return array
+
+    def post(self, event: CoordinatorEvent) -> None:
+        """Gives the machine an event."""
+        self._events.append(event)
+        self._bell.ring()
+
+    def lost(self) -> dict[int, str]:
+        """The workers that are lost, and why."""
+        return self._machine.lost()
+
+    def awaited(self) -> list[int]:
+        """The workers whose replies an operation waits for."""
+        return self._machine.awaited()
+
+    def refused(self) -> list[int]:
+        """The workers with which the last handshake failed: keys that are not trusted."""
+        return [worker for worker, channel in enumerate(self._channels) if channel.refused]
+
+    def stop(self) -> None:
+        """Ends the thread and frees the sockets. Idempotent."""
+        self._stopping = True
+        self._bell.ring()
+        self._thread.join(SLACK)
+
+    # Waiting -----------------------------------------------------------------------------------
+
+    def _await_interruptibly(self, pending: Pending, until: float) -> None:
+        """As `_await` on the main thread, where Ctrl-C may come at any moment: it is held back
+        until the machine is between two events, and is then what it would have been."""
+        came: list[int] = []
+
+        def hold_back(number: int, frame: object) -> None:
+            came.append(number)
+            self._bell.ring()
+
+        while pending.outcome is None and time.monotonic() < until:
+            # `signal.signal` would do, but takes longer than a small step's other parts.
+            before = _signal.signal(signal.SIGINT, hold_back)
+            try:
+                self._await(pending, until, came)
+            finally:
+                _signal.signal(signal.SIGINT, before)
+            if came:
+                came.clear()
+                signal.raise_signal(signal.SIGINT)
+
+    def _await(self, pending: Pending, until: float, came: list[int]) -> None:
+        while pending.outcome is None and not came:
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            if self._stopping:
+                self._fail_all()
+            if self._helm.take(_PATIENCE):
+                try:
+                    self._drive(pending, until, came)
+                finally:
+                    self._helm.leave()
+            else:
+                self._bell.ring()
+                pending.wait(min(left, _PATIENCE))
+
+    def _watch(self) -> None:
+        """Drives while nobody else does."""
+        nobody = Pending()
+        try:
+            while not self._stopping:
+                due = bool(self._events) or time.monotonic() >= self._due
+                if not self._helm.watch(SLICE if due or self._pending else LINGER):
+                    time.sleep(SLICE)
+                    continue
+                try:
+                    self._drive(nobody, 0.0 if due else math.inf, [])
+                finally:
+                    self._helm.leave()
+                if self._helm.wanted:
+                    time.sleep(SLICE)
+        finally:
+            self._stopping = True
+            if self._helm.take(SLACK):
+                self._fail_all()
+                self._bell.close()
+                self._sleeper.close()
+                self._free()
+
+    # At the helm -------------------------------------------------------------------------------
+
+    def _drive(self, pending: Pending, until: float, came: list[int]) -> None:
+        """Moves messages until the operation has an outcome, an interrupt came, or somebody who
+        waits for one takes over from the watch."""
+        try:
+            while not (pending.outcome or came or self._stopping or self._helm.wanted):
+                self._turn(until)
+                if time.monotonic() >= until:
+                    break
+            if self._stopping:
+                self._fail_all()
+        except BaseException as error:
+            _log.tell("loop.failed", reason=repr(error), raised=error)
+            self._failure, self._stopping = error, True
+            self._fail_all()
+
+    def _turn(self, until: float) -> None:
+        """Handles what has come, after waiting for it if there is nothing yet."""
+        while self._events:
+            self._handle(self._events.popleft())
+        now = time.monotonic()
+        if now >= self._machine.wake_at(0.0):
+            self._handle(Tick())
+        for worker in list(self._full):
+            self._flush(worker)
+        self._due = self._machine.wake_at(0.0)
+        # Sending may take in what has arrived, of which the sleeper then would not know.
+        came = [worker for worker in self._touched if self._channels[worker].has_message()]
+        came += self._unread
+        self._touched.clear()
+        self._unread = []
+        for tag in came or self._sleeper.sleep(min(until, self._due, now + self._retry()) - now):
+            if tag == _BELL:
+                self._bell.hear()
+            elif tag >= 0:
+                self._drain(tag, self._channels[tag])
+            else:  # what a worker said before it was lost counts: messages first, then the link
+                self._drain(~tag, self._channels[~tag])
+                self._look(~tag, self._channels[~tag])
+
+    def _retry(self) -> float:
+        return _RETRY if self._full else math.inf
+
+    def _drain(self, worker: int, channel: Any) -> None:
+        while channel.has_message() and (frames := channel.receive()) is not None:
+            try:
+                envelope, message, data = decode_frames(frames)
+            except ProtocolError as error:
+                _log.tell("message.refused", peer=f"worker {worker}", reason=str(error))
+                continue
+            if isinstance(message, Chunk) and message.slot and worker in self._borrowers:
+                borrow = self._borrowers[worker].borrow
+                data = Borrowed(partial(borrow, message.slot, message.turn, message.nbytes))
+            self._handle(Received(worker, envelope, message, data))
+
+    def _look(self, worker: int, channel: Any) -> None:
+        for up in channel.changes():
+            if up:
+                self._handle(LinkUp(worker))
+            else:
+                self._handle(self._down(worker))
+
+    def _down(self, worker: int) -> CoordinatorEvent:
+        ended = self._local.ended(worker, _LOCAL_EXIT_SECONDS) if self._local else None
+        if ended is not None:
+            return Gone(worker, ended.reason, ended.op)
+        return LinkDown(worker, "its process ended, froze or cannot be reached")
+
+    def _handle(self, event: CoordinatorEvent) -> None:
+        try:
+            actions = self._machine.handle(event, time.monotonic())
+        except GraphflowError as error:
+            if not isinstance(event, Begin):  # an array whose dtype cannot travel
+                raise
+            self._settle(Settle(event.request, error))
+            return
+        for action in actions:
+            match action:
+                case Send():
+                    self._send(action)
+                case Settle():
+                    self._settle(action)
+                case Attach(worker, token):
+                    with suppress(TransportError):
+                        self._borrowers[worker] = Borrower(token)
+                case Leaving():
+                    self.draining.add(action.worker)
+                    if self.on_draining is not None:
+                        threading.Thread(target=self.on_draining, daemon=True).start()
+        if not isinstance(event, Begin | Received) or self._is_loss(actions):
+            self._activity.lost(self._machine.lost(), self._addresses)
+
+    @staticmethod
+    def _is_loss(actions: Sequence[CoordinatorAction]) -> bool:
+        return any(isinstance(a, Settle) and isinstance(a.outcome, WorkerLost) for a in actions)
+
+    def _send(self, action: Send) -> None:
+        try:
+            head = encode(action.envelope, action.message)
+        except ProtocolError as error:
+            reason = f"a message to it cannot be sent: {error}"
+            self._handle(Gone(action.worker, reason, ended=False))
+            return
+        frames: list[Any] = [head] if action.data is None else [head, action.data]
+        self._unsent[action.worker].append(frames)
+        self._flush(action.worker)
+
+    def _flush(self, worker: int) -> None:
+        waiting = self._unsent[worker]
+        if self._machine.is_lost(worker):
+            waiting.clear()
+        while waiting and self._channels[worker].send(waiting[0]):
+            waiting.popleft()
+        self._touched.add(worker)
+        (self._full.add if waiting else self._full.discard)(worker)
+
+    def _settle(self, action: Settle) -> None:
+        pending = self._pending.pop(action.request, None)
+        if pending is not None:
+            pending.settle(action.outcome)
+
+    def _fail_all(self) -> None:
+        reason = f": {self._failure!r}" if self._failure else ""
+        while self._pending:
+            _, pending = self._pending.popitem()
+            pending.settle(SessionError(f"the session is closed{reason}"))
+
+    def _free(self) -> None:
+        for lender in self._lenders:
+            lender.close()
+        for channel in self._channels:
+            channel.close()
+        self._context.destroy(linger=0)
