@@ -24,6 +24,7 @@ from graphflow.deployment import Deployment
 from graphflow.errors import CheckpointError, StateLost, WorkerLost
 from graphflow.op import Node, Tensor
 from graphflow.runtime.checkpoint import Checkpoint, load
+from graphflow.runtime.hosts import NOBODY
 from graphflow.runtime.logs import Log
 from graphflow.runtime.protocol.poison import Poison
 
@@ -149,7 +150,7 @@ class Recovery:
             except StateLost:
                 raise
             except WorkerLost as error:
-                if not self._keeps:
+                if not self._keeps or error.reason == NOBODY:
                     raise
                 self._count(error)
 

@@ -37,6 +37,10 @@ Written = Shard | Mapping[str, Array]
 """A worker's part of a checkpoint: the file that it has written, or its variables."""
 
 
+NOBODY = "nobody answers"
+"""The reason of `WorkerLost` where no worker is left to go on with."""
+
+
 class Saving(Protocol):
     """A checkpoint on its way."""
 
