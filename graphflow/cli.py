@@ -133,6 +133,7 @@ def worker(
     Beyond loopback, with the key of this machine: graphflow worker --listen tcp://10.0.0.2:7001
     """
     from graphflow.runtime.logs import configure
+    from graphflow.runtime.recorder import attended
     from graphflow.runtime.security.limits import Limits
     from graphflow.runtime.worker import serve  # loads ZeroMQ
 
@@ -148,12 +149,13 @@ def worker(
     Cluster.here(devices=names)  # refuses names of devices that are not here
     allowed = module_names(allow_ops or [], "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
-    serve(
-        listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
-        connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
-        checkpoints=str(_folder(checkpoints)) if checkpoints is not None else None,
-        metrics=metrics,
-    )  # fmt: skip
+    with attended():
+        serve(
+            listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
+            connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
+            checkpoints=str(_folder(checkpoints)) if checkpoints is not None else None,
+            metrics=metrics,
+        )  # fmt: skip
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -12,8 +12,10 @@ import faulthandler
 import itertools
 import os
 import re
+import signal
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NoReturn
 
 _MOST = 64 << 20
 """Bytes of lines that are kept; what is compiled after that goes unnamed."""
@@ -60,6 +62,39 @@ def named(kind: str, lines: Iterable[str]) -> str:
 def is_generated(filename: str) -> bool:
     """Whether a file name is one of those above."""
     return filename.startswith(("<compute", "<commit", "<traced", "<routine"))
+
+
+@contextlib.contextmanager
+def attended() -> Iterator[None]:
+    """Let a process of its own wait for the end of this one, and say on stderr in which op it was
+    if a signal ended it. For a process that nobody started who would; before threads start."""
+    recorder = Recorder()
+    alive, held = os.pipe()  # nobody writes: it ends with whoever holds it
+    watcher = os.fork()
+    if watcher == 0:
+        os.close(held)
+        _watch(alive, recorder)
+    os.close(alive)
+    record(*recorder.descriptors)
+    try:
+        yield
+    finally:
+        faulthandler.disable()
+        _pen.file = None
+        os.close(held)
+        os.waitpid(watcher, 0)
+        recorder.close()
+
+
+def _watch(alive: int, recorder: Recorder) -> NoReturn:
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # those of a terminal come to both
+        os.read(alive, 1)
+        if op := recorder.op():
+            os.write(2, f"graphflow worker: a signal ended it in {op}\n".encode())
+    finally:
+        os._exit(0)
 
 
 class Recorder:

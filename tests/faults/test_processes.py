@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import OpError, PoisonedTask, StateLost, StepTimeout, WorkerLost
 from tests.faults import hazards
-from tests.faults.running import Script, gone, stop, took
+from tests.faults.running import Script, Worker, cluster_file, gone, stop, took
 
 DEAD = 5.0
 """Seconds in which a dead, frozen or unreachable worker is found."""
@@ -109,6 +110,22 @@ def test_an_op_that_segfaults_in_the_body_of_a_loop_is_named() -> None:
         )[1]
     with session() as s, pytest.raises(WorkerLost, match="'inside'"):
         s.run(last)
+
+
+@pytest.mark.fault(3)
+def test_a_worker_by_address_tells_on_its_own_terminal_which_op_ended_it(
+    workers: Callable[..., list[Worker]], tmp_path: Path
+) -> None:
+    (worker,) = workers(1, "--allow-ops", *OPS)
+    x = gf.placeholder("float32", (3,), name="x")
+    broken = hazards.crash(x, name="broken")
+    with gf.Session(cluster_file(tmp_path, [worker.address]), ops=OPS) as s:
+        start = time.monotonic()
+        with pytest.raises(WorkerLost) as failure:
+            s.run(broken, {x: ONES})
+        assert failure.value.worker == 0 and time.monotonic() - start < 2 * DEAD
+    assert worker.wait() == -signal.SIGSEGV
+    assert any("hazards.crash 'broken' (made at" in line for line in worker.errors), worker.told()
 
 
 @pytest.mark.fault(5)
@@ -228,7 +245,7 @@ def test_closing_a_session_ends_frozen_workers_too() -> None:
 
 
 @pytest.mark.fault(4)
-def test_an_op_that_ends_three_workers_is_poisoned_and_meets_no_fourth(tmp_path: Any) -> None:
+def test_an_op_that_ends_three_workers_is_poisoned_and_meets_no_fourth(tmp_path: Path) -> None:
     _, step = counter(0)
     broken = hazards.crash(gf.constant(ONES), name="broken")
     with session(checkpoint=tmp_path / "c", every=1) as s:
