@@ -21,7 +21,7 @@ from peers import RESULTS
 FOLDER = Path(__file__).resolve().parent
 PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "chain", "first_step", "memory",
           "fused", "products", "conv")  # fmt: skip
-OTHERS = ("large_graphs", "import_time", "prediction", "placers")
+OTHERS = ("large_graphs", "import_time", "prediction", "placers", "collectives")
 FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
        ["--nodes", "10000"], "placers": [], "memory": []}  # fmt: skip
 

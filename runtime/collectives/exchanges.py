@@ -226,7 +226,7 @@ class Member:
         """Take part with a rank's tensor; `y` gets the result by the time of `finish`.
 
         Args:
-            fixed: whether both are at the same places in every step.
+            fixed: whether `x` is at the same place in every step; `y` always is.
             meanwhile: whether something else runs before `finish`.
         """
         if step != self._step:
