@@ -262,16 +262,18 @@ class Compiled:
             self.measured, self.trace, self.traced = self.trace.measured(), Trace(), []
 
     def edges(self, bindings: Mapping[str, int]) -> dict[int, tuple[str, str, str, int]]:
-        """Cut edges: tensor, source and target device, bytes."""
+        """Cut edges, those inside loops and branches too: tensor, source and target device,
+        bytes."""
         return {
             node.attrs["edge"]: (
-                part.graph.names[node].removeprefix("recv/").rpartition("/")[0],
+                _carried(part.graph.names.get(node, node.name), node.attrs["edge"]),
                 node.attrs["source"],
                 part.device,
                 evaluate(node.specs[0].nbytes, bindings),
             )
             for part in self.partitions.values()
-            for node in part.graph.of_op("recv")
+            for node in part.graph.walk()
+            if node.op.name == "recv"
         }
 
     def exchanges(self, bindings: Mapping[str, int]) -> dict[tuple[str, str], Exchange]:
@@ -315,6 +317,11 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
             f"{limit / 1e9:.3g} GB; the largest tensors are {told}; feed smaller batches, or use "
             "more devices"
         )
+
+
+def _carried(name: str, edge: int) -> str:
+    """The tensor that a receiving node is named after: "recv/tower0/relu/3" has edge 3."""
+    return name.removeprefix("recv/").removesuffix(f"/{edge}")
 
 
 def _own_value(output: Tensor, arrays: Mapping[Node, Array]) -> Array | None:

@@ -27,7 +27,8 @@ class EdgeTraffic:
         count: tensors that arrived.
         latency: median time from departure to arrival; p95: what 95 of 100 did not exceed.
         sending: median time for which the source's device was busy with the send.
-        waiting: median time for which the target's device waited for it.
+        waiting: median time for which the target's device waited for it; 0 inside loops, whose
+            waits are part of the loop's own span.
         error: by how much the latencies may be off because the two ends have clocks of their own;
             0 where they share one, infinite where nothing is known.
     """
@@ -84,7 +85,7 @@ class Traffic(tuple[EdgeTraffic, ...]):
             (
                 each.tensor, each.source, each.target, size(each.bytes), str(each.count),
                 seconds(each.latency), seconds(each.p95), _rate(each.bandwidth),
-                seconds(each.waiting), _error(each.error),
+                seconds(each.waiting) if each.waiting else "–", _error(each.error),
             )
             for each in self
         )  # fmt: skip

@@ -9,8 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import graphflow as gf
 from graphflow.errors import SessionError
 from graphflow.runtime.trace import Exchange, Span, Trace, link
 
@@ -235,6 +237,28 @@ def test_traces_without_steps_or_edges_say_so() -> None:
     made.add_step(1, 0, 10, [(A, "matmul", 1, 2)], {})
     assert "no tensor went" in str(made) and "no tensor went" in made._repr_html_()
     assert made.edges == ()
+
+
+def test_an_edge_inside_a_loop_is_seen_in_each_iteration_under_its_tensors_whole_name() -> None:
+    x = gf.placeholder("float32", (8,), name="x")
+
+    def body(state: Any) -> Any:
+        count, value = state
+        with gf.name_scope("tower"), gf.device("cpu:1"):
+            there = gf.tanh(value)
+        with gf.device("cpu:0"):
+            return count + 1, there * 1.5
+
+    begin = (gf.constant(np.int64(0)), x)
+    _, last = gf.while_loop(lambda state: state[0] < 4, body, begin, max_iterations=10)
+    cluster = gf.Cluster.here(devices=["cpu:0", "cpu:1"])
+    with gf.Session(cluster, trial=False) as session, session.trace() as made:
+        for _ in range(3):
+            session.run(last, {x: np.ones(8, np.float32)})
+    counts = {(edge.tensor, edge.bytes): edge.count for edge in made.edges}
+    assert {name for name, _ in counts} >= {"tower/tanh"}, counts
+    assert counts["tower/tanh", 32] == 12
+    check_format(made.to_dict())
 
 
 def exchanged(step: int, late: int) -> list[Span]:
