@@ -5,6 +5,7 @@
         rounds of parcels between hosts (`rounds.py`, `parcels.py`)
         NCCL between GPUs (`nccl.py`)
 
-`pieces.py` says what each rank gives and gets. Every way combines tensors in the order that
+`site.py` is where ranks agree on a way, `lanes.py` the order in which a device works. `pieces.py`
+says what each rank gives and gets. Every way combines tensors in the order that
 `ops/reduction_order.py` fixes, so that none changes a bit.
 """

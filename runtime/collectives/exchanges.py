@@ -21,6 +21,7 @@ import numpy as np
 
 from graphflow.errors import GraphflowError, StepTimeout, TransportError
 from graphflow.runtime.collectives.gate import Gates
+from graphflow.runtime.collectives.lanes import Lane
 from graphflow.runtime.collectives.nccl import Nccl
 from graphflow.runtime.collectives.parcels import Parcels, Post
 from graphflow.runtime.collectives.pieces import Array, Collective
@@ -30,7 +31,6 @@ from graphflow.runtime.messages import Parcel
 from graphflow.runtime.transport.segment import Segment
 
 _SLICE = 0.02  # seconds between two looks at whether a step was given up
-_LEAVE_SECONDS = 5.0  # for a part that was given up to end
 
 
 class Mailbox(Protocol):
@@ -302,6 +302,11 @@ class Member:
             self._lane.finish(step, self, lambda: self._owner.go_on(step, self._told()))
         self._finished = step
 
+    @property
+    def place(self) -> Sequence[Member]:
+        """The device's parts in all groups of its program, in their order."""
+        return self.part.members
+
     def is_started(self, step: int) -> bool:
         """Whether all of the device's ranks have their tensors."""
         return self._step == step and len(self._arrays) == len(self.ranks)
@@ -364,103 +369,3 @@ class Member:
         if rank is None:
             return what
         return f"{what}: the part of rank {rank} on {self.what.devices[rank]}"
-
-
-class Lane:
-    """What a device has to do in the groups of a step, one after the other; and a thread for it."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._step = -1
-        self._todo: list[Member] = []
-        self._next = 0
-        self._busy = False
-        self._error: BaseException | None = None
-        self._closed = False
-
-    def started(self, step: int, member: Member, meanwhile: bool) -> None:
-        """A member has its tensors; `meanwhile`, its work is for the thread."""
-        with self._changed:
-            if step != self._step:
-                self._step, self._todo, self._next = step, member.part.members, 0
-                self._error = None
-            if member.at_once or not meanwhile:
-                return
-            if self._thread is None:
-                name = f"collectives-{self._device.strip('/')}"
-                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def finish(self, step: int, member: Member, go_on: Callable[[], None]) -> None:
-        """Do what is left up to a member, or wait until it is done."""
-        while True:
-            with self._changed:
-                while True:
-                    if self._error is not None:
-                        raise self._error
-                    if self._step != step or self._is_done(member):
-                        return
-                    if not self._busy and (due := self._due()) is not None:
-                        self._busy = True
-                        break
-                    self._changed.wait(_SLICE)
-                    go_on()
-            self._run(due, step)
-
-    def _is_done(self, member: Member) -> bool:
-        return member not in self._todo[self._next :]
-
-    def _due(self) -> Member | None:
-        """The next member, if it has its tensors; those that are done at once are passed over."""
-        while self._next < len(self._todo):
-            member = self._todo[self._next]
-            if not member.is_started(self._step):
-                return None
-            if not member.at_once:
-                return member
-            self._next += 1
-        return None
-
-    def _run(self, member: Member, step: int) -> None:
-        error: BaseException | None = None
-        try:
-            member.run(step)
-        except BaseException as raised:
-            error = raised
-        with self._changed:
-            self._busy = False
-            if self._step == step:
-                self._next += 1
-                self._error = self._error or error
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while self._busy or self._error is not None or (due := self._due()) is None:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                if self._closed:
-                    return
-                self._busy, step = True, self._step
-            self._run(due, step)
-
-    def abort(self) -> bool:
-        """Forget the step, once nobody works for it: a part that runs gives up soon. Whether it
-        has."""
-        with self._changed:
-            self._todo, self._step = [], -1
-            return self._changed.wait_for(lambda: not self._busy, _LEAVE_SECONDS)
-
-    def close(self) -> None:
-        """End the thread."""
-        left = self.abort()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None and left:
-            self._thread.join()
