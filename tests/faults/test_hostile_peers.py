@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -284,7 +283,6 @@ def test_a_port_in_use_is_told_within_a_second(
 
 
 SKEWED = """
-import sys
 import graphflow._version as own
 own.__version__ = "9.8.7"
 from graphflow.cli import main
@@ -361,15 +359,27 @@ def _unreadable(path: Path) -> None:
     path.chmod(0)
 
 
+SPOILT = [_garbage, _empty, _world_readable, _folder, _link, _gone, _public, _unreadable]
+
+
 @pytest.mark.fault(49)
-@pytest.mark.parametrize(
-    "spoil", [_garbage, _empty, _world_readable, _folder, _link, _gone, _public, _unreadable]
-)
-def test_a_worker_does_not_start_with_a_key_file_that_is_not_as_it_should_be(
-    spoil: Callable[[Path], None], keys: Mapping[str, str], running: list[Running]
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_nothing_is_served_with_a_key_file_that_is_not_as_it_should_be(
+    spoil: Callable[[Path], None], keys: Mapping[str, str]
 ) -> None:
     if spoil is _unreadable and os.geteuid() == 0:
         pytest.skip("nothing is unreadable for root")
+    path = Path(keys["GRAPHFLOW_KEYS"]) / "box.secret"
+    spoil(path)
+    with pytest.raises(KeyFileError, match=str(path)):
+        serve("tcp://127.0.0.1:*", key="box", keys=path.parent)
+
+
+@pytest.mark.fault(49)
+@pytest.mark.parametrize("spoil", [_garbage, _world_readable])
+def test_a_worker_does_not_start_with_a_key_file_that_is_not_as_it_should_be(
+    spoil: Callable[[Path], None], keys: Mapping[str, str], running: list[Running]
+) -> None:
     path = Path(keys["GRAPHFLOW_KEYS"]) / "box.secret"
     spoil(path)
     running.append(worker := Worker("tcp://127.0.0.1:*", "--key", "box", env=keys))
@@ -392,16 +402,13 @@ def test_a_trusted_folder_that_others_can_write_to_stops_a_worker_and_a_session(
 
 
 @pytest.mark.fault(49)
-@pytest.mark.skipif(sys.platform != "linux", reason="setpriv is a command of Linux")
-def test_a_secret_of_another_user_is_refused(
-    keys: Mapping[str, str], running: list[Running]
-) -> None:
+def test_a_secret_of_another_user_is_refused(keys: Mapping[str, str]) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make a file another user's")
     path = Path(keys["GRAPHFLOW_KEYS"]) / "box.secret"
     os.chown(path, 12345, 12345)
-    running.append(worker := Worker("tcp://127.0.0.1:*", "--key", "box", env=keys))
-    assert worker.wait(30.0) == 1 and "belongs to another user" in worker.told()
+    with pytest.raises(KeyFileError, match="belongs to another user"):
+        serve("tcp://127.0.0.1:*", key="box", keys=path.parent)
 
 
 @pytest.mark.fault(49)
