@@ -18,7 +18,6 @@ from graphflow.errors import (
     SessionError,
     StaleEpoch,
     StaleSession,
-    VersionMismatch,
 )
 from graphflow.runtime.clock import BURST, Clock
 from graphflow.runtime.messages import (
@@ -29,7 +28,6 @@ from graphflow.runtime.messages import (
     Chunk,
     Commit,
     Compute,
-    Done,
     Draining,
     Envelope,
     Failed,
@@ -38,13 +36,12 @@ from graphflow.runtime.messages import (
     Open,
     Ping,
     Pong,
-    Saved,
     Share,
     Spans,
     Welcome,
 )
 from graphflow.runtime.protocol.faults import raised
-from graphflow.runtime.protocol.operations import REPLIES, Operation
+from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.orders import (
     Attach,
     Begin,
@@ -64,7 +61,7 @@ from graphflow.runtime.protocol.orders import (
 )
 from graphflow.runtime.protocol.peers import BEAT, Peer, Watch, late
 from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
-from graphflow.runtime.wire import Buffer, array_of, give_back, is_far, pieces
+from graphflow.runtime.wire import Buffer, give_back, is_far
 
 DEAD_AFTER = 5.0  # seconds out of reach after which a worker is lost
 COMMIT_AFTER = 0.005  # seconds that a commit waits for an order to ride on
@@ -173,15 +170,7 @@ class CoordinatorMachine:
             operation.deadline += GRACE
         if begin.follows >= 0 and self._step(begin.follows) is not None:
             operation.deadline = inf
-        # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
-        cut = {
-            worker: [
-                piece
-                for purpose, name, array in order.arrays
-                for piece in pieces(purpose, begin.request, name, array, far=self._far[worker])
-            ]
-            for worker, order in begin.orders.items()
-        }
+        cut = operation.cut(self._far)
         if not operation.waiting:
             return [Settle(begin.request, operation.replies)]
         self._operations[begin.request] = operation
@@ -282,23 +271,13 @@ class CoordinatorMachine:
     def _answered(
         self, operation: Operation, worker: int, message: Message
     ) -> list[CoordinatorAction]:
-        peer, request = self._peers[worker], operation.begin.request
-        asked = type(operation.begin.orders[worker].message)
-        if not isinstance(message, REPLIES[asked]):
-            raise ProtocolError(f"{type(message).__name__} is no answer to {operation.what}")
+        peer = self._peers[worker]
+        operation.accept(worker, message, peer.inbox)
         if isinstance(message, Welcome):
             peer.welcomed = True
             self._watch.begin(peer)
             if Version.of(message) != self._version:
-                return self._end(operation, self._mismatch(worker, Version.of(message)))
-        if isinstance(message, Done | Saved):
-            operation.replies.arrays[worker] = {
-                name: peer.inbox.take(worker, "fetch", request, name) for name in message.fetches
-            }
-        if isinstance(message, Done):
-            operation.replies.arrays[worker] |= {each[0]: array_of(each) for each in message.small}
-        operation.replies.messages[worker] = message
-        operation.waiting.discard(worker)
+                return self._end(operation, peer.mismatch(Version.of(message), self._version))
         if operation.waiting:
             return []
         if operation.held:
@@ -417,12 +396,6 @@ class CoordinatorMachine:
             for operation in list(self._operations.values())
             for action in self._end(operation, error)
         ]
-
-    def _mismatch(self, worker: int, other: Version) -> VersionMismatch:
-        return VersionMismatch(
-            f"{self._peers[worker]} runs {other}, this process runs "
-            f"{self._version}; install the same version on both"
-        )
 
     # Sending -----------------------------------------------------------------------------------
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from graphflow.errors import ProtocolError
 from graphflow.runtime.messages import (
+    Chunk,
     Close,
     Compute,
     Done,
@@ -28,6 +31,7 @@ from graphflow.runtime.messages import (
     Write,
 )
 from graphflow.runtime.protocol.orders import Begin, Replies
+from graphflow.runtime.wire import Assembler, array_of, pieces
 
 REPLIES: dict[type[Message], type[Message]] = {
     Hello: Welcome,
@@ -73,6 +77,41 @@ class Operation:
             return f"step {self.begin.step}"
         subject = getattr(self.first, "variable", getattr(self.first, "program", ""))
         return f"{type(self.first).__name__.lower()} {subject}".rstrip()
+
+    def cut(self, far: Sequence[bool]) -> dict[int, list[tuple[Chunk, memoryview | None]]]:
+        """The pieces of all arrays, by worker. They are cut before anything is numbered, so that
+        one that cannot travel leaves no trace.
+
+        Raises:
+            ProtocolError: an array's dtype has no name on the wire.
+        """
+        return {
+            worker: [
+                piece
+                for purpose, name, array in order.arrays
+                for piece in pieces(purpose, self.begin.request, name, array, far=far[worker])
+            ]
+            for worker, order in self.begin.orders.items()
+        }
+
+    def accept(self, worker: int, message: Message, inbox: Assembler) -> None:
+        """Takes a worker's reply, with the arrays that came before it.
+
+        Raises:
+            ProtocolError: it answers something else, or lacks an array.
+        """
+        asked = type(self.begin.orders[worker].message)
+        if not isinstance(message, REPLIES[asked]):
+            raise ProtocolError(f"{type(message).__name__} is no answer to {self.what}")
+        if isinstance(message, Done | Saved):
+            self.replies.arrays[worker] = {
+                name: inbox.take(worker, "fetch", self.begin.request, name)
+                for name in message.fetches
+            }
+        if isinstance(message, Done):
+            self.replies.arrays[worker] |= {each[0]: array_of(each) for each in message.small}
+        self.replies.messages[worker] = message
+        self.waiting.discard(worker)
 
     def computing(self, worker: int) -> str:
         """The program that a worker has not computed yet; "" if there is none."""

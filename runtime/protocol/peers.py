@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from graphflow.errors import GraphflowError, RendezvousTimeout, StepTimeout, WorkerLost
+from graphflow.errors import (
+    GraphflowError,
+    RendezvousTimeout,
+    StepTimeout,
+    VersionMismatch,
+    WorkerLost,
+)
 from graphflow.runtime.clock import Clock
 from graphflow.runtime.messages import Hello, Open
 from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.orders import Gone
-from graphflow.runtime.protocol.stream import Stream
+from graphflow.runtime.protocol.stream import Stream, Version
 from graphflow.runtime.wire import Assembler
 
 BEAT = 1.0  # seconds between two pings
@@ -57,6 +63,12 @@ class Peer:
             op=gone.op,
             program=operation.computing(self.index) if operation is not None else "",
             ended=gone.ended,
+        )
+
+    def mismatch(self, its: Version, ours: Version) -> VersionMismatch:
+        """The error of a worker that runs something else."""
+        return VersionMismatch(
+            f"{self} runs {its}, this process runs {ours}; install the same version on both"
         )
 
     def lateness(self, now: float) -> str:

@@ -47,6 +47,8 @@ DEADLINE = 3.0  # seconds of a step
 class Wire:
     """A connection from one worker to another, as a link sees it."""
 
+    address = "tcp://127.0.0.1:1"
+
     def __init__(self, world: Any, source: int, target: int) -> None:
         self.lock = threading.Lock()
         self.carry = lambda letter: world.between(source, target, letter)
