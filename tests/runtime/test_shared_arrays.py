@@ -236,3 +236,33 @@ def test_a_lent_array_that_contradicts_itself_is_refused(field: str, value: Any)
     borrowed = wire.Borrowed(lambda: borrower.borrow(wrong.slot, wrong.turn, wrong.nbytes))
     with pytest.raises((ProtocolError, GraphflowError)):
         wire.Assembler(1 << 50).add(0, wrong, borrowed)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_slow_consumer_holds_its_producer_and_memory_stays_bounded(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    if shared and not is_possible():
+        pytest.skip("no anonymous shared memory here")
+    x, _, third = there_and_back()
+    feed = np.ones(1 << 20, "float32")
+    with session(monkeypatch, shared) as s:
+        for _ in s.run(third, [{x: feed}] * 6, steps=6):
+            pass
+        producer, consumer = s._hosts.pids
+        before = _resident(producer) + _resident(consumer)
+        results = s.run(third, ({x: feed} for _ in range(9)), steps=9)
+        for number, array in enumerate(results):
+            if number % 3 == 0:  # a consumer that takes nothing for a while
+                os.kill(consumer, signal.SIGSTOP)
+                time.sleep(0.2)
+                os.kill(consumer, signal.SIGCONT)
+            assert array.shape == feed.shape
+        after = _resident(producer) + _resident(consumer)
+    assert after - before < 9 * feed.nbytes, "what is under way does not grow with the steps"
+
+
+def _resident(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (found,) = (line for line in lines if line.startswith("VmRSS:"))
+    return int(found.split()[1]) * 1024
