@@ -38,7 +38,7 @@ def test_wall_clocks_that_jump_by_an_hour_have_no_effect(
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{training.EXAMPLE.parents[1]}"}
     two = workers(2, env=path)
     file = cluster_file(tmp_path, [worker.address for worker in two])
-    command = [sys.executable, training.__file__, str(file), str(STEPS), "pause=0.1"]
+    command = [sys.executable, training.__file__, str(file), str(STEPS), "pause=0.08"]
     run = Running([*command, 'every="1s"', f'checkpoint="{tmp_path}/c"'], env=path)
     running.append(run)
     assert run.wait() == 0, run.told()

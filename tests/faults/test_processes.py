@@ -185,7 +185,7 @@ from tests.faults import hazards
 with gf.device("/worker:1"):
     count = gf.variable(np.zeros((), "float32"))
     step = gf.assign(count, count + 1.0)
-    nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=4.0)
+    nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=2.5)
 with gf.Session({cluster}, ops=["tests.faults.hazards"], trial=False) as s:
     s.run(step)
     print("napping", flush=True)

@@ -136,27 +136,24 @@ def model(workers: int) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor, list[Any]]:
 GOOD = np.ones((2, 3), "float32")
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("fed", "named"),
-    [
-        ([[1.0, 0.0, 2.0]], r"log 'logarithm' \(made at .*test_resources.py:\d+\).*1 infinity"),
-        ([[1.0, -1.0, 2.0]], r"log 'logarithm' .*1 NaN among 3 values"),
-        ([[np.nan, 1.0, 1.0]], r"placeholder 'x' .*holds 1 NaN"),
-    ],
+BAD = (
+    ([[1.0, 0.0, 2.0]], r"log 'logarithm' \(made at .*test_resources.py:\d+\).*1 infinity"),
+    ([[1.0, -1.0, 2.0]], r"log 'logarithm' .*1 NaN among 3 values"),
+    ([[np.nan, 1.0, 1.0]], r"placeholder 'x' .*holds 1 NaN"),
 )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.fault(43)
-def test_the_first_node_that_is_not_finite_is_named_and_the_step_is_undone(
-    workers: int, fed: Any, named: str
-) -> None:
+def test_the_first_node_that_is_not_finite_is_named_and_the_step_is_undone(workers: int) -> None:
     x, w, _, fetches = model(workers)
     with gf.Session(local(workers), check_finite=True) as s:
         first = [s.run(fetches, {x: GOOD})[0] for _ in range(3)]
         before = s.get(w)
-        for _ in range(2):
+        for fed, named in (*BAD, BAD[0]):
             with pytest.raises(NonFiniteError, match=named):
                 s.run(fetches, {x: np.array(fed, "float32")})
-        assert np.array_equal(s.get(w), before)
+            assert np.array_equal(s.get(w), before)
         after = s.run(fetches, {x: GOOD})[0]
     x, w, _, fetches = model(0)
     with gf.Session(local(0)) as s:
