@@ -58,12 +58,16 @@ def echo(port: int) -> None:
 
 def frames(port: int) -> None:
     """Sends every message back, by the listener of a worker."""
+    from graphflow.runtime.transport.bell import Sleeper
     from graphflow.runtime.transport.tcp import Listener
 
     listener = Listener(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
+    sleeper = Sleeper()
+    sleeper.add(int(listener.socket.getsockopt(zmq.FD)), 0)
     while True:
-        listener.socket.poll(1000)
-        while (arrived := listener.receive()) is not None:
+        if not listener.has_message():
+            sleeper.sleep(1.0)
+        elif (arrived := listener.receive()) is not None:
             listener.send(arrived[0], arrived[1])
 
 
@@ -254,7 +258,7 @@ def messages(rounds: int) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         session = stack.enter_context(workers())
         dealer = stack.enter_context(raw("echo"))
-        ours = stack.enter_context(channel())
+        ours, asleep = stack.enter_context(channel())
         feed = {x: np.ones(4, "float32")}
         session.run(fetch, feed)
         session.run(scalar)
@@ -266,7 +270,8 @@ def messages(rounds: int) -> list[dict[str, Any]]:
 
         def frame() -> None:
             ours.send(there)
-            ours.socket.poll(1000)
+            while not ours.has_message():
+                asleep.sleep(1.0)
             ours.receive()
 
         times = turns(
@@ -289,12 +294,15 @@ def messages(rounds: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def channel() -> Iterator[Any]:
+    from graphflow.runtime.transport.bell import Sleeper
     from graphflow.runtime.transport.tcp import Channel
 
     with peer("frames") as port:
         made = Channel(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
+        sleeper = Sleeper()
+        sleeper.add(int(made.socket.getsockopt(zmq.FD)), 0)
         try:
-            yield made
+            yield made, sleeper
         finally:
             made.close()
 
