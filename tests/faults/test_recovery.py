@@ -21,6 +21,7 @@ from tests.faults import hazards
 from tests.faults.running import Worker, cluster_file
 
 STEPS = 24
+SLOW = pytest.mark.slow  # workers start again and again, or have to be missed for seconds
 
 
 class Model:
@@ -119,7 +120,10 @@ def striking(s: gf.Session, seed: int, workers: int, times: int) -> Iterator[lis
 
 
 @pytest.mark.fault(1)
-@pytest.mark.parametrize(("seed", "workers"), [(0, 2), (1, 3), (2, 2)])
+@pytest.mark.parametrize(
+    ("seed", "workers"),
+    [(0, 2), *(pytest.param(*more, marks=SLOW) for more in ((1, 3), (2, 2), (3, 3), (4, 2)))],
+)
 def test_workers_killed_at_random_moments_change_no_bit(
     seed: int, workers: int, curves: Mapping[int, list[Any]], tmp_path: Path
 ) -> None:
@@ -186,6 +190,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
     assert not [p.name for p in (tmp_path / "c").iterdir() if p.name.startswith(".")]
 
 
+@SLOW
 def test_a_frozen_worker_is_replaced_and_its_process_ends(
     curves: Mapping[int, list[Any]], tmp_path: Path
 ) -> None:
@@ -201,6 +206,7 @@ def test_a_frozen_worker_is_replaced_and_its_process_ends(
         assert frozen[0] not in pids(s) and not Path(f"/proc/{frozen[0]}").exists()
 
 
+@SLOW
 def test_a_session_that_looks_for_better_placements_recovers_too(tmp_path: Path) -> None:
     def run(**options: Any) -> list[Any]:
         def strike(number: int) -> None:
@@ -233,6 +239,7 @@ def test_many_steps_of_one_call_recover_too(tmp_path: Path) -> None:
     assert run(checkpoint=tmp_path / "c", every=5) == run()
 
 
+@SLOW
 def test_a_division_by_a_strategy_stays_when_workers_are_lost(
     workers: Callable[..., list[Worker]], tmp_path: Path
 ) -> None:
@@ -296,6 +303,7 @@ def test_a_worker_that_comes_back_at_its_address_goes_on_with_the_session(
         assert len(s.cluster.workers) == 2
 
 
+@SLOW
 @pytest.mark.fault(13)
 def test_without_a_worker_that_stays_away_the_session_goes_on_with_the_others(
     workers: Callable[..., list[Worker]], tmp_path: Path, curves: Mapping[int, list[Any]]
@@ -316,6 +324,7 @@ def test_without_a_worker_that_stays_away_the_session_goes_on_with_the_others(
         assert s.run(model.loss, model.feed(0)).dtype == "float32"
 
 
+@SLOW
 def test_a_session_that_no_worker_is_left_for_says_so(
     workers: Callable[..., list[Worker]], running: list[Any], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import graphflow as gf
 from tests.faults.running import Script, Worker, alive, children, cluster_file, gone
-from tests.faults.test_recovery import Model, curves, local, pids, train
+from tests.faults.test_recovery import SLOW, Model, curves, local, pids, train
 
 __all__ = ["curves"]
 
@@ -221,6 +221,7 @@ def test_another_process_takes_up_what_a_killed_client_left(
     assert session["epoch"] == 3
 
 
+@SLOW
 @pytest.mark.fault(2, 7)
 def test_a_client_that_was_thought_dead_is_fenced(
     workers: Callable[..., list[Worker]], script: Callable[..., Script], tmp_path: Path
