@@ -40,7 +40,6 @@ class Emitter:
         readers: the nodes that read each tensor; None stands for a fetch.
         bucket: bytes of sums that are exchanged at once; 0: each by itself.
         apart: axes of the mesh along which batch norms are not synchronised.
-        still: nothing may travel.
 
     Attributes:
         values: what stands for each tensor so far.
@@ -53,7 +52,6 @@ class Emitter:
         readers: Mapping[Tensor, Sequence[Node | None]],
         bucket: int = 0,
         apart: frozenset[str] = frozenset(),
-        still: bool = False,
     ) -> None:
         self.moves = moves
         self.mesh = moves.mesh
@@ -62,7 +60,6 @@ class Emitter:
         self.readers = {t: list(nodes) for t, nodes in readers.items()}
         self.values: dict[Tensor, Value] = {}
         self.apart = apart
-        self._dear = 1e9 if still else 1.0  # how much dearer it is to move what comes in
         self._buckets = Buckets(moves, self.values, bucket)
 
     def value(self, tensor: Tensor) -> Value:
@@ -86,12 +83,16 @@ class Emitter:
         """The rule of a node's op that has most of what is cut of its inputs."""
         first, *others = rules_of(node)
 
+        def fits(rule: Rule, i: int, d: int, split: Split) -> bool:
+            own = rule.letters_split(split, i, d) if split else None
+            letter = rule.inputs[i][d]
+            return own is not None and self.cuts.can(rule.sizes.get(letter, 0), own)
+
         def known(rule: Rule) -> int:
             return sum(
-                len(split.axes)
-                for i, (t, names) in enumerate(zip(node.inputs, rule.inputs, strict=True))
+                fits(rule, i, d, split)
+                for i, t in enumerate(node.inputs)
                 for d, split in enumerate(self.values[t].layout.dims)
-                if split and names[d] != "." and rule.letters_split(split, i, d) is not None
             )
 
         return max([first, *others], key=known) if others else first
@@ -320,7 +321,7 @@ class Emitter:
         readers: Mapping[Tensor, Sequence[Node | None]],
     ) -> Emitter:
         """An emitter for a body, in which nothing travels."""
-        return Emitter(moves, wishes, readers, 0, self.apart, still=True)
+        return Emitter(moves, wishes, readers, 0, self.apart)
 
     def node(self, node: Node) -> None:
         """Write any node."""
@@ -360,10 +361,10 @@ class Emitter:
         kept: dict[str, tuple[tuple[int, ...], str]] = {}
         flops = self._flops(node)
         for m in self.mesh.names:
-            best: tuple[float, str | None] | None = None
+            best: tuple[tuple[bool, float], str | None] | None = None
             for choice in self._choices(node, rule, m, axes):
                 cost = self._cost(node, rule, m, choice, flops)
-                if best is None or cost < best[0] - 1e-9:
+                if best is None or cost < best[0]:
                     best = (cost, choice)
             assert best is not None
             if best[1] == KEEP:
@@ -434,9 +435,17 @@ class Emitter:
             self.cuts.guess(node.op.cost(*[t.spec for t in node.inputs], **node.attrs).flops)
         )
 
-    def _cost(self, node: Node, rule: Rule, m: str, choice: str | None, flops: float) -> float:
-        """Bytes that travel along an axis of the mesh for a choice, and what is computed twice."""
+    def _cost(
+        self, node: Node, rule: Rule, m: str, choice: str | None, flops: float
+    ) -> tuple[bool, float]:
+        """Whether more than halos of inputs has to travel for a choice along an axis of the mesh;
+        and bytes that do, with those of the outputs and what is computed twice.
+
+        What is cut already is computed with as it is, if that is possible: who cuts the weights of
+        two layers wants the sum of the second to travel, and not the weights, small as they may be.
+        """
         n = self.mesh.sizes[m]
+        travels = False
         total = 0.0
         for tensor, names in zip(node.inputs, rule.inputs, strict=True):
             layout = self.values[tensor].layout
@@ -446,11 +455,12 @@ class Emitter:
             if at is not None:
                 if not (wanted and names[at] == choice):
                     total += size / n if wanted else size
+                    travels = True
                 elif rule.windows(choice or ""):
                     total += size / n / 100
             elif any(a == m for a, _ in layout.partial) and choice != KEEP:
                 total += size if wanted else 2 * size
-        total *= self._dear
+                travels = True
         for tensor, names in zip(node.outputs, rule.outputs, strict=True):
             size = self._bytes(tensor.spec) * (n - 1)
             wish = self.wishes.get(tensor)
@@ -467,7 +477,7 @@ class Emitter:
             total += (n - 1) * flops / FLOPS_A_BYTE
         elif choice.isupper():
             total += 16.0
-        return total * (1e-3 if m in self.mesh.local else 1.0)
+        return travels, total * (1e-3 if m in self.mesh.local else 1.0)
 
     def _split(self, node: Node, rule: Rule, letter: str, axes: tuple[str, ...]) -> Split:
         """How a letter is cut: in the pieces of inputs that are cut along the same axes."""

@@ -38,7 +38,7 @@ class Rule:
         if outer * rows != split.outer:
             return None
         if unit * factor != split.unit:
-            return None if rows != 1 else Split(split.axes, 1, outer)
+            return Split(split.axes) if rows == split.outer == 1 else None
         return Split(split.axes, unit, outer)
 
     def windows(self, letter: str) -> bool:
