@@ -27,6 +27,8 @@ from graphflow.op import (
 )
 from graphflow.ops import batching
 from graphflow.ops.reduction_order import (
+    ALGORITHMS,
+    REDUCTIONS,
     chosen,
     combining,
     finish,
@@ -191,9 +193,29 @@ def _resized(shape: tuple[Size, ...], axis: int, size: Size) -> tuple[Size, ...]
 def _infer_reduce(
     *xs: TensorSpec, rank: int, reduction: str, algorithm: str, hosts: Hosts
 ) -> TensorSpec:
-    shape = alike(xs)
-    _require_reducible(xs[0], reduction)
+    shape = _common(xs, rank, reduction, algorithm, hosts)
     return TensorSpec(shape, xs[0].dtype)
+
+
+def _common(
+    xs: Sequence[TensorSpec], rank: int, reduction: str, algorithm: str, hosts: Hosts
+) -> tuple[Size, ...]:
+    """The shape of all ranks' tensors, if they can be reduced so."""
+    shape = alike(xs)
+    _require_rank(rank, len(xs))
+    if reduction not in REDUCTIONS or algorithm not in ALGORITHMS:
+        raise ArgumentError(f"there is no {reduction!r} by {algorithm!r}")
+    if (hosts is None and algorithm == "two_level") or (
+        hosts is not None and len(hosts) != len(xs)
+    ):
+        raise ArgumentError(f"hosts {hosts!r} of {len(xs)} ranks; give one for each")
+    _require_reducible(xs[0], reduction)
+    return shape
+
+
+def _require_rank(rank: int, count: int) -> None:
+    if not (type(rank) is int and 0 <= rank < count):
+        raise ArgumentError(f"there is no rank {rank!r} among {count}")
 
 
 def _require_reducible(x: TensorSpec, reduction: str) -> None:
@@ -212,8 +234,7 @@ def _infer_scatter(
     *xs: TensorSpec, rank: int, axis: int, sizes: Sizes, reduction: str, algorithm: str,
     hosts: Hosts,
 ) -> TensorSpec:  # fmt: skip
-    shape = alike(xs)
-    _require_reducible(xs[0], reduction)
+    shape = _common(xs, rank, reduction, algorithm, hosts)
     _require_parts(sizes, len(xs), shape, axis)
     return TensorSpec(_resized(shape, axis, sizes[rank]), xs[0].dtype)
 
@@ -229,16 +250,25 @@ def _require_parts(sizes: Sizes, count: int, shape: tuple[Size, ...], axis: int)
 
 def _infer_gather(*xs: TensorSpec, rank: int, axis: int) -> TensorSpec:
     shape = alike(xs, but=axis)
+    _require_rank(rank, len(xs))
     whole: Size = 0
     for x in xs:
         whole = whole + x.shape[axis]
     return TensorSpec(_resized(shape, axis, whole), xs[0].dtype)
 
 
+def _infer_broadcast(x: TensorSpec, rank: int, count: int) -> TensorSpec:
+    _require_rank(rank, count)
+    return x
+
+
 def _infer_exchange(
     *xs: TensorSpec, rank: int, split_axis: int, concat_axis: int, sizes: tuple[Sizes, ...]
 ) -> TensorSpec:
     whole: Size = 0
+    _require_rank(rank, len(xs))
+    if len(sizes) != len(xs):
+        raise ShapeError(f"{len(sizes)} rows of sizes for {len(xs)} ranks; give one for each")
     for x, own in zip(xs, sizes, strict=True):
         _require_parts(own, len(xs), x.shape, split_axis)
         size = own[rank] if split_axis == concat_axis else x.shape[concat_axis]
@@ -476,7 +506,7 @@ all_gather = register(
 broadcast = register(
     Op(
         "broadcast",
-        infer=lambda x, rank, count: x,
+        infer=_infer_broadcast,
         kernel=lambda xp, x, rank, count: xp.copy(x),
         into=_copied,
         vjp=lambda g, y, x, rank, count: (g,),
