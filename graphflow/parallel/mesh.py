@@ -162,8 +162,8 @@ class Cuts:
         if not split:
             return Piece(0, size, size)
         if split.outer != 1:  # the start is that in each row
-            own = self.piece(size // split.outer, Split(split.axes, split.unit), place)
-            return Piece(own.start, own.size * split.outer, size)
+            row = self.piece(size // split.outer, Split(split.axes, split.unit), place)
+            return Piece(row.start, row.size * split.outer, size)
         at = [(self.mesh.at(place, a), self.mesh.sizes[a]) for a in split.axes]
         if isinstance(size, int):
             unit = evaluate(split.unit, {})
