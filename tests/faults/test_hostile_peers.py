@@ -283,6 +283,7 @@ def test_a_port_in_use_is_told_within_a_second(
 
 
 SKEWED = """
+import sys
 import graphflow._version as own
 own.__version__ = "9.8.7"
 from graphflow.cli import main
@@ -320,7 +321,7 @@ def test_another_version_is_refused_and_both_are_shown(
     started = time.monotonic()
     with pytest.raises(VersionMismatch) as caught:
         gf.Session(cluster_file(tmp_path, [address]))
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 10.0
     assert "9.8.7" in str(caught.value) and _version.__version__ in str(caught.value)
     assert other.process.poll() is None
 
