@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching, sharding
+from graphflow.ops import batching, sharding_tables
 from graphflow.ops.creation import zeros
 from graphflow.ops.kernels.rows import checked, combine_rows, take_into
 from graphflow.ops.places import element_places, flat_elements
@@ -71,7 +71,7 @@ take_op = register(
             None,
         ),
         batch=batching.taken,
-        sharding=sharding.taken,
+        sharding=sharding_tables.taken,
         cost=lambda x, indices, axis: Cost(
             flops=0,
             bytes=product(_taken_shape(x, indices, axis)) * 2 * x.dtype.itemsize + indices.nbytes,
@@ -166,7 +166,7 @@ scatter_add_op = register(
         into=_scatter_add_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take(g, indices, axis)),
         batch=batching.added,
-        sharding=sharding.scattered,
+        sharding=sharding_tables.scattered,
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),
@@ -225,7 +225,7 @@ take_grad: Op = register(
         into=_take_grad_into,
         vjp=lambda h, y, g, indices, shape, axis: (take(h, indices, axis), None),
         batch=batching.take_grad,
-        sharding=sharding.taken_back,
+        sharding=sharding_tables.taken_back,
         cost=lambda g, indices, shape, axis: Cost(
             flops=g.size,
             bytes=product(shape) * g.dtype.itemsize + g.nbytes * 3 + indices.nbytes,
@@ -282,7 +282,7 @@ take_along_axis_op = register(
             None,
         ),
         batch=batching.along("axis"),
-        sharding=sharding.along_axis,
+        sharding=sharding_tables.along_axis,
         cost=lambda x, indices, axis: Cost(
             flops=0, bytes=indices.nbytes + indices.size * 2 * x.dtype.itemsize
         ),
@@ -356,7 +356,7 @@ scatter_add_along_axis_op = register(
         into=_scatter_along_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take_along_axis(g, indices, axis)),
         batch=batching.along("axis"),
-        sharding=sharding.along_axis,
+        sharding=sharding_tables.along_axis,
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),
@@ -413,7 +413,7 @@ one_hot_op = register(
         kernel=_one_hot_kernel,
         into=_one_hot_into,
         batch=batching.rows,
-        sharding=sharding.hot,
+        sharding=sharding_tables.hot,
         cost=lambda indices, depth, dtype: Cost(flops=indices.size * depth),
         samples=(
             sample(spec(I64, (5,)), depth=3, dtype="float32"),

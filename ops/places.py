@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching, sharding
+from graphflow.ops import batching, sharding, sharding_tables
 from graphflow.ops.kernels.rows import checked
 from graphflow.ops.rules import listed, require_kind
 from graphflow.spec import (
@@ -65,7 +65,7 @@ flat_rows = register(
         kernel=_rows_kernel,
         into=_rows_into,
         batch=batching.numbered_rows,
-        sharding=sharding.numbered,
+        sharding=sharding_tables.numbered,
         cost=lambda indices, sizes, batch_dims: Cost(flops=indices.size * 4),
         samples=(
             sample(spec("int64", (5, 2)), sizes=(3, 4), batch_dims=0),

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching, sharding
+from graphflow.ops import batching, sharding_tables
 from graphflow.ops.convert import astype, full_like
 from graphflow.ops.creation import arange, full
 from graphflow.ops.elementwise import equal
@@ -140,7 +140,7 @@ scatter_rows: Op = register(
         into=_into,
         vjp=_vjp,
         batch=batching.trailing(0, 2),
-        sharding=sharding.scattered_rows,
+        sharding=sharding_tables.scattered_rows,
         cost=_cost,
         in_place=True,
         halves=True,

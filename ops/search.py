@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
-from graphflow.ops import sharding
+from graphflow.ops import sharding_tables
 from graphflow.ops.convert import astype
 from graphflow.ops.creation import arange, full, zeros
 from graphflow.ops.elementwise import less, not_equal
@@ -316,7 +316,7 @@ _searchsorted = register(
         kernel=lambda xp, sorted, values, side: xp.asarray(
             xp.searchsorted(sorted, values, side=side)
         ),
-        sharding=sharding.found,
+        sharding=sharding_tables.found,
         cost=lambda sorted, values, side: Cost(flops=values.size * 20),
         samples=(
             sample(spec("float32", (5,)), F, side="left"),
@@ -365,7 +365,7 @@ _bincount = register(
         "bincount",
         infer=_infer_bincount,
         kernel=_bincount_kernel,
-        sharding=sharding.counts,
+        sharding=sharding_tables.counts,
         cost=lambda x, size: Cost(flops=x.size * 3, bytes=x.nbytes + size * 8),
         samples=(sample(spec("int64", (3, 4)), size=3), sample(spec("uint8", (5,)), size=4)),
     )
