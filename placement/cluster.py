@@ -194,7 +194,7 @@ class Cluster:
     ports: tuple[Port, ...] = ()
     key: str | None = None
     stand_ins: tuple[int, ...] = ()
-    dead_after: float = 5.0
+    dead_after: float = 4.5
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
@@ -239,7 +239,7 @@ class Cluster:
         devices: tuple[str, ...] | list[str] = ("cpu:0",),
         threads: int | None = None,
         deadline: float = 60.0,
-        dead_after: float = 5.0,
+        dead_after: float = 4.5,
     ) -> Self:
         """Worker processes on this host, started by a session. `threads` for each CPU device,
         default: its share.

@@ -3,7 +3,7 @@
 key = "alice"                         # this machine's key; default: the only one (security.md)
 insecure = false                      # true: addresses beyond loopback without keys
 deadline = 60.0                       # seconds for the workers to come up
-dead_after = 5.0                      # seconds out of reach after which one is given up
+dead_after = 4.5                      # seconds out of reach after which one is given up
 
 [defaults]                            # for every device that does not say
 devices = ["cpu:0"]                   # of every worker that does not say
@@ -113,7 +113,7 @@ class Reader:
         insecure = self.typed(data, "insecure", bool, False, None, 0)
         own_key = self.typed(data, "key", str, None, None, 0)
         deadline = self.typed(data, "deadline", (int, float), 60.0, None, 0)
-        dead_after = self.typed(data, "dead_after", (int, float), 5.0, None, 0)
+        dead_after = self.typed(data, "dead_after", (int, float), 4.5, None, 0)
         defaults = self.typed(data, "defaults", dict, {}, None, 0)
         self.keys(defaults, ("devices", "link", *DEVICE_KEYS), "defaults", 0)
         tables = self.tables(data, "workers")

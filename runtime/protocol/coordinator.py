@@ -63,7 +63,7 @@ from graphflow.runtime.protocol.peers import BEAT, Peer, Watch, late
 from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
 from graphflow.runtime.wire import Buffer, give_back, is_far
 
-DEAD_AFTER = 5.0  # seconds out of reach after which a worker is lost
+DEAD_AFTER = 4.5  # seconds out of reach after which a worker is lost: found within 5
 COMMIT_AFTER = 0.005  # seconds that a commit waits for an order to ride on
 GRACE = 0.5  # seconds after a step's deadline in which workers may say what they waited for
 
