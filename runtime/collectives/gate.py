@@ -23,8 +23,8 @@ from graphflow.ops.kernels.native import Function, compiler, named
 LINE = 64
 """Bytes of a gate: the counter, how often sleepers were woken, how many there are."""
 
-_SPINS = 500
-"""Looks before a waiter sleeps: 5 to 30 microseconds, as processors pause."""
+_SPINS = 1000
+"""Looks before a waiter sleeps: 10 to 60 microseconds, as processors pause."""
 
 _COMPILING = threading.Lock()
 
