@@ -77,7 +77,7 @@ def used(s: gf.Session) -> set[str]:
 def ran(
     cluster: Cluster, fetches: list[Any], x: Tensor, between: Callable[[gf.Session], Any]
 ) -> tuple[list[bytes], dict[str, bytes], Any]:
-    with gf.Session(cluster) as s:
+    with gf.Session(cluster, trial=False) as s:
         seen = [s.run(fetches, {x: data(i)})[0].tobytes() for i in range(3)]
         told = between(s)
         seen += [s.run(fetches, {x: data(i)})[0].tobytes() for i in range(3, 6)]
@@ -114,7 +114,7 @@ def test_what_lives_elsewhere_now_is_forgotten_at_its_old_home(
     cluster: Cluster, machine: Machine
 ) -> None:
     x, fetches = towers()
-    with gf.Session(cluster) as s:
+    with gf.Session(cluster, trial=False) as s:
         s.run(fetches, {x: data(0)})
         (home,) = set(s._state.homes.values())
         machine["links"] = FAST
@@ -131,7 +131,7 @@ def test_what_lives_elsewhere_now_is_forgotten_at_its_old_home(
 def test_other_fetches_of_the_same_variables_go_along(machine: Machine) -> None:
     x, fetches = towers()
     look = gf.sum(gf.square(fetches[0]))
-    with gf.Session(EMBEDDED) as s:
+    with gf.Session(EMBEDDED, trial=False) as s:
         for i in range(3):
             s.run(fetches, {x: data(i)})
         s.run(look, {x: data(0)})
@@ -146,7 +146,7 @@ def test_other_fetches_of_the_same_variables_go_along(machine: Machine) -> None:
 
 def test_nothing_moves_where_nothing_is_gained(machine: Machine) -> None:
     x, fetches = towers()
-    with gf.Session(EMBEDDED) as s:
+    with gf.Session(EMBEDDED, trial=False) as s:
         assert s.replan() == Replanned((), 0, 0)
         s.run(fetches, {x: data(0)})
         placed = s.plan().placement
@@ -170,7 +170,7 @@ def test_on_one_device_replanning_tells_what_is_predicted_by_now(machine: Machin
 
 def test_a_step_that_fails_after_a_replan_leaves_the_moved_state_alone(machine: Machine) -> None:
     x, fetches = towers()
-    with gf.Session(EMBEDDED) as s:
+    with gf.Session(EMBEDDED, trial=False) as s:
         s.run(fetches, {x: data(0)})
         machine["links"] = FAST
         s.replan()
@@ -184,7 +184,7 @@ def test_what_fails_while_variables_move_leaves_their_values_with_the_client(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, fetches = towers()
-    with gf.Session(EMBEDDED) as s:
+    with gf.Session(EMBEDDED, trial=False) as s:
         s.run(fetches, {x: data(0)})
         before = states(s)
         machine["links"] = FAST
@@ -200,14 +200,14 @@ def test_what_fails_while_variables_move_leaves_their_values_with_the_client(
         s.run(fetches, {x: data(1)})
         seen = states(s)
     machine["links"] = SLOW
-    with gf.Session(EMBEDDED) as s:
+    with gf.Session(EMBEDDED, trial=False) as s:
         for i in range(2):
             s.run(fetches, {x: data(i)})
         assert states(s) == seen
 
 
 def test_a_closed_session_does_not_replan() -> None:
-    s = gf.Session(EMBEDDED)
+    s = gf.Session(EMBEDDED, trial=False)
     s.close()
     with pytest.raises(SessionError, match="closed"):
         s.replan()
@@ -265,7 +265,7 @@ def ran_steps(
     replan: str | None,
     change: Callable[[], Any] = lambda: None,
 ) -> list[bytes]:
-    with gf.Session(cluster, replan=replan) as s:
+    with gf.Session(cluster, trial=False, replan=replan) as s:
         seen = []
         for i in range(4 * FIRST):
             seen.append(s.run(fetches, {x: data(i)})[0].tobytes())
