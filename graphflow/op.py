@@ -985,8 +985,8 @@ def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
 
 
 __all__ = [
-    "FUNCTIONS", "PLAIN", "REGISTRY", "Autocast", "Cost", "Location", "Node", "Op", "Sample", "Sharding",
-    "Tensor",
+    "FUNCTIONS", "PLAIN", "REGISTRY", "Autocast", "Cost", "Location", "Node", "Op", "Sample",
+    "Sharding", "Tensor",
     "as_tensor", "autocast", "autocasted", "device", "function", "located", "made_by", "make_node",
     "name_scope",
     "next_stream", "owner", "promoted", "read_from", "register", "sample", "seeded", "told",

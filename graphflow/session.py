@@ -376,8 +376,8 @@ class Session:
     # Planning again ---------------------------------------------------------------------------
 
     def replan(self) -> Replanned:
-        """Plan what has run again, with what traced steps taught and with the links as they are now,
-        and go over to the new placement if it is predicted to be faster.
+        """Plan what has run again, with what traced steps taught and the links as they are now, and
+        go over to the new placement if it is predicted to be faster.
 
         Variables move, optimisers' slots with them, between two steps: the steps that follow give
         the same bits as they would have. What other fetches ran and where they are placed counts,

@@ -46,8 +46,11 @@ def collective(draw: Any) -> tuple[Collective, list[Array]]:
             choices = [c for c in choices if c in ("sum", "mean")] or ["max"]
         hosts = tuple(draw(st.integers(0, 2)) for _ in range(count))
         algorithm = draw(st.sampled_from(ALGORITHMS))
-        attrs = {"reduction": draw(st.sampled_from(choices)), "algorithm": algorithm,
-                 "hosts": hosts if draw(st.booleans()) or algorithm == "two_level" else None}
+        attrs = {
+            "reduction": draw(st.sampled_from(choices)),
+            "algorithm": algorithm,
+            "hosts": hosts if draw(st.booleans()) or algorithm == "two_level" else None,
+        }
     if name == "reduce_scatter":
         axis = draw(st.integers(0, rank - 1))
         attrs |= {"axis": axis, "sizes": tuple(shares(shape[axis], count))}
