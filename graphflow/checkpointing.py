@@ -94,7 +94,7 @@ class Policy:
                 if value is not None:
                     raise ArgumentError(f"{name}= is for sessions with a checkpoint= directory")
             return None
-        if not isinstance(folder, str | os.PathLike):
+        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
             raise ArgumentError(f"checkpoint is a directory, not {folder!r}")
         keep = KEEP if keep is None else keep
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,13 @@ def convert_all(feeds: Any) -> dict[Node, np.ndarray[Any, Any]]:
     if feeds is None:
         return {}
     if not isinstance(feeds, Mapping):
+        first = feeds[0] if isinstance(feeds, list | tuple) and feeds else None
+        several = isinstance(feeds, Iterator) or isinstance(first, Mapping)
         raise FeedError(
-            f"feeds at {user_location()} are a dict from placeholders to values, not {feeds!r}"
+            f"feeds at {user_location()} are a dict from placeholders to values, not "
+            f"{type(feeds).__name__}"
+            + "; for many steps, each with feeds of its own: run(fetches, feeds, steps=n)"
+            * several
         )
     return {
         node: convert(node, value)

@@ -30,7 +30,7 @@ DEPTH = 3
 
 @dataclass
 class _Step:
-    given: Given | GraphflowError
+    given: Given | Exception
     begun: Any = None
     compiled: Compiled | None = None
     arrays: Given | None = None
@@ -72,8 +72,8 @@ class Stream:
         compiled = self._compiled()
         self._fill(compiled)
         step = self._window.popleft()
-        if isinstance(step.given, GraphflowError):
-            raise FeedError(f"step {number} of {self._count}: {step.given}") from step.given
+        if isinstance(step.given, Exception):
+            raise step.given
         try:
             if step.begun is None:
                 values = self._plain(step.given)
@@ -86,6 +86,9 @@ class Stream:
                 raise
             self.retreat()
             return self._plain(step.given)  # finds out where it came from
+        except FeedError as error:
+            self.retreat()
+            raise self._wrong(number, error) from error
         except BaseException:
             self.retreat()
             raise
@@ -101,6 +104,8 @@ class Stream:
     def _fill(self, compiled: Compiled | None) -> None:
         depth = DEPTH if compiled is not None and self._steps.can_begin else 1
         while len(self._window) < min(depth, self._count - self._taken + len(self._window)):
+            if self._window and isinstance(self._window[-1].given, Exception):
+                break  # the stream ends there, when it is its turn
             self._window.append(_Step(self._next(copied=depth > 1)))
         if depth == 1 or compiled is None:
             return
@@ -111,7 +116,7 @@ class Stream:
             before = step.begun.step
 
     def _begin(self, step: _Step, compiled: Compiled, ahead: int, before: int) -> bool:
-        if isinstance(step.given, GraphflowError) or _shapes(step.given) not in self._ran:
+        if isinstance(step.given, Exception) or _shapes(step.given) not in self._ran:
             return False
         try:
             arrays = compiled.arrays(step.given)
@@ -122,19 +127,28 @@ class Stream:
         step.compiled, step.arrays = compiled, arrays
         return step.begun is not None
 
-    def _next(self, copied: bool) -> Given | GraphflowError:
+    def _next(self, copied: bool) -> Given | Exception:
         """The next feeds: copied where their step comes later, for their arrays may be used again
-        by then."""
+        by then. Or what is to be raised in their stead: when their step's turn comes, since the
+        steps before it have still to happen."""
+        number = self._taken + 1
         try:
             feeds = next(self._feeds)
         except StopIteration:
-            return FeedError(f"the feeds ended after {self._taken}")
-        self._taken += 1
+            return self._wrong(number, f"the feeds ended after {self._taken}")
+        except Exception as error:  # the iterator's own
+            return error
+        self._taken = number
         try:
             given = convert_all(feeds)
         except GraphflowError as error:
-            return error
+            wrong = self._wrong(number, error)
+            wrong.__cause__ = error
+            return wrong
         return {node: np.array(a) for node, a in given.items()} if copied else given
+
+    def _wrong(self, number: int, why: object) -> FeedError:
+        return FeedError(f"step {number} of {self._count}: {why}")
 
 
 def check_stream(feeds: Any, steps: Any) -> None:

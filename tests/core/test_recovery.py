@@ -82,6 +82,7 @@ def test_a_checkpoint_is_due_at_multiples_of_steps_or_after_a_time() -> None:
         ({"rejoin": float("inf")}, "rejoin"),
         ({"rejoin": "1s"}, "rejoin"),
         ({"checkpoint": 3}, "directory"),
+        ({"checkpoint": ""}, "directory"),
         ({"checkpoint": ["a"]}, "directory"),
         ({"checkpoint": None, "every": 5}, "checkpoint="),
         ({"checkpoint": None, "keep": 5}, "checkpoint="),

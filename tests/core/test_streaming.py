@@ -228,3 +228,36 @@ def test_wrong_feeds_name_the_step_when_it_is_their_turn(session: gf.Session, mo
     feeds[3] = {"x": 1}
     with pytest.raises(FeedError, match="step 4 of 5"):
         list(session.run(model.update, feeds, steps=5))
+
+
+def test_an_iterator_that_raises_does_so_after_the_steps_before(
+    session: gf.Session, model: Model
+) -> None:
+    class Gone(Exception):
+        pass
+
+    def batches() -> Iterator[Any]:
+        yield from model.feeds(4)
+        raise Gone
+
+    feeds = model.feeds(4)
+    expected = looped(session, model, feeds)
+    restart(session, model)
+    values = []
+    with pytest.raises(Gone):
+        for each in session.run(model.update, batches(), steps=9):
+            values.append(each.tobytes())
+    assert [*values, session.get(model.state).tobytes()] == expected
+
+
+def test_feeds_that_a_step_lacks_name_the_step(session: gf.Session, model: Model) -> None:
+    feeds: list[Any] = model.feeds(4)
+    feeds[2] = {}
+    with pytest.raises(FeedError, match="step 3 of 4: placeholder 'x'"):
+        list(session.run(model.update, feeds, steps=4))
+
+
+def test_many_feeds_without_steps_are_told_of_steps(session: gf.Session, model: Model) -> None:
+    with pytest.raises(FeedError, match=r"steps=n") as caught:
+        session.run(model.update, model.feeds(900))  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 400
