@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
 from graphflow.spec import Dim, Size
+from graphflow.strategy import strategy_of
 
 
 def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list[Tensor]:
@@ -20,10 +21,12 @@ def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list
             not have are left out.
 
     Raises:
-        ShardingError: there is none, or two sizes that as many have.
+        ShardingError: there is none, or two sizes that as many have; `wanted` is no list of them,
+            or, in a step of training, names what is not there.
     """
     every = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
     if wanted is not None:
+        _check_wanted(wanted, every, strict=strategy_of(graph) is not None)
         named = [t if isinstance(t, Tensor) else every.get(t) for t in wanted]
         return [t for t in named if t is not None and t.node in graph.names]
     same = _same_sizes(graph)
@@ -38,6 +41,24 @@ def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list
             "the batch one name: gf.placeholder('float32', ('batch', 784))"
         )
     return [t for t, first in firsts if first == size]
+
+
+def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> None:
+    if (
+        isinstance(wanted, str)
+        or not isinstance(wanted, Sequence)
+        or not wanted
+        or not all(isinstance(each, Tensor | str) for each in wanted)
+    ):
+        raise ShardingError(
+            f"batch is a list of placeholders or their names, such as [x, 'y'], not {wanted!r}"
+        )
+    for name in wanted:
+        if strict and isinstance(name, str) and name not in every:
+            raise ShardingError(
+                f"batch names {name!r}, but the training step has no such placeholder; there are "
+                f"{', '.join(map(repr, every)) or 'none'}"
+            )
 
 
 def _same_sizes(graph: Graph) -> dict[Size, Size]:

@@ -17,7 +17,7 @@ from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.mesh import Mesh
-from graphflow.parallel.pipeline import pipelined
+from graphflow.parallel.pipeline import MICRO, WAY, pipelined
 from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule
 from graphflow.parallel.schedules import SCHEDULES
@@ -73,10 +73,12 @@ class Pipeline:
                 f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
                 f"not {given!r}"
             )
-        if isinstance(self.stages, str) and self.stages != "auto":
+        if not _are_stages(self.stages):
             raise ScheduleError(
-                f"{where}: stages is a number, 'auto' or a list, not {self.stages!r}"
+                f"{where}: stages is a number from 1 up, 'auto' or a list, not {self.stages!r}"
             )
+        if self.recompute is not None and not isinstance(self.recompute, bool):
+            raise ScheduleError(f"{where}: recompute is True or False, not {self.recompute!r}")
         if self.microbatches is not None and (
             isinstance(self.microbatches, bool)
             or not isinstance(self.microbatches, int)
@@ -86,13 +88,20 @@ class Pipeline:
                 f"{where}: microbatches is a number from 1 up, not {self.microbatches!r}"
             )
 
+        if self.beside is not None:
+            _check_beside(self.beside, where)
+
     def __mul__(self, other: Any) -> Pipeline:
         """Each stage on several devices, as another strategy has it."""
-        if self.beside is not None or not hasattr(other, "layouts"):
+        if self.beside is not None:
             raise ScheduleError(
-                f"at {user_location()}: a Pipeline goes with one Data or Shard, not {other!r}"
+                f"at {user_location()}: a Pipeline goes with one Data or Shard, and this one has "
+                f"{self.beside!r}; a Shard's mesh may have several axes"
             )
+        _check_beside(other, f"Pipeline at {user_location()}")
         return replace(self, beside=other)
+
+    __rmul__ = __mul__
 
     def divide(
         self, graph: Graph, cluster: Cluster, known: Mapping[Node, Pieces] | None = None
@@ -137,6 +146,10 @@ class Pipeline:
             else:
                 count = len(self.stages)
             made = make(count, 2 * count if self.microbatches is None else self.microbatches)
+            if not isinstance(made, Schedule):
+                raise ScheduleError(
+                    f"a schedule's function gives a gf.parallel.Schedule, not {made!r}"
+                )
         return made if self.recompute is None else replace(made, recompute=self.recompute)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
@@ -150,11 +163,37 @@ class Pipeline:
         if loss is None or loss.node in self._found:
             return
         stages = count if isinstance(self.stages, str) else self.stages
-        self._found.update(stages_of(loss, stages, cluster))
-        if max(self._found.values()) >= count:
+        wanted = stages if isinstance(stages, int) else len(stages)
+        if wanted != count:
             raise ScheduleError(
-                f"{max(self._found.values()) + 1} stages, but the schedule has {count}"
+                f"{wanted} stages, but the schedule has {count}; give the pipeline as many"
             )
+        self._found.update(stages_of(loss, stages, cluster))
+
+
+def _are_stages(stages: Any) -> bool:
+    if isinstance(stages, int):
+        return not isinstance(stages, bool) and stages > 0
+    return (
+        stages == "auto"
+        if isinstance(stages, str)
+        else isinstance(stages, Sequence) and bool(stages)
+    )
+
+
+def _check_beside(beside: Any, where: str) -> None:
+    if not hasattr(beside, "layouts"):
+        raise ScheduleError(f"{where}: a Pipeline goes with one Data or Shard, not {beside!r}")
+    taken = sorted({"stage", WAY, MICRO} & set(beside.mesh))
+    if taken and getattr(beside, "accumulate", 1) > 1:
+        raise ScheduleError(
+            f"{where}: a Pipeline cuts the batch into micro-batches itself; give it "
+            f"microbatches={beside.accumulate}, or more, and leave out accumulate="
+        )
+    if taken:
+        raise ScheduleError(
+            f"{where}: axis {taken[0]!r} of the mesh is the pipeline's own; give yours another name"
+        )
 
 
 def loss_of(graph: Graph) -> Tensor | None:

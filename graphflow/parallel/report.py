@@ -44,7 +44,11 @@ class Report:
         yield f"mesh {told}: {', '.join(dict.fromkeys(map(str, mesh.devices)))}"
         division = self.division
         layouts = [(node, pieces.layout) for node, pieces in division.variables.items()]
-        layouts += [(n, division.values[n.outputs[0]].layout) for n in division.source.placeholders]
+        layouts += [
+            (node, division.values[node.outputs[0]].layout)
+            for node in division.source.placeholders
+            if node.outputs[0] in division.values  # a pipeline that does not flush has none
+        ]
         rows = [
             (division.source.names[node], str(node.specs[0]), str(layout))
             for node, layout in layouts

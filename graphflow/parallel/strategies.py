@@ -62,6 +62,17 @@ class Shard:
 
     def __post_init__(self) -> None:
         check_mesh(self.mesh, "Shard")
+        where = f"Shard at {user_location()}"
+        if not isinstance(self.rules, Mapping):
+            raise ShardingError(
+                f"{where}: rules are a dict from tensors or names to axes of the mesh, "
+                f'{{"w": (None, "model")}}, not {self.rules!r}'
+            )
+        if self.batch is not None and self.batch not in list(self.mesh):
+            raise ShardingError(
+                f"{where}: batch is an axis of the mesh ({', '.join(self.mesh)}), "
+                f"not {self.batch!r}"
+            )
 
     def divide(
         self, graph: Graph, cluster: Cluster, known: Mapping[Node, Pieces] | None = None
@@ -97,6 +108,10 @@ class Shard:
 
 def report_of(strategy: Any, fetches: Any, cluster: Cluster | None) -> Report:
     """The report of a strategy."""
+    if cluster is not None and not isinstance(cluster, Cluster):
+        raise ShardingError(
+            f"report at {user_location()}: a report is for a gf.Cluster, not {cluster!r}"
+        )
     graph = Graph(flatten(fetches)[0]).verify()
     cut = strategy.divide(graph, Cluster.here() if cluster is None else cluster)
     return Report(cut)
@@ -129,6 +144,15 @@ def devices_for(
     count = prod(mesh.values())
     told = " × ".join(f"{name} {size}" for name, size in mesh.items())
     if wanted is not None:
+        if (
+            isinstance(wanted, str)
+            or not isinstance(wanted, Sequence)
+            or not all(isinstance(name, str) for name in wanted)
+        ):
+            raise ShardingError(
+                f"devices is a list with a name for each of the {count} places of the mesh "
+                f"({told}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
+            )
         if len(wanted) != count:
             raise ShardingError(
                 f"the mesh ({told}) has {count} places, but devices names {len(wanted)}: "
@@ -206,6 +230,10 @@ def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh) -> Layout:
     cuts, used = Cuts(mesh), set[str]()
     dims = []
     for d, entry in enumerate([*axes, *[None] * (tensor.ndim - len(axes))]):
+        if not isinstance(entry, str | Sequence | None):
+            raise ShardingError(
+                f"{where}: an axis of the mesh or None for each axis, not {entry!r}"
+            )
         along = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         for axis in along:
             if axis not in mesh.sizes:

@@ -163,6 +163,18 @@ def test_pipedream_on_two_workers_gives_the_bits_of_one_process() -> None:
     assert all(a.tobytes() == b.tobytes() for a, b in zip(here[1], there[1], strict=True))
 
 
+@pytest.mark.parametrize("strategy", [P(2, "pipedream", 4), P(2, "zb-v", 4)], ids=str)
+def test_every_pipeline_has_a_report(strategy: Any) -> None:
+    _, _, loss = tower()
+    train = gf.optim.Adam(0.01).minimize(loss, strategy=strategy)
+    assert str(strategy.report([loss, train])).startswith("mesh micro 4")
+
+
+def test_the_order_of_a_product_does_not_matter() -> None:
+    data = gf.parallel.Data(2)
+    assert_same(trained(data * P(2, microbatches=2)), trained(P(2, microbatches=2) * data))
+
+
 # Bad input ------------------------------------------------------------------------------------
 
 
@@ -186,7 +198,17 @@ def backwards(stages: int, microbatches: int) -> Schedule:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: P("many"), ScheduleError, "stages is a number, 'auto' or a list, not 'many'"),
+        (lambda: P("many"), ScheduleError, "stages is a number from 1 up.*not 'many'"),
+        (lambda: P(2.5), ScheduleError, "stages is a number from 1 up.*not 2.5"),
+        (lambda: P(None), ScheduleError, "stages is a number from 1 up.*not None"),
+        (lambda: P([]), ScheduleError, r"stages is a number from 1 up.*not \[\]"),
+        (lambda: P(2, recompute="yes"), ScheduleError, "recompute is True or False, not 'yes'"),
+        (lambda: P(2, beside=5), ScheduleError, "goes with one Data or Shard, not 5"),
+        (lambda: P(2) * gf.parallel.Data(2) * gf.parallel.Data(2), ScheduleError, "this one has"),
+        (lambda: P(2) * gf.parallel.Data(2, accumulate=2), ScheduleError, "leave out accumulate"),
+        (lambda: P(2) * gf.parallel.Shard({"stage": 2}), ScheduleError, "axis 'stage'"),
+        (lambda: divided(P(2, lambda p, m: 1)), ScheduleError, "a schedule's function gives"),
+        (lambda: divided(P(2, one_f_one_b(3, 2))), ScheduleError, "2 stages, but the schedule"),
         (lambda: P(2, "2f2b"), ScheduleError, "schedule is one of gpipe, 1f1b.*not '2f2b'"),
         (lambda: P(2, "1f1b", 0), ScheduleError, "microbatches is a number from 1 up, not 0"),
         (lambda: P(2) * 3, ScheduleError, "goes with one Data or Shard, not 3"),

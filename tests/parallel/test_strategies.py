@@ -253,6 +253,7 @@ def test_a_known_batch_smaller_than_the_replicas_is_refused_before() -> None:
     ({"w1": ("m", "m")}, r"uses axis 'm' of the mesh twice"),
     ({"w1": 3}, r"as a tuple"),
     ({5: ("m",)}, r"a rule is for a tensor or a name, not 5"),
+    ({"w1": (0,)}, r"rule 'w1'.*or None for each axis, not 0"),
 ])  # fmt: skip
 def test_rules_that_cannot_be_followed_are_refused_with_the_remedy(rules: Any, told: str) -> None:
     with pytest.raises(ShardingError, match=told):
@@ -263,10 +264,30 @@ def test_rules_that_cannot_be_followed_are_refused_with_the_remedy(rules: Any, t
     lambda: Data(0), lambda: Data(True), lambda: Data(2, accumulate=0),
     lambda: Data(2, shard_state=1), lambda: Data(2, bucket=-1), lambda: Shard({}),
     lambda: Shard({"a b": 2}), lambda: Shard({"a": 0}), lambda: Shard(3),
+    lambda: Shard({"a": 2}, ["w"]), lambda: Shard({"a": 2}, batch="b"),
+    lambda: Shard({"a": 2}, batch=5),
 ])  # fmt: skip
 def test_strategies_refuse_what_makes_no_sense(make: Any) -> None:
     with pytest.raises(ShardingError):
         make()
+
+
+@pytest.mark.parametrize("wrong, told", [
+    ({"batch": ["z"]}, r"batch names 'z'.*there are 'x', 't'"),
+    ({"batch": "x"}, r"batch is a list .*not 'x'"), ({"batch": 5}, r"batch is a list .*not 5"),
+    ({"batch": [5]}, r"batch is a list"), ({"batch": []}, r"batch is a list"),
+    ({"devices": 5}, r"devices is a list .*data 2.*not 5"), ({"devices": [0, 1]}, r"devices is a"),
+    ({"devices": "cpu:0"}, r"devices is a list .*not 'cpu:0'"),
+])  # fmt: skip
+def test_a_batch_and_devices_that_are_none_are_refused(wrong: Any, told: str) -> None:
+    with pytest.raises(ShardingError, match=told):
+        trained(Data(2, **wrong))
+
+
+def test_a_report_is_for_a_cluster() -> None:
+    model = mlp(Data(2))
+    with pytest.raises(ShardingError, match=r"report at .*gf\.Cluster, not 4"):
+        Data(2).report(model.fetches, 4)  # type: ignore[arg-type]
 
 
 def test_minimize_refuses_what_is_no_strategy() -> None:
