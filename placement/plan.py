@@ -99,7 +99,7 @@ class PlannedTransfer:
 class Interval:
     """What a track (a device, or a link "/worker:0/cpu:0 → /worker:1/cpu:0") does for some time.
 
-    `kind` is "compute", "transfer" or "wait"; start and finish in seconds.
+    `kind` is "compute", "send", "transfer" or "wait"; start and finish in seconds.
     """
 
     track: str

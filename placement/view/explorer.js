@@ -759,7 +759,7 @@ function timeline() {
   close()
   // Waits first, so that what was done lies over what was waited for.
   out.sort((a, b) => (b.kind === 2) - (a.kind === 2) || a.lit - b.lit)
-  const kinds = ["compute", "transfer", "wait"]
+  const kinds = ["compute", "transfer", "wait", "send"]
   model("gf-bars").data = columns(out.map(b => {
     const r = T.rows[b.row], name = node[b.i] >= 0 ? D.nodes.name[node[b.i]] : T.texts[T.bars.text[b.i]]
     const strong = r.device < 0 ? t.cut : edgeOf(D.devices[r.device].strong)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LINKS = 24
 """Links with a row of their own in the timeline: those that move most."""
+KINDS = ("compute", "transfer", "wait", "send")
+"""Of bars, by the numbers that explorer.js knows them by."""
 
 
 def pack(data: Any) -> str:
@@ -203,7 +205,7 @@ def _timeline(plan: Plan, at: dict[str, int], number: dict[str, int]) -> dict[st
             node = _node(plan, bar, at)
             values = (
                 len(rows), _short(bar.start), _short(bar.finish - bar.start), node,
-                ("compute", "transfer", "wait").index(bar.kind),
+                KINDS.index(bar.kind),
                 -1 if node >= 0 and bar.name in at else texts(bar.name),
             )  # fmt: skip
             for column, value in zip(columns.values(), values, strict=True):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphflow as gf
@@ -19,7 +20,7 @@ from graphflow.errors import PlanError
 from graphflow.placement.cluster import CLIENT
 from graphflow.placement.plan import Plan
 from graphflow.placement.view import colours, dot, html, svg
-from graphflow.placement.view.payload import unpack
+from graphflow.placement.view.payload import KINDS, payload, unpack
 from graphflow.placement.view.scene import headlines, scene
 from graphflow.placement.view.text import printable, seconds, shorten, size, ticks
 from tests.placement.view_plans import HOSTILE, chain, hostile, kernels, measured, towers
@@ -257,6 +258,27 @@ def test_measured_rows_stand_right_below_the_predicted(plan: Plan) -> None:
     rows = scene(plan).rows
     assert [row.measured for row in rows] == [False, True] * (len(rows) // 2)
     assert [row.track for row in rows[::2]] == [row.track for row in rows[1::2]]
+
+
+def test_what_a_real_trace_over_two_workers_tells_has_a_page() -> None:
+    with gf.device("/worker:0"):
+        x = gf.placeholder("float32", (8, 64), name="x")
+        h = gf.tanh(x @ gf.variable(np.ones((64, 64), "float32"), name="w"))
+    with gf.device("/worker:1"):
+        y = gf.sum(gf.exp(h))
+    with gf.Session(gf.Cluster.local(2), trial=False) as s:
+        feeds = {x: np.zeros((8, 64), "float32")}
+        s.run(y, feeds)
+        with s.trace():
+            for _ in range(3):
+                s.run(y, feeds)
+        plan = s.plan(y)
+    assert plan.measured is not None
+    kinds = {bar.kind for bar in plan.measured.timeline}
+    assert kinds == {"compute", "send", "transfer", "wait"}
+    bars = payload(plan)["timeline"]["bars"]
+    assert {KINDS[k] for k in bars["kind"]} == kinds
+    assert str(list(KINDS)).replace("'", '"') in html.render(plan)  # explorer.js knows them too
 
 
 def test_feeds_and_fetches_that_were_not_measured_have_no_empty_rows(plan: Plan) -> None:
