@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphflow import optim
-from graphflow.errors import GraphflowError, MemoryLimitError, ScheduleError, ShardingError
+from graphflow.errors import (
+    ArgumentError,
+    GraphflowError,
+    MemoryLimitError,
+    ScheduleError,
+    ShardingError,
+)
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.data import Data
@@ -117,7 +123,9 @@ def auto(
     Raises:
         MemoryLimitError: nothing fits; the message lists what was tried.
         PlanError: a shape is missing.
+        ArgumentError: another argument is not what it should be.
     """
+    _check(cluster, optimizer, memory)
     there = Cluster.here() if cluster is None else cluster
     made = optimizer or optim.Adam()
     count = len(there.devices)
@@ -137,6 +145,22 @@ def auto(
     if not quiet:
         print(ranked)
     return ranked
+
+
+def _check(cluster: Any, optimizer: Any, memory: Any) -> None:
+    where = f"auto at {user_location()}"
+    if cluster is not None and not isinstance(cluster, Cluster):
+        raise ArgumentError(f"{where}: a search is for a gf.Cluster, not {cluster!r}")
+    if optimizer is not None and not isinstance(optimizer, optim.Optimizer):
+        raise ArgumentError(
+            f"{where}: optimizer is one of gf.optim's, such as gf.optim.Adam(), not {optimizer!r}"
+        )
+    if memory is not None and (
+        isinstance(memory, bool) or not isinstance(memory, int) or memory < 1
+    ):
+        raise ArgumentError(
+            f"{where}: memory is a number of bytes for each device, such as 8 << 30, not {memory!r}"
+        )
 
 
 def _tried(

@@ -15,7 +15,7 @@ Megatron-LM", SC 2021, for the layout (tensor parallel within a host, pipelines 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import ceil
 
@@ -56,6 +56,15 @@ class GPT:
     heads: int
     sequence: int = 2048
     vocabulary: int = 51200
+
+    def __post_init__(self) -> None:
+        where = f"GPT at {user_location()}"
+        for each in fields(self):
+            _check_count(where, each.name, getattr(self, each.name))
+        if self.width % self.heads:
+            raise ScheduleError(
+                f"{where}: a width of {self.width} does not divide into {self.heads} heads"
+            )
 
     @property
     def weights(self) -> int:
@@ -154,11 +163,15 @@ def what_if(
         ScheduleError: a number without sense, or a mesh that there is not.
         ClusterError: unknown hardware.
     """
-    for what, number in (("devices", devices), ("batch", batch), ("hosts_of", hosts_of)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ScheduleError(
-                f"what_if at {user_location()}: {what} is a number from 1 up, not {number!r}"
-            )
+    where = f"what_if at {user_location()}"
+    if not isinstance(model, GPT):
+        raise ScheduleError(f"{where}: the model is a gf.parallel.GPT, not {model!r}")
+    counts = {"devices": devices, "batch": batch, "hosts_of": hosts_of}
+    asked_for = {"tensor": tensor, "stages": stages}
+    for what, number in (counts | {k: n for k, n in asked_for.items() if n is not None}).items():
+        _check_count(where, what, number)
+    if recompute is not None and not isinstance(recompute, bool):
+        raise ScheduleError(f"{where}: recompute is True or False, not {recompute!r}")
     site = _Site(hardware, hosts_of, network)
     asked = [
         layout
@@ -168,7 +181,7 @@ def what_if(
     ]
     if not asked:
         raise ScheduleError(
-            f"what_if at {user_location()}: there is no mesh of {devices} devices with "
+            f"{where}: there is no mesh of {devices} devices with "
             f"{tensor or 'any'} along the model and {stages or 'any'} stages for {model.layers} "
             f"layers, {model.heads} heads and a batch of {batch}; each must divide"
         )
@@ -178,7 +191,7 @@ def what_if(
     found = [_estimate(model, site, batch, *layout) for layout in close]
     if not found:
         raise MemoryLimitError(
-            f"what_if at {user_location()}: {model.weights / 1e9:.1f} billion weights take "
+            f"{where}: {model.weights / 1e9:.1f} billion weights take "
             f"{model.weights * ADAM / devices / 1e9:.1f} GB on each of {devices} devices before "
             f"any activation; {hardware} has {site.memory / 1e9:.0f} GB"
         )
@@ -186,6 +199,11 @@ def what_if(
 
 
 # Layouts --------------------------------------------------------------------------------------
+
+
+def _check_count(where: str, what: str, number: object) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ScheduleError(f"{where}: {what} is a number from 1 up, not {number!r}")
 
 
 def _layouts(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import MemoryLimitError, PlanError
+from graphflow.errors import ArgumentError, MemoryLimitError, PlanError
 from graphflow.op import Tensor
 from graphflow.parallel import Pipeline, auto
 from graphflow.parallel.search import tensor_rules
@@ -90,6 +90,10 @@ def test_the_choice_is_a_strategy() -> None:
     [
         (lambda loss: auto(loss, FAST), PlanError, "give its sizes"),
         (lambda loss: auto(loss, FAST, shapes={loss.node.inputs[0]: (1,)}), PlanError, "give its"),
+        (lambda loss: auto(loss, 2), ArgumentError, r"auto at .*gf\.Cluster, not 2"),
+        (lambda loss: auto(loss, optimizer="adam"), ArgumentError, "optim.*not 'adam'"),
+        (lambda loss: auto(loss, memory="1GB"), ArgumentError, "number of bytes.*not '1GB'"),
+        (lambda loss: auto(loss, memory=-1), ArgumentError, "number of bytes.*not -1"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(

@@ -80,6 +80,14 @@ def test_recomputing_takes_less_memory_and_more_time() -> None:
         (lambda: what_if(GPT(2, 64, 2), "a1000", devices=1, batch=8), ClusterError, "a100"),
         (lambda: what_if(GPT(2, 64, 2), devices=8, batch=8, stages=3), ScheduleError,
          "no mesh.*3 stages"),
+        (lambda: what_if(GPT(2, 64, 2), devices=8, batch=8, stages="x"), ScheduleError,
+         "stages is a number from 1 up, not 'x'"),
+        (lambda: what_if(GPT(2, 64, 2), devices=8, batch=8, recompute="maybe"), ScheduleError,
+         "recompute is True or False, not 'maybe'"),
+        (lambda: what_if("gpt", devices=8, batch=8), ScheduleError, "a gf.parallel.GPT, not 'gpt'"),
+        (lambda: GPT(0, 64, 2), ScheduleError, "layers is a number from 1 up, not 0"),
+        (lambda: GPT(2, 64.0, 2), ScheduleError, "width is a number from 1 up, not 64.0"),
+        (lambda: GPT(2, 64, 7), ScheduleError, "a width of 64 does not divide into 7 heads"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(
