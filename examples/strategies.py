@@ -38,6 +38,8 @@ STRATEGIES: dict[str, Any] = {
     ),
     "vocabulary": gf.parallel.Shard({"model": 2}, {"head": (None, "model")}),
     "sequence": gf.parallel.Shard({"time": 2}, {"letters": (None, "time")}),
+    "pipeline": gf.parallel.Pipeline(2, "1f1b", microbatches=4),
+    "zero bubble": gf.parallel.Pipeline(2, "zb-h1", microbatches=4),
 }
 
 
@@ -81,6 +83,8 @@ def main() -> None:
     parser.add_argument("--workers", action="store_true", help="two worker processes")
     parser.add_argument("--plans", type=Path, help="folder for a page with each plan")
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"--steps is a number from 1 on, not {options.steps}")
     cluster = gf.Cluster.local(2) if options.workers else None
     trainers = {name: Trainer(strategy) for name, strategy in STRATEGIES.items()}
     curves = {
@@ -99,10 +103,14 @@ def main() -> None:
         report = strategy.report([trainer.loss, trainer.train])
         kinds = dict.fromkeys(move.kind for move in report.collectives)
         told = ", ".join(f"{report.count(kind)} {kind}" for kind in kinds)
-        print(f"{name:>13}: {report.bytes:>9,} bytes a step ({told})")
+        plan = gf.plan([trainer.loss, trainer.train], gf.Cluster.local(2))
+        if isinstance(strategy, gf.parallel.Pipeline):
+            sent = sum(t.bytes for t in plan.transfers if "/client" not in (t.source, t.target))
+            print(f"{name:>13}: {sent:>9,} bytes a step (from stage to stage)")
+        else:
+            print(f"{name:>13}: {report.bytes:>9,} bytes a step ({told})")
         if options.plans is not None:
             options.plans.mkdir(parents=True, exist_ok=True)
-            plan = gf.plan([trainer.loss, trainer.train], gf.Cluster.local(2))
             plan.save(options.plans / f"{name.replace(', ', '-').replace(' ', '-')}.html")
     print("\nTensor parallelism, in full:")
     trainer = trainers["tensor"]

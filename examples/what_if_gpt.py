@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 import graphflow as gf
+from graphflow.errors import GraphflowError
 
 SIZES = {1: (24, 2048, 16), 8: (36, 4096, 32), 18: (40, 6144, 48), 39: (48, 8192, 64),
          76: (60, 10240, 80), 101: (80, 10240, 80), 146: (80, 12288, 96)}  # fmt: skip
@@ -25,18 +26,24 @@ def model_of(billions: float) -> gf.parallel.GPT:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--billions", type=float, help="weights, about")
-    parser.add_argument("--devices", type=int, default=64)
+    parser.add_argument("--billions", type=float, help="weights, about; default: 18")
+    parser.add_argument("--devices", type=int, help="GPUs; default: 64")
     parser.add_argument("--hardware", default="a100+half", help="a product, see docs/clusters.md")
     parser.add_argument("--batch", type=int, default=1024, help="samples of a step")
     given = parser.parse_args()
     questions = [(1, 8), (18, 64), (101, 1024)]
-    if given.billions:
-        questions = [(given.billions, given.devices)]
+    if given.billions is not None and not given.billions > 0:
+        parser.error(f"--billions is a number above 0, not {given.billions:g}")
+    if given.billions is not None or given.devices is not None:
+        billions = 18 if given.billions is None else given.billions
+        questions = [(billions, 64 if given.devices is None else given.devices)]
     for billions, devices in questions:
-        found = gf.parallel.what_if(
-            model_of(billions), given.hardware, devices=devices, batch=given.batch
-        )
+        try:
+            found = gf.parallel.what_if(
+                model_of(billions), given.hardware, devices=devices, batch=given.batch
+            )
+        except GraphflowError as error:
+            parser.error(str(error))
         print(f"\n{devices} × {given.hardware}, batch {given.batch}\n{found}")
         best = found.best
         days = 300e9 / found.model.sequence / given.batch * best.seconds / 86400
