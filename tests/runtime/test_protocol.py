@@ -231,9 +231,9 @@ def test_silence_is_death_unless_the_transport_vouches_for_the_process() -> None
     desk = Desk()
     desk.machine.handle(c.LinkUp(0), 0.0)
     desk.step(2, 3, 3.5)
-    desk.machine.handle(c.Tick(), 4.9)
-    assert not desk.machine.lost() and desk.machine.wake_at(4.9) == 5.0
-    actions = desk.machine.handle(c.Tick(), 5.0)
+    desk.machine.handle(c.Tick(), 4.4)
+    assert not desk.machine.lost() and desk.machine.wake_at(4.4) == 4.5
+    actions = desk.machine.handle(c.Tick(), 4.5)
     assert "worker 1" in str(settled(actions).outcome) and set(desk.machine.lost()) == {1}
 
 
@@ -244,16 +244,16 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_one_that_does_not_the_
     desk.hear(0, Pong(), 7.0)
     assert desk.machine.handle(c.LinkDown(0, "cut off"), 9.0) == []
     assert desk.machine.handle(c.LinkDown(1, "cut off"), 9.0) == []  # it was quiet since 0.0
-    desk.machine.handle(c.Tick(), 10.9)
-    assert desk.machine.wake_at(10.9) == 11.0  # the transport vouched for it 3 s before
-    desk.machine.handle(c.LinkUp(1), 10.9)
-    desk.step(2, 3, 11.0)
-    desk.machine.handle(c.Tick(), 11.5)
+    desk.machine.handle(c.Tick(), 10.4)
+    assert desk.machine.wake_at(10.4) == 10.5  # the transport vouched for it 3 s before
+    desk.machine.handle(c.LinkUp(1), 10.4)
+    desk.step(2, 3, 10.5)
+    desk.machine.handle(c.Tick(), 11.0)
     assert not desk.machine.lost()
-    actions = desk.machine.handle(c.Tick(), 12.0)
+    actions = desk.machine.handle(c.Tick(), 11.5)
     error = settled(actions).outcome
     assert isinstance(error, WorkerLost) and not error.ended
-    assert error.worker == 0 and "cut off (silent for 5.0 s)" in error.reason
+    assert error.worker == 0 and "cut off (silent for 4.5 s)" in error.reason
 
 
 def test_a_worker_whose_op_holds_the_interpreter_is_late_but_not_dead() -> None:
