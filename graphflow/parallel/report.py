@@ -41,8 +41,11 @@ class Report:
     def _lines(self) -> Iterator[str]:
         mesh = self.division.mesh
         told = " × ".join(f"{name} {size}" for name, size in mesh.sizes.items())
-        yield f"mesh {told}: {', '.join(dict.fromkeys(map(str, mesh.devices)))}"
         division = self.division
+        named = dict.fromkeys(str(device) for device in mesh.devices if str(device))
+        if not named:  # a pipeline's places share devices: each stage has its own
+            named = dict.fromkeys(sorted({str(n.device) for n in division.graph.nodes} - {""}))
+        yield f"mesh {told}: {', '.join(named)}"
         layouts = [(node, pieces.layout) for node, pieces in division.variables.items()]
         layouts += [
             (node, division.values[node.outputs[0]].layout)
