@@ -42,7 +42,7 @@ def test_a_fused_chain_is_predicted_to_take_less_than_its_nodes_by_themselves() 
         chain = chain + 1.0
     one, ten = gf.plan(x + 1.0, TWO), gf.plan(chain, TWO)
     took = [sum(n.finish - n.start for n in plan.nodes if n.op == "add") for plan in (one, ten)]
-    assert took[0] <= took[1] < 3 * took[0]
+    assert took[0] * (1 - 1e-9) <= took[1] < 3 * took[0]
 
 
 def test_pins_part_a_region() -> None:
