@@ -261,6 +261,7 @@ def test_a_clients_key_may_ask_and_is_shown_no_names_of_models(
         assert json.loads(out)["workers"][0]["devices"] == ["cpu:0"]
 
 
+@pytest.mark.slow  # eight seconds of refused handshakes
 def test_a_workers_key_and_a_strangers_may_not(
     capsys: pytest.CaptureFixture[str],
     keyed: tuple[str, dict[str, Keyring], str],

@@ -412,6 +412,7 @@ def test_a_secret_of_another_user_is_refused(keys: Mapping[str, str]) -> None:
         serve("tcp://127.0.0.1:*", key="box", keys=path.parent)
 
 
+@pytest.mark.slow  # several workers, one after the other
 @pytest.mark.fault(49)
 def test_beyond_loopback_a_worker_without_a_key_does_not_start(
     running: list[Running], tmp_path: Path

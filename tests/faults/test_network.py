@@ -208,6 +208,7 @@ def test_flipped_bits_of_a_tensor_are_noticed_and_sent_again(wired: Wired) -> No
         assert flipped
 
 
+@pytest.mark.slow  # ten seconds of slow links
 @pytest.mark.fault(16)
 def test_delay_and_jitter_make_steps_slower_and_kill_nobody(wired: Wired) -> None:
     with wired.session() as s:
@@ -275,6 +276,7 @@ class Growth:
         self._thread.join()
 
 
+@pytest.mark.slow  # ten seconds of slow links
 @pytest.mark.fault(19)
 def test_a_slow_consumer_blocks_its_producer_and_memory_stays_bounded(wired: Wired) -> None:
     x = gf.placeholder("float32", (None,), name="x")
@@ -289,6 +291,7 @@ def test_a_slow_consumer_blocks_its_producer_and_memory_stays_bounded(wired: Wir
     assert growth.most < 160 * MB, "of the 320 MB that went over the edge"
 
 
+@pytest.mark.slow  # ten seconds of slow links
 @pytest.mark.fault(17)
 def test_a_starved_link_holds_its_producer_back_with_bounded_memory(wired: Wired) -> None:
     x = gf.placeholder("float32", (None,), name="x")

@@ -30,6 +30,7 @@ time.time_ns = lambda: _time_ns() + _shift() * 10**9
 """
 
 
+@pytest.mark.slow  # twelve seconds: processes under other clocks
 @pytest.mark.fault(46)
 def test_wall_clocks_that_jump_by_an_hour_have_no_effect(
     workers: Callable[..., list[Worker]], running: list[Running], tmp_path: Path

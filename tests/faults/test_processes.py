@@ -112,6 +112,7 @@ def test_an_op_that_segfaults_in_the_body_of_a_loop_is_named() -> None:
         s.run(last)
 
 
+@pytest.mark.slow  # waits for frozen and for ended processes
 @pytest.mark.fault(3)
 def test_a_worker_by_address_tells_on_its_own_terminal_which_op_ended_it(
     workers: Callable[..., list[Worker]], tmp_path: Path
@@ -236,6 +237,7 @@ def test_local_workers_do_not_outlive_the_process_that_started_them(
     took(7, f"local workers gone after {signal.Signals(number).name}", time.monotonic() - at)
 
 
+@pytest.mark.slow  # waits for frozen and for ended processes
 @pytest.mark.fault(2)
 def test_closing_a_session_ends_frozen_workers_too() -> None:
     with session() as s:

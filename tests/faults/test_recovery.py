@@ -136,6 +136,7 @@ def test_workers_killed_at_random_moments_change_no_bit(
         assert s.checkpoint_error is None
 
 
+@pytest.mark.slow  # workers start again and again
 @pytest.mark.fault(1)
 def test_two_kills_in_a_row_and_both_workers_at_once_change_no_bit(
     curves: Mapping[int, list[Any]], tmp_path: Path
@@ -158,6 +159,7 @@ def test_a_kill_in_the_first_plan_before_any_checkpoint_changes_no_bit(
         assert train(s, Model(2), lambda n: kill(s, 1) if n == 3 else None) == curves[2]
 
 
+@pytest.mark.slow  # workers start again and again
 def test_a_kill_during_recovery_itself_changes_no_bit(
     curves: Mapping[int, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_kill_during_recovery_itself_changes_no_bit(
     assert not left
 
 
+@pytest.mark.slow  # workers start again and again
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
     curves: Mapping[int, list[Any]], tmp_path: Path
 ) -> None:

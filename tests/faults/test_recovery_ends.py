@@ -84,6 +84,7 @@ def test_a_client_that_is_told_to_end_writes_a_checkpoint_and_ends_well(
     }
 
 
+@pytest.mark.slow  # several clients, one after the other
 @pytest.mark.fault(10)
 def test_a_signal_between_steps_and_one_in_a_long_step_end_the_process_both(
     script: Callable[..., Script], tmp_path: Path
@@ -241,6 +242,7 @@ def test_a_client_that_was_thought_dead_is_fenced(
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == kept
 
 
+@pytest.mark.slow  # several clients, one after the other
 @pytest.mark.fault(9)
 def test_an_interrupted_step_leaves_a_session_that_recovers_as_before(tmp_path: Path) -> None:
     from tests.faults import hazards

@@ -106,6 +106,7 @@ def test_a_worker_that_does_not_see_the_directory_sends_its_variables(
         assert s.get(part)[0] == 3
 
 
+@pytest.mark.slow  # a disk that is slow on purpose
 def test_steps_go_on_while_a_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

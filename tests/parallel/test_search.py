@@ -45,6 +45,7 @@ TWO, FAST = (
 )  # fmt: skip
 
 
+@pytest.mark.slow  # plans thirty strategies for four devices
 def test_every_mesh_is_tried_and_the_best_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     x, loss = network(256)
     found = auto(loss, FAST, shapes={x: (4096, 256)})

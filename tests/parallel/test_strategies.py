@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -370,21 +368,6 @@ def test_sums_of_gradients_begin_before_the_backward_pass_ends() -> None:
         starts = [i for i, name in enumerate(ops) if name == "collective_start"]
         assert len(starts) == 3
         assert starts[0] < products[-1] and starts[1] < products[-1]
-
-
-@pytest.mark.parametrize("strategy", [
-    Data(2, shard_state=True), Shard({"model": 2}, {"w1": (None, "model")}),
-], ids=["state", "tensor"])  # fmt: skip
-def test_a_worker_that_is_killed_costs_no_bit(strategy: Any, tmp_path: Path) -> None:
-    model = mlp(strategy)
-    wanted = model.train(gf.Cluster.local(2), steps=6)[0]
-    random, losses = np.random.default_rng(1), []
-    with gf.Session(gf.Cluster.local(2), checkpoint=tmp_path / "kept", every=2) as s:
-        for step in range(6):
-            if step == 4:
-                os.kill(s._hosts.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
-            losses.append(float(s.run(model.fetches, model.feeds(random, 7))[0]))
-    assert losses == wanted
 
 
 # What else a step may hold ------------------------------------------------------------------------

@@ -287,6 +287,7 @@ with gf.Session(gf.Cluster.local(workers=2, threads=1)) as s:
 """
 
 
+@pytest.mark.slow  # each session calibrates the workers by address
 def test_ctrl_c_cancels_the_step_and_leaves_the_session_usable() -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED],
@@ -318,6 +319,7 @@ def test_what_a_worker_prints_reaches_the_users_terminal() -> None:
     assert "seen there" in done.stdout and "3." in done.stdout
 
 
+@pytest.mark.slow  # each session calibrates the workers by address
 def test_two_sessions_on_one_cluster_do_not_share_state(tmp_path: Path) -> None:
     workers = [_start_worker() for _ in range(2)]
     try:
