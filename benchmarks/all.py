@@ -21,7 +21,8 @@ from peers import RESULTS
 FOLDER = Path(__file__).resolve().parent
 PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "chain", "first_step", "memory",
           "fused", "products", "conv")  # fmt: skip
-OTHERS = ("large_graphs", "import_time", "prediction", "placers", "collectives")
+OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
+          "parallel", "pipeline", "auto", "checkpoints")  # fmt: skip
 FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
        ["--nodes", "10000"], "placers": [], "memory": []}  # fmt: skip
 
@@ -63,7 +64,7 @@ def main() -> None:
     print()
     for name, loaded in found.items():
         for result in (loaded or {}).get("results", []):
-            if isinstance(result, dict) and "goal" in result:
+            if isinstance(result, dict) and "ratio_to_best" in result:
                 print(row(result))
         if loaded is None:
             print(f"{name}: FAILED")
