@@ -82,7 +82,9 @@ def _problem(dtype: str) -> tuple[gf.Tensor, gf.Tensor, Callable[[Array], Array]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("optimizer", "rule"), CASES, ids=lambda c: str(c)[:50])
+@pytest.mark.parametrize(
+    ("optimizer", "rule"), CASES, ids=lambda c: getattr(c, "__qualname__", str(c))[:50]
+)
 def test_twenty_steps_follow_the_formula(optimizer: Any, rule: Rule, dtype: str) -> None:
     w, loss, gradient = _problem(dtype)
     train = optimizer.minimize(loss)

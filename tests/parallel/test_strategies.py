@@ -196,7 +196,7 @@ def test_logits_of_a_vocabulary_in_pieces_are_nowhere_together() -> None:
 @pytest.mark.parametrize("options", [
     {}, {"kernel": 5, "norm": False}, {"stride": 2, "pool": None}, {"shape": (2, 3, 13, 11)},
     {"pool": gf.nn.avg_pool},
-], ids=str)  # fmt: skip
+], ids=lambda options: ", ".join(options) or "plain")  # fmt: skip
 @pytest.mark.parametrize("mesh, rule", [
     ({"s": 2}, (None, None, "s")), ({"s": 3}, (None, None, "s")),
     ({"h": 2, "w": 2}, (None, None, "h", "w")), ({"d": 2, "s": 2}, ("d", None, None, "s")),

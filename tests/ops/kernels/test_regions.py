@@ -61,7 +61,8 @@ def exact_calls() -> list[Any]:
                 "float32": ("float32", "float64"),
                 "int32": ("int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"),
             }
-            for other in {d for own in dtypes for d in swaps.get(own, (own,))} or {"bool"}:
+            others = {d for own in dtypes for d in swaps.get(own, (own,))} or {"bool"}
+            for other in sorted(others):
                 given = [s.dtype if s.dtype == bool else np.dtype(other) for s in sample.inputs]
                 known = traced(op, given, sample.attrs)
                 if known is not None and not known.approximate:
