@@ -3,6 +3,7 @@ and a client that runs its steps meanwhile and must not notice."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -40,6 +41,7 @@ class Stranger:
         self._context: Any = zmq.Context()
         self.socket: Any = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDTIMEO, 5000)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)  # a connection that is ended stays so
         if pair is not None:
             self.socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server))
@@ -54,8 +56,9 @@ class Stranger:
         return Envelope(self.session, 1, origin, step, self._sent, 0, self.token)
 
     def send(self, *frames: bytes) -> None:
-        """One message of any frames."""
-        self.socket.send_multipart(frames)
+        """One message of any frames; nothing where the connection has been ended already."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart(frames)
 
     def tell(self, message: Message, data: bytes | None = None, origin: int = COORDINATOR) -> None:
         """A message of the protocol, with the next number."""
