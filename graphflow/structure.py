@@ -112,11 +112,11 @@ def concerns(graph: Graph, placeholder: Node) -> bool:
     gradient of `sum(x + b)` to b counts the rows of x without reading them."""
     if placeholder in graph.placeholders:
         return True
-    fixed = _symbols(graph.placeholders)
-    return not _symbols([placeholder]).isdisjoint(_symbols(graph.nodes) - fixed)
+    fixed = symbols_of(graph.placeholders)
+    return not symbols_of([placeholder]).isdisjoint(symbols_of(graph.nodes) - fixed)
 
 
-def _symbols(nodes: Iterable[Node]) -> set[str]:
+def symbols_of(nodes: Iterable[Node]) -> set[str]:
     """Symbols in the shapes of what nodes make, and in their attributes."""
     return {
         symbol

@@ -9,7 +9,7 @@ one from there comes in through `deliver`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from time import monotonic, monotonic_ns
@@ -19,7 +19,6 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, OpError, SessionError, StepTimeout, VariableError
-from graphflow.graph import Graph
 from graphflow.op import Node
 from graphflow.placement.host import cores
 from graphflow.runtime.backend import Backend, backend_for
@@ -30,7 +29,7 @@ from graphflow.runtime.lines import EDGE_BITS
 from graphflow.runtime.messages import Computed, Key, Parcel, Usage
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.security.limits import Limits
-from graphflow.spec import Dim, symbols
+from graphflow.structure import symbols_of
 
 Array = np.ndarray[Any, Any]
 
@@ -392,7 +391,7 @@ class _Session:
         self._programs[program] = _Loaded(
             program,
             {p.device: p for p in partitions},
-            {p.device: _symbols(p.graph) for p in partitions},
+            {p.device: frozenset(symbols_of(p.graph.nodes)) for p in partitions},
         )
 
     def _created(self, partition: Partition) -> dict[str, Any]:
@@ -607,21 +606,3 @@ def _incoming(recv: Node) -> str:
         f"edge {recv.attrs['edge']} from {recv.attrs['source']} "
         f"({recv.name.removeprefix('recv/')!r}, made at {recv.location})"
     )
-
-
-def _symbols(graph: Graph) -> frozenset[str]:
-    """Symbols on which any shape or attribute of a graph depends."""
-    return frozenset(
-        name
-        for node in graph.walk()
-        for value in (*(spec.shape for spec in node.specs), *node.attrs.values())
-        for name in _named(value)
-    )
-
-
-def _named(value: Any) -> Iterator[str]:
-    if isinstance(value, Dim):
-        yield from symbols(value)
-    elif isinstance(value, tuple):
-        for each in value:
-            yield from _named(each)

@@ -8,7 +8,7 @@ planned in the simulator with what the cluster was measured to take.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphflow import optim
@@ -136,7 +136,7 @@ def auto(
             found = _tried(name, strategy, loss, there, shapes, made, memory)
             tried.append(found)
             if found.why_not.startswith("memory") and isinstance(strategy, Pipeline):
-                again = _again(strategy)
+                again = replace(strategy, recompute=True)
                 name = f"{name}, recomputing"
                 tried.append(_tried(name, again, loss, there, shapes, made, memory))
     ranked = Search(tuple(sorted(tried, key=lambda t: (t.seconds, len(t.name)))))
@@ -190,12 +190,6 @@ def _tried(
 def _first(error: GraphflowError) -> str:
     line = str(error).partition("\n")[0]
     return line if len(line) <= 90 else line[:89] + "…"
-
-
-def _again(strategy: Pipeline) -> Pipeline:
-    from dataclasses import replace
-
-    return replace(strategy, recompute=True)
 
 
 # Candidates -----------------------------------------------------------------------------------

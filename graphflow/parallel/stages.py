@@ -15,7 +15,7 @@ import numpy as np
 from graphflow.errors import ScheduleError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
-from graphflow.spec import Dim, symbols
+from graphflow.structure import symbols_of
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
@@ -131,7 +131,7 @@ def _divided(
     there = cluster
     if there is None or not is_described(there) or len(there.devices) < 2:
         there = _usual(cluster)
-    bindings = dict.fromkeys(_symbols(graph), NOMINAL)
+    bindings = dict.fromkeys(symbols_of(graph.nodes), NOMINAL)
     whole = build_problems(graph, there, bindings)[0]
     problem = whole.problem
     kept = np.array([whole.index[node] for node in nodes])
@@ -182,11 +182,6 @@ def _in_order(graph: Graph, nodes: Sequence[Node], device: Mapping[Node, int]) -
             raise ScheduleError("the planner found stages that read from each other")
         numbers[free[0]] = len(numbers)
     return numbers
-
-
-def _symbols(graph: Graph) -> set[str]:
-    sizes = (size for node in graph.nodes for spec in node.specs for size in spec.shape)
-    return {name for size in sizes if isinstance(size, Dim) for name in symbols(size)}
 
 
 # Phases ---------------------------------------------------------------------------------------
