@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import FeedError, MemoryLimitError
+from graphflow.errors import FeedError, LinkLost, MemoryLimitError
 from graphflow.feeding import convert, convert_all
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
@@ -20,6 +20,7 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import Measured, Plan
 from graphflow.runtime.hosts import Hosts, Ready
 from graphflow.runtime.layout import plan_layout
+from graphflow.runtime.lines import EDGE_BITS
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.trace import Exchange, Trace
 from graphflow.spec import evaluate
@@ -275,6 +276,17 @@ class Compiled:
             for node in part.graph.walk()
             if node.op.name == "recv"
         }
+
+    def explained(self, error: LinkLost) -> LinkLost:
+        """An error of a link, with what its edge was to carry."""
+        edge = error.edge % 2**EDGE_BITS if isinstance(error.edge, int) else None
+        for part in self.partitions.values():
+            for node in part.graph.walk():
+                if node.op.name == "recv" and node.attrs["edge"] == edge:
+                    told = _carried(part.graph.names.get(node, node.name), edge)
+                    error.args = (f"{error}; it carries {told!r}, made at {node.location}",)
+                    return error
+        return error
 
     def exchanges(self, bindings: Mapping[str, int]) -> dict[tuple[str, str], Exchange]:
         """Collectives over several devices, by the device and the name of the span of each part."""

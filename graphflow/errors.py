@@ -162,6 +162,33 @@ class StepTimeout(GraphflowError):
     """A step passed its deadline; names the edge and the peer it waited for."""
 
 
+class LinkLost(StepTimeout):
+    """Two workers do not reach each other, though both answer this process. The step has changed
+    nothing: it can be tried again once they do.
+
+    Attributes:
+        source: the worker that has sent something.
+        target: the one that did not take it.
+        step: the step.
+        edge: what was sent: the number of the edge, or the name of an exchange.
+    """
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        source: int | None = None,
+        target: int | None = None,
+        step: int | None = None,
+        edge: int | str | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.source = source
+        self.target = target
+        self.step = step
+        self.edge = edge
+
+
 class RendezvousTimeout(GraphflowError):
     """Workers did not come up, or answer, within the start deadline."""
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from graphflow.checkpointing import WRITE_SECONDS, Flight, Saver
 from graphflow.deployment import Deployment
-from graphflow.errors import CheckpointError, StateLost, WorkerLost
+from graphflow.errors import CheckpointError, LinkLost, StateLost, WorkerLost
 from graphflow.op import Node, Tensor
 from graphflow.runtime.checkpoint import Checkpoint, load
 from graphflow.runtime.hosts import NOBODY
@@ -153,6 +153,12 @@ class Recovery:
                 if not self._keeps or error.reason == NOBODY:
                     raise
                 self._count(error)
+            except LinkLost as error:
+                if not self._keeps:
+                    raise
+                reason = f"worker {error.source} does not reach it"
+                lost = WorkerLost(str(error), worker=error.target, step=error.step, reason=reason)
+                self._count(lost)
 
     def after(self) -> None:
         """At the end of a step: write a checkpoint where it is time for one.

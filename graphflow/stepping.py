@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.compiled import Compiled, Route
-from graphflow.errors import NonFiniteError, WorkerLost
+from graphflow.errors import LinkLost, NonFiniteError, WorkerLost
 from graphflow.op import Node
 from graphflow.replanning import window_at
 from graphflow.runtime.finite import EVERY
@@ -110,6 +110,8 @@ class Steps:
             except WorkerLost as error:
                 self.lost = error
                 raise
+            except LinkLost as error:
+                raise compiled.explained(error) from None
             except NonFiniteError as error:
                 raise self._located(error, compiled, arrays, bindings) from None
             except KeyboardInterrupt:
@@ -168,6 +170,8 @@ class Steps:
         except WorkerLost as error:
             self.lost = error
             raise
+        except LinkLost as error:
+            raise compiled.explained(error) from None
         except KeyboardInterrupt:
             self.committed += 1
             raise

@@ -6,11 +6,13 @@ How orders travel is the loop's business, see `loop`.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import secrets
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +51,7 @@ from graphflow.runtime.messages import (
     Measure,
     Measured,
     Meet,
+    Met,
     Open,
     Prepare,
     Probe,
@@ -83,6 +86,7 @@ _REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
 _SAVE_SECONDS = 600.0  # for the shards of a checkpoint
 _REOPEN_SECONDS = 15.0  # for workers that are there to begin a session anew
 _ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
+_MEET_SECONDS = 5.0  # that workers which are there may take to reach each other
 
 _log = Log("graphflow.coordinator")
 
@@ -146,6 +150,7 @@ class RemoteHosts:
         self._ops = list(ops)
         self._told_draining: Callable[[], None] | None = None
         self._suspects: set[int] = set()  # workers that were lost since the session last began
+        self._apart: set[int] = set()  # workers without which the others would reach each other
         self._local = _launch(cluster, deadline, host, ops, store)
         self._loop: Loop | None = None
         try:
@@ -154,8 +159,11 @@ class RemoteHosts:
             self._abandon()
             raise
 
-    def _connect(self, cluster: Cluster, until: float, epoch: int) -> None:
-        """Begins the session on all workers of a cluster."""
+    def _connect(
+        self, cluster: Cluster, until: float, epoch: int, meeting: float = math.inf
+    ) -> None:
+        """Begins the session on all workers of a cluster, who have some seconds for `meeting` each
+        other."""
         self._addresses = (
             self._local.addresses
             if self._local
@@ -170,7 +178,7 @@ class RemoteHosts:
         self._loop.on_draining = self._told_draining
         self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
         with waiting(self._missing, self._tell_missing):
-            self._meet(cluster, until)
+            self._meet(cluster, until, meeting)
         _log.tell(
             "cluster.ready", session=self.session, workers=self._addresses,
             seconds=time.monotonic() - self._activity.opened,
@@ -420,9 +428,9 @@ class RemoteHosts:
         """
         leaving: set[int] = set()
         if self._loop is not None:
-            leaving = self.draining()
+            leaving = self.draining() | self._apart
             self._suspects |= {*self._loop.lost()}
-            self._release(leaving)
+            self._release(leaving - {*self._loop.lost()})
             self._end.detach()
             self._loop.stop()
             self._loop = None
@@ -433,7 +441,8 @@ class RemoteHosts:
             else:
                 ending = {self._addresses[worker] for worker in leaving}
                 cluster = self._answering(cluster, seconds, ending)
-            self._connect(cluster, time.monotonic() + _REOPEN_SECONDS, epoch)
+            until, self._apart = time.monotonic() + _REOPEN_SECONDS, set()
+            self._connect(cluster, until, epoch, max(seconds, _MEET_SECONDS))
         except (RendezvousTimeout, SessionError) as error:
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
         self._suspects.clear()
@@ -574,7 +583,7 @@ class RemoteHosts:
         missing = self._loop.awaited() if self._loop else []
         return [f"worker {each} at {self._addresses[each]}" for each in missing] or ["the workers"]
 
-    def _meet(self, cluster: Cluster, until: float) -> None:
+    def _meet(self, cluster: Cluster, until: float, meeting: float) -> None:
         """Versions, sessions, and the links between the workers: the readiness barrier."""
         hello = _hello(next(self._requests))
         workers = range(len(self._addresses))
@@ -592,13 +601,26 @@ class RemoteHosts:
             w: Order(Open(request, w, self._addresses, LEASE, self._ops, shown)) for w in workers
         }
         self._ask(request, orders, _left(until))
-        request, left = next(self._requests), _left(until)
-        try:
-            self._ask(request, {w: Order(Meet(request, left)) for w in workers}, left + GRACE)
-        except GraphflowError as error:
-            if isinstance(error, WorkerLost):
-                raise
-            raise RendezvousTimeout(f"the workers do not reach each other: {error}") from error
+        request, left = next(self._requests), min(_left(until), meeting)
+        meet = {worker: Order(Meet(request, left)) for worker in workers}
+        replies = self._ask(request, meet, left + GRACE)
+        pairs = [
+            (worker, other)
+            for worker, message in replies.messages.items()
+            if isinstance(message, Met)
+            for other in message.missing
+        ]
+        if pairs:
+            self._apart = left_out(pairs)
+            raise RendezvousTimeout(self._told_apart(pairs, left))
+
+    def _told_apart(self, pairs: Sequence[tuple[int, int]], seconds: float) -> str:
+        where = self._addresses
+        told = ", ".join(f"worker {b} at {where[b]} did not answer worker {a}" for a, b in pairs)
+        return (
+            f"the workers do not reach each other: {told} within {seconds:g} s; can these "
+            "addresses be reached from there?"
+        )
 
     def _refused(self) -> RendezvousTimeout | None:
         """What to say if workers did not answer because of keys."""
@@ -681,6 +703,18 @@ def _keys(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
 def _hello(request: int) -> Hello:
     own = Version.own()
     return Hello(request, own.version, own.wire, own.python)
+
+
+def left_out(pairs: Sequence[tuple[int, int]]) -> set[int]:
+    """The workers without which all others reach each other: again and again the one with the most
+    pairs that do not, of several the last."""
+    left, out = set(pairs), set()
+    while left:
+        counts = Counter(worker for pair in left for worker in pair)
+        worst = max(counts, key=lambda worker: (counts[worker], worker))
+        out.add(worst)
+        left = {pair for pair in left if worst not in pair}
+    return out
 
 
 def _left(until: float) -> float:

@@ -47,7 +47,7 @@ from graphflow.runtime.messages import (
     Write,
 )
 from graphflow.runtime.metrics import Meters
-from graphflow.runtime.protocol.jobs import Beat, Finished, Heard, Offer, Outcome, Run
+from graphflow.runtime.protocol.jobs import Beat, Cut, Finished, Heard, Offer, Outcome, Run
 from graphflow.runtime.protocol.stream import Outbound
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.limits import Limits
@@ -117,7 +117,7 @@ class HostedSession:
         guard: Guard | None,
         factory: HostFactory,
         allow_ops: Collection[str],
-        report: Callable[[Finished | Offer], None],
+        report: Callable[[Finished | Offer | Cut], None],
         attend: Attend,
         meters: Meters | None = None,
         checkpoints: str | None = None,
@@ -221,6 +221,9 @@ class HostedSession:
         """Time for the links to say what they have sent and received."""
         for worker, link in list(self._links.items()):
             link.beat(owed=worker in beat.owed)
+            if (untaken := link.untaken()) is not None:
+                asked, (step, edge) = untaken
+                self._report(Cut(self._session, worker, step, edge, asked))
 
     def echoed(self, request: int, origin: int) -> None:
         """An echo has come back from another worker."""
@@ -304,7 +307,7 @@ class HostedSession:
             case Measure():
                 return host.measure()
             case Meet():
-                self._meet(job)
+                return self._meet(job)
             case Chunk():
                 self._bounced(run)
             case Probe():
@@ -425,15 +428,17 @@ class HostedSession:
     def _still(self, until: float) -> bool:
         return time.monotonic() < until and not self._closing.is_set()
 
-    def _meet(self, job: Meet) -> None:
-        """Whether all other workers answer; they are asked at the same time."""
+    def _meet(self, job: Meet) -> list[int]:
+        """The other workers that do not answer; all are asked at the same time."""
         until = time.monotonic() + job.deadline
         nothing = np.zeros(0, np.uint8)
         for target in self._links:
             self._ask_echo(target, job.request, nothing, until)
         missing = set(self._links)
-        while missing:
-            missing.discard(self._await_echo(job.request, missing, job.deadline, until))
+        with contextlib.suppress(StepTimeout):
+            while missing:
+                missing.discard(self._await_echo(job.request, missing, job.deadline, until))
+        return sorted(missing)
 
     def _probe(self, job: Probe) -> float:
         """The median one-way time in seconds, half of a round trip."""

@@ -21,6 +21,7 @@ from graphflow.runtime.wire import chunks, encode, is_far, lent, small
 
 _OFFER_SECONDS = 0.1  # between two offers of memory that were not taken
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
+_PATIENCE = 4  # times that a peer is asked before anybody else is told
 
 
 class Link:
@@ -33,6 +34,8 @@ class Link:
         self._lender = Lender()
         self._far = is_far(channel.address)
         self._offered = -inf  # when, last
+        self._asked = 0  # times since the peer last took anything
+        self._last: tuple[int, Key] = (0, "")  # step and edge of what it was to take last
 
     def send(
         self,
@@ -51,6 +54,7 @@ class Link:
             TransportError: `go_on` said to stop.
         """
         step = number if purpose == "edge" else 0
+        self._last = (step, name)
         inside = small(name, array) if purpose == "edge" else None
         if inside is not None:
             with self._changed:
@@ -102,6 +106,7 @@ class Link:
         with self._changed:
             self._outbound.received = heard.received
             if self._outbound.acknowledge(heard.acknowledged):
+                self._asked = 0
                 self._changed.notify_all()
             if heard.told is not None:
                 self._put(self._outbound.tell(heard.told))
@@ -118,7 +123,15 @@ class Link:
         """Tells the peer what was sent, if it has not acknowledged that, and what was received."""
         with self._changed:
             if owed or self._outbound.pending:
+                self._asked += self._outbound.pending > 0
                 self._put(self._outbound.tell(Ack(asks=True)))
+
+    def untaken(self) -> tuple[int, tuple[int, Key]] | None:
+        """How often the peer was asked in vain what it has of ours, and the step and the edge of
+        the last of that; None where it may just be slow."""
+        if self._asked <= _PATIENCE or not self._outbound.pending:
+            return None
+        return self._asked, self._last
 
     def close(self) -> None:
         """Ends the connection."""

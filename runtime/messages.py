@@ -244,7 +244,7 @@ class Measure(Message):
 
 @dataclass(frozen=True)
 class Meet(Message):
-    """Asks a worker whether it reaches all others."""
+    """Asks a worker which others it reaches."""
 
     request: Count
     deadline: float
@@ -316,6 +316,16 @@ class Fenced(Message):
 
 
 @dataclass(frozen=True)
+class Unreached(Message):
+    """Another worker has taken nothing of what waits for it, though it was `asked` so many times,
+    each half second; the last of it is an edge of the envelope's step."""
+
+    worker: Count
+    asked: Count
+    edge: Key
+
+
+@dataclass(frozen=True)
 class Draining(Message):
     """The worker is asked to end, and waits so many seconds for its sessions to leave it."""
 
@@ -365,6 +375,14 @@ class Ready(Message):
     """A request without a result of its own is done."""
 
     request: Count
+
+
+@dataclass(frozen=True)
+class Met(Message):
+    """Who did not answer among the other workers."""
+
+    request: Count
+    missing: list[int]
 
 
 @dataclass(frozen=True)
@@ -431,5 +449,5 @@ class Broken(Message):
 
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
 
-UNNUMBERED = (Ping, Pong, Ack, Resend, Fenced, Broken, Share)
+UNNUMBERED = (Ping, Pong, Ack, Resend, Fenced, Broken, Share, Unreached)
 """What is neither kept nor sent again: a later one says all that a lost one did."""

@@ -22,7 +22,7 @@ import xxhash
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
 from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Message, Small
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 4 << 20  # bytes of an array in one frame
 FAR_CHUNK_BYTES = 256 << 10  # the same, to another host

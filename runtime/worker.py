@@ -42,6 +42,7 @@ from graphflow.runtime.protocol.faults import failed
 from graphflow.runtime.protocol.jobs import (
     Attach,
     Beat,
+    Cut,
     Deliver,
     Drain,
     Finished,
@@ -126,7 +127,7 @@ class WorkerProcess:
         self._machine = WorkerMachine(devices, identity(), host_memory() // 2)
         self._sessions: dict[str, HostedSession] = {}
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
-        self._finished: deque[Finished | Offer] = deque()
+        self._finished: deque[Finished | Offer | Cut] = deque()
         self._unsent: dict[bytes, deque[list[Any]]] = {}
         self._helm = Helm(self._bell)
         self._sleeper = Sleeper()
@@ -376,7 +377,7 @@ class WorkerProcess:
                 steps=told["committed"],
             )  # fmt: skip
 
-    def _report(self, finished: Finished | Offer) -> None:
+    def _report(self, finished: Finished | Offer | Cut) -> None:
         self._finished.append(finished)
         if not self._helm.free():
             self._bell.ring()

@@ -36,8 +36,10 @@ from graphflow.runtime.messages import (
     Open,
     Ping,
     Pong,
+    Probe,
     Share,
     Spans,
+    Unreached,
     Welcome,
 )
 from graphflow.runtime.protocol.faults import raised
@@ -59,7 +61,7 @@ from graphflow.runtime.protocol.orders import (
     Settle,
     Tick,
 )
-from graphflow.runtime.protocol.peers import BEAT, Peer, Watch, late
+from graphflow.runtime.protocol.peers import BEAT, Peer, Watch, apart, late
 from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
 from graphflow.runtime.wire import Buffer, give_back, is_far
 
@@ -201,7 +203,7 @@ class CoordinatorMachine:
             return self._stale(worker, envelope, message, stale)
         before = peer.stream.outbound.acknowledged
         arrival, letters = peer.stream.receive(envelope, message, event.data)
-        peer.heard = self._now
+        peer.hear(self._now)
         if peer.stream.outbound.acknowledged > before or not peer.opened:
             peer.hears, peer.deaf = self._now, inf
         peer.opened = peer.opened or (peer.opening and not peer.stream.outbound.pending)
@@ -209,7 +211,7 @@ class CoordinatorMachine:
         if arrival in (Arrival.DUPLICATE, Arrival.MISSING):
             return actions
         try:
-            actions += self._reply(worker, message, event.data)
+            actions += self._reply(worker, envelope, message, event.data)
         except ProtocolError as error:
             reason = f"it sent what is not valid here: {error}"
             return actions + self._lose(Gone(worker, reason, ended=False))
@@ -235,7 +237,9 @@ class CoordinatorMachine:
         )
         return self._fail_all(self._fenced)
 
-    def _reply(self, worker: int, message: Message, data: Buffer | None) -> list[CoordinatorAction]:
+    def _reply(
+        self, worker: int, envelope: Envelope, message: Message, data: Buffer | None
+    ) -> list[CoordinatorAction]:
         peer = self._peers[worker]
         match message:
             case Broken(reason) | Fenced(StaleSession.__name__, reason):
@@ -248,6 +252,8 @@ class CoordinatorMachine:
                 return [Leaving(worker, seconds)]
             case Share(token):
                 return [Attach(worker, token)]
+            case Unreached():
+                return self._part(worker, envelope.step, message)
             case Chunk():
                 if message.purpose != "fetch" or data is None:
                     raise ProtocolError(f"an array for {message.purpose!r} was not asked for")
@@ -348,6 +354,26 @@ class CoordinatorMachine:
                 what = f"was lost in {operation.what}"
                 actions += self._end(operation, peer.lost(what, operation))
         return actions
+
+    def _part(self, source: int, step: int, told: Unreached) -> list[CoordinatorAction]:
+        """A worker does not reach another: a step that needs their link ends, if it is the link and
+        not that other one, which then is lost or late."""
+        if not 0 <= told.worker < len(self._peers):
+            raise ProtocolError(f"there is no worker {told.worker} for it to reach")
+        target, operation = self._peers[told.worker], self._crossing(source, told.worker, step)
+        if operation is None or not self._watch.is_cut(target, told.asked, self._now):
+            return []
+        return self._end(operation, apart(self._peers[source], target, operation, told.edge))
+
+    def _crossing(self, source: int, target: int, step: int) -> Operation | None:
+        """What is under way over the link of two workers: a step, or a probe of it."""
+        if step:
+            return self._step(step)
+        for operation in self._operations.values():
+            first = operation.first
+            if isinstance(first, Probe) and first.target == target and source in operation.waiting:
+                return operation
+        return None
 
     # Ends --------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ Job = (
     | Close
     | Chunk
 )
-Outcome = None | Computed | Saved | Array | dict[str, object] | float | BaseException
+Outcome = None | Computed | Saved | Array | dict[str, object] | list[int] | float | BaseException
 
 
 # Events ----------------------------------------------------------------------------------------
@@ -103,7 +103,19 @@ class Offer:
     token: str
 
 
-WorkerEvent = Received | Finished | Offer | Tick | Drain | Leave
+@dataclass(frozen=True)
+class Cut:
+    """A link to another worker takes nothing, though that one was asked so many times; the last
+    that it was to take is an edge of a step."""
+
+    session: str
+    worker: int
+    step: int
+    edge: Key
+    asked: int
+
+
+WorkerEvent = Received | Finished | Offer | Cut | Tick | Drain | Leave
 
 
 # Actions ---------------------------------------------------------------------------------------

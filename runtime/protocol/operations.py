@@ -19,6 +19,7 @@ from graphflow.runtime.messages import (
     Measured,
     Meet,
     Message,
+    Met,
     Open,
     Prepare,
     Probe,
@@ -44,7 +45,7 @@ REPLIES: dict[type[Message], type[Message]] = {
     Forget: Ready,
     Save: Saved,
     Measure: Measured,
-    Meet: Ready,
+    Meet: Met,
     Probe: Probed,
     Close: Ready,
 }

@@ -8,13 +8,14 @@ from math import inf
 
 from graphflow.errors import (
     GraphflowError,
+    LinkLost,
     RendezvousTimeout,
     StepTimeout,
     VersionMismatch,
     WorkerLost,
 )
 from graphflow.runtime.clock import Clock
-from graphflow.runtime.messages import Hello, Open
+from graphflow.runtime.messages import Hello, Key, Open
 from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.orders import Gone
 from graphflow.runtime.protocol.stream import Stream, Version
@@ -24,6 +25,8 @@ BEAT = 1.0  # seconds between two pings
 _LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down
 _SPEAKS, _ANSWERS = 0.3, 0.5  # of the time to be lost, without an answer from one that speaks
 _SMALL = 1 << 16  # bytes on their way that delay no answer for long
+_ASKS = 0.5  # seconds between two times that a worker asks another one
+_STEADY = 2.0  # seconds in which who was silent before answers everybody else, too
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Peer:
     stream: Stream
     heard: float
     clock: Clock
+    since: float = 0.0  # when it began to speak without a pause
     inbox: Assembler = field(default_factory=Assembler)
     welcomed: bool = False
     opening: bool = False  # it was told of the session
@@ -48,6 +52,12 @@ class Peer:
 
     def __str__(self) -> str:
         return f"worker {self.index} at {self.address}"
+
+    def hear(self, now: float) -> None:
+        """It speaks."""
+        if now > self.heard + 2 * BEAT:
+            self.since = now
+        self.heard = now
 
     def lost(self, what: str, operation: Operation | None = None) -> WorkerLost:
         """The error of who needs this worker after it is lost."""
@@ -100,6 +110,16 @@ def late(operation: Operation, peers: Sequence[Peer], now: float) -> GraphflowEr
     )
 
 
+def apart(source: Peer, target: Peer, operation: Operation, edge: Key) -> LinkLost:
+    """The error of a step whose workers do not reach each other."""
+    step = operation.begin.step
+    return LinkLost(
+        f"{operation.what}: {source} sent edge {edge}, but {target} did not take it, though both "
+        "answer this process: what is between the two is cut, or refuses connections",
+        source=source.index, target=target.index, step=step, edge=edge,
+    )  # fmt: skip
+
+
 class Watch:
     """Who is lost by silence: workers that no link vouches for, after `dead_after` seconds.
 
@@ -115,7 +135,8 @@ class Watch:
 
     def up(self, peer: Peer, now: float) -> None:
         """The transport vouches for it from now on."""
-        peer.link, peer.down, peer.heard = True, "", now
+        peer.link, peer.down = True, ""
+        peer.hear(now)
         peer.hears, peer.deaf = now, inf
         self._unsure.discard(peer.index)
 
@@ -153,6 +174,12 @@ class Watch:
         heard = (self._peers[worker].heard for worker in self._unsure)
         self.due = min(heard, default=inf) + self._dead_after
         return found
+
+    def is_cut(self, peer: Peer, asked: int, now: float) -> bool:
+        """Whether it is by the link that a worker has not answered another one, who asked so many
+        times: it speaks to us, and not only just again after its interpreter was held."""
+        speaks = peer.gone is None and now <= peer.heard + 2 * BEAT and now > peer.since + _STEADY
+        return speaks and asked * _ASKS >= self._dead_after
 
     def is_deaf(self, peer: Peer, now: float) -> bool:
         """Whether a worker that speaks has answered nothing for too long: the network is cut in one

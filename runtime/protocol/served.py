@@ -21,7 +21,9 @@ from graphflow.runtime.messages import (
     Key,
     Measure,
     Measured,
+    Meet,
     Message,
+    Met,
     Probe,
     Probed,
     Read,
@@ -159,6 +161,8 @@ class Served:
             return self.reply(outcome)
         if isinstance(job, Measure):
             return self.reply(Measured(job.request, outcome))
+        if isinstance(job, Meet) and isinstance(outcome, list):
+            return self.reply(Met(job.request, outcome))
         if isinstance(job, Probe) and isinstance(outcome, float):
             return self.reply(Probed(job.request, outcome))
         return self.reply(Ready(job.request))

@@ -49,6 +49,7 @@ from graphflow.runtime.messages import (
     Save,
     Share,
     Tensor,
+    Unreached,
     Welcome,
     Write,
 )
@@ -56,6 +57,7 @@ from graphflow.runtime.protocol.faults import failed
 from graphflow.runtime.protocol.jobs import (
     Attach,
     Beat,
+    Cut,
     Deliver,
     Drain,
     Finished,
@@ -135,6 +137,10 @@ class WorkerMachine:
             case Offer(name, token):
                 session = self._sessions.get(name)
                 return [] if session is None else [session.tell(Share(token))]
+            case Cut(name, worker, step, edge, asked):
+                session = self._sessions.get(name)
+                told = Unreached(worker, asked, edge)
+                return [] if session is None else [session.tell(told, step)]
             case Tick():
                 return self._tick(now)
             case Drain(seconds):

@@ -83,6 +83,18 @@ class Host:
         """Put it back."""
         self._switch.run("ip", "link", "set", self._port, "up")
 
+    def lose(self, other: Host) -> None:
+        """Send what is for another host to where nobody is, so that nothing comes there."""
+        nobody = "02:00:00:00:00:99"
+        self.run(
+            "ip", "neigh", "replace", other.address, "lladdr", nobody, "dev", "eth0",
+            "nud", "permanent",
+        )  # fmt: skip
+
+    def find(self, other: Host) -> None:
+        """Send it to the other host again."""
+        self.run("ip", "neigh", "del", other.address, "dev", "eth0")
+
     def throttle(self, rate: str) -> None:
         """Let no more leave it or come to it than `rate`, such as "100mbit"."""
         for namespace, end in ((self._namespace, "eth0"), (self._switch, self._port)):

@@ -31,6 +31,7 @@ class Proxy:
         rate: bytes a second, each way and connection; None: no limit.
         piece: bytes that are written at once, each in a packet of its own; None: as they come.
         cut: directions in which nothing passes.
+        spared: how many connections, the first ones, a cut leaves alone.
         corrupt: changes bytes, (direction, number of the first byte, bytes) -> bytes.
         reset_after: bytes upwards after which a connection is reset, once.
 
@@ -43,6 +44,7 @@ class Proxy:
         self.rate: float | None = None
         self.piece: int | None = None
         self.cut: frozenset[str] = frozenset()
+        self.spared = 0
         self.corrupt: Callable[[str, int, bytes], bytes] | None = None
         self.reset_after: int | None = None
         self.passed = {UP: 0, DOWN: 0}
@@ -120,11 +122,12 @@ class Proxy:
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        number = self.connections
         self._open.add(writer)
         there: asyncio.StreamWriter | None = None
         pumps: list[asyncio.Task[None]] = []
         try:
-            while self.cut:
+            while self.cut and number > self.spared:
                 await asyncio.sleep(0.01)
             source, there = await asyncio.open_connection(*self._target, limit=_READ)
             self._open.add(there)
@@ -132,8 +135,8 @@ class Proxy:
                 end.transport.set_write_buffer_limits(high=_READ)
                 end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pumps = [
-                asyncio.ensure_future(self._pump(UP, reader, there)),
-                asyncio.ensure_future(self._pump(DOWN, source, writer)),
+                asyncio.ensure_future(self._pump(UP, reader, there, number)),
+                asyncio.ensure_future(self._pump(DOWN, source, writer, number)),
             ]
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         except (OSError, asyncio.CancelledError):
@@ -145,9 +148,9 @@ class Proxy:
                 self._open.discard(end)
                 end.transport.abort()
 
-    async def _pump(self, way: str, reader: Any, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, way: str, reader: Any, writer: asyncio.StreamWriter, number: int) -> None:
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_WAITING)
-        last = asyncio.ensure_future(self._write(way, waiting, writer))
+        last = asyncio.ensure_future(self._write(way, waiting, writer, number))
         try:
             due = 0.0
             while data := await reader.read(_READ):
@@ -162,8 +165,9 @@ class Proxy:
             last.cancel()
 
     async def _write(
-        self, way: str, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
-    ) -> None:
+        self, way: str, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter,
+        number: int,
+    ) -> None:  # fmt: skip
         passed = 0
         while True:
             due, data = await waiting.get()
@@ -174,7 +178,7 @@ class Proxy:
                 data = self.corrupt(way, passed, data)
             step = self.piece or (max(1, int(self.rate / 50)) if self.rate else len(data))
             for start in range(0, len(data), step):
-                while way in self.cut:
+                while way in self.cut and number > self.spared:
                     await asyncio.sleep(0.01)
                 part = data[start : start + step]
                 writer.write(part)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+import graphflow as gf
 from tests.faults import training
 from tests.faults.network import Hosts
 from tests.faults.running import ROOT, START, Running, Worker, cluster_file, took
+from tests.faults.test_recovery import Model
 
 TRAINING = training.__file__
 STEPS = 30
@@ -56,7 +58,14 @@ class Cluster:
 
     def train(self, steps: int, **options: object) -> Running:
         given = [f"{name}={json.dumps(value)}" for name, value in options.items()]
-        command = [sys.executable, TRAINING, str(self.file), str(steps), *given]
+        return self._start(TRAINING, str(self.file), str(steps), *given)
+
+    def script(self, text: str, *arguments: str) -> Running:
+        """A Python script on the first host; its first argument is the cluster's file."""
+        return self._start("-c", text, str(self.file), *arguments)
+
+    def _start(self, *arguments: str) -> Running:
+        command = [sys.executable, *arguments]
         self.running.append(
             Running(command, inside=self.hosts.hosts[0].enter, env=self.keys, cwd=self.file.parent)
         )
@@ -113,6 +122,46 @@ def test_a_cable_that_is_cut_for_thirty_seconds_is_planned_around(
     assert results(run.lines) == alone(STEPS)
     homes = json.loads(run.lines[-1].split(maxsplit=2)[2])
     assert len(homes) < 3, "planned around the host that was cut off"
+
+
+CHAIN = """
+import sys, time, graphflow as gf
+from tests.faults.test_recovery import Model
+model = Model(3)
+with gf.Session(sys.argv[1], trial=False, checkpoint=sys.argv[2], every=4, rejoin=2.0) as s:
+    for number in range(30):
+        loss, _ = s.run([model.loss, model.train], model.feed(number))
+        print("step", number, float(loss).hex(), flush=True)
+        time.sleep(0.05)
+    print("done", len(s.cluster.workers), flush=True)
+"""
+
+
+@pytest.mark.slow  # cuts that last
+@pytest.mark.fault(13, 14)
+@pytest.mark.parametrize("ways", [1, 2], ids=["one way", "both ways"])
+def test_two_hosts_that_do_not_reach_each_other_are_planned_around(
+    cluster: Cluster, tmp_path: Path, ways: int
+) -> None:
+    """Both reach the one where the session is."""
+    model = Model(1)
+    with gf.Session(gf.Cluster.here(devices=["cpu:0"], threads=1)) as s:
+        wanted = [
+            f"step {n} {float(s.run([model.loss, model.train], model.feed(n))[0]).hex()}"
+            for n in range(30)
+        ]
+    run = cluster.script(CHAIN, str(tmp_path / "c"))
+    run.line("step 5 ")
+    cut = time.monotonic()
+    _, a, b = cluster.hosts.hosts
+    for end, other in [(a, b), (b, a)][:ways]:
+        end.lose(other)
+    told = run.line("done", seconds=30.0)
+    took(13, f"longest step, two hosts cut off from each other, ways: {ways}", run.gap())
+    assert time.monotonic() - cut < 30.0 and run.gap() > 4.0
+    assert run.wait() == 0, run.told()
+    assert run.lines[:-1] == wanted
+    assert told == "done 2", "planned around one of them"
 
 
 THROTTLED = """

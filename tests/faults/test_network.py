@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import RendezvousTimeout, StepTimeout, WorkerLost
+from graphflow.errors import LinkLost, RendezvousTimeout, StepTimeout, WorkerLost
 from tests.faults import hazards
 from tests.faults.proxy import DOWN, UP, Proxy
 from tests.faults.running import Running, Worker, cluster_file, resident, took
@@ -139,6 +139,31 @@ def test_a_cut_that_lasts_is_found_within_five_seconds(
         steps = Steps(again, 5)
         steps.start()
         steps.end(30.0)
+
+
+@pytest.mark.fault(13)
+def test_workers_that_do_not_reach_each_other_are_named_and_a_step_can_be_tried_again(
+    wired: Wired,
+) -> None:
+    with wired.session() as s:
+        steps = Steps(s, 10_000)
+        steps.start()
+        wired.proxies[1].spared = 1  # ours, who came first
+        cut = time.monotonic()
+        wired.proxies[1].sever()
+        failure = steps.failure(2 * DEAD)
+        seconds = time.monotonic() - cut
+        took(13, "found, cut between two workers", seconds)
+        assert isinstance(failure, LinkLost), failure
+        assert (failure.source, failure.target) == (0, 1) and failure.step is not None
+        assert seconds < DEAD + 1.0
+        for told in ("worker 0 at", "worker 1 at", f"edge {failure.edge}", "test_network.py"):
+            assert told in str(failure), failure
+        wired.proxies[1].heal()
+        fed = np.ones(1000, "float32")
+        value, _ = s.run([steps.result, steps.train], {steps.x: fed})
+        assert np.array_equal(value, fed * 2 + 1)
+        assert [float(s.get(c)) for c in steps.counts] == [steps.done + 1] * 2
 
 
 @pytest.mark.fault(12)

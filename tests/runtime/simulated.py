@@ -68,6 +68,7 @@ class QueuedLink(Link):
         self._queued: deque[tuple[Any, memoryview]] = deque()
 
     def queue(self, step: int, edge: int, array: Any) -> None:
+        self._last = (step, edge)
         self._queued += [(chunk, data) for chunk, data in chunks("edge", step, edge, array)]
         self.flush()
 
@@ -231,6 +232,7 @@ class SimulatedWorker:
         self.alive, self.frozen = True, False
         self.life += 1
         self.machine = WorkerMachine(["cpu:0"])
+        self.depth = 0
         self.hosted: dict[str, Hosted] = {}
         self.backlog: list[Any] = []
         self._tick()
@@ -261,6 +263,13 @@ class SimulatedWorker:
             action()
 
     def handle(self, event: w.WorkerEvent) -> None:
+        self.depth += 1  # what it does may end a job at once, of which the machine is told
+        self._do(event)
+        self.depth -= 1
+        if not self.depth:
+            self._check()
+
+    def _do(self, event: w.WorkerEvent) -> None:
         for action in self.machine.handle(event, self.clock()):
             match action:
                 case w.Send():
@@ -274,8 +283,13 @@ class SimulatedWorker:
                 case w.Beat(session):
                     for target, link in self.hosted[session].links.items():
                         link.beat(owed=target in action.owed)
+                        if (untaken := link.untaken()) is not None:
+                            asked, (step, edge) = untaken
+                            self.handle(w.Cut(session, target, step, edge, asked))
                 case w.Wake(session, step):
                     self.hosted[session].wake(step)
+
+    def _check(self) -> None:
         for name in self.machine.sessions:
             self.world.check_window(self.machine.stream(name).outbound)
             if self.hosted[name].closed:

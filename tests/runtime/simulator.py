@@ -24,6 +24,7 @@ from typing import Any
 from unittest import mock
 
 from graphflow.errors import (
+    LinkLost,
     OpError,
     RendezvousTimeout,
     SessionError,
@@ -32,7 +33,7 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime import wire
-from graphflow.runtime.messages import COORDINATOR, Chunk, Close, Envelope, Message
+from graphflow.runtime.messages import COORDINATOR, Chunk, Close, Envelope, Message, Open
 from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import orders as c
 from graphflow.runtime.protocol import stream
@@ -40,7 +41,9 @@ from graphflow.runtime.wire import encode
 from tests.runtime.simulated import SimulatedWorker, User, Zombie
 
 HORIZON = 600.0  # seconds in which everybody must be done
-_EXPECTED = (OpError, StepTimeout, SessionError, WorkerLost, RendezvousTimeout, StaleEpoch)
+_EXPECTED = (
+    OpError, StepTimeout, LinkLost, SessionError, WorkerLost, RendezvousTimeout, StaleEpoch,
+)  # fmt: skip
 _REASONS = ("silent for", "killed by signal", "does not know the session", "has not heard us")
 Party = Any  # ("worker", index) or ("user", name, life)
 
@@ -162,6 +165,13 @@ class World:
                 self.violate(f"nobody expects to lose a worker because {outcome.reason}")
             if not self._deadly:
                 self.violate(f"a worker is lost by what is none's end: {outcome.reason}")
+        if isinstance(outcome, LinkLost):
+            ends = ("worker", outcome.source), ("worker", outcome.target)
+            opens = [
+                held.get(way, 0.0) for held in (self._cut, self._free) for way in (ends, ends[::-1])
+            ]
+            if max(opens) < self.now - 1.0:  # a little later, what was sent meanwhile arrives
+                self.violate(f"nothing cuts these workers off from each other: {outcome}")
         self.log.append(f"{self.now:.6f} {type(outcome).__name__}: {outcome}")
 
     # Names ---------------------------------------------------------------------------------------
@@ -365,7 +375,9 @@ class World:
         stranger: Any = ("stranger", 0, 0)
         for worker, event in self._recorded:
             session = self.random.choice(self.users).name
-            if session != event.envelope.session:
+            there = session in self.workers[worker].machine.sessions
+            # Who opens one that is not there has a session of his own, under a name that is taken.
+            if session != event.envelope.session and (there or not isinstance(event.message, Open)):
                 envelope = replace(event.envelope, session=session)
                 self.workers[worker].hear(replace(event, route=stranger, envelope=envelope))
         for worker in self.workers:

@@ -30,7 +30,7 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.placement.cluster import Cluster, Device, Worker
-from graphflow.runtime.coordinator import RemoteHosts
+from graphflow.runtime.coordinator import RemoteHosts, left_out
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.messages import StepResult
 from graphflow.runtime.wire import CHUNK_BYTES
@@ -368,3 +368,20 @@ def test_devices_that_a_worker_does_not_have_are_named(shared: LocalWorkers) -> 
 def test_an_address_beyond_loopback_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(InsecureAddress, match="insecure"):
         RemoteHosts(remote(["tcp://192.0.2.1:7001"]), deadline=START)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "out"),
+    [
+        ([], set()),
+        ([(0, 1)], {1}),
+        ([(2, 0), (0, 2)], {2}),
+        ([(0, 1), (0, 2), (3, 0)], {0}),
+        ([(0, 1), (1, 2), (2, 0)], {1, 2}),
+        ([(0, 1), (2, 3)], {1, 3}),
+    ],
+)
+def test_who_is_left_out_so_that_all_others_reach_each_other(
+    pairs: list[tuple[int, int]], out: set[int]
+) -> None:
+    assert left_out(pairs) == out

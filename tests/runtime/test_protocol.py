@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from graphflow.errors import (
+    LinkLost,
     OpError,
     ProtocolError,
     RendezvousTimeout,
@@ -44,6 +45,7 @@ from graphflow.runtime.messages import (
     Ready,
     Resend,
     Tensor,
+    Unreached,
     Welcome,
     Write,
 )
@@ -266,6 +268,41 @@ def test_a_worker_whose_op_holds_the_interpreter_is_late_but_not_dead() -> None:
     assert isinstance(error, StepTimeout) and not desk.machine.lost()
     assert "worker 1" in str(error) and "holds its Python interpreter" in str(error)
     assert "worker 0 at tcp://127.0.0.1:7000 had not finished" in str(error)
+
+
+def unreached(desk: Desk, asked: int, now: float, step: int = 3) -> list:
+    """Worker 0 says that worker 1 takes nothing of edge 5."""
+    envelope = Envelope("s", 1, 0, step, desk.sent[0], 0)
+    return desk.machine.handle(c.Received(0, envelope, Unreached(1, asked, 5)), now)
+
+
+def test_workers_that_both_answer_but_do_not_reach_each_other_end_their_step_by_name() -> None:
+    desk = Desk()
+    desk.begin(2, dict.fromkeys(range(2), Compute(2, "p", {}, [], False, 30.0)), 0.0, 3)
+    for second in range(1, 6):
+        for worker in range(2):
+            desk.hear(worker, Pong(), float(second))
+    assert unreached(desk, 8, 5.0) == [], "it may still heal"
+    assert unreached(desk, 9, 5.0, step=2) == [], "of a step that is over"
+    actions = unreached(desk, 9, 5.0)
+    assert told(actions, Abort) == [0, 1] and not desk.machine.lost()
+    error = settled(actions).outcome
+    assert isinstance(error, LinkLost) and isinstance(error, StepTimeout)
+    assert (error.source, error.target, error.step, error.edge) == (0, 1, 3, 5)
+    assert "worker 0 at" in str(error) and "worker 1 at" in str(error) and "edge 5" in str(error)
+
+
+def test_a_worker_whose_interpreter_was_held_is_not_taken_for_cut_off_from_another() -> None:
+    desk = Desk()
+    for worker in range(2):
+        desk.machine.handle(c.LinkUp(worker), 0.0)
+    desk.begin(2, dict.fromkeys(range(2), Compute(2, "p", {}, [], False, 30.0)), 0.0, 3)
+    assert unreached(desk, 12, 6.0) == [], "it says nothing to us either"
+    desk.hear(1, Pong(), 6.1)
+    assert unreached(desk, 13, 6.2) == [], "it has just begun to answer"
+    for now in (7.0, 8.0, 9.0):
+        desk.hear(1, Pong(), now)
+    assert isinstance(settled(unreached(desk, 18, 9.1)).outcome, LinkLost)
 
 
 def test_no_heartbeat_goes_to_a_worker_that_does_not_know_the_session_yet() -> None:
