@@ -205,7 +205,7 @@ class CoordinatorMachine:
         arrival, letters = peer.stream.receive(envelope, message, event.data)
         peer.hear(self._now)
         if peer.stream.outbound.acknowledged > before or not peer.opened:
-            peer.hears, peer.deaf = self._now, inf
+            peer.heeds(self._now)
         peer.opened = peer.opened or (peer.opening and not peer.stream.outbound.pending)
         actions = self._sends(worker, letters)
         if arrival in (Arrival.DUPLICATE, Arrival.MISSING):
@@ -218,6 +218,8 @@ class CoordinatorMachine:
         if self._watch.is_deaf(peer, self._now):
             reason = f"it speaks, but has not heard us for {self._now - peer.hears:.1f} s"
             actions += self._lose(Gone(worker, reason, ended=False))
+        elif peer.deaf < inf:  # as soon as it hears us again, it shall say so
+            actions += self._ping(worker)
         return actions
 
     def _stale(
@@ -245,7 +247,7 @@ class CoordinatorMachine:
             case Broken(reason) | Fenced(StaleSession.__name__, reason):
                 return self._lose(Gone(worker, reason, ended=False))
             case Pong():
-                peer.hears, peer.deaf = max(peer.hears, message.sent), inf
+                peer.heeds(message.sent)
                 peer.clock.add(message.sent, message.clock, self._now, message.home)
                 return self._ping(worker) if peer.clock.trips < BURST else []
             case Draining(seconds):
@@ -317,6 +319,7 @@ class CoordinatorMachine:
         if peer.gone or self._fenced:
             return []
         if peer.opened:
+            peer.asked = min(peer.asked, self._now)
             return [peer.stream.tell(Ping(sent=self._now))]
         return list(peer.stream.outbound.all_from(0))  # it cannot ask for what it does not know of
 

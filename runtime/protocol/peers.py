@@ -23,7 +23,9 @@ from graphflow.runtime.wire import Assembler
 
 BEAT = 1.0  # seconds between two pings
 _LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down
-_SPEAKS, _ANSWERS = 0.3, 0.5  # of the time to be lost, without an answer from one that speaks
+# Of the time to be lost, for one that speaks without an answer: longer than a cut of 3 s and what
+# it takes to be asked and to answer after it, and not only just after its interpreter was held.
+_ANSWERS, _SPEAKS = 0.82, 0.2
 _SMALL = 1 << 16  # bytes on their way that delay no answer for long
 _ASKS = 0.5  # seconds between two times that a worker asks another one
 _STEADY = 2.0  # seconds in which who was silent before answers everybody else, too
@@ -46,6 +48,7 @@ class Peer:
     link: bool = False  # the transport vouches for the process
     down: str = ""  # why the link is not up
     hears: float = 0.0  # when it was last known to hear us
+    asked: float = inf  # since when it has not answered what it was asked
     deaf: float = inf  # since when it speaks without hearing us
     commits: int = -1  # the step that it is to commit, but was not told of yet
     gone: Gone | None = None  # once it is lost
@@ -58,6 +61,11 @@ class Peer:
         if now > self.heard + 2 * BEAT:
             self.since = now
         self.heard = now
+
+    def heeds(self, at: float) -> None:
+        """It has heard what was sent to it at a time."""
+        self.hears = max(self.hears, at)
+        self.asked = self.deaf = inf
 
     def lost(self, what: str, operation: Operation | None = None) -> WorkerLost:
         """The error of who needs this worker after it is lost."""
@@ -137,7 +145,7 @@ class Watch:
         """The transport vouches for it from now on."""
         peer.link, peer.down = True, ""
         peer.hear(now)
-        peer.hears, peer.deaf = now, inf
+        peer.heeds(now)
         self._unsure.discard(peer.index)
 
     def down(self, peer: Peer, reason: str, now: float) -> None:
@@ -177,16 +185,19 @@ class Watch:
 
     def is_cut(self, peer: Peer, asked: int, now: float) -> bool:
         """Whether it is by the link that a worker has not answered another one, who asked so many
-        times: it speaks to us, and not only just again after its interpreter was held."""
+        times: it answers us, and not only just again after its interpreter was held."""
         speaks = peer.gone is None and now <= peer.heard + 2 * BEAT and now > peer.since + _STEADY
-        return speaks and asked * _ASKS >= self._dead_after
+        return speaks and peer.deaf == inf and asked * _ASKS >= self._dead_after
 
     def is_deaf(self, peer: Peer, now: float) -> bool:
         """Whether a worker that speaks has answered nothing for too long: the network is cut in one
         direction. One whose interpreter was held answers as soon as it speaks; and nothing is told
         by one that still has much to receive before a question."""
-        if peer.gone or now <= peer.hears + _SPEAKS * self._dead_after:
+        if peer.gone or now <= peer.asked + _SPEAKS * self._dead_after:
             return False
         peer.deaf = min(peer.deaf, now)
-        waits = now < peer.deaf + _ANSWERS * self._dead_after
+        waits = (
+            now < peer.deaf + _SPEAKS * self._dead_after
+            or now < peer.asked + _ANSWERS * self._dead_after
+        )
         return not waits and peer.stream.outbound.pending_bytes <= _SMALL

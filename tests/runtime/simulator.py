@@ -317,7 +317,7 @@ class World:
 
     def _cut_off(self) -> None:
         """Messages between some pairs do not get through for a while, one way or both."""
-        seconds = self.random.choice([0.5, 3.0, 3.0])
+        seconds = self.random.choice([0.5, 2.7, 2.7])  # 3 s on the fastest clock
         self._cut_for(seconds)
 
     def _cut_off_for_long(self) -> None:
