@@ -101,7 +101,9 @@ def worker(
     ] = 1_000_000,
     max_memory: Annotated[
         float | None,
-        typer.Option(min=0.001, help="GB of its variables, or of one tensor; default: all."),
+        typer.Option(
+            min=0.001, max=1e9, help="GB of its variables, or of one tensor; default: all."
+        ),
     ] = None,
     max_iterations: Annotated[
         int | None,
