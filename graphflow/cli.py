@@ -24,7 +24,7 @@ from graphflow.cli_status import status
 from graphflow.connect import default_cluster
 from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
 from graphflow.graph import Graph
-from graphflow.modules import module_names
+from graphflow.modules import module_names, require_modules
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.host import gpu_memory
@@ -150,6 +150,7 @@ def worker(
     names = _names(devices)
     Cluster.here(devices=names)  # refuses names of devices that are not here
     allowed = module_names(allow_ops or [], "--allow-ops")
+    require_modules(allowed, "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
     with attended():
         serve(

@@ -24,7 +24,7 @@ from graphflow.runtime.partition import Partition
 from graphflow.runtime.trace import Exchange, Trace
 from graphflow.spec import evaluate
 from graphflow.strategy import Division
-from graphflow.structure import bind, concerns
+from graphflow.structure import bind, concerns, fed_sizes
 
 Array = np.ndarray[Any, Any]
 TIMED = 31
@@ -93,6 +93,11 @@ class Route:
         return [fetched[v] if isinstance(v, int) else v(arrays) for v in self._values]
 
 
+def key_of(tensors: Sequence[Tensor], variant: int = 0) -> tuple[int, ...]:
+    """Fetches, told apart by identity, and by what number of division they are."""
+    return (*map(id, tensors), *((variant,) if variant else ()))
+
+
 @dataclass
 class Compiled:
     """A set of fetches, optimised; later placed, partitioned and given to the workers.
@@ -112,6 +117,8 @@ class Compiled:
         took: seconds of the last steps that were not traced.
         route: of feeds as those of the last step, if there is one.
         division: how a strategy divided the source before it was optimised.
+        variant: of those that a strategy divided in several ways, for batches of several sizes, the
+            number.
     """
 
     fetches: tuple[Tensor, ...]
@@ -130,10 +137,16 @@ class Compiled:
     took: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
     route: Route | None = None
     division: Division | None = None
+    variant: int = 0
     _routes: dict[int, Route] = field(default_factory=dict)  # by which sizes they are for
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _measured: set[Node] = field(default_factory=set)  # fed for their sizes only
     _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What tells it apart; it keeps alive what it is told apart by."""
+        return key_of(self.fetches, self.variant)
 
     @property
     def by_worker(self) -> dict[int, list[Partition]]:
@@ -166,6 +179,12 @@ class Compiled:
                     f"fetches depend on it; add it to the feeds: {node.specs[0]}"
                 )
         return dict(given)
+
+    def suits(self, shapes: Mapping[Node, tuple[int, ...]]) -> bool:
+        """Whether feeds of such shapes would be divided as this is."""
+        if self.division is None or frozenset(shapes.items()) in self._bindings:
+            return True
+        return self.division.suits(fed_sizes(self.source, shapes))
 
     def bindings(self, shapes: Mapping[Node, tuple[int, ...]]) -> dict[str, int]:
         """Sizes of the symbols under feeds of some shapes; checked once for each combination.

@@ -29,7 +29,7 @@ def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list
         _check_wanted(wanted, every, strict=strategy_of(graph) is not None)
         named = [t if isinstance(t, Tensor) else every.get(t) for t in wanted]
         return [t for t in named if t is not None and t.node in graph.names]
-    same = _same_sizes(graph)
+    same = equal_sizes(graph)
     firsts = [(t, same.get(t.shape[0], t.shape[0])) for t in every.values() if t.ndim]
     symbolic = [(t, size) for t, size in firsts if isinstance(size, Dim)]
     sizes: Counter[Size] = Counter(size for _, size in symbolic or firsts)
@@ -61,7 +61,7 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
             )
 
 
-def _same_sizes(graph: Graph) -> dict[Size, Size]:
+def equal_sizes(graph: Graph) -> dict[Size, Size]:
     """For each symbolic size the first of those that ops need to be equal to it."""
     found: dict[Size, Size] = {}
 

@@ -270,6 +270,33 @@ def test_strategies_refuse_what_makes_no_sense(make: Any) -> None:
         make()
 
 
+@pytest.mark.parametrize("make, told", [
+    (lambda: Data(2) * 3, r"a Data goes with .* not with 3"),
+    (lambda: 3 * Data(2), r"a Data goes with"),
+    (lambda: Data(2) * Data(3), r"write Data\(6\)"),
+    (lambda: Shard({"a": 2}) * "x", r"a Shard goes with .* not with 'x'"),
+    (lambda: Shard({"a": 2}) * Shard({"b": 2}), r"one Shard, mesh=\{'a': 2, 'b': 2\}"),
+    (lambda: Data(2, shard_state=True) * Shard({"a": 2}), r"shard_state=True does not go with"),
+    (lambda: Data(2, accumulate=4) * Shard({"a": 2}), r"accumulate=4 does not go with"),
+    (lambda: Shard({"a": 2}) * Data(2, batch=["x"]), r"batch=\[…\] does not go with"),
+    (lambda: Data(2) * Shard({"data": 2}), r"the Shard cuts the batch already"),
+    (lambda: Data(2) * Shard({"d": 2}, batch="d"), r"the Shard cuts the batch already"),
+    (lambda: Data(2) * Data, r"a Data goes with"),
+])  # fmt: skip
+def test_products_that_there_are_not_are_refused_with_the_remedy(make: Any, told: str) -> None:
+    with pytest.raises(ShardingError, match=told):
+        make()
+
+
+def test_replicas_of_a_shard_are_one_mesh_in_any_order() -> None:
+    rules = {"w1": (None, "model"), "x": (None, "model")}
+    for product in (Data(2) * Shard({"model": 2}, rules), Shard({"model": 2}, rules) * Data(2)):
+        assert difference(mlp(product).train(), mlp().train()) < 1e-12
+        report = product.report(mlp(product).fetches)
+        assert str(report).startswith("mesh data 2 × model 2:")
+        assert "(data, model)" in str(report)
+
+
 @pytest.mark.parametrize("wrong, told", [
     ({"batch": ["z"]}, r"batch names 'z'.*there are 'x', 't'"),
     ({"batch": "x"}, r"batch is a list .*not 'x'"), ({"batch": 5}, r"batch is a list .*not 5"),
