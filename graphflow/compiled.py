@@ -105,7 +105,7 @@ class Compiled:
     Attributes:
         fetches: what the user asked for.
         source: their graph as it was built.
-        graph: the same, optimised; output i is fetch i.
+        graph: the same, optimised; output i is fetch i (see `outputs`).
         sizes: shapes of the placeholders for which it was placed.
         program: its name on the workers; empty until they have it.
         name: the same, also when it has to be given to them again.
@@ -147,6 +147,12 @@ class Compiled:
     def key(self) -> tuple[int, ...]:
         """What tells it apart; it keeps alive what it is told apart by."""
         return key_of(self.fetches, self.variant)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What stands for the fetches; beyond these the graph may have another output, of what else
+        has to happen in a step."""
+        return self.graph.outputs[: len(self.fetches)]
 
     @property
     def by_worker(self) -> dict[int, list[Partition]]:
@@ -255,7 +261,7 @@ class Compiled:
             [(node.outputs[0], named.get(node), shape) for node, shape in shapes.items()],
             [
                 numbers[str(i)] if str(i) in numbers else partial(_own_value, output)
-                for i, output in enumerate(self.graph.outputs)
+                for i, output in enumerate(self.outputs)
             ],
             names,
         )
@@ -313,7 +319,7 @@ class Compiled:
         """The value of each fetch: from the workers, or what the client has itself."""
         return [
             _own_value(output, arrays) if str(i) not in fetched else fetched[str(i)]
-            for i, output in enumerate(self.graph.outputs)
+            for i, output in enumerate(self.outputs)
         ]
 
 

@@ -65,7 +65,8 @@ class Sharded:
     """A graph that was cut over a mesh.
 
     Attributes:
-        graph: output i is what fetch i of the whole graph was.
+        graph: output i is what fetch i of the whole graph was; one more, where there are updates
+            of which no fetch has need.
         shares: what the placeholders of shards are fed.
         variables: the pieces of the user's variables.
         moves: the collectives that were inserted.
@@ -204,7 +205,22 @@ class _Division:
                     self._group(node)
                 case _:
                     self.emitter.node(node)
-        return [self._fetched(t) for t in self.graph.outputs]
+        return self._with_all_updates([self._fetched(t) for t in self.graph.outputs])
+
+    def _with_all_updates(self, outputs: list[Tensor]) -> list[Tensor]:
+        """What is fetched of an assignment is the first place's; the others' happen as well."""
+        reached = Graph(outputs).names
+        every = {
+            part: node
+            for node in self.graph.of_op("assign")
+            for part in self.emitter.values[node.outputs[0]].parts
+        }
+        missing = [part for part in every if part.node not in reached]
+        if not missing:
+            return outputs
+        with self.moves.between(every[missing[0]]):
+            rest: Tensor = REGISTRY["group"](*missing, name="updates")
+        return [*outputs, rest]
 
     def _layout(self, tensor: Tensor) -> Layout:
         return self.emitter.wishes.get(tensor) or whole(tensor.ndim)

@@ -446,3 +446,30 @@ def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> N
         s.run(train, {x: np.ones((4, 3))})
     out, err = capfd.readouterr()
     assert (out + err).count("h is") == 1
+
+
+@pytest.mark.parametrize("strategy", [Data(2), Data(3, shard_state=True), Shard({"m": 2})])
+def test_what_is_assigned_besides_the_training_step_is_so_at_every_place(strategy: Any) -> None:
+    """A rate that falls with a count of steps, which is fetched and not part of the training."""
+
+    def trained(strategy: Any, cluster: Any = None) -> tuple[list[float], list[Any]]:
+        x = gf.placeholder("float64", ("n", 3), name="x")
+        w = gf.variable(np.ones(3), name="w")
+        done = gf.variable(np.zeros(()), name="done", trainable=False)
+        loss = gf.mean((gf.sum(x * w, axis=1) - 1.0) ** 2.0)
+        train = gf.optim.SGD(0.1 / (1.0 + done)).minimize(loss, strategy=strategy)
+        count = gf.assign(done, done + 1.0)
+        random = np.random.default_rng(0)
+        with gf.Session(cluster) as s:
+            losses = []
+            for step in range(4):
+                found = s.run([loss, train, count], {x: random.normal(size=(5, 3))})
+                assert len(found) == 3 and found[2] == step + 1
+                losses.append(float(found[0]))
+            assert float(s.run(count)) == 5
+            return losses, [s.get(w), s.get(done)]
+
+    here = trained(strategy)
+    assert difference(here, trained(None)) < EXACT
+    if isinstance(strategy, Data) and strategy.replicas == 2:
+        assert difference(here, trained(strategy, gf.Cluster.local(2))) == 0.0
