@@ -24,7 +24,7 @@ from graphflow.cli_status import status
 from graphflow.connect import default_cluster
 from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
 from graphflow.graph import Graph
-from graphflow.modules import module_names
+from graphflow.modules import module_names, require_modules
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.host import gpu_memory
@@ -101,7 +101,9 @@ def worker(
     ] = 1_000_000,
     max_memory: Annotated[
         float | None,
-        typer.Option(min=0.001, help="GB of its variables, or of one tensor; default: all."),
+        typer.Option(
+            min=0.001, max=1e9, help="GB of its variables, or of one tensor; default: all."
+        ),
     ] = None,
     max_iterations: Annotated[
         int | None,
@@ -148,6 +150,7 @@ def worker(
     names = _names(devices)
     Cluster.here(devices=names)  # refuses names of devices that are not here
     allowed = module_names(allow_ops or [], "--allow-ops")
+    require_modules(allowed, "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
     with attended():
         serve(

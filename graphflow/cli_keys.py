@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+_LONGEST = 1000  # bytes that are looked at: whatever is named, it may have no end
 Name = Annotated[str, typer.Argument(help="The key's name: letters, digits, dots, dashes.")]
 
 
@@ -51,7 +54,8 @@ def add(
     """
     where = "stdin" if str(file) == "-" else str(file)
     try:
-        text = typer.get_text_stream("stdin").read(1000) if where == "stdin" else file.read_text()
+        with nullcontext(sys.stdin.buffer) if where == "stdin" else file.open("rb") as source:
+            text = source.read(_LONGEST).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise KeyFileError(f"{where} cannot be read as a key: {error}") from None
     key = Keyring().add(text, where)

@@ -25,7 +25,7 @@ from graphflow.runtime.partition import Partition
 from graphflow.runtime.trace import Exchange, Trace
 from graphflow.spec import evaluate
 from graphflow.strategy import Division
-from graphflow.structure import bind, concerns
+from graphflow.structure import bind, concerns, fed_sizes
 
 Array = np.ndarray[Any, Any]
 TIMED = 31
@@ -94,6 +94,11 @@ class Route:
         return [fetched[v] if isinstance(v, int) else v(arrays) for v in self._values]
 
 
+def key_of(tensors: Sequence[Tensor], variant: int = 0) -> tuple[int, ...]:
+    """Fetches, told apart by identity, and by what number of division they are."""
+    return (*map(id, tensors), *((variant,) if variant else ()))
+
+
 @dataclass
 class Compiled:
     """A set of fetches, optimised; later placed, partitioned and given to the workers.
@@ -101,7 +106,7 @@ class Compiled:
     Attributes:
         fetches: what the user asked for.
         source: their graph as it was built.
-        graph: the same, optimised; output i is fetch i.
+        graph: the same, optimised; output i is fetch i (see `outputs`).
         sizes: shapes of the placeholders for which it was placed.
         program: its name on the workers; empty until they have it.
         name: the same, also when it has to be given to them again.
@@ -113,6 +118,8 @@ class Compiled:
         took: seconds of the last steps that were not traced.
         route: of feeds as those of the last step, if there is one.
         division: how a strategy divided the source before it was optimised.
+        variant: of those that a strategy divided in several ways, for batches of several sizes, the
+            number.
     """
 
     fetches: tuple[Tensor, ...]
@@ -131,10 +138,22 @@ class Compiled:
     took: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
     route: Route | None = None
     division: Division | None = None
+    variant: int = 0
     _routes: dict[int, Route] = field(default_factory=dict)  # by which sizes they are for
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _measured: set[Node] = field(default_factory=set)  # fed for their sizes only
     _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What tells it apart; it keeps alive what it is told apart by."""
+        return key_of(self.fetches, self.variant)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What stands for the fetches; beyond these the graph may have another output, of what else
+        has to happen in a step."""
+        return self.graph.outputs[: len(self.fetches)]
 
     @property
     def by_worker(self) -> dict[int, list[Partition]]:
@@ -167,6 +186,12 @@ class Compiled:
                     f"fetches depend on it; add it to the feeds: {node.specs[0]}"
                 )
         return dict(given)
+
+    def suits(self, shapes: Mapping[Node, tuple[int, ...]]) -> bool:
+        """Whether feeds of such shapes would be divided as this is."""
+        if self.division is None or frozenset(shapes.items()) in self._bindings:
+            return True
+        return self.division.suits(fed_sizes(self.source, shapes))
 
     def bindings(self, shapes: Mapping[Node, tuple[int, ...]]) -> dict[str, int]:
         """Sizes of the symbols under feeds of some shapes; checked once for each combination.
@@ -237,7 +262,7 @@ class Compiled:
             [(node.outputs[0], named.get(node), shape) for node, shape in shapes.items()],
             [
                 numbers[str(i)] if str(i) in numbers else partial(_own_value, output)
-                for i, output in enumerate(self.graph.outputs)
+                for i, output in enumerate(self.outputs)
             ],
             names,
         )
@@ -306,7 +331,7 @@ class Compiled:
         """The value of each fetch: from the workers, or what the client has itself."""
         return [
             _own_value(output, arrays) if str(i) not in fetched else fetched[str(i)]
-            for i, output in enumerate(self.graph.outputs)
+            for i, output in enumerate(self.outputs)
         ]
 
 

@@ -8,12 +8,13 @@ What can fail for the fetches' sake fails before the workers or the variables kn
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from graphflow.ahead import signatures
-from graphflow.compiled import Compiled
+from graphflow.compiled import Compiled, key_of
 from graphflow.errors import DeviceError, FeedError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
@@ -29,7 +30,7 @@ from graphflow.runtime.partition import FREE, partition
 from graphflow.state import State
 from graphflow.stepping import Steps
 from graphflow.strategy import Division, strategy_of
-from graphflow.structure import concerns
+from graphflow.structure import concerns, fed_sizes
 
 
 class Deployment:
@@ -68,18 +69,28 @@ class Deployment:
         """What there is of these fetches already."""
         return self.compiled.get(key_of(tensors))
 
-    def of(self, tensors: Sequence[Tensor]) -> Compiled:
-        """The same, or else verified and optimised; then nothing is placed or sent yet."""
-        compiled = self.known(tensors)
-        if compiled is not None:
-            return compiled
+    def of(self, tensors: Sequence[Tensor], shapes: Mapping[Node, Any]) -> Compiled:
+        """The same, or else verified and optimised; then nothing is placed or sent yet.
+
+        Args:
+            shapes: that are about to be fed: a batch too small for the shards of its strategy is
+                divided in another way.
+        """
+        for variant in itertools.count():
+            compiled = self.compiled.get(key_of(tensors, variant))
+            if compiled is None:
+                break
+            if compiled.suits(shapes):
+                return compiled
         source = Graph(tensors).verify()
         with telling("optimising", len(source)):
-            division = self._divided(source)
+            division = self._divided(source, fed_sizes(source, shapes))
             graph = source if division is None else division.graph
-            return Compiled(tuple(tensors), source, optimize(graph), division=division)
+            return Compiled(
+                tuple(tensors), source, optimize(graph), division=division, variant=variant
+            )
 
-    def _divided(self, source: Graph) -> Division | None:
+    def _divided(self, source: Graph, fed: Mapping[str, int]) -> Division | None:
         """How a strategy divides a graph: its own, or the one that divided its variables before."""
         strategy = strategy_of(source)
         if strategy is None and not self.state.pieces.keys().isdisjoint(source.variables):
@@ -87,7 +98,7 @@ class Deployment:
         if strategy is None:
             return None
         self._strategy = strategy
-        division: Division = strategy.divide(source, self._whole, self.state.pieces)
+        division: Division = strategy.divide(source, self._whole, self.state.pieces, fed)
         return division
 
     def prepare(
@@ -110,7 +121,7 @@ class Deployment:
         self._choose_homes([t for tensors in sets for t in tensors], sizes)
         for tensors in sets:
             if self.known(tensors) is None:
-                compiled = self.of(tensors)
+                compiled = self.of(tensors, sizes)
                 known = _shapes(compiled.source, sizes)
                 self._place(compiled, known, compiled.bindings(known))
 
@@ -120,15 +131,15 @@ class Deployment:
         Raises:
             FeedError: a placeholder, a shape or the length of a list that is wrong or missing.
         """
-        compiled = self.of(tensors)
-        steps = signatures(compiled.source, shapes)
+        steps = signatures(Graph(tensors), shapes)
         if len(steps) > KEPT:
             raise FeedError(
                 f"warmup at {user_location()}: {len(steps)} combinations of shapes, but of "
                 f"each set of fetches at most {KEPT} are kept; warm up those that come first"
             )
-        sizes = [compiled.bindings(each) for each in steps]
-        for each, bindings in zip(steps, sizes, strict=True):
+        for each in steps:
+            compiled = self.of(tensors, each)
+            bindings = compiled.bindings(each)
             self.prepare(compiled, each, bindings)
             if compiled.partitions:
                 self.hosts.prepare(compiled.program, bindings)
@@ -202,7 +213,7 @@ class Deployment:
         names = self.state.new_names(graph.variables)
         self.steps.add(compiled)
         self._plan = None
-        self.compiled[key_of(compiled.fetches)] = compiled
+        self.compiled[compiled.key] = compiled
         self.state.register(names)
         for node in graph.variables:
             self.state.settle(node, compiled.devices[node])
@@ -215,15 +226,10 @@ class Deployment:
             c for c in self.compiled.values() if not fresh.keys().isdisjoint(c.graph.variables)
         ]
         for old in stale:
-            del self.compiled[key_of(old.fetches)]
+            del self.compiled[old.key]
         leaving = self.state.take_apart(fresh)
         if stale:
             self.hosts.forget([old.program for old in stale if old.program], leaving)
-
-
-def key_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Fetches, told apart by identity; what is compiled keeps them alive."""
-    return tuple(map(id, tensors))
 
 
 def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, ...]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphflow.compiled import Compiled
-from graphflow.deployment import Deployment, key_of
+from graphflow.deployment import Deployment
 from graphflow.learning import mark_seconds
 from graphflow.op import Node
 from graphflow.placement.plan import Plan, devices_of
@@ -83,7 +83,7 @@ def _go_over(
             continue
         new = Compiled(
             old.fetches, old.source, old.graph, old.sizes, plan=plan, runs=old.runs,
-            division=old.division,
+            division=old.division, variant=old.variant,
         )  # fmt: skip
         deployment.divide(new, new.bindings(new.sizes))
         fresh[number] = new
@@ -95,7 +95,7 @@ def _go_over(
     }
     leaving = state.unsettle(moved)
     for number in fresh:
-        del deployment.compiled[key_of(sets[number].fetches)]
+        del deployment.compiled[sets[number].key]
     deployment.hosts.forget([sets[number].program for number in fresh], leaving)
     for number, new in fresh.items():
         deployment.hand_out(new)

@@ -33,6 +33,27 @@ def module_names(names: Any, what: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def require_modules(names: Collection[str], what: str) -> None:
+    """Refuse names of modules that this process would not find. None of them is imported, but for
+    the packages that a module is in.
+
+    Raises:
+        ArgumentError: there is no such module.
+    """
+    for name in names:
+        try:
+            found = importlib.util.find_spec(name)
+        except ImportError:  # of a package that it is in
+            found = None
+        except ValueError:  # a module of this process without a file, such as __main__
+            continue
+        if found is None:
+            raise ArgumentError(
+                f"{what}: there is no module {name!r} here; install it for {sys.executable}, or "
+                "put its folder on PYTHONPATH"
+            )
+
+
 def admit(names: Collection[str], allowed: Collection[str] | None = None) -> None:
     """Import modules that a session names.
 

@@ -137,6 +137,16 @@ def name_scope(name: str) -> AbstractContextManager[None]:
     return _scope(prefix=f"{_name_scope.get().prefix}{name}/")
 
 
+def current_prefix() -> str:
+    """What the names of nodes built here begin with: "" or `outer/inner/`."""
+    return _name_scope.get().prefix
+
+
+def within(prefix: str) -> AbstractContextManager[None]:
+    """Names of nodes built in the block begin with a prefix, whatever scope is open."""
+    return _scope(prefix=prefix)
+
+
 def device(name: str | DeviceName) -> AbstractContextManager[None]:
     """Pin nodes built in the block: `/worker:1/cpu:0`, or partial names such as `gpu`, `/worker:1`.
 
@@ -987,8 +997,8 @@ def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
 __all__ = [
     "FUNCTIONS", "PLAIN", "REGISTRY", "Autocast", "Cost", "Location", "Node", "Op", "Sample",
     "Sharding", "Tensor",
-    "as_tensor", "autocast", "autocasted", "device", "function", "located", "made_by", "make_node",
-    "name_scope",
+    "as_tensor", "autocast", "autocasted", "current_prefix", "device", "function", "located",
+    "made_by", "make_node", "name_scope",
     "next_stream", "owner", "promoted", "read_from", "register", "sample", "seeded", "told",
-    "user_location",
+    "user_location", "within",
 ]  # fmt: skip

@@ -49,7 +49,7 @@ from graphflow.replanning import GAIN, Replanned, check_replan
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.finite import RESULTS
 from graphflow.runtime.logs import Log, configure_by_environment
-from graphflow.runtime.trace import Trace
+from graphflow.runtime.trace import Trace, check_target
 from graphflow.state import State
 from graphflow.streaming import Stream, check_stream
 from graphflow.structure import flatten
@@ -249,9 +249,9 @@ class Session:
 
     def _step(self, tensors: Sequence[Tensor], given: Mapping[Node, Array]) -> list[Any]:
         """A step the long way: values of fetches."""
-        compiled = self._deployment.of(tensors)
+        shapes = {node: a.shape for node, a in given.items()}
+        compiled = self._deployment.of(tensors, shapes)
         arrays = compiled.arrays(given)
-        shapes = {node: a.shape for node, a in arrays.items()}
         bindings = compiled.bindings(shapes)
         self._deployment.prepare(compiled, shapes, bindings)
         with telling("first step of", 0 if compiled.runs else len(compiled.graph)):
@@ -513,10 +513,13 @@ class Session:
                 count if they were started with PYTHONTRACEMALLOC=1.
 
         Raises:
-            ArgumentError: memory is no bool.
+            ArgumentError: memory is no bool, path no path.
+            SessionError: the file cannot be written: said before the block begins.
         """
         if not isinstance(memory, bool):
             raise ArgumentError(f"trace: memory is True or False, not {memory!r}")
+        if path is not None:
+            check_target(path)
         counting = memory and not tracemalloc.is_tracing()
         trace = Trace()
         with self._lock:

@@ -44,6 +44,9 @@ class Division(Protocol):
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of all symbols, by those of the whole graph."""
 
+    def suits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether a step with symbols of these sizes would be divided as this is."""
+
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> Mapping[Node, Array]:
         """What the divided graph is fed, by what the user feeds."""
 
@@ -52,12 +55,17 @@ class Strategy(Protocol):
     """Divides graphs."""
 
     def divide(
-        self, graph: Graph, cluster: Any, known: Mapping[Node, Any] | None = None
+        self,
+        graph: Graph,
+        cluster: Any,
+        known: Mapping[Node, Any] | None = None,
+        fed: Mapping[str, int] | None = None,
     ) -> Division:
         """A graph for the devices of a cluster.
 
         Args:
             known: variables that are divided already.
+            fed: sizes of symbols, where a step is about to be fed.
         """
 
 
@@ -97,10 +105,12 @@ def strategy_of(graph: Graph) -> Any:
     return next(iter(found.values()))[0] if found else None
 
 
-def divided_whole(graph: Graph, cluster: Any) -> tuple[Graph, Division | None]:
+def divided_whole(
+    graph: Graph, cluster: Any, fed: Mapping[str, int] | None = None
+) -> tuple[Graph, Division | None]:
     """A graph as it is to be placed, and how it was divided, if it was."""
     strategy = strategy_of(graph)
     if strategy is None:
         return graph, None
-    division: Division = strategy.divide(graph, cluster)
+    division: Division = strategy.divide(graph, cluster, None, fed)
     return division.graph, division

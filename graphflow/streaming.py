@@ -120,7 +120,10 @@ class Stream:
             return False
         try:
             arrays = compiled.arrays(step.given)
-            bindings = compiled.bindings({node: a.shape for node, a in arrays.items()})
+            shapes = {node: a.shape for node, a in arrays.items()}
+            if not compiled.suits(shapes):
+                return False
+            bindings = compiled.bindings(shapes)
         except GraphflowError:
             return False  # told when it is its turn
         step.begun = self._steps.begin(compiled, arrays, bindings, ahead, before)

@@ -166,6 +166,17 @@ def bind(
     return binding.sizes
 
 
+def fed_sizes(graph: Graph, shapes: Mapping[Node, Sequence[int]]) -> dict[str, int]:
+    """The sizes of symbols that shapes of placeholders give plainly; `bind` checks them."""
+    return {
+        symbol: int(size)
+        for node, shape in shapes.items()
+        if node in graph.placeholders and len(shape) == len(node.specs[0].shape)
+        for symbol, size in zip(map(_alone, node.specs[0].shape), shape, strict=True)
+        if symbol is not None
+    }
+
+
 class _Binding:
     """Sizes of symbols as they become known, and who fixed each."""
 

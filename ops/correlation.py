@@ -82,6 +82,12 @@ def _infer_weight(
     exact: bool = False,
 ) -> TensorSpec:
     require_kind(x, "float")
+    shapes = f"x {show_shape(x.shape)}, gradient {show_shape(g.shape)}, groups {groups}"
+    if x.rank != g.rank or x.dtype != g.dtype:
+        raise ShapeError(f"{shapes}: takes two of one rank and dtype, not {x.dtype} and {g.dtype}")
+    for channels in (x.shape[1], g.shape[1]):
+        if isinstance(channels, int) and channels % groups:
+            raise ShapeError(f"{shapes}: {channels} channels are no multiple of the groups")
     equate(x.shape[0], g.shape[0], "batch sizes")
     _equate_positions(g, slid_shape(x.shape[2:], kernel, stride, padding, dilation))
     inputs = x.shape[1] // groups

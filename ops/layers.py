@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +20,17 @@ from graphflow.build import assign
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.graph import Graph
 from graphflow.init import Initializer
-from graphflow.op import REGISTRY, Tensor, as_tensor, checked, located, name_scope, user_location
+from graphflow.op import (
+    REGISTRY,
+    Tensor,
+    as_tensor,
+    checked,
+    current_prefix,
+    located,
+    name_scope,
+    user_location,
+    within,
+)
 from graphflow.ops.batch_norm import batch_norm
 from graphflow.ops.dropout import dropout
 from graphflow.ops.index import take
@@ -42,7 +54,14 @@ class Layer:
 
             def __call__(self, x):
                 return self.out(gf.nn.relu(self.hidden(x)))
+
+    What a layer computes is named as its variables are: `hidden/matmul` beside `hidden/weight`. One
+    of yours has a name where it was made under one, `with gf.name_scope("encoder"): Classifier()`,
+    or gives itself one, `with self.scope("encoder"):` around what `__init__` makes.
     """
+
+    _within: str = ""  # the scope that it was made in
+    _scope: str = ""  # its own
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let our own layers check their arguments as functions do; a user's are left alone."""
@@ -51,6 +70,25 @@ class Layer:
             for name in ("__init__", "__call__"):
                 if name in vars(cls):
                     setattr(cls, name, checked(vars(cls)[name], cls.__name__))
+        if "__call__" in vars(cls):
+            setattr(cls, "__call__", _in_scope(vars(cls)["__call__"]))  # noqa: B010
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A layer that knows in which name scope it is made."""
+        layer = super().__new__(cls)
+        fill(layer, _within=current_prefix())
+        return layer
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """A name scope for what `__init__` makes, under which the layer computes, too.
+
+        Raises:
+            ArgumentError: no name.
+        """
+        opened = name_scope(name)
+        if not self._scope:  # the outermost counts
+            fill(self, _scope=f"{current_prefix()}{name}/")
+        return opened
 
     def parameters(self) -> dict[str, Tensor]:
         """The trainable variables by name, each once, in the order in which they were made."""
@@ -59,6 +97,26 @@ class Layer:
     def buffers(self) -> dict[str, Tensor]:
         """The other variables, such as running statistics, by name."""
         return _named(self, False)
+
+
+def _in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's call, under its name."""
+
+    @wraps(call)
+    def scoped(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        with within(_prefix_of(self)):
+            return call(self, *args, **kwargs)
+
+    return scoped
+
+
+def _prefix_of(layer: Layer) -> str:
+    """Where a layer computes: under the scope of its variables, unless it is called within another
+    one; there under its own name."""
+    here, there = current_prefix(), layer._scope or layer._within
+    if there.startswith(here):
+        return there
+    return here + layer._scope.removeprefix(layer._within)
 
 
 def _named(layer: Layer, trainable: bool) -> dict[str, Tensor]:
@@ -152,7 +210,7 @@ class Linear(Layer):
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, outputs=outputs)
         bound = per_root(inputs)
-        with name_scope(name):
+        with self.scope(name):
             fill(
                 self,
                 weight=uniform("weight", (outputs, inputs), bound, dtype),
@@ -177,7 +235,7 @@ class Embedding(Layer):
         self, number: int, size: int, *, dtype: Any = "float32", name: str = "embedding"
     ) -> None:
         require_sizes(self, number=number, size=size)
-        with name_scope(name):
+        with self.scope(name):
             fill(self, weight=parameter("weight", init.normal((number, size), 0.0, 1.0, dtype)))
 
     def __call__(self, indices: Any) -> Tensor:
@@ -204,7 +262,7 @@ class LayerNorm(Layer):
         bias: bool = True, *, dtype: Any = "float32", name: str = "layer_norm",
     ) -> None:  # fmt: skip
         fill(self, shape=_axes_shape(self, shape), epsilon=epsilon)
-        with name_scope(name):
+        with self.scope(name):
             _fill_affine(self, self.shape, affine, affine and bias, dtype)
 
     def __call__(self, x: Any) -> Tensor:
@@ -228,7 +286,7 @@ class RMSNorm(Layer):
         dtype: Any = "float32", name: str = "rms_norm",
     ) -> None:  # fmt: skip
         fill(self, shape=_axes_shape(self, shape), epsilon=epsilon)
-        with name_scope(name):
+        with self.scope(name):
             _fill_affine(self, self.shape, affine, None, dtype)
 
     def __call__(self, x: Any) -> Tensor:
@@ -279,7 +337,7 @@ class GroupNorm(Layer):
     ) -> None:  # fmt: skip
         require_sizes(self, groups=groups, channels=channels)
         fill(self, groups=groups, epsilon=epsilon, channels_last=channels_last)
-        with name_scope(name):
+        with self.scope(name):
             _fill_affine(self, (channels,), affine, affine, dtype)
 
     def __call__(self, x: Any) -> Tensor:
@@ -313,7 +371,7 @@ class BatchNorm(Layer):
     ) -> None:  # fmt: skip
         require_sizes(self, channels=channels)
         fill(self, epsilon=epsilon, momentum=momentum, channels_last=channels_last)
-        with name_scope(name):
+        with self.scope(name):
             _fill_affine(self, (channels,), affine, affine, dtype)
             fill(
                 self,

@@ -69,7 +69,7 @@ class MultiHeadAttention(Layer):
             )
         fill(self, heads=heads, shared=shared, rotary=rotary)
         rows = size + 2 * shared * (size // heads)
-        with name_scope(name):
+        with self.scope(name):
             fill(
                 self,
                 weight=uniform("weight", (rows, size), math.sqrt(6 / (rows + size)), dtype),
@@ -153,7 +153,7 @@ class TransformerBlock(Layer):
         require_sizes(self, size=size)
         hidden = 4 * size if hidden is None else hidden
         fill(self, activation=activation, norm_first=norm_first, dropout=Dropout(dropout))
-        with name_scope(name):
+        with self.scope(name):
             fill(
                 self,
                 norm1=LayerNorm(size, bias=bias, dtype=dtype, name="norm1"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import Tensor, as_tensor, name_scope, user_location
+from graphflow.op import Tensor, as_tensor, user_location
 from graphflow.ops.conv import conv, conv_transpose
 from graphflow.ops.layers import Layer, fill, per_root, require_sizes, uniform
 from graphflow.spec import show_shape
@@ -136,7 +136,7 @@ def _fill_weights(
     layer: Layer, shape: tuple[int, ...], outputs: int, bias: bool, dtype: Any, name: str | None
 ) -> None:
     bound = per_root(math.prod(shape[1:]))
-    with name_scope(name or type(layer).__name__.lower()):
+    with layer.scope(name or type(layer).__name__.lower()):
         fill(
             layer,
             weight=uniform("weight", shape, bound, dtype),

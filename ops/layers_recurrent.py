@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import Tensor, as_tensor, name_scope, user_location
+from graphflow.op import Tensor, as_tensor, user_location
 from graphflow.ops.layers import Dropout, Layer, fill, per_root, require_sizes, uniform
 from graphflow.ops.recurrent import (
     Cell,
@@ -68,7 +68,7 @@ class _CellLayer(Layer):
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, size=size)
         cell = self._make(**options)
-        with name_scope(name or type(self).__name__.lower()):
+        with self.scope(name or type(self).__name__.lower()):
             weights = _weights(cell, inputs, size, bias, dtype, "")
         fill(self, cell=cell, weights=weights, **_attributes(weights))
 
@@ -158,7 +158,7 @@ class _Recurrent(Layer):
         sides = ("", "_reverse") if bidirectional else ("",)
         rows: list[tuple[Weights, ...]] = []
         named: dict[str, Tensor] = {}
-        with name_scope(name or type(self).__name__.lower()):
+        with self.scope(name or type(self).__name__.lower()):
             for k in range(layers):
                 width = size * len(sides) if k else inputs
                 row = []

@@ -442,7 +442,7 @@ def plan(
     source = Graph(flatten(fetches)[0]).verify()
     sizes = _sizes(source, shapes or {})
     bindings = bind(source, sizes, error=PlanError)
-    graph, division = divided_whole(source, cluster)
+    graph, division = divided_whole(source, cluster, bindings)
     if division is not None:
         bindings = division.bindings(bindings)
     learned, steps = _known(cluster)

@@ -10,6 +10,7 @@ came. The two are matched into a transfer on the link between the devices.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from graphflow.errors import SessionError
+from graphflow.errors import ArgumentError, SessionError
 from graphflow.placement.view.text import seconds
 from graphflow.runtime.lines import EDGE_BITS
 from graphflow.runtime.perfetto import trace_events
@@ -249,9 +250,7 @@ class Trace:
         target = Path(path)
         scratch = None
         try:
-            handle, scratch = tempfile.mkstemp(
-                dir=target.parent, prefix=f".{target.name}.", suffix=".part"
-            )
+            handle, scratch = _scratch(target)
             with open(handle, "w", encoding="utf-8") as file:
                 json.dump(self.to_dict(), file, ensure_ascii=True, allow_nan=False)
             os.chmod(scratch, 0o666 & ~_umask())
@@ -260,10 +259,39 @@ class Trace:
             if scratch is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(scratch)
-            raise SessionError(
-                f"cannot write the trace to {str(target)!r}: {error.strerror or error}; "
-                "give a path in a folder that exists and is writable"
-            ) from None
+            raise _unwritable(target, error) from None
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Find out before steps run whether their trace can be written to a file.
+
+    Raises:
+        ArgumentError: no path.
+        SessionError: the file cannot be written.
+    """
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path) or not os.fspath(path):
+        raise ArgumentError(f"a trace is written to a path, such as 'trace.json', not {path!r}")
+    target = Path(path)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        handle, scratch = _scratch(target)
+        os.close(handle)
+        os.unlink(scratch)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
+def _scratch(target: Path) -> tuple[int, str]:
+    """A file beside the target, which it becomes once it is whole."""
+    return tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+
+
+def _unwritable(target: Path, error: OSError) -> SessionError:
+    return SessionError(
+        f"cannot write the trace to {str(target)!r}: {error.strerror or error}; "
+        "give a path in a folder that exists and is writable"
+    )
 
 
 def _umask() -> int:

@@ -9,17 +9,18 @@ memory is allocated for it. Only the message classes and dtypes that are listed 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgpack
 import numpy as np
 import xxhash
 
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
+from graphflow.ops.kernels.address import address
+from graphflow.runtime.fields import Fields
 from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Message, Small
 
 WIRE_VERSION = 7
@@ -36,17 +37,17 @@ SPANS_A_MESSAGE = 2048
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _LENGTH_CAP = 1 << 16  # entries of a list or dict
-_DEPTH_CAP = 8  # nesting of plain data
 _MAPS_CAP = 1 << 12  # dicts in one frame
 _RANK_CAP = 32
 
 _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _FLOATS = {"float16", "float32", "float64", "complex64", "complex128"}
-_NUMPY_DTYPES = frozenset({"bool"} | _INTEGERS | _FLOATS)
+_NUMPY_DTYPES = {name: np.dtype(name) for name in {"bool"} | _INTEGERS | _FLOATS}
 
-_UNCHANGED = ("Hello", "Welcome")  # their bodies are the same in all versions
+_UNCHANGED = ("Hello", "Welcome")  # maps in all versions; the bodies of others are lists
 
-Check = Callable[[Any, str], Any]
+_HEAD = Fields(Envelope)
+_FIELDS: dict[str, Fields[Message]] = {name: Fields(kind) for name, kind in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,12 @@ def encode(envelope: Envelope, message: Message) -> bytes:
         ProtocolError: a field holds what cannot be sent.
     """
     kind = type(message).__name__
-    head = [getattr(envelope, name) for name in _NAMES[Envelope]]
-    body = {name: getattr(message, name) for name in _NAMES[type(message)]}
+    known = _FIELDS[kind]
+    body: Any = known.of(message)
+    if kind in _UNCHANGED:
+        body = dict(zip(known.names, body, strict=True))
     try:
-        frame: bytes = msgpack.packb([kind, head, body], default=_plain_scalar)
+        frame: bytes = msgpack.packb([kind, _HEAD.of(envelope), body], default=_plain_scalar)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"a {kind} message holds what cannot be sent: {error}") from error
     if len(frame) > CONTROL_CAP:
@@ -103,21 +106,21 @@ def decode(frame: Buffer) -> tuple[Envelope, Message]:
     if len(frame) > CONTROL_CAP:
         raise MessageTooLarge(f"a control frame has {len(frame)} bytes, the cap is {CONTROL_CAP}")
     parts = _unpack(frame)
-    if not (isinstance(parts, tuple) and len(parts) == 3):
+    if type(parts) is not tuple or len(parts) != 3:
         raise ProtocolError("a control frame holds a kind, an envelope and a body")
     kind, head, body = parts
-    if not isinstance(kind, str) or kind not in KINDS:
+    if type(kind) is not str or kind not in _FIELDS:
         raise ProtocolError(f"unknown kind of message {str(kind)[:40]!r}")
-    if kind in _UNCHANGED and isinstance(head, tuple):
-        head = _fitted(head)
-    if not isinstance(head, tuple) or len(head) != len(_NAMES[Envelope]):
+    known = _FIELDS[kind]
+    if type(head) is not tuple:
         raise ProtocolError(f"the envelope of a {kind} message is malformed")
-    if not isinstance(body, dict):
-        raise ProtocolError(f"the body of a {kind} message is not a map")
-    envelope = Envelope(
-        *[check(v, n) for v, (n, check) in zip(head, _FIELDS[Envelope], strict=True)]
-    )
-    return envelope, _build(KINDS[kind], body)
+    if kind in _UNCHANGED:
+        if type(body) is not dict:
+            raise ProtocolError(f"the body of a {kind} message is not a map")
+        return _HEAD.build(_fitted(head)), known.from_map(body)
+    if type(body) is not tuple:
+        raise ProtocolError(f"the body of a {kind} message is not a list")
+    return _HEAD.build(head), known.build(body)
 
 
 def _fitted(head: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -184,136 +187,6 @@ def _plain_scalar(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     raise ProtocolError(f"{type(value).__name__} is not plain data")
-
-
-# The declarative codec: a check for each field, made from the field's type -----------------------
-
-
-def _build(kind: type[Message], body: Mapping[str, Any]) -> Message:
-    expected = _FIELDS[kind]
-    try:
-        values = [check(body[name], name) for name, check in expected]
-    except KeyError:
-        values = []
-    if len(values) != len(expected) or len(body) != len(expected):
-        raise ProtocolError(
-            f"a {kind.__name__} message has the fields {str(sorted(body))[:200]}, "
-            f"not {[name for name, _ in expected]}"
-        )
-    return kind(*values)
-
-
-def _check_of(hint: Any) -> Check:
-    if get_origin(hint) is Annotated:
-        base, note = get_args(hint)
-        return _check_plain if note == "plain data" else _check_count(_check_of(base))
-    if hint in (str, bool, bytes):
-        return _check_exactly(hint)
-    if hint is int:
-        return _check_int
-    if hint is float:
-        return _check_float
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is list:
-        return _check_list(_check_of(arguments[0]))
-    if origin is tuple:
-        return _check_tuple([_check_of(argument) for argument in arguments])
-    if origin is dict:
-        return _check_dict(_check_of(arguments[1]))
-    if origin is UnionType and set(arguments) == {int, str}:
-        return _check_key
-    raise ProtocolError(f"no message field can have the type {hint}")
-
-
-def _wrong(value: Any, name: str, expected: str) -> ProtocolError:
-    return ProtocolError(f"field {name} is {str(value)[:80]!r}, not {expected}")
-
-
-def _check_exactly(kind: type) -> Check:
-    def check(value: Any, name: str) -> Any:
-        if type(value) is not kind:
-            raise _wrong(value, name, f"a {kind.__name__}")
-        return value
-
-    return check
-
-
-def _check_int(value: Any, name: str) -> Any:
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-        raise _wrong(value, name, "an integer of 64 bits")
-    return value
-
-
-def _check_float(value: Any, name: str) -> Any:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise _wrong(value, name, "a finite number")
-    return float(value)
-
-
-def _check_key(value: Any, name: str) -> Any:
-    return value if type(value) is str else _check_int(value, name)
-
-
-def _check_count(check: Check) -> Check:
-    def check_sign(value: Any, name: str) -> Any:
-        if type(value) is int and 0 <= value < 1 << 63:  # most of them
-            return value
-        if check(value, name) < 0:
-            raise _wrong(value, name, "zero or more")
-        return value
-
-    return check_sign
-
-
-def _check_list(check: Check) -> Check:
-    def check_items(value: Any, name: str) -> Any:
-        if type(value) is not tuple:
-            raise _wrong(value, name, "a list")
-        return [check(item, name) for item in value]
-
-    return check_items
-
-
-def _check_tuple(checks: list[Check]) -> Check:
-    def check_items(value: Any, name: str) -> Any:
-        if type(value) is not tuple or len(value) != len(checks):
-            raise _wrong(value, name, f"a list of {len(checks)}")
-        return tuple(check(item, name) for check, item in zip(checks, value, strict=True))
-
-    return check_items
-
-
-def _check_dict(check: Check) -> Check:
-    def check_values(value: Any, name: str) -> Any:
-        if type(value) is not dict:
-            raise _wrong(value, name, "a map")
-        return {key: check(item, name) for key, item in value.items()}
-
-    return check_values
-
-
-def _check_plain(value: Any, name: str, depth: int = 0) -> Any:
-    if depth > _DEPTH_CAP:
-        raise ProtocolError(f"field {name} is nested deeper than {_DEPTH_CAP}")
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if type(value) is tuple:
-        return [_check_plain(item, name, depth + 1) for item in value]
-    if type(value) is dict:
-        return {key: _check_plain(item, name, depth + 1) for key, item in value.items()}
-    raise _wrong(value, name, "plain data")
-
-
-_TRAVELLERS: list[type[Envelope] | type[Message]] = [Envelope, *KINDS.values()]
-_NAMES: dict[type, tuple[str, ...]] = {
-    kind: tuple(entry.name for entry in fields(kind)) for kind in _TRAVELLERS
-}
-_FIELDS: dict[type, list[tuple[str, Check]]] = {
-    kind: [
-        (name, _check_of(hint)) for name, hint in get_type_hints(kind, include_extras=True).items()
-    ]
-    for kind in _NAMES
-}
 
 
 # Arrays ----------------------------------------------------------------------------------------
@@ -385,9 +258,10 @@ def array_of(sent: Small) -> Array:
             f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has {len(data)} "
             "bytes"
         )
-    memory = aligned(len(data))
-    memory[:] = np.frombuffer(data, np.uint8)
-    return memory.view(found).reshape(shape)
+    block = np.empty(len(data) + _ALIGNMENT - 1, np.uint8)
+    array: Array = np.ndarray(shape, found, block, -address(block) % _ALIGNMENT)
+    array[...] = np.ndarray(shape, found, data)
+    return array
 
 
 def _nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
@@ -398,9 +272,12 @@ def _nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
     """
     if len(shape) > _RANK_CAP:
         raise ProtocolError(f"an array has {len(shape)} axes, at most {_RANK_CAP} may travel")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if 0 < nbytes < 1 << 48:
+        return nbytes
     if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 1 << 48:
         raise ProtocolError(f"an array has the shape {str(list(shape))[:100]}")
-    return math.prod(shape) * dtype.itemsize
+    return nbytes
 
 
 Lend = Callable[[memoryview], tuple[int, int] | None]
@@ -468,8 +345,9 @@ def dtype_of(name: str) -> np.dtype[Any]:
     Raises:
         ProtocolError: it is not.
     """
-    if name in _NUMPY_DTYPES:
-        return np.dtype(name)
+    known = _NUMPY_DTYPES.get(name)
+    if known is not None:
+        return known
     if name == "bfloat16":
         import ml_dtypes
 
@@ -636,5 +514,5 @@ class Assembler:
 def aligned(nbytes: int) -> Array:
     """Uninitialised memory that starts at a multiple of 64 bytes, as a flat uint8 array."""
     memory = np.empty(nbytes + _ALIGNMENT - 1, np.uint8)
-    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
+    start = -address(memory) % _ALIGNMENT
     return memory[start : start + nbytes]

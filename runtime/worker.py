@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TextIO
 
@@ -36,7 +35,16 @@ from graphflow.runtime.clock import identity
 from graphflow.runtime.endpoint import MetricsServer
 from graphflow.runtime.hosting import HostedSession, HostFactory, default_factory
 from graphflow.runtime.logs import Log, configure_by_environment
-from graphflow.runtime.messages import Broken, Chunk, Close, Envelope, Open, Status, StatusReport
+from graphflow.runtime.messages import (
+    Broken,
+    Chunk,
+    Close,
+    Envelope,
+    Message,
+    Open,
+    Status,
+    StatusReport,
+)
 from graphflow.runtime.metrics import Meters, watch_process
 from graphflow.runtime.protocol.faults import failed
 from graphflow.runtime.protocol.jobs import (
@@ -266,8 +274,11 @@ class WorkerProcess:
             self.meters.add("graphflow_forbidden_messages_total")
             _log.tell("key.forbidden", key=key, reason=str(error))
             self._listener.blame(route, error)
-            answer = failed(getattr(message, "request", 0), error)
-            self._send(Send(route, replace(envelope, sequence=0), answer))
+            answer: Message = failed(getattr(message, "request", 0), error)
+            if envelope.session in self._sessions:  # its key was revoked meanwhile
+                answer = Broken(str(error))
+            said = (envelope.session, envelope.epoch, envelope.origin, envelope.step)
+            self._send(Send(route, Envelope(*said, 0, 0, envelope.token), answer))
             return
         except ProtocolError as error:
             self.meters.add("graphflow_refused_messages_total")

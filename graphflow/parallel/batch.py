@@ -21,20 +21,22 @@ def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list
             not have are left out.
 
     Raises:
-        ShardingError: there is none, or two sizes that as many have; `wanted` is no list of them,
-            or, in a step of training, names what is not there.
+        ShardingError: in a step of training there is none, or two sizes that as many have, or
+            `wanted` names what is not there; `wanted` is no list of them.
     """
     every = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
     if wanted is not None:
         _check_wanted(wanted, every, strict=strategy_of(graph) is not None)
         named = [t if isinstance(t, Tensor) else every.get(t) for t in wanted]
         return [t for t in named if t is not None and t.node in graph.names]
-    same = _same_sizes(graph)
+    same = equal_sizes(graph)
     firsts = [(t, same.get(t.shape[0], t.shape[0])) for t in every.values() if t.ndim]
     symbolic = [(t, size) for t, size in firsts if isinstance(size, Dim)]
     sizes: Counter[Size] = Counter(size for _, size in symbolic or firsts)
     (size, most), *others = sizes.most_common(2) or [(0, 0)]
     if not most or (others and others[0][1] == most):
+        if strategy_of(graph) is None:
+            return []  # a reset of a counter, a fetch of weights: each place has all of it
         told = ", ".join(f"{name!r} {t.shape}" for name, t in every.items()) or "none"
         raise ShardingError(
             f"which placeholders hold the batch? There are {told}; say it, batch=[x, y], or give "
@@ -61,7 +63,7 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
             )
 
 
-def _same_sizes(graph: Graph) -> dict[Size, Size]:
+def equal_sizes(graph: Graph) -> dict[Size, Size]:
     """For each symbolic size the first of those that ops need to be equal to it."""
     found: dict[Size, Size] = {}
 

@@ -19,10 +19,17 @@ from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
 from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided
-from graphflow.parallel.strategies import devices_for, report_of
+from graphflow.parallel.strategies import (
+    Shard,
+    devices_for,
+    no_product,
+    report_of,
+    takes_products,
+)
 from graphflow.parallel.turns import in_micro_batches
 from graphflow.placement.cluster import Cluster
 from graphflow.spec import Dim
+from graphflow.strategy import strategy_of
 
 DATA, MICRO = "data", "micro"
 """Axes of the mesh: replicas, and the micro-batches of one."""
@@ -87,7 +94,8 @@ class Data:
         """The batch is cut, variables are whole, and slots are cut if their state is shared out."""
         cuts = Cuts(mesh)
         given = {
-            t: _batch_layout(graph, t, tuple(self.mesh), cuts) for t in batch_of(graph, self.batch)
+            t: _batch_layout(graph, t, tuple(self.mesh), cuts, strict)
+            for t in batch_of(graph, self.batch)
         }
         for node in graph.variables:
             (tensor,) = node.outputs
@@ -96,7 +104,11 @@ class Data:
         return given
 
     def divide(
-        self, graph: Graph, cluster: Cluster, known: Mapping[Node, Pieces] | None = None
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        known: Mapping[Node, Pieces] | None = None,
+        fed: Mapping[str, int] | None = None,
     ) -> Sharded:
         """A graph of replicas, for the devices of a cluster.
 
@@ -107,10 +119,52 @@ class Data:
         devices = [owner for owner in owners for _ in range(self.accumulate)]
         mesh = Mesh(self.mesh, devices, frozenset({MICRO}) & set(self.mesh))
         apart = frozenset[str]() if self.synchronised else frozenset(self.mesh)
-        cut = divided(
-            graph, mesh, self.layouts(graph, mesh), known, bucket=self.bucket, apart=apart
-        )
+        given = self.layouts(graph, mesh, strict=strategy_of(graph) is not None)
+        cut = divided(graph, mesh, given, known, bucket=self.bucket, apart=apart, fed=fed)
         return in_micro_batches(cut, MICRO) if self.accumulate > 1 else cut
+
+    def __mul__(self, other: Any) -> Any:
+        """With a Shard, one mesh of both, the replicas outermost; with a Pipeline, each stage has
+        replicas."""
+        if isinstance(other, Shard):
+            return self._with(other)
+        if takes_products(other) and not isinstance(other, Data):
+            return NotImplemented
+        if isinstance(other, Data):
+            both = self.replicas * other.replicas
+            raise ShardingError(
+                f"at {user_location()}: Data * Data is no other strategy; write Data({both})"
+            )
+        raise no_product(self, other)
+
+    __rmul__ = __mul__
+
+    def _with(self, shard: Shard) -> Shard:
+        """Replicas of what a Shard cuts.
+
+        Raises:
+            ShardingError: both have the axis; an option that a Shard's rules would have to follow.
+        """
+        where = f"Data * Shard at {user_location()}"
+        given = {
+            "shard_state=True": self.shard_state,
+            f"accumulate={self.accumulate}": self.accumulate > 1,
+            "synchronised=False": not self.synchronised,
+            "batch=[…]": self.batch is not None,
+            "devices=[…]": self.devices is not None,
+        }
+        for told in (option for option, is_set in given.items() if is_set):
+            raise ShardingError(
+                f"{where}: Data's {told} does not go with a Shard; leave it out, and say in the "
+                "Shard's mesh, rules, batch= and devices= what is cut and where"
+            )
+        if DATA in shard.mesh or shard.batch is not None:
+            raise ShardingError(
+                f"{where}: the Shard cuts the batch already (mesh {dict(shard.mesh)!r}, "
+                f"batch={shard.batch!r}); leave out the Data, or make that axis longer"
+            )
+        mesh = {DATA: self.replicas, **shard.mesh}
+        return Shard(mesh, shard.rules, DATA, self.bucket, shard.devices)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
         """What the strategy makes of some fetches: each collective with its bytes and the line that
@@ -118,9 +172,11 @@ class Data:
         return report_of(self, fetches, cluster)
 
 
-def _batch_layout(graph: Graph, tensor: Tensor, axes: tuple[str, ...], cuts: Cuts) -> Layout:
+def _batch_layout(
+    graph: Graph, tensor: Tensor, axes: tuple[str, ...], cuts: Cuts, strict: bool
+) -> Layout:
     split = Split(axes)
-    if not cuts.can(tensor.shape[0], split):
+    if strict and not cuts.can(tensor.shape[0], split):
         told = " × ".join(f"{cuts.mesh.sizes[a]} ({a})" for a in axes)
         raise ShardingError(
             f"the batch of placeholder {graph.names[tensor.node]!r} (made at "

@@ -116,7 +116,11 @@ class Emitter:
             ]
             for d, _ in windows:
                 have = value.layout.dims[d]
-                dims[d] = have if len(have.axes) == 1 and have.outer == 1 else WHOLE
+                # Neighbours along an axis of the mesh that is to cut another window have other rows
+                # of that one by then.
+                taken = {a for e, letter in windows if e != d for a in splits[letter].axes}
+                stays = len(have.axes) == 1 and have.outer == 1 and not taken & set(have.axes)
+                dims[d] = have if stays else WHOLE
                 used = {a for e, s in enumerate(dims) if e != d for a in s.axes}
                 if used & set(dims[d].axes):
                     dims[d] = WHOLE

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 from graphflow.device import DeviceName
@@ -131,12 +131,17 @@ class Cuts:
 
     A symbol that is cut has a symbol of its own for the piece at each place, `n@data=0`; what sizes
     these are is known when a step is fed (`bindings`). Each symbol is cut in one way only.
+
+    Args:
+        fed: sizes of symbols, as far as they are known: one that is too small is not cut.
     """
 
-    def __init__(self, mesh: Mesh, nominal: int = 64) -> None:
+    def __init__(self, mesh: Mesh, nominal: int = 64, fed: Mapping[str, int] | None = None) -> None:
         self.mesh = mesh
         self.nominal = nominal
         self.symbols: dict[str, tuple[str, ...]] = {}
+        self._fed = fed or {}
+        self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
 
     def can(self, size: Size, split: Split) -> bool:
         """Whether a size has a piece that is not empty for every place."""
@@ -150,6 +155,10 @@ class Cuts:
             return size % int(split.unit) == 0 and base >= self.mesh.parts(split.axes)  # type: ignore[arg-type]
         symbol = _linear(base)
         if symbol is None:
+            return False
+        parts = self.mesh.parts(split.axes)
+        if self._fed.get(symbol, parts) < parts:
+            self._least[symbol] = min(parts, self._least.get(symbol, parts))
             return False
         known = self.symbols.setdefault(symbol, split.axes)
         return known[: len(split.axes)] == split.axes
@@ -190,6 +199,18 @@ class Cuts:
                 total = total + Dim.symbol(_leaf(symbol, axes, leaf))
         return total
 
+    def longest(self, size: Size, split: Split) -> Split:
+        """As many of a split's axes, from the outermost, as leave no piece empty."""
+        while split and not self.can(size, split):
+            split = split.without_last()
+        return split
+
+    def suits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether symbols of these sizes would be cut as they are."""
+        return all(
+            sizes.get(symbol, inf) >= self.mesh.parts(axes) for symbol, axes in self.symbols.items()
+        ) and all(sizes.get(symbol, 0) < least for symbol, least in self._least.items())
+
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of the symbols of pieces.
 
@@ -200,23 +221,34 @@ class Cuts:
         for symbol, axes in self.symbols.items():
             if symbol not in sizes:
                 continue
-            count = self.mesh.parts(axes)
-            if sizes[symbol] < count:
-                raise ShardingError(
-                    f"a batch of {sizes[symbol]} (size {symbol!r}) is smaller than the {count} "
-                    f"shards along {' × '.join(axes)}; feed at least {count}, or use fewer shards"
-                )
+            if sizes[symbol] < self.mesh.parts(axes):
+                raise too_small(f"{sizes[symbol]} (size {symbol!r})", axes, self.mesh)
             for leaf in itertools.product(*(range(self.mesh.sizes[a]) for a in axes)):
                 at = [(i, self.mesh.sizes[a]) for i, a in zip(leaf, axes, strict=True)]
                 start, stop = _nested(sizes[symbol], at)
                 found[_leaf(symbol, axes, leaf)] = stop - start
         return found
 
+    def told(self, size: Size) -> str:
+        """A size for people: that which is fed, where it is known."""
+        symbol = _linear(size)
+        known = None if symbol is None else self._fed.get(symbol)
+        return str(size) if known is None else f"{known} (size {symbol!r})"
+
     def guess(self, size: Size) -> int:
         """A size, or what stands for one that is not known yet."""
         if not isinstance(size, Dim):
             return int(size)
         return evaluate(size, _Nominal(self.nominal))
+
+
+def too_small(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
+    """Some shards would be empty."""
+    count = mesh.parts(axes)
+    return ShardingError(
+        f"a batch of {told} is smaller than the {count} shards along {' × '.join(axes)}; feed at "
+        f"least {count}, or use fewer shards"
+    )
 
 
 class _Nominal(dict[str, int]):

@@ -38,6 +38,7 @@ def pipelined(
     outer: Mapping[str, int] | None = None,
     annotations: Mapping[Tensor, Layout] | None = None,
     known: Mapping[Node, Pieces] | None = None,
+    fed: Mapping[str, int] | None = None,
 ) -> Sharded:
     """A training graph as a pipeline that flushes.
 
@@ -49,6 +50,7 @@ def pipelined(
         outer: sizes of other axes of the mesh, along which each stage is cut as well.
         annotations: layouts of some tensors along these.
         known: variables that are there already.
+        fed: sizes of symbols, where a step is about to be fed; see `divided`.
     """
     outer = dict(outer or {})
     where = every_stage(graph, stages)
@@ -73,7 +75,7 @@ def pipelined(
         if tensor.node in graph.names:
             layout = layouts.get(tensor, whole(tensor.ndim))
             layouts[tensor] = layout.with_dim(0, Split((*layout.dims[0].axes, *inner)))
-    cut = divided(graph, mesh, layouts, known, device_of)
+    cut = divided(graph, mesh, layouts, known, device_of, fed=fed)
     phases = phases_of(graph, stages, schedule)
     numbers = [microbatch(place) for place in mesh.places]
     return replace(cut, graph=_in_turns(cut, phases, where, schedule, numbers))

@@ -6,13 +6,14 @@ gf.parallel.Pipeline(2, "zb-h1") * gf.parallel.Data(2)
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 from graphflow.device import DeviceName
-from graphflow.errors import ScheduleError
+from graphflow.errors import ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
@@ -88,23 +89,24 @@ class Pipeline:
                 f"{where}: microbatches is a number from 1 up, not {self.microbatches!r}"
             )
 
+        if not isinstance(given, str | Schedule):
+            _check_function(given, where)
         if self.beside is not None:
             _check_beside(self.beside, where)
 
     def __mul__(self, other: Any) -> Pipeline:
         """Each stage on several devices, as another strategy has it."""
-        if self.beside is not None:
-            raise ScheduleError(
-                f"at {user_location()}: a Pipeline goes with one Data or Shard, and this one has "
-                f"{self.beside!r}; a Shard's mesh may have several axes"
-            )
         _check_beside(other, f"Pipeline at {user_location()}")
-        return replace(self, beside=other)
+        return replace(self, beside=other if self.beside is None else self.beside * other)
 
     __rmul__ = __mul__
 
     def divide(
-        self, graph: Graph, cluster: Cluster, known: Mapping[Node, Pieces] | None = None
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        known: Mapping[Node, Pieces] | None = None,
+        fed: Mapping[str, int] | None = None,
     ) -> Sharded:
         """A graph of stages and micro-batches, for the devices of a cluster.
 
@@ -113,10 +115,12 @@ class Pipeline:
         """
         outer = dict(self.beside.mesh) if self.beside is not None else {}
         each = prod(outer.values())
+        batch = batch_of(graph, self.batch)
+        if self.microbatches is not None and _trains(graph):
+            _check_batch(batch, self.microbatches, fed or {})
         schedule = self.planned(cluster, each)
         self._stage(graph, schedule.stages, cluster)
         found = devices_for({"stage": schedule.devices, **outer}, cluster, self.devices)
-        batch = batch_of(graph, self.batch)
         if schedule.updates != "flush" and _trains(graph):
             if outer:
                 raise ScheduleError(
@@ -125,7 +129,7 @@ class Pipeline:
             return unrolled(graph, self._found, schedule, found, batch, known)
         mesh = Mesh(outer, [DeviceName()] * each) if outer else None
         layouts = self.beside.layouts(graph, mesh, strict=_trains(graph)) if outer else None
-        return pipelined(graph, self._found, schedule, found, batch, outer, layouts, known)
+        return pipelined(graph, self._found, schedule, found, batch, outer, layouts, known, fed)
 
     def planned(self, cluster: Cluster, each: int = 1) -> Schedule:
         """The schedule for a cluster.
@@ -148,7 +152,8 @@ class Pipeline:
             made = make(count, 2 * count if self.microbatches is None else self.microbatches)
             if not isinstance(made, Schedule):
                 raise ScheduleError(
-                    f"a schedule's function gives a gf.parallel.Schedule, not {made!r}"
+                    f"{_called(make)} gives a schedule, a gf.parallel.Schedule such as "
+                    f"gf.parallel.one_f_one_b(stages, microbatches), not {made!r}"
                 )
         return made if self.recompute is None else replace(made, recompute=self.recompute)
 
@@ -179,6 +184,44 @@ def _are_stages(stages: Any) -> bool:
         if isinstance(stages, str)
         else isinstance(stages, Sequence) and bool(stages)
     )
+
+
+def _called(function: Any) -> str:
+    return f"schedule={getattr(function, '__qualname__', repr(function))}"
+
+
+def _check_function(function: Any, where: str) -> None:
+    """Refuse what cannot be called with a number of stages and one of micro-batches.
+
+    Raises:
+        ScheduleError: see above.
+    """
+    try:
+        inspect.signature(function).bind(2, 4)
+    except TypeError as error:
+        raise ScheduleError(
+            f"{where}: {_called(function)} is called with the numbers of stages and micro-batches, "
+            f"but {error}; give a function of two arguments, lambda stages, microbatches: …"
+        ) from None
+    except ValueError:
+        return  # a function of C, that does not say what it takes
+
+
+def _check_batch(batch: Sequence[Tensor], microbatches: int, fed: Mapping[str, int]) -> None:
+    """Refuse a batch smaller than its micro-batches, before any of them is written.
+
+    Raises:
+        ShardingError: see above.
+    """
+    for tensor in batch:
+        size = tensor.shape[0]
+        count = size if isinstance(size, int) else fed.get(str(size))
+        if count is not None and count < microbatches:
+            raise ShardingError(
+                f"a batch of {count} (of {tensor.name!r}, made at {tensor.node.location}) is "
+                f"smaller than the {microbatches} micro-batches of the Pipeline; feed at least "
+                f"{microbatches}, or give it microbatches={count} at most"
+            )
 
 
 def _check_beside(beside: Any, where: str) -> None:

@@ -66,12 +66,16 @@ class Search:
         return self.tried[0]
 
     def divide(
-        self, graph: Graph, cluster: Cluster, known: Mapping[Node, Pieces] | None = None
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        known: Mapping[Node, Pieces] | None = None,
+        fed: Mapping[str, int] | None = None,
     ) -> Sharded:
         """As the best strategy does."""
         chosen = self.best.strategy
         whole = Shard(mesh={"one": 1}) if chosen is None else chosen
-        made: Sharded = whole.divide(graph, cluster, known)
+        made: Sharded = whole.divide(graph, cluster, known, fed)
         return made
 
     def __str__(self) -> str:

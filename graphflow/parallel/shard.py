@@ -19,11 +19,12 @@ from graphflow.graph import Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Node, Tensor, made_by
 from graphflow.parallel.emit import Emitter
-from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place
+from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, too_small
 from graphflow.parallel.moves import Layout, Move, Moves, Value, whole
 from graphflow.parallel.propagate import propagate
 from graphflow.passes import MergeBodies
 from graphflow.spec import evaluate
+from graphflow.strategy import strategy_of
 
 Array = np.ndarray[Any, Any]
 
@@ -64,7 +65,8 @@ class Sharded:
     """A graph that was cut over a mesh.
 
     Attributes:
-        graph: output i is what fetch i of the whole graph was.
+        graph: output i is what fetch i of the whole graph was; one more, where there are updates
+            of which no fetch has need.
         shares: what the placeholders of shards are fed.
         variables: the pieces of the user's variables.
         moves: the collectives that were inserted.
@@ -84,6 +86,10 @@ class Sharded:
         """Sizes of all symbols, those of pieces too."""
         return {**sizes, **self.cuts.bindings(sizes)}
 
+    def suits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether a step with symbols of these sizes would be cut as this is."""
+        return self.cuts.suits(sizes)
+
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> dict[Node, Array]:
         """What the placeholders of shards are fed: their part of what the user feeds."""
         return {
@@ -101,6 +107,7 @@ def divided(
     device_of: Callable[[Node, Place], DeviceName] | None = None,
     bucket: int = 0,
     apart: frozenset[str] = frozenset(),
+    fed: Mapping[str, int] | None = None,
 ) -> Sharded:
     """A graph cut over a mesh.
 
@@ -111,13 +118,17 @@ def divided(
         device_of: where what stands for a node at a place is, if not where the place is.
         bucket: bytes of gradients that are summed in one exchange; 0: each by itself.
         apart: axes of the mesh along which batch norms are not synchronised.
+        fed: sizes of symbols, where a step is about to be fed. What is too small for its shards is
+            cut along fewer axes, or none, if the graph does not train.
+
+    Raises:
+        ShardingError: the batch of a step of training is too small.
     """
     graph = _with_merged_bodies(graph)
-    cuts = Cuts(mesh)
+    cuts = Cuts(mesh, fed=fed)
     annotations = {**annotations, **_layouts_of(graph, known or {})}
-    for tensor, layout in annotations.items():
-        for size, split in zip(tensor.shape, layout.dims, strict=True):
-            cuts.can(size, split)
+    training = strategy_of(graph) is not None
+    annotations = {t: _fitting(t, lay, cuts, training) for t, lay in annotations.items()}
     wishes = propagate(graph.nodes, annotations, cuts)
     moves = Moves(mesh, cuts, device_of)
     readers: dict[Tensor, list[Node | None]] = {}
@@ -138,6 +149,22 @@ def divided(
         tuple(moves.made),
         work.emitter.values,
     )
+
+
+def _fitting(tensor: Tensor, layout: Layout, cuts: Cuts, training: bool) -> Layout:
+    """A layout with as many cuts as leave no piece empty.
+
+    Raises:
+        ShardingError: there are too many in a step of training.
+    """
+    for d, (size, split) in enumerate(zip(tensor.shape, layout.dims, strict=True)):
+        fitting = cuts.longest(size, split)
+        if fitting != split and tensor.node.op.name == "placeholder":
+            if training:
+                told = f"{cuts.told(size)} (of {tensor.name!r}, made at {tensor.node.location})"
+                raise too_small(told, split.axes, cuts.mesh)
+            layout = layout.with_dim(d, fitting)
+    return layout
 
 
 def _with_merged_bodies(graph: Graph) -> Graph:
@@ -178,7 +205,22 @@ class _Division:
                     self._group(node)
                 case _:
                     self.emitter.node(node)
-        return [self._fetched(t) for t in self.graph.outputs]
+        return self._with_all_updates([self._fetched(t) for t in self.graph.outputs])
+
+    def _with_all_updates(self, outputs: list[Tensor]) -> list[Tensor]:
+        """What is fetched of an assignment is the first place's; the others' happen as well."""
+        reached = Graph(outputs).names
+        every = {
+            part: node
+            for node in self.graph.of_op("assign")
+            for part in self.emitter.values[node.outputs[0]].parts
+        }
+        missing = [part for part in every if part.node not in reached]
+        if not missing:
+            return outputs
+        with self.moves.between(every[missing[0]]):
+            rest: Tensor = REGISTRY["group"](*missing, name="updates")
+        return [*outputs, rest]
 
     def _layout(self, tensor: Tensor) -> Layout:
         return self.emitter.wishes.get(tensor) or whole(tensor.ndim)

@@ -7,6 +7,7 @@ constants are in none, for they are wherever they are read.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -94,12 +95,22 @@ def _members(graph: Graph, nodes: Sequence[Node], part: Any, stage: int) -> list
     scope = part.rstrip("/") + "/"
     members = [node for node in nodes if node.name.startswith(scope)]
     if not members:
-        scopes = sorted({node.name.partition("/")[0] for node in nodes if "/" in node.name})
         raise ScheduleError(
-            f"stage {stage}: no node is under the name scope {part!r}; there are "
-            f"{', '.join(scopes) or 'none (use gf.name_scope)'}"
+            f"stage {stage}: no node is under the name scope {part!r}; {_scopes(nodes, part)}"
         )
     return members
+
+
+def _scopes(nodes: Sequence[Node], wanted: str) -> str:
+    """The scopes that there are: those with a name like the wanted one, and the outermost."""
+    parts = [node.name.split("/")[:-1] for node in nodes]
+    every = dict.fromkeys("/".join(p[: k + 1]) for p in parts for k in range(len(p)))
+    if not every:
+        return "there are none: use gf.name_scope, or layers with names"
+    outermost = ", ".join(name for name in every if "/" not in name)
+    close = difflib.get_close_matches(wanted, every, 3, 0.5)
+    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"{meant}There are {outermost}"
 
 
 def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:

@@ -41,7 +41,7 @@ class Shard:
             cut by both, or None; axes left out at the end stay whole. A tensor is told by itself,
             by the name of a variable or placeholder, or by a pattern such as `"*/wq"`.
         batch: an axis of the mesh along which the batch is cut: the first axis of all placeholders
-            that have its size, but for those that rules name.
+            that have its size, unless a rule cuts it.
         bucket: bytes of gradients that are summed in one exchange.
         devices: of the mesh, the last axis running fastest; default: the first of the cluster. On a
             cluster of one device, all shards are there.
@@ -75,7 +75,11 @@ class Shard:
             )
 
     def divide(
-        self, graph: Graph, cluster: Cluster, known: Mapping[Node, Pieces] | None = None
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        known: Mapping[Node, Pieces] | None = None,
+        fed: Mapping[str, int] | None = None,
     ) -> Sharded:
         """A graph of shards, for the devices of a cluster.
 
@@ -84,8 +88,20 @@ class Shard:
         """
         mesh = Mesh(dict(self.mesh), devices_for(self.mesh, cluster, self.devices))
         training = strategy_of(graph) is not None
-        given = self.layouts(graph, mesh, strict=training and not known)
-        return divided(graph, mesh, given, known, bucket=self.bucket)
+        given = self.layouts(graph, mesh, strict=training)
+        return divided(graph, mesh, given, known, bucket=self.bucket, fed=fed)
+
+    def __mul__(self, other: Any) -> Any:
+        """With a Data, one mesh of both; with a Pipeline, each stage is cut so."""
+        if takes_products(other):
+            return NotImplemented
+        if isinstance(other, Shard):
+            both = {**self.mesh, **other.mesh}
+            told = "a Shard's mesh may have several axes: write one Shard, mesh="
+            raise ShardingError(f"at {user_location()}: {told}{both!r}, with the rules of both")
+        raise no_product(self, other)
+
+    __rmul__ = __mul__
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
         """What the rules say of tensors of a graph.
@@ -97,7 +113,9 @@ class Shard:
         if self.batch is not None:
             for tensor in batch_of(graph):
                 if tensor not in given:
-                    given |= laid_out(graph, {tensor: (self.batch,)}, mesh)
+                    given |= laid_out(graph, {tensor: (self.batch,)}, mesh, strict)
+                elif not given[tensor].dims[0] and self.batch not in given[tensor].axes():
+                    given[tensor] = given[tensor].with_dim(0, Split((self.batch,)))
         return given
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
@@ -115,6 +133,24 @@ def report_of(strategy: Any, fetches: Any, cluster: Cluster | None) -> Report:
     graph = Graph(flatten(fetches)[0]).verify()
     cut = strategy.divide(graph, Cluster.here() if cluster is None else cluster)
     return Report(cut)
+
+
+def takes_products(other: Any) -> bool:
+    """Whether something is a strategy that says itself what a product with it is."""
+    return (
+        not isinstance(other, Shard | type)
+        and callable(getattr(other, "divide", None))
+        and hasattr(type(other), "__rmul__")
+    )
+
+
+def no_product(strategy: Any, other: Any) -> ShardingError:
+    """There is no such product."""
+    name = type(strategy).__name__
+    return ShardingError(
+        f"at {user_location()}: a {name} goes with a Data, a Shard or a Pipeline of gf.parallel's, "
+        f"as in {name}(…) * gf.parallel.Pipeline(2), not with {other!r}"
+    )
 
 
 def check_mesh(mesh: Mapping[str, int], what: str) -> None:
@@ -182,7 +218,7 @@ def laid_out(
     """The layouts that rules give to tensors of a graph.
 
     Args:
-        strict: refuse rules that name nothing in the graph.
+        strict: refuse rules that name nothing in the graph, and sizes too small for their shards.
 
     Raises:
         ShardingError: a rule that cannot be followed.
@@ -194,7 +230,7 @@ def laid_out(
         if not found and strict:
             raise _unknown(key, named)
         for name, tensor in found.items():
-            given[tensor] = _layout(name, tensor, axes, mesh)
+            given[tensor] = _layout(name, tensor, axes, mesh, strict)
     return given
 
 
@@ -219,7 +255,7 @@ def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
     )
 
 
-def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh) -> Layout:
+def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> Layout:
     """The layout that a rule gives to a tensor."""
     where = f"rule {name!r}: {axes!r}"
     made = f"{name!r} is {tensor.spec} (made at {tensor.node.location})"
@@ -244,7 +280,7 @@ def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh) -> Layout:
                 raise ShardingError(f"{where} uses axis {axis!r} of the mesh twice")
             used.add(axis)
         split = Split(along) if along else WHOLE
-        if not cuts.can(tensor.shape[d], split):
+        if strict and not cuts.can(tensor.shape[d], split):
             count = mesh.parts(along)
             raise ShardingError(
                 f"{where} cuts axis {d} into {count}, but {made}: "

@@ -19,12 +19,13 @@ from graphflow.device import DeviceName
 from graphflow.errors import ScheduleError
 from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by, make_node
+from graphflow.parallel.batch import equal_sizes
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Split
 from graphflow.parallel.moves import whole
 from graphflow.parallel.pipeline import MICRO, every_stage, phases_of
 from graphflow.parallel.schedule import Schedule, Task, sequence, staleness
 from graphflow.parallel.shard import Pieces, Sharded, Share
-from graphflow.spec import Dim, Size, substitute
+from graphflow.spec import Dim, Size, show_shape, substitute
 
 _BATCH = Split((MICRO,))
 
@@ -77,7 +78,7 @@ class _Unrolling:
         count = schedule.microbatches
         self.mesh = Mesh({MICRO: count}, [DeviceName()] * count, frozenset({MICRO}))
         self.cuts = Cuts(self.mesh)
-        self.symbol = self._symbol()
+        self.symbols = self._symbols()
         self.used = [staleness(schedule, s).used for s in range(schedule.stages)]
         self.ranks = {task: turn for turn, (_, task) in enumerate(sequence(schedule))}
         self.shares: dict[Node, Share] = {}
@@ -98,17 +99,28 @@ class _Unrolling:
             self.variables, (), {},
         )  # fmt: skip
 
-    def _symbol(self) -> str:
-        firsts = {t.shape[0] if t.ndim else None for t in self.batch}
-        (size,) = firsts if len(firsts) == 1 else (None,)
-        if not isinstance(size, Dim) or size != Dim.symbol(str(size)):
-            told = ", ".join(f"{t.name!r} {t.shape}" for t in self.batch)
+    def _symbols(self) -> list[str]:
+        """The symbols of the batch: one, or several that ops need to be equal.
+
+        Raises:
+            ScheduleError: its size is fixed, or is none of its own.
+        """
+        same = equal_sizes(self.graph)
+        firsts: list[Size] = [t.shape[0] if t.ndim else 0 for t in self.batch]
+        plain = all(isinstance(d, Dim) and d == Dim.symbol(str(d)) for d in firsts)
+        first = same.get(firsts[0], firsts[0]) if plain and firsts else None
+        if first is None or any(same.get(d, d) != first for d in firsts):
+            told = ", ".join(f"{t.name!r} {show_shape(t.shape)}" for t in self.batch)
             raise ScheduleError(
-                f"a pipeline without flush needs the batch as one symbol that all placeholders of "
-                f"a batch share, such as gf.placeholder('float32', ('B', 784)), not {told}"
+                f"schedule {self.schedule.name!r} does not flush: each of its "
+                f"{self.schedule.microbatches} micro-batches goes through the network as a batch "
+                f"of its own, of another size than {told}; leave the batch open, one symbol that "
+                "its placeholders share: gf.placeholder('float32', ('B', 784))"
             )
-        self.cuts.can(size, _BATCH)
-        return str(size)
+        every = dict.fromkeys([*firsts, *(d for d in same if same[d] == first)])
+        for size in every:
+            self.cuts.can(size, _BATCH)
+        return [str(size) for size in every]
 
     def _variable(self, node: Node) -> Pieces:
         if node in self.known:
@@ -125,7 +137,7 @@ class _Unrolling:
     def _pass(self, i: int) -> None:
         """The forward and backward passes of a micro-batch."""
         mapped: dict[Tensor, Tensor] = {}
-        renaming = _Renaming({self.symbol: self._piece(i).size})
+        renaming = _Renaming({name: self._piece(name, i).size for name in self.symbols})
         for node in self.graph.nodes:
             if node.op.name == "placeholder":
                 mapped[node.outputs[0]] = self._placeholder(node, i)
@@ -152,7 +164,10 @@ class _Unrolling:
         (tensor,) = node.outputs
         if node not in {t.node for t in self.batch}:
             return tensor
-        pieces = (self._piece(i), *[Piece(0, size, size) for size in tensor.shape[1:]])
+        pieces = (
+            self._piece(str(tensor.shape[0]), i),
+            *[Piece(0, size, size) for size in tensor.shape[1:]],
+        )
         with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
             own: Tensor = REGISTRY["placeholder"](
                 shape=tuple(p.size for p in pieces), dtype=tensor.dtype.name, name=node.name
@@ -160,8 +175,8 @@ class _Unrolling:
         self.shares[own.node] = Share(node, pieces)
         return own
 
-    def _piece(self, i: int) -> Piece:
-        return self.cuts.piece(Dim.symbol(self.symbol), _BATCH, (i,))
+    def _piece(self, symbol: str, i: int) -> Piece:
+        return self.cuts.piece(Dim.symbol(symbol), _BATCH, (i,))
 
     def _device(self, node: Node, i: int) -> DeviceName:
         return self.devices[self.schedule.homes[self.where[node], i]]
@@ -211,7 +226,7 @@ class _Unrolling:
             return self._fetched_update(tensor)
         parts = [copy[tensor] for copy in self.copies if tensor in copy]
         with made_by(node, "fetched/", self._device(node, 0)):
-            if tensor.shape[:1] == (Dim.symbol(self.symbol),):
+            if tensor.ndim and str(tensor.shape[0]) in self.symbols:
                 joined: Tensor = FUNCTIONS["concat"](parts)
                 return joined
             if tensor.ndim == 0 and parts:

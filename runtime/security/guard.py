@@ -38,6 +38,7 @@ _DOMAIN = b"graphflow"
 _GRACE = 5.0  # seconds that an unknown key is kept waiting: a peer's session may be about to open
 _WAITING = 100  # connections that wait at a time; beyond, the one that came first is refused
 _LOOK_MS = 50
+_AGAIN = 0.5  # seconds until files are read again: one that is written over leaves its folder as is
 _REMEMBERED = 1000  # refused keys, each told once
 
 _BETWEEN_WORKERS = (Chunk, Tensor, Share, Ack, Resend)
@@ -83,7 +84,7 @@ class Guard:
         self.pair = pair
         self._ring = ring
         self._lock = threading.Lock()
-        self._version = -1
+        self._version, self._read = -1, 0.0
         self._roles: dict[str, str] = {}
         self._vouched: dict[str, frozenset[str]] = {}
         self._told: OrderedDict[str, None] = OrderedDict()
@@ -151,10 +152,10 @@ class Guard:
             raise NotAuthorised(f"{who} does not allow {type(message).__name__}")
 
     def _roles_now(self) -> dict[str, str]:
-        version = self._ring.version
-        if version != self._version:
+        version, now = self._ring.version, monotonic()
+        if version != self._version or now > self._read + _AGAIN:
             self._roles = {key.key: key.role for key in self._ring.trusted()}
-            self._version = version
+            self._version, self._read = version, now
         return self._roles
 
     # The other side of ZAP ------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,8 +125,13 @@ class Keyring:
         public, secret = (z85.decode(half) for half in zmq.curve_keypair())
         pair = KeyPair(PublicKey(name, role, public.hex()), secret)
         text = f"{_SECRET} {role} {name} {pair.public.key} {secret.hex()}"
-        self._write(self.folder / f"{name}.secret", text, 0o600)
-        self._write(self.folder / f"{name}.public", str(pair.public), 0o644)
+        kept = self.folder / f"{name}.secret"
+        _write(kept, text, 0o600)
+        try:
+            _write(self.folder / f"{name}.public", str(pair.public), 0o644)
+        except KeyFileError:
+            kept.unlink()  # half a pair would only be in the way of the next try
+            raise
         return pair
 
     def own(self, name: str | None, role: str) -> KeyPair:
@@ -156,7 +162,7 @@ class Keyring:
     def pairs(self) -> list[PublicKey]:
         """The public halves of one's own keys, by name."""
         return [
-            key for key in _keys_in(self.folder) if (self.folder / f"{key.name}.secret").exists()
+            key for _, key in _keys_in(self.folder) if (self.folder / f"{key.name}.secret").exists()
         ]
 
     # Others ---------------------------------------------------------------------------------------
@@ -165,42 +171,62 @@ class Keyring:
         """Trust a public key: the line itself.
 
         Raises:
-            KeyFileError: it is no public key, or the name is another key's already.
+            KeyFileError: it is no public key, the name is another key's already, or the key has
+                another name or role here.
         """
         key = PublicKey.parse(text, where)
         for known in self.trusted():
-            if known.name == key.name and known != key:
+            if known == key:
+                return key
+            if known.name == key.name:
                 raise KeyFileError(
                     f"another key is trusted as {key.name!r} already; revoke it first, or make a "
                     "key of another name"
                 )
-        path = self._trusted / f"{key.name}.public"
-        if not path.exists():
-            self._write(path, str(key), 0o644)
+            if known.key == key.key:
+                raise KeyFileError(
+                    f"this key is trusted already, as {known.name!r}, a {known.role}'s; revoke "
+                    "that first"
+                )
+        _write(self._trusted / f"{key.name}.public", str(key), 0o644)
         return key
 
     def trusted(self) -> list[PublicKey]:
-        """The keys that are trusted, by name; none where the folder is another user's to write.
+        """The keys that are trusted, by name.
 
         Raises:
-            KeyFileError: others could add to the folder.
+            KeyFileError: others could change what is trusted; a file is no public key or has
+                another name than its key; a key has two names.
         """
         _check_ours(self._trusted)
-        return _keys_in(self._trusted)
+        found: dict[str, PublicKey] = {}
+        for path, key in _keys_in(self._trusted, check=_check_ours):
+            if path.stem != key.name:
+                raise KeyFileError(f"{path} holds the key of {key.name!r}: its name must be "
+                                   f"{key.name}.public, by which it can be revoked")  # fmt: skip
+            if (other := found.setdefault(key.key, key)) is not key:
+                raise KeyFileError(
+                    f"in {self._trusted} one key is trusted as {other.name!r}, a {other.role}'s, "
+                    f"and as {key.name!r}, a {key.role}'s; revoke one of them"
+                )
+        return list(found.values())
 
     def revoke(self, name: str) -> PublicKey:
         """Trust a key no longer; workers that run notice it within a second.
 
         Raises:
-            KeyFileError: no such key is trusted.
+            KeyFileError: no such key is trusted, or its file cannot be removed.
         """
-        known = {key.name: key for key in self.trusted()}
-        if name not in known:
-            names = ", ".join(known) or "none"
+        path = self._trusted / f"{checked_name(name, 'graphflow keys revoke')}.public"
+        if not path.is_file():
+            names = ", ".join(key.name for key in self.trusted()) or "none"
             raise KeyFileError(f"no key named {name!r} is trusted here; those that are: {names}")
-        with suppress(FileNotFoundError):
-            (self._trusted / f"{name}.public").unlink()
-        return known[name]
+        key = PublicKey.parse(_read(path), str(path))
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise KeyFileError(f"{path} cannot be removed: {error.strerror}") from error
+        return key
 
     def key_of(self, name_or_key: str, role: str) -> str:
         """The public key that a name, or the key itself, stands for.
@@ -228,28 +254,47 @@ class Keyring:
         except OSError:
             return 0
 
-    def _write(self, path: Path, text: str, mode: int) -> None:
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """A new file, whole as soon as it is there: a worker may be looking."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, draft = tempfile.mkstemp(prefix=".new-", dir=path.parent)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(handle, "w") as file:
+                os.fchmod(handle, mode)
                 file.write(text + "\n")
-        except FileExistsError:
-            raise KeyFileError(f"{path} is there already; give another name") from None
-        except OSError as error:
-            raise KeyFileError(f"{path} cannot be written: {error.strerror}") from error
+            os.link(draft, path)
+        finally:
+            os.unlink(draft)
+    except FileExistsError:
+        raise KeyFileError(f"{path} is there already; give another name") from None
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _keys_in(folder: Path) -> list[PublicKey]:
+def _keys_in(
+    folder: Path, check: Callable[[Path], None] = lambda path: None
+) -> Iterator[tuple[Path, PublicKey]]:
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".public")
     except OSError:
-        return []
-    return [PublicKey.parse(_read(path), str(path)) for path in paths]
+        return
+    for path in paths:
+        check(path)
+        try:
+            text = _read(path)
+        except KeyFileError:
+            if not os.path.lexists(path):
+                continue  # it was revoked meanwhile, which is no reason to refuse the others
+            raise
+        yield path, PublicKey.parse(text, str(path))
 
 
 def _read(path: Path) -> str:
     try:
+        if not path.is_file() and path.exists():
+            raise KeyFileError(f"{path} is not a plain file")
         with path.open("rb") as file:
             return file.read(_LONGEST).decode("ascii")
     except FileNotFoundError:
@@ -277,11 +322,11 @@ def _check_private(path: Path) -> None:
         )
 
 
-def _check_ours(folder: Path) -> None:
-    """Refuse a list of trusted keys that somebody else could add to."""
+def _check_ours(path: Path) -> None:
+    """Refuse a list of trusted keys, or one of them, that somebody else could change."""
     try:
-        status = folder.stat()
+        status = path.stat()
     except OSError:
         return  # nobody is trusted
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
-        raise KeyFileError(f"{folder} can be changed by others: `chmod go-w {folder}`")
+        raise KeyFileError(f"{path} can be changed by others: `chmod go-w {path}`")

@@ -10,6 +10,7 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -162,11 +163,11 @@ FRAMES: dict[str, bytes] = {
     "deep maps": b"\x81\xa1a" * 300_000 + b"\xc0",
     "a key twice": b"\x93\xa4Ping\x97\xa0\x00\x00\x00\x00\x00\xa0\x82\xa1a\x01\xa1a\x02",
     "an extension": b"\x93\xa4Ping\xc7\x04\x05abcd\x80",
-    "a time": msgpack.packb(["Ping", [msgpack.Timestamp(1)], {}]),
+    "a time": msgpack.packb(["Ping", [msgpack.Timestamp(1)], []]),
     "bad UTF-8": b"\x93\xa2\xff\xfe\x90\x80",
     "a claim of 4 GiB": b"\xc6\xff\xff\xff\xff",
     "a claim of many entries": b"\xdd\xff\xff\xff\xff",
-    "numbers that are none": msgpack.packb(["Ping", ["s", float("nan"), 0, 0, 1, 0, ""], {}]),
+    "numbers that are none": msgpack.packb(["Ping", ["s", float("nan"), 0, 0, 1, 0, ""], []]),
     "nothing": b"",
 }
 
@@ -237,7 +238,7 @@ def test_headers_of_arrays_are_refused_before_memory_is_taken(served: Served) ->
 def test_sizes_that_are_none_do_not_even_decode(shape: Any) -> None:
     chunk = Chunk("edge", 1, 1, "float32", [2, 3], [0, 1], 24, 0)
     plain_data = msgpack.unpackb(encode(Stranger("tcp://127.0.0.1:1").envelope(), chunk))
-    plain_data[2]["shape"] = shape
+    plain_data[2][[field.name for field in fields(Chunk)].index("shape")] = shape
     with pytest.raises(ProtocolError, match="shape"):
         decode(msgpack.packb(plain_data))
 

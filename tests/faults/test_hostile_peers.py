@@ -16,7 +16,13 @@ import pytest
 
 import graphflow as gf
 from graphflow import _version
-from graphflow.errors import AddressInUse, KeyFileError, RendezvousTimeout, VersionMismatch
+from graphflow.errors import (
+    AddressInUse,
+    KeyFileError,
+    RendezvousTimeout,
+    VersionMismatch,
+    WorkerLost,
+)
 from graphflow.runtime.messages import Chunk, Close, Compute, Hello, Load, Measure, Open, Ping, Read
 from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.door import HANDSHAKE_SECONDS
@@ -96,6 +102,21 @@ def test_a_session_whose_key_is_not_trusted_says_so(keyed: Keyed, tmp_path: Path
         patch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
         with pytest.raises(RendezvousTimeout, match="trust each other's keys"):
             gf.Session(file)
+
+
+@pytest.mark.fault(26)
+def test_a_session_whose_key_is_revoked_is_told_so_at_its_next_message(keyed: Keyed) -> None:
+    count = gf.variable(np.zeros((), "float32"), name="count")
+    step = gf.assign(count, count + 1.0)
+    with gf.Session(keyed.file) as session:
+        session.run(step)
+        keyed.ring.revoke("boss")
+        started = time.monotonic()
+        with pytest.raises(WorkerLost, match="a key that is not trusted any more"):
+            while True:
+                session.run(step)
+                time.sleep(0.05)
+        assert time.monotonic() - started < 2.0
 
 
 @pytest.mark.fault(26)

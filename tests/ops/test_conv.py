@@ -202,6 +202,12 @@ def test_sixteen_bit_floats_are_summed_in_float32(dtype: str) -> None:
     assert float(evaluate([y], {x: np.ones((1, 1, 4096)).astype(x.dtype)})[0].item()) == 4096.0
 
 
+def weight_gradient(g: Array, groups: int = 1) -> Any:
+    """The gradient in a 3×3 weight, as a graph from elsewhere might ask for it."""
+    attrs = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+    return REGISTRY["conv_weight_grad"](X, g, kernel=(3, 3), groups=groups, **attrs)
+
+
 X = np.zeros((2, 4, 6, 6), "float32")
 W = np.zeros((4, 2, 3, 3), "float32")
 WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
@@ -235,6 +241,16 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
         lambda: nn.conv_transpose2d(X, W, output_size=(1, 1, 1)),
         ArgumentError,
         "3 entries for 2",
+    ),
+    "gradient's groups": (
+        lambda: weight_gradient(np.zeros((2, 3, 4, 4), "float32"), groups=2),
+        ShapeError,
+        "3 channels are no multiple of the groups",
+    ),
+    "gradient's dtype": (
+        lambda: weight_gradient(X[:, :, 2:, 2:].astype("float64")),
+        ShapeError,
+        "one rank",
     ),
 }
 

@@ -176,6 +176,131 @@ def test_the_order_of_a_product_does_not_matter() -> None:
     assert_same(trained(data * P(2, microbatches=2)), trained(P(2, microbatches=2) * data))
 
 
+def test_a_product_of_three_trains_as_one_device_does() -> None:
+    shard = gf.parallel.Shard({"model": 2}, {"layer*/w*": (None, "model")})
+    wanted = trained(None)
+    assert_same(trained(P(2, microbatches=2) * gf.parallel.Data(2) * shard), wanted)
+    assert_same(trained(shard * (gf.parallel.Data(2) * P(2, microbatches=2))), wanted)
+
+
+def test_pipedream_takes_placeholders_whose_sizes_an_op_makes_equal() -> None:
+    def losses(*batch: Any) -> list[float]:
+        x, y = (gf.placeholder("float64", (size, WIDTH)) for size in batch)
+        loss = gf.mean(gf.square(gf.tanh(gf.tanh(x @ gf.variable(WEIGHTS[0])) - 0.5) - y))
+        train = gf.optim.SGD(0.1).minimize(loss, strategy=P(2, "pipedream", 4))
+        with gf.Session() as s:
+            return [float(s.run([loss, train], {x: X, y: Y})[0]) for _ in range(STEPS)]
+
+    assert losses(None, None) == losses("B", "B")
+
+
+# Layers ---------------------------------------------------------------------------------------
+
+
+class Block(gf.nn.Layer):
+    """A layer of a user's own, under a name."""
+
+    def __init__(self, name: str) -> None:
+        with self.scope(name):
+            self.linear = gf.nn.Linear(WIDTH, WIDTH, dtype="float64")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return gf.tanh(self.linear(x))
+
+
+def blocks() -> tuple[Tensor, Tensor]:
+    with gf.random.seed(0):
+        x = gf.placeholder("float64", ("B", WIDTH), name="x")
+        h = Block("first")(x)
+        h = gf.nn.LayerNorm(WIDTH, dtype="float64", name="norm")(h)
+        with gf.name_scope("second"):
+            block = Block("inner")
+        h = block(h)
+        with gf.name_scope("loss"):
+            return x, gf.mean(gf.square(h))
+
+
+def test_layers_are_stages_by_their_names() -> None:
+    def losses(strategy: Any) -> list[float]:
+        x, loss = blocks()
+        train = gf.optim.Adam(0.01).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            return [float(s.run([loss, train], {x: X})[0]) for _ in range(STEPS)]
+
+    assert_same(losses(P(["first", ["norm", "second", "loss"]], "1f1b", 4)), losses(None))
+    assert_same(losses(P([["first", "norm"], "second/inner", "loss"], "zb-h1", 4)), losses(None))
+
+
+def test_a_scope_that_is_not_there_is_refused_with_those_that_are() -> None:
+    _, loss = blocks()
+    told = (
+        r"stage 0: no node is under the name scope 'scond/inner'; did you mean 'second/inner'.*"
+        "There are first, norm, second, loss"
+    )
+    with pytest.raises(ScheduleError, match=told):
+        stages_of(loss, ["scond/inner", "first"])
+
+
+# Without training -----------------------------------------------------------------------------
+
+ANY = {
+    "replicas": gf.parallel.Data(4),
+    "replicas, state in shares": gf.parallel.Data(2, shard_state=True),
+    "replicas that take turns": gf.parallel.Data(2, accumulate=3),
+    "a mesh": gf.parallel.Shard({"data": 4}, {"x": ("data",), "y": ("data",)}),
+    "replicas of a mesh": gf.parallel.Data(2) * gf.parallel.Shard({"m": 2}, {"*w0": (None, "m")}),
+    "a pipeline": P(2, microbatches=4),
+    "replicas of a pipeline": P(2, microbatches=4) * gf.parallel.Data(2),
+    "recomputing": P(2, "gpipe", microbatches=4),
+    "two directions": P(2, "chimera", microbatches=4),
+    "no flush": P(2, "pipedream", microbatches=4),
+}
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_a_batch_of_any_size_is_evaluated(name: str) -> None:
+    x, y, loss = tower()
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=ANY[name])
+    with gf.Session() as s:
+        s.run([loss, train], {x: X, y: Y})
+        h = X
+        weights = [s.get(v.outputs[0]) for v in Graph([loss]).variables]
+        for w in weights:
+            h = np.tanh(h @ w)
+        for size in (BATCH, 1, 3, 2, 9, BATCH, 1):
+            found = s.run(loss, {x: X[:size], y: Y[:size]})
+            np.testing.assert_allclose(found, np.mean((h - Y)[:size] ** 2), rtol=1e-12)
+        small = [{x: X[:n], y: Y[:n]} for n in (8, 1, 8, 8, 1)]
+        streamed = [float(v) for v in s.run(loss, small, steps=5)]
+        assert streamed == [float(s.run(loss, feeds)) for feeds in small]
+        with pytest.raises(ShardingError, match="a batch of 1"):
+            s.run([loss, train], {x: X[:1], y: Y[:1]})
+
+
+def test_a_small_batch_is_evaluated_on_workers_with_the_bits_of_one_process() -> None:
+    def losses(cluster: gf.Cluster | None) -> list[float]:
+        x, y, loss = tower()
+        train = gf.optim.SGD(0.1).minimize(loss, strategy=P(2, microbatches=4))
+        with gf.Session(cluster) as s:
+            s.run([loss, train], {x: X, y: Y})
+            s.warmup(loss, {x: [(1, WIDTH), (8, WIDTH)], y: [(1, WIDTH), (8, WIDTH)]})
+            return [float(s.run(loss, {x: X[:n], y: Y[:n]})) for n in (1, 8, 3)]
+
+    assert losses(None) == losses(gf.Cluster.local(2))
+
+
+def test_a_smaller_batch_of_known_size_is_evaluated() -> None:
+    weight = gf.variable(WEIGHTS[0])
+    x, few = gf.placeholder("float64", (8, WIDTH)), gf.placeholder("float64", (3, WIDTH))
+    loss, seen = gf.mean(gf.square(x @ weight)), few @ weight
+    for strategy in (gf.parallel.Data(4), gf.parallel.Shard({"d": 4}, batch="d"), P(1, "1f1b", 4)):
+        train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            s.run(train, {x: X[:8]})
+            found = s.run(seen, {few: X[:3]})
+            np.testing.assert_allclose(found, X[:3] @ s.get(weight), rtol=1e-12)
+
+
 # Bad input ------------------------------------------------------------------------------------
 
 
@@ -205,10 +330,14 @@ def backwards(stages: int, microbatches: int) -> Schedule:
         (lambda: P([]), ScheduleError, r"stages is a number from 1 up.*not \[\]"),
         (lambda: P(2, recompute="yes"), ScheduleError, "recompute is True or False, not 'yes'"),
         (lambda: P(2, beside=5), ScheduleError, "goes with one Data or Shard, not 5"),
-        (lambda: P(2) * gf.parallel.Data(2) * gf.parallel.Data(2), ScheduleError, "this one has"),
+        (lambda: P(2) * gf.parallel.Data(2) * gf.parallel.Data(2), ShardingError, r"Data\(4\)"),
+        (lambda: P(2, lambda stages: None), ScheduleError, "micro-batches, but too many"),
+        (lambda: P(2, lambda a, b, c: None), ScheduleError, "missing a required argument: 'c'"),
+        (lambda: divided(P(2, "1f1b", 10**7), 4), ShardingError, "a batch of 4.*10000000 micro"),
+        (lambda: divided(P(2, "1f1b", 10**7)), ShardingError, "a batch of 4.*microbatches=4 at"),
         (lambda: P(2) * gf.parallel.Data(2, accumulate=2), ScheduleError, "leave out accumulate"),
         (lambda: P(2) * gf.parallel.Shard({"stage": 2}), ScheduleError, "axis 'stage'"),
-        (lambda: divided(P(2, lambda p, m: 1)), ScheduleError, "a schedule's function gives"),
+        (lambda: divided(P(2, lambda p, m: 1)), ScheduleError, r"<lambda> gives a schedule.*not 1"),
         (lambda: divided(P(2, one_f_one_b(3, 2))), ScheduleError, "2 stages, but the schedule"),
         (lambda: P(2, "2f2b"), ScheduleError, "schedule is one of gpipe, 1f1b.*not '2f2b'"),
         (lambda: P(2, "1f1b", 0), ScheduleError, "microbatches is a number from 1 up, not 0"),
@@ -219,7 +348,7 @@ def backwards(stages: int, microbatches: int) -> Schedule:
         (lambda: divided(P(["a", "b"], "1f1b", 2)), ScheduleError, "no node is under the name"),
         (lambda: divided(P(1, backwards, 1)), ScheduleError, "would deadlock"),
         (lambda: divided(P(2, "1f1b", 8)), ShardingError, "a batch of 4.*is smaller than the 8"),
-        (lambda: divided(P(2, "pipedream", 2), 4), ScheduleError, "needs the batch as one symbol"),
+        (lambda: divided(P(2, "pipedream", 2), 4), ScheduleError, "does not flush.*leave the"),
         (no_batch, ShardingError, "which placeholders hold the batch"),
     ],
 )  # fmt: skip

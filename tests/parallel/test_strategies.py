@@ -270,6 +270,33 @@ def test_strategies_refuse_what_makes_no_sense(make: Any) -> None:
         make()
 
 
+@pytest.mark.parametrize("make, told", [
+    (lambda: Data(2) * 3, r"a Data goes with .* not with 3"),
+    (lambda: 3 * Data(2), r"a Data goes with"),
+    (lambda: Data(2) * Data(3), r"write Data\(6\)"),
+    (lambda: Shard({"a": 2}) * "x", r"a Shard goes with .* not with 'x'"),
+    (lambda: Shard({"a": 2}) * Shard({"b": 2}), r"one Shard, mesh=\{'a': 2, 'b': 2\}"),
+    (lambda: Data(2, shard_state=True) * Shard({"a": 2}), r"shard_state=True does not go with"),
+    (lambda: Data(2, accumulate=4) * Shard({"a": 2}), r"accumulate=4 does not go with"),
+    (lambda: Shard({"a": 2}) * Data(2, batch=["x"]), r"batch=\[…\] does not go with"),
+    (lambda: Data(2) * Shard({"data": 2}), r"the Shard cuts the batch already"),
+    (lambda: Data(2) * Shard({"d": 2}, batch="d"), r"the Shard cuts the batch already"),
+    (lambda: Data(2) * Data, r"a Data goes with"),
+])  # fmt: skip
+def test_products_that_there_are_not_are_refused_with_the_remedy(make: Any, told: str) -> None:
+    with pytest.raises(ShardingError, match=told):
+        make()
+
+
+def test_replicas_of_a_shard_are_one_mesh_in_any_order() -> None:
+    rules = {"w1": (None, "model"), "x": (None, "model")}
+    for product in (Data(2) * Shard({"model": 2}, rules), Shard({"model": 2}, rules) * Data(2)):
+        assert difference(mlp(product).train(), mlp().train()) < 1e-12
+        report = product.report(mlp(product).fetches)
+        assert str(report).startswith("mesh data 2 × model 2:")
+        assert "(data, model)" in str(report)
+
+
 @pytest.mark.parametrize("wrong, told", [
     ({"batch": ["z"]}, r"batch names 'z'.*there are 'x', 't'"),
     ({"batch": "x"}, r"batch is a list .*not 'x'"), ({"batch": 5}, r"batch is a list .*not 5"),
@@ -419,3 +446,30 @@ def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> N
         s.run(train, {x: np.ones((4, 3))})
     out, err = capfd.readouterr()
     assert (out + err).count("h is") == 1
+
+
+@pytest.mark.parametrize("strategy", [Data(2), Data(3, shard_state=True), Shard({"m": 2})])
+def test_what_is_assigned_besides_the_training_step_is_so_at_every_place(strategy: Any) -> None:
+    """A rate that falls with a count of steps, which is fetched and not part of the training."""
+
+    def trained(strategy: Any, cluster: Any = None) -> tuple[list[float], list[Any]]:
+        x = gf.placeholder("float64", ("n", 3), name="x")
+        w = gf.variable(np.ones(3), name="w")
+        done = gf.variable(np.zeros(()), name="done", trainable=False)
+        loss = gf.mean((gf.sum(x * w, axis=1) - 1.0) ** 2.0)
+        train = gf.optim.SGD(0.1 / (1.0 + done)).minimize(loss, strategy=strategy)
+        count = gf.assign(done, done + 1.0)
+        random = np.random.default_rng(0)
+        with gf.Session(cluster) as s:
+            losses = []
+            for step in range(4):
+                found = s.run([loss, train, count], {x: random.normal(size=(5, 3))})
+                assert len(found) == 3 and found[2] == step + 1
+                losses.append(float(found[0]))
+            assert float(s.run(count)) == 5
+            return losses, [s.get(w), s.get(done)]
+
+    here = trained(strategy)
+    assert difference(here, trained(None)) < EXACT
+    if isinstance(strategy, Data) and strategy.replicas == 2:
+        assert difference(here, trained(strategy, gf.Cluster.local(2))) == 0.0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import SessionError
+from graphflow.errors import ArgumentError, SessionError
 from graphflow.runtime.trace import Exchange, Span, Trace, link
 
 A, B, GPU = "/worker:0/cpu:0", "/worker:1/cpu:0", "/worker:1/gpu:0"
@@ -149,6 +149,20 @@ def test_a_path_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path: Pa
     with pytest.raises(SessionError, match="folder"):
         trace(6).save(tmp_path / "folder")
     assert os.listdir(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize("wrong", ["missing/trace.json", "", 5, "a\0b", "folder"])
+def test_a_session_says_before_the_block_that_a_trace_cannot_be_written(
+    wrong: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / wrong if isinstance(wrong, str) and wrong.isprintable() and wrong else wrong
+    with gf.Session() as s:
+        with pytest.raises((ArgumentError, SessionError), match="trace"), s.trace(path):
+            pytest.fail("the block began")
+        with s.trace(tmp_path / "trace.json"):
+            assert os.listdir(tmp_path) == ["folder"]
+    assert sorted(os.listdir(tmp_path)) == ["folder", "trace.json"]
 
 
 # What travelled --------------------------------------------------------------------------------

@@ -348,6 +348,19 @@ def test_a_trusted_folder_that_goes_bad_lets_nobody_do_anything_and_ends_nothing
     box.guard.check(pair.public.key, ORDER, Measure(1))
 
 
+def test_a_key_file_that_is_written_over_is_read_again(context: Any, tmp_path: Path) -> None:
+    """Its folder stays as it was: nothing was added to it."""
+    ring, other = Keyring(tmp_path / "keys"), Keyring(tmp_path / "other")
+    first = other.new("alice", COORDINATOR).public
+    second = Keyring(tmp_path / "new").new("alice", COORDINATOR).public
+    ring.add(str(first), "a mail")
+    guard = Guard(context, ring.new("box", WORKER), ring)
+    assert guard.role(first.key) == COORDINATOR
+    (ring.folder / "trusted" / "alice.public").write_text(f"{second}\n")
+    wait_for(lambda: guard.role(first.key) is None)
+    assert guard.role(second.key) == COORDINATOR
+
+
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.__name__)
 def test_what_a_worker_takes_from_another_is_what_the_guard_lets_through(
     kind: type[Message],

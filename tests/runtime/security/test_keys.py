@@ -128,6 +128,70 @@ def test_a_list_of_trusted_keys_that_others_may_change_is_refused(ring: Keyring)
         ring.trusted()
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o646, 0o666])
+def test_a_trusted_file_that_others_may_change_is_refused(ring: Keyring, mode: int) -> None:
+    ring.add(str(ring.new("box1", WORKER).public), "own")
+    (ring.folder / "trusted" / "box1.public").chmod(mode)
+    with pytest.raises(KeyFileError, match=r"box1\.public can be changed by others"):
+        ring.trusted()
+
+
+def test_half_a_pair_is_not_left_behind(ring: Keyring) -> None:
+    ring.new("box1", WORKER)
+    (ring.folder / "box1.secret").unlink()
+    with pytest.raises(KeyFileError, match=r"box1\.public is there already"):
+        ring.new("box1", WORKER)
+    assert [path.name for path in ring.folder.iterdir()] == ["box1.public"]
+    (ring.folder / "box1.public").unlink()
+    assert ring.new("box1", WORKER).public in ring.pairs()
+
+
+def test_what_is_revoked_is_trusted_under_no_other_files_name(ring: Keyring) -> None:
+    """A copy by hand under another name would outlive `graphflow keys revoke`."""
+    ring.add(str(ring.new("box1", WORKER).public), "own")
+    kept = ring.folder / "trusted" / "box1.public"
+    (kept.parent / "other.public").write_bytes(kept.read_bytes())
+    with pytest.raises(KeyFileError, match=r"other.public holds the key of 'box1'"):
+        ring.trusted()
+
+
+def test_one_key_has_one_name_and_one_role(ring: Keyring) -> None:
+    key = ring.new("box1", WORKER).public
+    ring.add(str(key), "own")
+    raised = PublicKey("zoe", COORDINATOR, key.key)
+    with pytest.raises(KeyFileError, match="trusted already, as 'box1', a worker's"):
+        ring.add(str(raised), "a mail")
+    (ring.folder / "trusted" / "zoe.public").write_text(f"{raised}\n")
+    with pytest.raises(KeyFileError, match=r"as 'box1', a worker's, and as 'zoe', a coordinator's"):
+        ring.trusted()
+    assert ring.revoke("zoe") == raised and ring.trusted() == [key]
+
+
+def test_a_key_that_is_not_a_plain_file_is_refused_and_not_waited_for(ring: Keyring) -> None:
+    trusted = ring.folder / "trusted"
+    trusted.mkdir(parents=True, mode=0o700)
+    os.mkfifo(trusted / "box1.public", 0o600)
+    with pytest.raises(KeyFileError, match="not a plain file"):
+        ring.trusted()
+
+
+def test_a_key_that_vanishes_while_the_others_are_read_is_none(
+    ring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [ring.new(name, WORKER).public for name in ("a", "b")]
+    for key in keys:
+        ring.add(str(key), "own")
+    first = Path.is_file
+
+    def gone(path: Path) -> bool:
+        if path.name == "a.public":
+            path.unlink(missing_ok=True)
+        return first(path)
+
+    monkeypatch.setattr(Path, "is_file", gone)
+    assert ring.trusted() == keys[1:]
+
+
 def test_a_key_is_asked_for_in_its_own_role(ring: Keyring) -> None:
     ring.add(str(ring.new("alice", COORDINATOR).public), "own")
     with pytest.raises(KeyFileError, match="not a worker's"):
@@ -176,8 +240,9 @@ def test_the_command_makes_trusts_lists_and_revokes(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["new", "a/b"], ["new", "x", "--role", "king"], ["add", "missing.public"], ["revoke", "x"]],
-)
+    [["new", "a/b"], ["new", "x", "--role", "king"], ["add", "missing.public"], ["revoke", "x"],
+     ["revoke", "../x"], ["add", "/dev/zero"], ["add", "/dev/null"], ["add", "/"]],
+)  # fmt: skip
 def test_a_wrong_argument_is_one_line_and_no_traceback(
     arguments: list[str],
     tmp_path: Path,

@@ -1,0 +1,213 @@
+"""The fields of what travels: made from the types that a class declares, to and from plain data.
+
+A class of frozen values says what each of its fields holds (`messages`); from that follow the list
+that is sent for it and what refuses anything else. A list's types are looked at together first:
+nearly always they are the declared ones, and only what a type alone does not tell is checked then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from itertools import product
+from operator import attrgetter
+from types import UnionType
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from graphflow.errors import ProtocolError
+
+Check = Callable[[Any, str], Any]
+T = TypeVar("T")
+
+DEPTH_CAP = 8  # nesting of plain data
+_END = 1 << 63  # of integers
+
+_PLAIN = "plain data"
+
+
+class Fields(Generic[T]):
+    """The fields of one class of frozen values, in the order in which it declares them."""
+
+    def __init__(self, kind: type[T]) -> None:
+        hints = get_type_hints(kind, include_extras=True)
+        self.names: tuple[str, ...] = tuple(each.name for each in fields(kind))  # type: ignore[arg-type]
+        self._kind = kind
+        self._checks = [(name, check_of(hints[name])) for name in self.names]
+        types = [_types_of(hints[name]) for name in self.names]
+        self._usual = frozenset(product(*types))
+        counts = [_is_count(hints[name]) for name in self.names]
+        self._counts = tuple(at for at, is_count in enumerate(counts) if is_count)
+        self._inner = [
+            (at, name, check)
+            for at, (name, check) in enumerate(self._checks)
+            if not counts[at] and hints[name] not in (str, bool, bytes)
+        ]
+        self._of: Callable[[Any], Any] = attrgetter(*self.names) if self.names else lambda value: ()
+
+    def of(self, value: T) -> Sequence[Any]:
+        """What is sent for a value: its fields in order."""
+        found: Any = self._of(value)
+        return found if len(self.names) != 1 else (found,)
+
+    def build(self, values: Sequence[Any]) -> T:
+        """The value with these fields.
+
+        Raises:
+            ProtocolError: they are too many or too few, or one is not what the class declares.
+        """
+        if tuple(map(type, values)) not in self._usual:
+            return self._made(self._checked(values))
+        for at in self._counts:
+            if not 0 <= values[at] < _END:
+                raise _wrong(values[at], self.names[at], "zero or more, of 63 bits")
+        if self._inner:
+            values = list(values)
+            for at, name, check in self._inner:
+                values[at] = check(values[at], name)
+        return self._made(values)
+
+    def from_map(self, body: Mapping[str, Any]) -> T:
+        """The value with the fields that a map names; raises as `build`."""
+        if set(body) != set(self.names):
+            raise self._unlike(f"the fields {str(sorted(body))[:200]}")
+        return self.build(tuple(body[name] for name in self.names))
+
+    def _checked(self, values: Sequence[Any]) -> list[Any]:
+        if len(values) != len(self.names):
+            raise self._unlike(f"{len(values)} fields")
+        return [check(v, name) for v, (name, check) in zip(values, self._checks, strict=True)]
+
+    def _made(self, values: Sequence[Any]) -> T:
+        made = object.__new__(self._kind)
+        # Not attribute by attribute, for it is frozen; the number of values was looked at.
+        made.__dict__.update(zip(self.names, values))  # noqa: B905
+        return made
+
+    def _unlike(self, what: str) -> ProtocolError:
+        return ProtocolError(f"{self._kind.__name__} has {what}, not {list(self.names)}")
+
+
+def _is_count(hint: Any) -> bool:
+    return get_origin(hint) is Annotated and get_args(hint)[1] != _PLAIN
+
+
+def _types_of(hint: Any) -> tuple[type, ...]:
+    """The types that a field's value nearly always has; none if it may be any plain data."""
+    if get_origin(hint) is Annotated:
+        return () if get_args(hint)[1] == _PLAIN else (int,)
+    if hint in (str, bool, bytes, int, float):
+        return (hint,)
+    origin = get_origin(hint)
+    if origin is UnionType:
+        return tuple(get_args(hint))
+    return (dict,) if origin is dict else (tuple,)
+
+
+def check_of(hint: Any) -> Check:
+    """What refuses all but the values of a type, and turns lists into what it declares."""
+    if get_origin(hint) is Annotated:
+        return _check_plain if not _is_count(hint) else _check_count
+    if hint in (str, bool, bytes):
+        return _check_exactly(hint)
+    if hint is int:
+        return _check_int
+    if hint is float:
+        return _check_float
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is list:
+        return _check_list(arguments[0])
+    if origin is tuple:
+        return _check_tuple([check_of(argument) for argument in arguments])
+    if origin is dict:
+        return _check_dict(check_of(arguments[1]))
+    if origin is UnionType and set(arguments) == {int, str}:
+        return _check_key
+    raise ProtocolError(f"no message field can have the type {hint}")
+
+
+def _wrong(value: Any, name: str, expected: str) -> ProtocolError:
+    return ProtocolError(f"field {name} is {str(value)[:80]!r}, not {expected}")
+
+
+def _check_exactly(kind: type) -> Check:
+    def check(value: Any, name: str) -> Any:
+        if type(value) is not kind:
+            raise _wrong(value, name, f"a {kind.__name__}")
+        return value
+
+    return check
+
+
+def _check_int(value: Any, name: str) -> Any:
+    if type(value) is not int or not -_END <= value < _END:
+        raise _wrong(value, name, "an integer of 64 bits")
+    return value
+
+
+def _check_count(value: Any, name: str) -> Any:
+    if type(value) is not int or not 0 <= value < _END:
+        raise _wrong(value, name, "zero or more, of 63 bits")
+    return value
+
+
+def _check_float(value: Any, name: str) -> Any:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise _wrong(value, name, "a finite number")
+    return float(value)
+
+
+def _check_key(value: Any, name: str) -> Any:
+    return value if type(value) is str else _check_int(value, name)
+
+
+def _check_counts(value: Any, name: str) -> Any:
+    if type(value) is not tuple:
+        raise _wrong(value, name, "a list")
+    for item in value:
+        if type(item) is not int or not 0 <= item < _END:
+            raise _wrong(item, name, "zero or more, of 63 bits")
+    return list(value)
+
+
+def _check_list(hint: Any) -> Check:
+    if _is_count(hint):
+        return _check_counts
+    check = check_of(hint)
+
+    def check_items(value: Any, name: str) -> Any:
+        if type(value) is not tuple:
+            raise _wrong(value, name, "a list")
+        return [check(item, name) for item in value]
+
+    return check_items
+
+
+def _check_tuple(checks: list[Check]) -> Check:
+    def check_items(value: Any, name: str) -> Any:
+        if type(value) is not tuple or len(value) != len(checks):
+            raise _wrong(value, name, f"a list of {len(checks)}")
+        return tuple([check(item, name) for check, item in zip(checks, value, strict=True)])
+
+    return check_items
+
+
+def _check_dict(check: Check) -> Check:
+    def check_values(value: Any, name: str) -> Any:
+        if type(value) is not dict:
+            raise _wrong(value, name, "a map")
+        return {key: check(item, name) for key, item in value.items()}
+
+    return check_values
+
+
+def _check_plain(value: Any, name: str, depth: int = 0) -> Any:
+    if depth > DEPTH_CAP:
+        raise ProtocolError(f"field {name} is nested deeper than {DEPTH_CAP}")
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is tuple:
+        return [_check_plain(item, name, depth + 1) for item in value]
+    if type(value) is dict:
+        return {key: _check_plain(item, name, depth + 1) for key, item in value.items()}
+    raise _wrong(value, name, "plain data")
