@@ -200,8 +200,9 @@ class Deployment:
         names = self.state.new_names(graph.variables)
         self.state.check(names, compiled.division.variables if compiled.division else {})
         parts = partition(
-            graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices
-        )
+            graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices,
+            self.cluster.pinned,
+        )  # fmt: skip
         compiled.partitions = {d: replace(p, checks=self.checks) for d, p in parts.items()}
         compiled.check_memory(self.cluster, bindings)
 

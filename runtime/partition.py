@@ -23,7 +23,7 @@ from graphflow.errors import PlacementError
 from graphflow.graph import Graph, bodies
 from graphflow.op import REGISTRY, Node, Tensor
 from graphflow.ops.collectives import groups_of, own_inputs
-from graphflow.runtime.spread import spread_bodies
+from graphflow.runtime.spread import Meaning, spread_bodies
 
 FREE = ("constant", "placeholder", "group")
 """Ops that are not placed: values are wherever they are read, and a group only holds nodes
@@ -68,6 +68,7 @@ def partition(
     order: Sequence[Node] | None = None,
     variables: Mapping[Node, str] | None = None,
     available: Sequence[str] | None = None,
+    pinned: Meaning = lambda pin: pin,
 ) -> dict[str, Partition]:
     """Cut a graph along a placement.
 
@@ -78,6 +79,7 @@ def partition(
         variables: names of the variables in their session; default: their own.
         available: the cluster's devices, from which pins inside bodies choose; default: those in
             `devices`.
+        pinned: what these pins mean there; default: what they say.
 
     Returns:
         Device name to partition, for the devices that have something to do.
@@ -89,7 +91,7 @@ def partition(
     order = [n for n in (graph.nodes if order is None else order) if n.op.name not in FREE]
     if any(bodies(node) for node in order):
         places = available or sorted(set(devices.values()))
-        graph, devices, order = spread_bodies(graph, devices, order, places)
+        graph, devices, order = spread_bodies(graph, devices, order, places, pinned)
     builders = {name: _Builder(DeviceName.parse(name)) for name in dict.fromkeys(devices.values())}
     exchanges = _Exchanges(graph, order, devices, builders)
     targets = _targets(order, devices, exchanges)

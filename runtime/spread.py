@@ -10,7 +10,7 @@ the same way.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,17 +37,22 @@ class Spread(NamedTuple):
 
 
 def spread_bodies(
-    graph: Graph, devices: Mapping[Node, str], order: Sequence[Node], available: Sequence[str]
+    graph: Graph,
+    devices: Mapping[Node, str],
+    order: Sequence[Node],
+    available: Sequence[str],
+    pinned: Meaning,
 ) -> Spread:
     """Cut the nodes whose bodies are pinned to several devices.
 
     Args:
         available: the devices of the cluster, from which partial pins choose.
+        pinned: what a pin means there, where workers may have been lost.
 
     Raises:
         DeviceError: a pin in a body matches no device.
     """
-    cutter = _Cutter([DeviceName.parse(name) for name in available])
+    cutter = _Cutter([DeviceName.parse(name) for name in available], pinned)
     placed = cutter.expand(graph, devices, order)
     outputs = [placed.mapped[t] for t in graph.outputs]
     if placed.effects:
@@ -56,6 +61,10 @@ def spread_bodies(
         outputs.append(group.outputs[0])
         placed.names[group] = "bodies"
     return Spread(Graph(outputs, placed.names), placed.devices, list(placed.devices))
+
+
+Meaning = Callable[[DeviceName], DeviceName]
+"""What the user's pins mean on a cluster, see `Cluster.pinned`."""
 
 
 @dataclass
@@ -120,8 +129,9 @@ class _Placed:
 class _Cutter:
     """Cuts nodes; numbers the edges inside bodies."""
 
-    def __init__(self, available: Sequence[DeviceName]) -> None:
+    def __init__(self, available: Sequence[DeviceName], pinned: Meaning) -> None:
         self._available = available
+        self._pinned = pinned
         self._edges: Iterator[int] = itertools.count(FIRST_EDGE)
 
     def expand(self, graph: Graph, devices: Mapping[Node, str], order: Sequence[Node]) -> _Expanded:
@@ -178,10 +188,11 @@ class _Cutter:
 
     def _matching(self, node: Node, home: str) -> str:
         """The home if the pin allows it, else the first device that it does."""
-        if node.device.matches(DeviceName.parse(home)):
+        pin = self._pinned(node.device)
+        if pin.matches(DeviceName.parse(home)):
             return home
         for device in self._available:
-            if node.device.matches(device):
+            if pin.matches(device):
                 return str(device)
         raise DeviceError(
             f"{node.op.name} {node.name!r} (made at {node.location}) is pinned to "

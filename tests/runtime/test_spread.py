@@ -216,3 +216,26 @@ def test_bodies_from_the_wire_are_not_too_deep() -> None:
 
 def _within(f: Any) -> Any:
     return lambda a: gf.call(f, a)
+
+
+def test_what_is_pinned_in_a_body_to_a_lost_worker_goes_to_those_that_remain() -> None:
+    x = gf.placeholder("float32", (4,), name="x")
+
+    def body(state: Any) -> Any:
+        turn, y = state
+        with gf.device("/worker:1"):
+            doubled = y * 2.0
+        with gf.device("/worker:2"):
+            more = doubled + gf.tanh(y)
+        return turn + 1, more
+
+    with gf.device("/worker:0"):
+        start = gf.constant(0) + 0
+    y = gf.while_loop(lambda state: state[0] < 3, body, (start, x))[1]
+    three = gf.Cluster.local(workers=3, threads=1)
+    fed = {x: np.arange(4, dtype="float32")}
+    found = []
+    for lost in ((), (1,), (2,), (1, 2), (0, 1)):
+        with gf.Session(three.without(lost), trial=False) as s:
+            found.append(s.run(y, fed).tobytes())
+    assert len(set(found)) == 1
