@@ -89,6 +89,7 @@ class Planner:
             survey.links,
             self.learned,
             survey.steps,
+            () if compiled.division is None else compiled.division.tasks,
         )
 
     def as_placed(self, compiled: Compiled) -> Plan:

@@ -6,7 +6,7 @@ are in `graphflow.parallel`, which builds on everything: this is what the rest k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,6 +40,10 @@ class Division(Protocol):
     @property
     def variables(self) -> Mapping[Node, Any]:
         """`Pieces` of the user's variables."""
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """What the nodes of a pipeline belong to, by their turns; else nothing."""
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of all symbols, by those of the whole graph."""

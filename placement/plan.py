@@ -65,6 +65,7 @@ class PlannedNode:
         candidates: seconds of computation on each device that may run it.
         holds: what its bodies consist of, if it has any.
         fused: name of the last node of the kernel that it is part of; "" if it has its own.
+        task: of a pipeline's schedule: "F0", the forward pass of micro-batch 0; "" if of none.
     """
 
     name: str
@@ -80,6 +81,7 @@ class PlannedNode:
     candidates: Mapping[str, float]
     holds: tuple[HeldNode, ...] = ()
     fused: str = ""
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -447,8 +449,9 @@ def plan(
         bindings = division.bindings(bindings)
     learned, steps = _known(cluster)
     return plan_graph(
-        optimize(graph), cluster, sizes, bindings, placer, learned=learned, steps=steps
-    )
+        optimize(graph), cluster, sizes, bindings, placer, learned=learned, steps=steps,
+        tasks=() if division is None else division.tasks,
+    )  # fmt: skip
 
 
 def _known(cluster: Cluster) -> tuple[Learned | None, StepCost | None]:
@@ -506,6 +509,7 @@ def plan_graph(
     links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
     learned: Learned | None = None,
     steps: StepCost | None = None,
+    tasks: Sequence[str] = (),
 ) -> Plan:
     """Place an optimised graph.
 
@@ -515,6 +519,7 @@ def plan_graph(
         profiles, links: measured speeds, by worker and by ends; default: see `build_problem`.
         learned: what traced steps taught about them.
         steps: what a step costs beyond its nodes and transfers; default: nothing.
+        tasks: what the nodes of a pipeline belong to, by their turns.
 
     Raises:
         DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
@@ -522,7 +527,17 @@ def plan_graph(
     from graphflow.placement.planning import make_plan
 
     return make_plan(
-        graph, cluster, shapes, bindings, placer, homes or {}, profiles, links, learned, steps
+        graph,
+        cluster,
+        shapes,
+        bindings,
+        placer,
+        homes or {},
+        profiles,
+        links,
+        learned,
+        steps,
+        tasks,
     )
 
 

@@ -147,7 +147,7 @@ def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
         if each.name == "holds":  # plans before bodies were drawn have none
             values[each.name] = tuple(_record(HeldNode, row) for row in data.get(each.name, ()))
             continue
-        if each.name == "fused" and each.name not in data:  # nor do earlier ones know of kernels
+        if each.name in ("fused", "task") and each.name not in data:  # nor kernels, or tasks
             continue
         value = data[each.name]
         if each.name == "inputs":

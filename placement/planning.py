@@ -8,7 +8,7 @@ and baselines are judged by the same rule: what pins spread over several has bus
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
@@ -61,6 +61,7 @@ def make_plan(
     links: Mapping[tuple[str, str], tuple[float, float]] | None,
     learned: Learned | None = None,
     steps: StepCost | None = None,
+    tasks: Sequence[str] = (),
 ) -> Plan:
     """See `plan.plan_graph`."""
 
@@ -102,7 +103,7 @@ def make_plan(
     return Plan(
         cluster=cluster,
         placer=placer if isinstance(placer, str) else type(placer).__name__,
-        nodes=_nodes(made, model),
+        nodes=_nodes(made, model, tasks),
         transfers=_transfers(made, model),
         makespan=timeline.makespan + beyond,
         overhead=beyond,
@@ -222,7 +223,7 @@ class Given(Placer):
         return self.assignment
 
 
-def _nodes(made: GraphProblem, model: Model) -> tuple[PlannedNode, ...]:
+def _nodes(made: GraphProblem, model: Model, tasks: Sequence[str]) -> tuple[PlannedNode, ...]:
     timeline, names = model.timeline, made.graph.names
     beside = {node: leader for node, leader in teams(made.graph).items() if node is not leader}
     planned = []
@@ -261,6 +262,7 @@ def _nodes(made: GraphProblem, model: Model) -> tuple[PlannedNode, ...]:
                 },
                 holds=held(node) if node.attrs else (),
                 fused=_kernel(made, model, node),
+                task=tasks[node.turn] if 0 <= node.turn < len(tasks) else "",
             )
         )
     return tuple(planned)

@@ -22,6 +22,7 @@ from graphflow.parallel.mesh import Mesh, Place, Split
 from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
+from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import origin_of, weight_gradients
 
 MICRO, WAY = "micro", "way"
@@ -78,7 +79,8 @@ def pipelined(
     cut = divided(graph, mesh, layouts, known, device_of, fed=fed)
     phases = phases_of(graph, stages, schedule)
     numbers = [microbatch(place) for place in mesh.places]
-    return replace(cut, graph=_in_turns(cut, phases, where, schedule, numbers))
+    staged = Staged.of(schedule, stages, devices, beside)
+    return replace(cut, graph=_in_turns(cut, phases, where, schedule, numbers), staged=staged)
 
 
 def _ways(schedule: Schedule) -> list[list[int]]:

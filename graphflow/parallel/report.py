@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphflow.parallel.moves import Move
+from graphflow.parallel.schedule import Timeline, draw
 from graphflow.parallel.shard import Sharded
+from graphflow.parallel.staged import StageRow, between, rows, timeline, told_names
+from graphflow.placement.cluster import Cluster
+
+WIDEST = 100
+"""Letters of a line of a schedule."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +23,11 @@ class Report:
 
     Attributes:
         division: the graph of shards.
+        cluster: for which it was divided, and whose cost model predicts what a pipeline waits for.
     """
 
     division: Sharded
+    cluster: Cluster
 
     @cached_property
     def collectives(self) -> tuple[Move, ...]:
@@ -28,12 +36,38 @@ class Report:
 
     @property
     def bytes(self) -> int:
-        """That travel between places in a step, in all."""
-        return sum(move.bytes for move in self.collectives)
+        """That travel between places in a step, in all: in collectives, and from stage to stage."""
+        return sum(move.bytes for move in self.collectives) + self.between
 
     def count(self, kind: str) -> int:
         """How many collectives of a kind there are."""
         return sum(move.kind == kind for move in self.collectives)
+
+    # Pipelines --------------------------------------------------------------------------------
+
+    @cached_property
+    def stages(self) -> tuple[StageRow, ...]:
+        """What each stage of a pipeline has; else none."""
+        cut = self.division
+        return (
+            () if cut.staged is None else tuple(rows(cut.staged, cut.source, cut.graph, cut.cuts))
+        )
+
+    @cached_property
+    def between(self) -> int:
+        """Bytes that stages of a pipeline hand to each other in a step."""
+        cut = self.division
+        return 0 if cut.staged is None else between(cut.staged, cut.graph, cut.cuts)
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """When a pipeline's tasks run, with the seconds that are predicted of each stage."""
+        cut = self.division
+        if cut.staged is None:
+            return None
+        return timeline(cut.staged, cut.graph, cut.cuts, self.cluster)
+
+    # Text -------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -46,21 +80,23 @@ class Report:
         if not named:  # a pipeline's places share devices: each stage has its own
             named = dict.fromkeys(sorted({str(n.device) for n in division.graph.nodes} - {""}))
         yield f"mesh {told}: {', '.join(named)}"
+        yield from self._pipeline()
         layouts = [(node, pieces.layout) for node, pieces in division.variables.items()]
         layouts += [
             (node, division.values[node.outputs[0]].layout)
             for node in division.source.placeholders
             if node.outputs[0] in division.values  # a pipeline that does not flush has none
         ]
-        rows = [
+        cut = [
             (division.source.names[node], str(node.specs[0]), str(layout))
             for node, layout in layouts
             if any(layout.dims)
         ]
-        yield from _table(("tensor", "whole", "cut along"), rows)
-        if len(rows) < len(layouts):
-            yield f"  {len(layouts) - len(rows)} tensors are whole at each place"
-        yield f"{len(self.collectives)} collectives, {self.bytes:,} bytes a step"
+        yield from _table(("tensor", "whole", "cut along"), cut)
+        if len(cut) < len(layouts):
+            yield f"  {len(layouts) - len(cut)} tensors are whole at each place"
+        moved = sum(move.bytes for move in self.collectives)
+        yield f"{len(self.collectives)} collectives, {moved:,} bytes a step"
         yield from _table(
             ("collective", "along", "of", "bytes", "because of", "at"),
             [
@@ -69,6 +105,30 @@ class Report:
                 for m in self.collectives
             ],
         )  # fmt: skip
+
+    def _pipeline(self) -> Iterator[str]:
+        """What is told of pipelines only."""
+        if self.division.staged is None or self.timeline is None:
+            return
+        schedule = self.division.staged.schedule
+        yield f"{schedule.stages} stages, {schedule.microbatches} micro-batches, {schedule.name}"
+        yield from _table(
+            ("stage", "on", "has", "nodes", "parameters", "bytes", "sends forward", "and back"),
+            [
+                (str(row.number), ", ".join(row.devices), told_names(row.names),
+                 f"{row.nodes:,}", f"{row.parameters:,}", f"{row.bytes:,}",
+                 f"{row.forward:,}", f"{row.backward:,}")
+                for row in self.stages
+            ],
+        )  # fmt: skip
+        yield f"  (sent: bytes a micro-batch; {self.between:,} bytes a step from stage to stage)"
+        for line in draw(schedule).splitlines():
+            yield "  " + (line if len(line) <= WIDEST else line[: WIDEST - 2] + " …")
+        stored = ", ".join(map(str, self.timeline.stored))
+        yield (
+            f"  idle: {self.timeline.bubble:.1%} of the devices' time, predicted for the stages as "
+            f"they are; micro-batches stored at most: {stored}"
+        )
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -75,6 +75,11 @@ class Schedule:
         return len(self.orders)
 
     @property
+    def several(self) -> bool:
+        """Whether a device has tasks of several stages, so that these are told, too."""
+        return self.stages > self.devices or len({stage for stage, _ in self.homes}) == 1
+
+    @property
     def splits_backward(self) -> bool:
         """Whether the gradient of the weights is a task of its own."""
         return any(task.phase == "W" for task in self.orders[0])
@@ -347,12 +352,11 @@ def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 
     With several stages on a device, a task's stage follows it: F0/4 is of stage 4.
     """
     timeline = run(schedule, forward, backward, weight if schedule.splits_backward else 0)
-    several = schedule.stages > schedule.devices or len({s for s, _ in schedule.homes}) == 1
     cells: list[dict[int, str]] = []
     for spans in timeline.spans:
         row: dict[int, str] = {}
         for task, start, end in spans:
-            where = f"/{task.stage}" if several else ""
+            where = f"/{task.stage}" if schedule.several else ""
             for time in range(int(start), int(end)):
                 row[time] = f"{task.phase}{task.microbatch}{where}"
         cells.append(row)

@@ -22,6 +22,7 @@ from graphflow.parallel.emit import Emitter
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, too_small
 from graphflow.parallel.moves import Layout, Move, Moves, Value, whole
 from graphflow.parallel.propagate import propagate
+from graphflow.parallel.staged import Staged
 from graphflow.passes import MergeBodies
 from graphflow.spec import evaluate
 from graphflow.strategy import strategy_of
@@ -71,6 +72,7 @@ class Sharded:
         variables: the pieces of the user's variables.
         moves: the collectives that were inserted.
         values: what stands for each tensor of the whole graph.
+        staged: the pipeline that it is, if it is one.
     """
 
     source: Graph
@@ -81,10 +83,16 @@ class Sharded:
     variables: Mapping[Node, Pieces]
     moves: tuple[Move, ...]
     values: Mapping[Tensor, Value] = field(repr=False, default_factory=dict)
+    staged: Staged | None = None
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of all symbols, those of pieces too."""
         return {**sizes, **self.cuts.bindings(sizes)}
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What a pipeline's nodes belong to, by turn: F0, B0, …; else nothing."""
+        return () if self.staged is None else self.staged.labels
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
         """Whether a step with symbols of these sizes would be cut as this is."""

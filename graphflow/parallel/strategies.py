@@ -131,8 +131,8 @@ def report_of(strategy: Any, fetches: Any, cluster: Cluster | None) -> Report:
             f"report at {user_location()}: a report is for a gf.Cluster, not {cluster!r}"
         )
     graph = Graph(flatten(fetches)[0]).verify()
-    cut = strategy.divide(graph, Cluster.here() if cluster is None else cluster)
-    return Report(cut)
+    there = Cluster.here() if cluster is None else cluster
+    return Report(strategy.divide(graph, there), there)
 
 
 def takes_products(other: Any) -> bool:

@@ -25,6 +25,7 @@ from graphflow.parallel.moves import whole
 from graphflow.parallel.pipeline import MICRO, every_stage, phases_of
 from graphflow.parallel.schedule import Schedule, Task, sequence, staleness
 from graphflow.parallel.shard import Pieces, Sharded, Share
+from graphflow.parallel.staged import Staged
 from graphflow.spec import Dim, Size, show_shape, substitute
 
 _BATCH = Split((MICRO,))
@@ -73,6 +74,7 @@ class _Unrolling:
         self.devices = devices
         self.batch = [t for t in batch if t.node in graph.names]
         self.known = known
+        self.stages = stages
         self.where = every_stage(graph, stages)
         self.phases = phases_of(graph, stages, schedule)
         count = schedule.microbatches
@@ -96,7 +98,7 @@ class _Unrolling:
         outputs = [self._fetched(t) for t in self.graph.outputs]
         return Sharded(
             self.graph, Graph(outputs).verify(), self.mesh, self.cuts, self.shares,
-            self.variables, (), {},
+            self.variables, (), {}, Staged.of(self.schedule, self.stages, self.devices),
         )  # fmt: skip
 
     def _symbols(self) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from graphflow.errors import PlanError
 from graphflow.placement.notices import ports, taken
 from graphflow.placement.report import busy_share, off_by
-from graphflow.placement.view import colours
+from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.page import fill
 from graphflow.placement.view.payload import LINKS, pack, payload
 from graphflow.placement.view.scene import Usage, headlines, usage
@@ -67,6 +67,7 @@ def render(plan: Plan) -> str:
         timeline=divs["timeline"],
         ports=_ports(plan),
         taken=_taken(plan),
+        schedule=_schedule(plan),
         links=f" · the {LINKS} links that move most; {hidden:,} more are not shown"
         if hidden
         else "",
@@ -134,6 +135,19 @@ def _ports(plan: Plan) -> str:
         "network cards and switches · busy: something is on its way through it",
         "<th>Port<th>Tensors<th>Bytes<th>Bandwidth<th>Busy in a step<th>Of its bandwidth",
         rows,
+    )
+
+
+def _schedule(plan: Plan) -> str:
+    """A section, if the plan is of a pipeline."""
+    drawn = schedule.rows(plan)
+    if not drawn:
+        return ""
+    return (
+        "<section><header><h2>Schedule of the pipeline</h2><span class=faint>F2: micro-batch 2 "
+        "forward · idle: of the time from a device's first task to its last</span></header>"
+        f"<div class=legend>{schedule.legend(drawn)}</div>"
+        f"<div class=scroll>{schedule.picture(drawn)}</div></section>"
     )
 
 

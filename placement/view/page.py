@@ -120,6 +120,7 @@ $library
 $graph
 <div id="loading">reading the plan …</div>
 </section>
+$schedule
 <section>
 <header><h2>Timeline of a step</h2>
 <span class="faint">click a bar to find its node · dashed line: predicted end, dotted: measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from graphflow.op import Tensor
 from graphflow.parallel.schedule import Schedule, Task, staleness
 from graphflow.parallel.schedules import one_f_one_b, pipedream
 from graphflow.parallel.stages import stages_of
+from graphflow.placement.view.schedule import picture, rows
 
 LAYERS, WIDTH, BATCH, STEPS = 4, 8, 26, 3
 rng = np.random.default_rng(0)
@@ -167,8 +169,56 @@ def test_pipedream_on_two_workers_gives_the_bits_of_one_process() -> None:
 def test_every_pipeline_has_a_report(strategy: Any) -> None:
     _, _, loss = tower()
     train = gf.optim.Adam(0.01).minimize(loss, strategy=strategy)
-    told = str(strategy.report([loss, train], gf.Cluster.local(2)))
+    report = strategy.report([loss, train], gf.Cluster.local(2))
+    told = str(report)
     assert told.startswith("mesh micro 4: /worker:0/cpu:0, /worker:1/cpu:0\n")
+    assert f"{strategy.stages} stages, 4 micro-batches" in told and "idle: " in told
+    assert sum(row.parameters for row in report.stages) == LAYERS * WIDTH**2
+
+
+def test_a_report_says_what_each_stage_has_and_hands_on() -> None:
+    _, _, loss = tower()
+    strategy = P([["layer0", "layer1"], ["layer2", "layer3", "loss"]], "1f1b", 4)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    report = strategy.report([loss, train], gf.Cluster.local(2))
+    first, last = report.stages
+    assert first.devices == ("/worker:0/cpu:0",) and last.devices == ("/worker:1/cpu:0",)
+    assert first.names == ("layer0", "layer1") and last.names == ("layer2", "layer3", "loss")
+    assert first.parameters == 2 * WIDTH**2 and first.bytes == 8 * first.parameters
+    assert (
+        first.nodes + last.nodes == len(Graph([loss]).nodes) - 2 - LAYERS
+    )  # placeholders, weights
+    each = 64 * WIDTH * 8  # a size that only a feed fixes counts as 64
+    assert (first.forward, first.backward) == (each, 0)
+    assert (last.forward, last.backward) == (0, each)
+    assert report.between == report.bytes == 4 * 2 * each
+    assert report.timeline is not None and 0 < report.timeline.bubble < 1
+    assert report.timeline.stored == (2, 1)
+    told = str(report)
+    assert all("  " + line in told for line in gf.parallel.draw(one_f_one_b(2, 4)).splitlines())
+    assert "layer2, layer3, loss" in told and f"{4 * 2 * each:,} bytes a step from stage" in told
+
+
+def test_a_plan_shows_the_schedule_predicted_and_measured(tmp_path: Path) -> None:
+    x, y, loss = tower()
+    schedule = one_f_one_b(2, 3)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=P(2, schedule))
+    with gf.Session(gf.Cluster.local(2)) as s:
+        s.run([loss, train], {x: X, y: Y})
+        with s.trace():
+            s.run([loss, train], {x: X, y: Y})
+        plan = s.plan()
+    drawn = rows(plan)
+    told = [(row.device, row.kind) for row in drawn]
+    assert told == [(d, k) for d in plan.cluster.devices for k in ("predicted", "measured")]
+    for row, order in zip(drawn[::2], schedule.orders, strict=True):
+        tasks = [bar.task for bar in row.bars]
+        assert list(dict.fromkeys(tasks)) == [f"{t.phase}{t.microbatch}" for t in order]
+        assert 0 <= row.idle < 1 and row.busy <= row.span * 1.000001
+    page = picture(drawn)
+    assert page.count("<rect") == sum(len(row.bars) for row in drawn) and "<title>F0: " in page
+    assert rows(gf.Plan.load(plan.save(tmp_path / "plan.json"))) == drawn
+    assert rows(gf.plan(loss, None, {x: X.shape, y: Y.shape})) == []
 
 
 def test_the_order_of_a_product_does_not_matter() -> None:

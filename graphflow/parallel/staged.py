@@ -1,0 +1,185 @@
+"""What a pipeline makes of a network: what each stage has, what it hands on, how long it waits.
+
+Sharded + Staged ─rows→ [StageRow, …]        Sharded + Staged ─timeline→ Timeline, predicted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from graphflow.device import DeviceName
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.parallel.mesh import Cuts
+from graphflow.parallel.schedule import Schedule, Task, Timeline, run, sequence
+from graphflow.spec import product
+from graphflow.structure import symbols_of
+
+if TYPE_CHECKING:
+    from graphflow.placement.cluster import Cluster
+
+NAMES = 3
+"""Scopes of a stage that are told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A pipeline: its schedule, and where the nodes of the user's graph are.
+
+    Attributes:
+        schedule: the order of tasks; the turn of a node is its task's place in its sequence.
+        stages: of the nodes and variables of the forward pass.
+        devices: by stage, all that work on it.
+        beside: how many devices work on a task together.
+    """
+
+    schedule: Schedule
+    stages: Mapping[Node, int]
+    devices: tuple[tuple[DeviceName, ...], ...]
+    beside: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        schedule: Schedule,
+        stages: Mapping[Node, int],
+        devices: Sequence[DeviceName],
+        beside: int = 1,
+    ) -> Staged:
+        """A pipeline on the devices of a schedule, `beside` for each of its own."""
+        homes: dict[int, dict[int, None]] = {}
+        for (stage, _), home in schedule.homes.items():
+            homes.setdefault(stage, {})[home] = None
+        found = (
+            tuple(device for home in homes[s] for device in devices[home * beside :][:beside])
+            for s in range(schedule.stages)
+        )
+        return cls(schedule, stages, tuple(found), beside)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """By turn."""
+        return tuple(task for _, task in sequence(self.schedule))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The tasks as they are drawn: F0, with several stages on a device F0/4."""
+        several = self.schedule.several
+        return tuple(
+            f"{t.phase}{t.microbatch}/{t.stage}" if several else f"{t.phase}{t.microbatch}"
+            for t in self.tasks
+        )
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """What a stage has.
+
+    Attributes:
+        number: from 0.
+        devices: where it is.
+        names: the scopes of its nodes, or their names where they are in none.
+        nodes: of the forward pass, as the user built it.
+        parameters: numbers in its variables.
+        bytes: of these.
+        forward, backward: bytes that it hands to other devices in a forward and in a backward pass
+            of the first micro-batch.
+    """
+
+    number: int
+    devices: tuple[str, ...]
+    names: tuple[str, ...]
+    nodes: int
+    parameters: int
+    bytes: int
+    forward: int
+    backward: int
+
+
+def rows(staged: Staged, source: Graph, cut: Graph, cuts: Cuts) -> list[StageRow]:
+    """What each stage has, of a graph as the user built it and as it was cut."""
+    sent = _sent(staged, cut, cuts)
+    found = []
+    for number in range(staged.schedule.stages):
+        mine = [n for n, stage in staged.stages.items() if stage == number and n in source.names]
+        computed = [n for n in mine if n.op.name != "variable"]
+        variables = [n.specs[0] for n in mine if n.op.name == "variable"]
+        sizes = [cuts.guess(product(spec.shape)) for spec in variables]
+        found.append(
+            StageRow(
+                number,
+                tuple(map(str, staged.devices[number])),
+                _names(computed),
+                len(computed),
+                sum(sizes),
+                sum(n * v.dtype.itemsize for n, v in zip(sizes, variables, strict=True)),
+                sent.get(Task("F", number, 0), 0),
+                sent.get(Task("B", number, 0), 0),
+            )
+        )
+    return found
+
+
+def between(staged: Staged, cut: Graph, cuts: Cuts) -> int:
+    """Bytes that stages hand to each other in a step, in all."""
+    return sum(_sent(staged, cut, cuts).values())
+
+
+def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The outermost scopes that tell a stage, in order; where there is one, those inside it."""
+    parts = [node.name.split("/") for node in nodes]
+    while len({p[0] for p in parts}) == 1 and all(len(p) > 2 for p in parts):
+        parts = [[f"{p[0]}/{p[1]}", *p[2:]] for p in parts]
+    return tuple(dict.fromkeys(p[0] for p in parts))
+
+
+def told_names(names: Sequence[str]) -> str:
+    """Names for people: not too many."""
+    if len(names) <= NAMES:
+        return ", ".join(names)
+    return f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def _sent(staged: Staged, cut: Graph, cuts: Cuts) -> dict[Task, int]:
+    """Bytes that each task hands to other devices: a tensor once to each."""
+    tasks = staged.tasks
+    found: dict[Task, int] = {}
+    known: set[tuple[Tensor, DeviceName]] = set()
+    for node in cut.nodes:
+        if node.turn < 0:
+            continue
+        for tensor in node.inputs:
+            maker = tensor.node
+            if maker.turn < 0 or maker.device == node.device or (tensor, node.device) in known:
+                continue
+            known.add((tensor, node.device))
+            size = cuts.guess(product(tensor.shape)) * tensor.spec.dtype.itemsize
+            found[tasks[maker.turn]] = found.get(tasks[maker.turn], 0) + size
+    return found
+
+
+def timeline(staged: Staged, cut: Graph, cuts: Cuts, cluster: Cluster) -> Timeline:
+    """The schedule with the seconds that a cluster's cost model gives the tasks of each stage;
+    transfers take no time."""
+    from graphflow.placement.cost import build_problems
+
+    bindings = dict.fromkeys(symbols_of(cut.nodes), cuts.nominal)
+    problem = build_problems(cut, cluster, bindings)[1]
+    index = {name: i for i, name in enumerate(problem.devices)}
+    seconds = problem.problem.compute
+    tasks = staged.tasks
+    total = {phase: [0.0] * staged.schedule.stages for phase in ("F", "B", "W")}
+    for i, node in enumerate(problem.nodes):
+        at = index.get(str(node.device))
+        if node.turn >= 0 and at is not None:
+            task = tasks[node.turn]
+            total[task.phase][task.stage] += float(seconds[i, at])
+    each = staged.schedule.microbatches * staged.beside
+    means = {phase: [s / each for s in found] for phase, found in total.items()}
+    plain = replace(staged.schedule, recompute=False)  # what is done again is in B
+    return run(plain, means["F"], means["B"], means["W"])
+
+
+__all__ = ["StageRow", "Staged", "between", "rows", "timeline", "told_names"]

@@ -1,0 +1,139 @@
+"""Plan → the schedule of its pipeline as SVG: a row for each device, a bar for each task, as it is
+predicted and, where the plan has a trace, as it was measured.
+
+A task is a forward pass (F), a backward pass (B) or the gradients of weights (W) of a micro-batch;
+with several stages on a device, its stage follows it: F0/4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from graphflow.placement.view import colours
+from graphflow.placement.view.text import printable, seconds
+
+if TYPE_CHECKING:
+    from graphflow.placement.plan import Plan
+
+WIDTH, LEFT, RIGHT = 1480, 260, 90
+ROW, BAR = 30, 24
+LETTER = 7.2  # pixels
+PHASES = {"F": "forward pass", "B": "backward pass", "W": "gradients of weights"}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A task on a device, in seconds."""
+
+    task: str
+    start: float
+    finish: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a device does, one task after the other."""
+
+    device: str
+    kind: str
+    bars: tuple[Bar, ...]
+    busy: float
+
+    @property
+    def span(self) -> float:
+        """Seconds from its first task to its last."""
+        return max(b.finish for b in self.bars) - min(b.start for b in self.bars)
+
+    @property
+    def idle(self) -> float:
+        """The share of that in which it waits."""
+        return max(0.0, 1 - self.busy / self.span) if self.span > 0 else 0.0
+
+
+def rows(plan: Plan) -> list[Row]:
+    """The rows of a plan's schedule, those of a device together; none if it has no tasks."""
+    task_of = {node.name: node.task for node in plan.nodes if node.task}
+    predicted = [
+        (n.device, n.task, n.start, n.finish) for n in plan.nodes if n.task and n.finish > n.start
+    ]
+    found = {"predicted": _by_device("predicted", predicted)}
+    if plan.measured is not None:
+        seen = [
+            (i.track, task_of[i.name], i.start, i.finish)
+            for i in plan.measured.timeline
+            if i.kind == "compute" and i.name in task_of
+        ]
+        found["measured"] = _by_device("measured", seen)
+    return [row[name] for name in plan.cluster.devices for row in found.values() if name in row]
+
+
+def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dict[str, Row]:
+    """A bar for what follows one another of a task; two, where another one came between."""
+    bars: dict[str, list[Bar]] = {}
+    busy: dict[str, float] = {}
+    for device, task, start, finish in sorted(parts, key=lambda part: part[2]):
+        mine = bars.setdefault(device, [])
+        if mine and mine[-1].task == task:
+            mine[-1] = Bar(task, mine[-1].start, max(mine[-1].finish, finish))
+        else:
+            mine.append(Bar(task, start, finish))
+        busy[device] = busy.get(device, 0.0) + finish - start
+    return {name: Row(name, kind, tuple(each), busy[name]) for name, each in bars.items()}
+
+
+def legend(drawn: Iterable[Row]) -> str:
+    """What the colours say, as HTML."""
+    seen = {bar.task[0] for row in drawn for bar in row.bars}
+    return "".join(
+        f"<span><i style='background:{_shade(phase).strong}'></i>{phase}: {told}</span>"
+        for phase, told in PHASES.items()
+        if phase in seen
+    )
+
+
+def picture(drawn: list[Row]) -> str:
+    """The rows as SVG."""
+    begin = min(bar.start for row in drawn for bar in row.bars)
+    end = max(bar.finish for row in drawn for bar in row.bars)
+    scale = (WIDTH - LEFT - RIGHT) / max(end - begin, 1e-12)
+    height = ROW * len(drawn) + 8
+    body = "".join(
+        part for number, row in enumerate(drawn) for part in _row(row, number, begin, scale)
+    )
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" width="100%" role="img" '
+        f'aria-label="the schedule of the pipeline" font-size="12.5">{body}</svg>'
+    )
+
+
+def _row(row: Row, number: int, begin: float, scale: float) -> Iterator[str]:
+    top = ROW * number + 4
+    middle = top + BAR / 2 + 4.5
+    yield (
+        f'<text x="{LEFT - 12}" y="{middle:.1f}" text-anchor="end" fill="currentColor">'
+        f"{escape(printable(row.device))}, {row.kind}</text>"
+    )
+    for bar in row.bars:
+        left, width = LEFT + (bar.start - begin) * scale, (bar.finish - bar.start) * scale
+        shade, task = _shade(bar.task[0]), escape(printable(bar.task))
+        yield (
+            f'<rect x="{left:.2f}" y="{top}" width="{max(width, 1):.2f}" height="{BAR}" rx="2" '
+            f'fill="{shade.tint}" stroke="{shade.strong}"><title>{task}: '
+            f"{seconds(bar.finish - bar.start)}, from {seconds(bar.start)}</title></rect>"
+        )
+        if width >= LETTER * len(bar.task) + 2:
+            yield (
+                f'<text x="{left + width / 2:.2f}" y="{middle:.1f}" text-anchor="middle" '
+                f'fill="{colours.INK}" pointer-events="none">{task}</text>'
+            )
+    yield (
+        f'<text x="{WIDTH - RIGHT + 10}" y="{middle:.1f}" fill="currentColor">idle '
+        f"{row.idle:.0%}</text>"
+    )
+
+
+def _shade(phase: str) -> colours.Shade:
+    return colours.shade("FBW".find(phase))
