@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,7 +138,7 @@ def worker(
     from graphflow.runtime.logs import configure
     from graphflow.runtime.recorder import attended
     from graphflow.runtime.security.limits import Limits
-    from graphflow.runtime.worker import serve  # loads ZeroMQ
+    from graphflow.runtime.worker import mourn, serve  # loads ZeroMQ
 
     if insecure:
         typer.echo(
@@ -152,12 +153,12 @@ def worker(
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
-    with attended():
+    with attended(partial(mourn, insecure=insecure, key=key)) as told:
         serve(
             listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
             connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
             checkpoints=str(_folder(checkpoints)) if checkpoints is not None else None,
-            metrics=metrics,
+            metrics=metrics, told=told,
         )  # fmt: skip
 
 

@@ -155,10 +155,10 @@ class Session:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 self._recovery = Recovery(saver, self._deployment, self._step, policy.rejoin)
                 self._drain = Drain(self._lock, self._leave)
-                hosts.on_draining(self._retreat)
             except BaseException:
                 hosts.close()
                 raise
+        hosts.on_draining(self._retreat)
 
     # Running ----------------------------------------------------------------------------------
 
@@ -574,8 +574,12 @@ class Session:
     def _retreat(self) -> None:
         """On a thread of its own: a worker was asked to end, perhaps while no step runs."""
         with self._lock:
-            if not self._closed and self._recovery is not None:
+            if self._closed:
+                return
+            if self._recovery is not None:
                 self._recovery.retreat()
+            else:  # what that worker holds cannot be saved, so it need not wait
+                self._hosts.let_go()
 
     def _leave(self) -> None:
         """At SIGTERM, between two steps: write a checkpoint, close, and end the process.

@@ -68,6 +68,7 @@ from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
 from graphflow.runtime.protocol.orders import (
     Begin,
     Cancel,
+    Gone,
     Order,
     Release,
     Replies,
@@ -465,6 +466,14 @@ class RemoteHosts:
         self._told_draining = tell
         if self._loop is not None:
             self._loop.on_draining = tell
+
+    def let_go(self) -> None:
+        """Leaves the workers that were asked to end, with what they hold: they are lost."""
+        leaving = self.draining()
+        self._release(leaving)
+        for worker in leaving:
+            if self._loop is not None:
+                self._loop.post(Gone(worker, "it was asked to end", ended=False))
 
     def _release(self, workers: Collection[int]) -> None:
         """Has workers forget the session, so that they may end."""

@@ -123,6 +123,9 @@ class Hosts(Protocol):
     def on_draining(self, told: Callable[[], None]) -> None:
         """Have something called, on another thread, when a worker is asked to end."""
 
+    def let_go(self) -> None:
+        """Leave the workers that were asked to end, with what they hold: they are lost."""
+
     def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
         """Begin anew, without state, at a higher epoch, on those workers of a cluster that can be
         had within some seconds; they are a cluster again.
@@ -246,6 +249,9 @@ class LocalHosts:
 
     def on_draining(self, told: Callable[[], None]) -> None:
         """This process is the session's own."""
+
+    def let_go(self) -> None:
+        """There is none to leave."""
 
     def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
         return cluster

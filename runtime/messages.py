@@ -442,9 +442,12 @@ class Failed(Message):
 
 @dataclass(frozen=True)
 class Broken(Message):
-    """The worker cannot go on with the session."""
+    """The worker cannot go on with the session; or its process has `ended`, by a signal in an `op`,
+    and another one at its address says so."""
 
     reason: str
+    op: str = ""
+    ended: bool = False
 
 
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}

@@ -14,13 +14,23 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
+
+from graphflow.runtime.launch.memory_kills import MemoryKills
 
 _MOST = 64 << 20
 """Bytes of lines that are kept; what is compiled after that goes unnamed."""
 _FRAME = re.compile(r'^  File "<(?:compute|commit|traced|routine) (\d+)>", line (\d+)', re.M)
 _THREAD = re.compile(r"^(?=Current thread |Thread )", re.M)
+
+
+_SIGNAL = re.compile(r"^Fatal Python error: (.+)$", re.M)
+_FAREWELL = b"\n"
+OUT_OF_MEMORY = "out of memory"
+
+Mourn = Callable[[str, str, str], None]
+"""What is done after a process: with its address, the reason of its end, and the op it was in."""
 
 
 class _Pen:
@@ -65,34 +75,45 @@ def is_generated(filename: str) -> bool:
 
 
 @contextlib.contextmanager
-def attended() -> Iterator[None]:
-    """Let a process of its own wait for the end of this one, and say on stderr in which op it was
-    if a signal ended it. For a process that nobody started who would; before threads start."""
+def attended(mourn: Mourn) -> Iterator[Callable[[str], None]]:
+    """Let a process of its own wait for the end of this one, say on stderr in which op it was if a
+    signal ended it, and `mourn`. For a process that nobody started who would; before threads start.
+    Yields what is to be told the address at which this process listens."""
     recorder = Recorder()
-    alive, held = os.pipe()  # nobody writes: it ends with whoever holds it
+    alive, held = os.pipe()  # it ends with whoever holds it
     watcher = os.fork()
     if watcher == 0:
         os.close(held)
-        _watch(alive, recorder)
+        _watch(alive, recorder, mourn)
     os.close(alive)
     record(*recorder.descriptors)
+
+    def tell(address: str) -> None:
+        os.write(held, address.encode())
+
     try:
-        yield
+        yield tell
     finally:
         faulthandler.disable()
         _pen.file = None
+        os.write(held, _FAREWELL)
         os.close(held)
         os.waitpid(watcher, 0)
         recorder.close()
 
 
-def _watch(alive: int, recorder: Recorder) -> NoReturn:
+def _watch(alive: int, recorder: Recorder, mourn: Mourn) -> NoReturn:
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # those of a terminal come to both
-        os.read(alive, 1)
-        if op := recorder.op():
+        kills = MemoryKills(os.getppid())
+        told = b"".join(iter(lambda: os.read(alive, 4096), b""))
+        op = recorder.op()
+        if op:
             os.write(2, f"graphflow worker: a signal ended it in {op}\n".encode())
+        if told and not told.endswith(_FAREWELL):
+            reason = OUT_OF_MEMORY if kills.happened() else recorder.signal() or "killed"
+            mourn(told.decode(), reason, op)
     finally:
         os._exit(0)
 
@@ -122,6 +143,11 @@ class Recorder:
             if frame is not None:
                 return self._line(f"{frame[1]}:{frame[2]}\t")
         return ""
+
+    def signal(self) -> str:
+        """Which signal it was, in words; "" where none is known."""
+        found = _SIGNAL.search(self._read(self._stacks.fileno()).decode(errors="replace"))
+        return found[1] if found is not None else ""
 
     def _line(self, start: str) -> str:
         for line in self._read(self._lines.fileno()).decode(errors="replace").splitlines():

@@ -24,6 +24,7 @@ import zmq
 
 from graphflow import _version
 from graphflow.errors import (
+    AddressInUse,
     GraphflowError,
     MessageTooLarge,
     NotAuthorised,
@@ -82,6 +83,8 @@ _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages taken from the socket before anything else has its turn
 _UNSENT = 4096  # answers that a connection does not take: more than any session has under way
 _LEAVE_SECONDS = 1.0  # for sessions to end when the worker does
+_MOURNING = 0.7  # seconds in which it is told how a worker ended: connections are made anew by then
+_BIND_SECONDS = 0.8  # in which an address may become free where that is told
 _DRAIN_SECONDS = 30.0  # for sessions to write a checkpoint and go when the worker is asked to end
 
 _log = Log("graphflow.worker")
@@ -107,6 +110,7 @@ class WorkerProcess:
         ring: Keyring | None = None,
         connections: int | None = None,
         checkpoints: str | None = None,
+        epitaph: Broken | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._bell = Bell()
@@ -132,7 +136,7 @@ class WorkerProcess:
         self._factory = factory
         self._allow_ops = frozenset(allow_ops)
         self._checkpoints = checkpoints
-        self._machine = WorkerMachine(devices, identity(), host_memory() // 2)
+        self._machine = WorkerMachine(devices, identity(), host_memory() // 2, epitaph)
         self._sessions: dict[str, HostedSession] = {}
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
         self._finished: deque[Finished | Offer | Cut] = deque()
@@ -444,6 +448,7 @@ def serve(
     connections: int | None = None,
     limits: Limits | None = None,
     checkpoints: str | None = None,
+    told: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread. At SIGTERM it asks its
     sessions to write checkpoints and go, and ends when they have.
@@ -466,6 +471,7 @@ def serve(
         limits: on graphs from the wire.
         checkpoints: the directory that sessions keep their checkpoints in, where this worker sees
             the same one: then it writes its part itself, there and nowhere else.
+        told: is given the address, with the port that was taken.
 
     Raises:
         AddressInUse, InsecureAddress, TransportError: the address cannot be used.
@@ -474,11 +480,14 @@ def serve(
     factory = host_factory or partial(default_factory, limits=limits)
     started = time.monotonic()
     ring = Keyring(keys)
-    worker = WorkerProcess(
-        listen, devices=devices, threads=threads, insecure=insecure, factory=factory,
-        allow_ops=allow_ops, key=_own_key(ring, key, listen, insecure=insecure), ring=ring,
-        connections=connections, checkpoints=checkpoints,
+    worker = _bound(
+        partial(
+            WorkerProcess, listen, devices=devices, threads=threads, insecure=insecure,
+            factory=factory, allow_ops=allow_ops, ring=ring, connections=connections,
+            key=_own_key(ring, key, listen, insecure=insecure), checkpoints=checkpoints,
+        )
     )  # fmt: skip
+    told(worker.address)
     interrupt = signal.SIG_IGN if parent_pid is not None else _stopper(worker)
     before = {
         signal.SIGTERM: signal.signal(signal.SIGTERM, _leaver(worker)),
@@ -506,6 +515,51 @@ def serve(
         worker.close()
         for number, action in before.items():
             signal.signal(number, action)
+
+
+def _bound(make: Callable[[], WorkerProcess]) -> WorkerProcess:
+    """A worker at its address, as soon as that one is free."""
+    until = time.monotonic() + _BIND_SECONDS
+    while True:
+        try:
+            return make()
+        except AddressInUse:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_RETRY)
+
+
+def mourn(
+    address: str,
+    reason: str,
+    op: str,
+    *,
+    insecure: bool = False,
+    key: str | None = None,
+    keys: str | os.PathLike[str] | None = None,
+) -> None:
+    """Tells for a moment, at the address of a worker whose process has ended, how that came: a
+    session that had it learns at once what otherwise nobody could tell it.
+
+    Args:
+        reason: of the end, in a few words.
+        op: in which it was, with its node and the user's line; "" if that is not known.
+        insecure, key, keys: as of `serve`.
+    """
+    ring = Keyring(keys)
+    try:
+        stand_in = WorkerProcess(
+            address, devices=[], threads=None, insecure=insecure, factory=default_factory,
+            key=_own_key(ring, key, address, insecure=insecure), ring=ring,
+            epitaph=Broken(reason, op, ended=True),
+        )  # fmt: skip
+    except GraphflowError:
+        return  # the next worker is there already
+    timer = threading.Timer(_MOURNING, stand_in.stop)
+    timer.start()
+    stand_in.run()
+    stand_in.close()
+    timer.join()
 
 
 def _own_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) -> KeyPair | None:

@@ -21,15 +21,12 @@ from graphflow.errors import RendezvousTimeout
 from graphflow.modules import folders
 from graphflow.runtime.launch import child
 from graphflow.runtime.launch.memory_kills import MemoryKills
-from graphflow.runtime.recorder import Recorder
+from graphflow.runtime.recorder import OUT_OF_MEMORY, Recorder
 
 _GRACE = 2.0  # seconds between the request to end and the kill
 _TAIL_LINES = 20
 _READY = " listening on "
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,9 @@ class CoordinatorMachine:
     ) -> list[CoordinatorAction]:
         peer = self._peers[worker]
         match message:
-            case Broken(reason) | Fenced(StaleSession.__name__, reason):
+            case Broken(reason, op, ended):
+                return self._lose(Gone(worker, reason, op, ended))
+            case Fenced(StaleSession.__name__, reason):
                 return self._lose(Gone(worker, reason, ended=False))
             case Pong():
                 peer.heeds(message.sent)

@@ -102,9 +102,17 @@ class WorkerMachine:
     Args:
         home: which clock its time is of, see `clock.identity`.
         memory: bytes that arrays may take on their way in, of all sessions together.
+        epitaph: how the process ended that was here before: coordinators that ask for it are told
+            that, and nothing else is done here.
     """
 
-    def __init__(self, devices: Sequence[str], home: str = "", memory: int = 1 << 62) -> None:
+    def __init__(
+        self,
+        devices: Sequence[str],
+        home: str = "",
+        memory: int = 1 << 62,
+        epitaph: Broken | None = None,
+    ) -> None:
         self._devices = list(devices)
         self._home = home
         self._version = Version.own()
@@ -112,6 +120,7 @@ class WorkerMachine:
         self._sessions: dict[str, Served] = {}
         self._closed: dict[str, _Closed] = {}
         self._draining = False
+        self._epitaph = epitaph
 
     @property
     def sessions(self) -> list[str]:
@@ -174,6 +183,9 @@ class WorkerMachine:
 
     def _receive(self, event: Received, now: float) -> list[WorkerAction]:
         envelope, message = event.envelope, event.message
+        if self._epitaph is not None:
+            concerned = envelope.origin == COORDINATOR and not isinstance(message, Hello)
+            return [Send(event.route, _back(envelope, 0), self._epitaph)] if concerned else []
         if isinstance(message, Hello):
             own = self._version
             welcome = Welcome(message.request, own.version, own.wire, own.python, self._devices)

@@ -114,7 +114,7 @@ def test_an_op_that_segfaults_in_the_body_of_a_loop_is_named() -> None:
 
 @pytest.mark.slow  # waits for frozen and for ended processes
 @pytest.mark.fault(3)
-def test_a_worker_by_address_tells_on_its_own_terminal_which_op_ended_it(
+def test_a_worker_by_address_tells_its_session_and_its_terminal_which_op_ended_it(
     workers: Callable[..., list[Worker]], tmp_path: Path
 ) -> None:
     (worker,) = workers(1, "--allow-ops", *OPS)
@@ -124,7 +124,10 @@ def test_a_worker_by_address_tells_on_its_own_terminal_which_op_ended_it(
         start = time.monotonic()
         with pytest.raises(WorkerLost) as failure:
             s.run(broken, {x: ONES})
-        assert failure.value.worker == 0 and time.monotonic() - start < 2 * DEAD
+        took(3, "found, a worker by address", time.monotonic() - start)
+        assert failure.value.worker == 0 and time.monotonic() - start < DEAD
+        assert "hazards.crash 'broken' (made at" in failure.value.op
+        assert failure.value.reason == "Segmentation fault" and failure.value.ended
     assert worker.wait() == -signal.SIGSEGV
     assert any("hazards.crash 'broken' (made at" in line for line in worker.errors), worker.told()
 

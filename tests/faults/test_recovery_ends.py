@@ -12,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphflow as gf
-from tests.faults.running import Script, Worker, alive, children, cluster_file, gone
+from graphflow.errors import WorkerLost
+from tests.faults import hazards
+from tests.faults.running import Script, Worker, alive, children, cluster_file, gone, took
 from tests.faults.test_recovery import SLOW, Model, curves, local, pids, train
 
 __all__ = ["curves"]
@@ -187,6 +190,53 @@ def test_a_worker_that_is_told_to_end_has_the_state_saved_and_ends_well(
         assert train(s, Model(2), before) == curves[2]
         assert len(s.cluster.workers) == 1
     assert found[1].process.returncode == 0
+
+
+@pytest.mark.fault(10)
+def test_a_worker_that_is_told_to_end_does_not_wait_for_a_session_that_cannot_save(
+    workers: Callable[..., list[Worker]], tmp_path: Path
+) -> None:
+    """It ends after the step that runs, and not before."""
+    found = workers(2, "--allow-ops", "tests.faults.hazards")
+    cluster = cluster_file(tmp_path, [worker.address for worker in found])
+    with gf.device("/worker:1"):
+        nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=1.0)
+    with gf.Session(cluster, trial=False, ops=["tests.faults.hazards"]) as s:
+        s.run(nap)
+        at = time.monotonic()
+        timer = threading.Timer(0.3, found[1].send, (signal.SIGTERM,))
+        timer.start()
+        assert s.run(nap).tolist() == [1.0, 1.0, 1.0]
+        assert found[1].wait(10.0) == 0
+        assert time.monotonic() - at < 6.0
+        timer.join()
+        with pytest.raises(WorkerLost, match=r"asked to end|has ended") as failure:
+            s.run(nap)
+        assert failure.value.worker == 1
+
+
+@pytest.mark.fault(1)
+def test_a_worker_by_address_that_is_killed_is_missed_at_once(
+    workers: Callable[..., list[Worker]], tmp_path: Path
+) -> None:
+    found = workers(1, "--allow-ops", "tests.faults.hazards")
+    cluster = cluster_file(tmp_path, [found[0].address])
+    nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=30.0)
+    with gf.Session(cluster, trial=False, ops=["tests.faults.hazards"]) as s:
+        timer = threading.Timer(0.5, found[0].send, (signal.SIGKILL,))
+        timer.start()
+        at = time.monotonic()
+        with pytest.raises(WorkerLost) as failure:
+            s.run(nap)
+        took(1, "found, a worker by address", time.monotonic() - at - 0.5)
+        timer.join()
+        assert (failure.value.worker, failure.value.reason) == (0, "killed")
+        assert failure.value.step is not None and failure.value.ended
+    again = Worker(found[0].address)  # its address is free for the next one
+    try:
+        assert again.ready().address == found[0].address
+    finally:
+        again.end()
 
 
 def test_a_worker_without_sessions_ends_at_once(workers: Callable[..., list[Worker]]) -> None:
