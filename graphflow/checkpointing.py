@@ -185,10 +185,22 @@ class Saver:
         self._since = time.monotonic()
 
     def resume(self) -> Path | None:
-        """Take up the newest checkpoint that can be read; where it is, if there is one."""
+        """Take up the newest checkpoint that can be read; where it is, if there is one.
+
+        Raises:
+            CheckpointError: there are some, but none can be read.
+        """
         for told in self.store.cleaned:
             _log.tell("checkpoint.cleaned", folder=str(self.store.root), what=told)
-        found = self.store.newest(_ignored)
+        ignored: list[str] = []
+        found = self.store.newest(ignored.append)
+        if found is None and ignored:
+            raise CheckpointError(
+                f"no checkpoint in {self.store.root} can be read: {'; '.join(ignored)}; remove "
+                "them to begin anew, or give another directory"
+            )
+        for each in ignored:
+            _ignored(each)
         if found is None:
             return None
         folder, checkpoint = found

@@ -65,7 +65,9 @@ class Store:
             noted = self._read_session()
             self.session = noted["session"] if noted else secrets.token_hex(16)
             self.token = noted["token"] if noted else secrets.token_hex(16)
-            self.epoch = int(noted["epoch"]) if noted else 0
+            # Above what wrote the checkpoints, too: else what is written now would count as older.
+            written = (_epoch(folder) or 0 for folder in folders(self.root))
+            self.epoch = max(int(noted["epoch"]) if noted else 0, *written, 0)
             self._note()
         except OSError as error:
             raise CheckpointError(

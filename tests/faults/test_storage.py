@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
+from graphflow.errors import CheckpointError
 
 
 def trained(folder: Path, steps: int) -> None:
@@ -63,3 +64,33 @@ def test_a_session_goes_on_from_the_checkpoint_before_a_damaged_one(
         before = s.step
         assert 0 < before < 3
         assert s.run(gf.assign(w, w + 1.0)).tolist() == [before + 1.0] * 4
+
+
+@pytest.mark.fault(38, 39, 40)
+def test_a_session_does_not_begin_anew_over_checkpoints_none_of_which_can_be_read(
+    tmp_path: Path,
+) -> None:
+    trained(tmp_path, 3)
+    there = sorted(tmp_path.glob("step-*"))
+    for each in there:
+        flip(each)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read") as failure:
+        gf.Session(checkpoint=tmp_path)
+    assert all(each.name in str(failure.value) for each in there)
+    assert sorted(tmp_path.glob("step-*")) == there, "nothing was removed"
+
+
+@pytest.mark.parametrize("loss", [b"", b"{}", b"garbage", None])
+def test_what_is_written_after_the_note_of_the_session_was_lost_counts_as_newer(
+    tmp_path: Path, loss: bytes | None
+) -> None:
+    for steps in (2, 4, 6):  # three epochs
+        trained(tmp_path, steps)
+    note = tmp_path / "session.json"
+    note.unlink()
+    if loss is not None:
+        note.write_bytes(loss)
+    trained(tmp_path, 7)
+    w = gf.variable(np.zeros(4, "float32"), name="w")
+    with gf.Session(checkpoint=tmp_path) as s:
+        assert s.step == 7 and s.get(w).tolist() == [7.0] * 4

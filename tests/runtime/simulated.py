@@ -230,6 +230,7 @@ class SimulatedWorker:
 
     def start(self) -> None:
         self.alive, self.frozen = True, False
+        self.vouched, self.stopped = False, 0.0  # while it is frozen: by the transport; since when
         self.life += 1
         self.machine = WorkerMachine(["cpu:0"])
         self.depth = 0

@@ -41,6 +41,9 @@ from graphflow.runtime.wire import encode
 from tests.runtime.simulated import SimulatedWorker, User, Zombie
 
 HORIZON = 600.0  # seconds in which everybody must be done
+_MISSED = (
+    7.0  # seconds in which a frozen worker is lost on the slowest clock, and a step at its end
+)
 _EXPECTED = (
     OpError, StepTimeout, LinkLost, SessionError, WorkerLost, RendezvousTimeout, StaleEpoch,
 )  # fmt: skip
@@ -68,6 +71,7 @@ class World:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self.quiet = quiet
         self._deadly = False  # whether anything happens that may cost a worker its session
+        self._woken = 0.0  # when the last user that was frozen goes on
         self._links_tell = self.random.random() < 0.7  # of a connection that is up or down
         self.encoded = self.random.random() < 0.05  # every message goes through its frames
         self._free: dict[tuple[Party, Party], float] = {}
@@ -165,6 +169,11 @@ class World:
                 self.violate(f"nobody expects to lose a worker because {outcome.reason}")
             if not self._deadly:
                 self.violate(f"a worker is lost by what is none's end: {outcome.reason}")
+        if isinstance(outcome, StepTimeout):
+            for worker in self.workers:
+                stopped = worker.alive and worker.frozen and not worker.vouched
+                if stopped and self.now > max(worker.stopped, self._woken) + _MISSED:
+                    self.violate(f"nobody misses worker {worker.index}, frozen for long")
         if isinstance(outcome, LinkLost):
             ends = ("worker", outcome.source), ("worker", outcome.target)
             opens = [
@@ -274,23 +283,32 @@ class World:
         down = c.LinkDown(worker, "it cannot be reached")
         self._tell(user, c.LinkUp(worker) if up else down, delay)
 
-    def _tell(self, user: User, event: c.CoordinatorEvent, delay: float) -> None:
+    def _tell(self, user: User, event: c.LinkUp | c.LinkDown | c.Gone, delay: float) -> None:
         life = user.life
+
+        def tell() -> None:
+            stopped = self.workers[event.worker]
+            shaken = not isinstance(event, c.LinkUp) or not stopped.frozen or stopped.vouched
+            if user.life == life and shaken:  # with who is stopped, no handshake comes to its end
+                user.hear(event)
+
         if self._links_tell:
-            self.at(delay, lambda: user.hear(event) if user.life == life else None)
+            self.at(delay, tell)
 
     # Misfortunes ---------------------------------------------------------------------------------
 
     def _misfortunes(self) -> None:
         kinds = [
             self._reset, self._reset, self._cut_off, self._cut_off, self._cut_off_for_long,
-            self._crash, self._freeze, self._die, self._freeze_user, self._replay, self._jump,
+            self._crash, self._freeze, self._hold, self._die, self._freeze_user, self._replay,
+            self._jump,
         ]  # fmt: skip
         cuts = 0
         for _ in range(self.random.choice([0, 1, 1, 2, 3])):
             kind = self.random.choice(kinds)
             cuts += kind == self._cut_off
             harmless = kind in (self._reset, self._replay, self._jump, self._cut_off)
+            harmless |= kind == self._hold and self._links_tell
             self._deadly = self._deadly or not harmless or cuts > 1
             self.at(self.random.uniform(0.0, 1.0) ** 2 * 3.0, kind)
 
@@ -350,13 +368,23 @@ class World:
         """A worker's process is stopped, and goes on later."""
         worker = self.random.choice(self.workers)
         seconds = self.random.choice([1.0, 4.0, 8.0, 20.0])
-        worker.frozen = True
+        if not worker.frozen:
+            worker.frozen, worker.vouched, worker.stopped = True, False, self.now
         life = worker.life
         for user in self.users:
             if seconds > 3.0:
                 self._tell_link(user, worker.index, up=False, delay=self.random.uniform(2.0, 3.0))
             self._tell_link(user, worker.index, up=True, delay=seconds + 0.1)
         self.at(seconds, lambda: worker.thaw() if worker.life == life else None)
+
+    def _hold(self) -> None:
+        """An op holds the interpreter of a worker, which says nothing, while the transport goes on
+        to vouch for it."""
+        worker = self.random.choice(self.workers)
+        if not worker.frozen:
+            worker.frozen, worker.vouched, life = True, True, worker.life
+            seconds = self.random.choice([2.0, 6.0, 9.0])
+            self.at(seconds, lambda: worker.thaw() if worker.life == life else None)
 
     def _die(self) -> None:
         """A coordinator's process ends."""
@@ -367,7 +395,9 @@ class World:
     def _freeze_user(self) -> None:
         user = self.random.choice(self.users)
         if user.machine is not None and not user.done and not user.frozen:
-            user.freeze(self.random.choice([1.0, 6.0, 20.0]))
+            seconds = self.random.choice([1.0, 6.0, 20.0])
+            self._woken = self.now + seconds
+            user.freeze(seconds)
 
     def _replay(self) -> None:
         """A stranger plays back what it recorded as of another session, and makes up an order with

@@ -1,0 +1,190 @@
+"""The simulator's invariants find what breaks the protocol: each of its safeguards is taken away,
+one after the other, and the worlds of the default run have to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from hmac import compare_digest
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from graphflow.errors import StaleEpoch, StaleSession
+from graphflow.runtime.messages import UNNUMBERED, Abort, Chunk, Commit
+from graphflow.runtime.protocol import coordinator, stream, worker
+from graphflow.runtime.protocol.coordinator import CoordinatorMachine
+from graphflow.runtime.protocol.jobs import Run
+from graphflow.runtime.protocol.operations import Operation
+from graphflow.runtime.protocol.peers import Watch
+from graphflow.runtime.protocol.served import Served
+from graphflow.runtime.protocol.stream import Arrival, Inbound, Outbound
+from graphflow.runtime.protocol.worker import WorkerMachine
+from tests.runtime.simulator import Violation, check
+from tests.runtime.test_protocol import SEEDS
+
+QUICK = 200
+"""Worlds in which the default run finds what is easily found."""
+
+Mutation = Callable[[], Any]  # what makes it hold for a while
+
+
+def _fenced(envelope: Any, epoch: int, token: str, *, by: str) -> Any:
+    if by == "token" and not compare_digest(envelope.token.encode(), token.encode()):
+        return StaleSession("of another session")
+    return StaleEpoch("of another epoch") if by == "epoch" and envelope.epoch != epoch else None
+
+
+@contextmanager
+def fence(by: str) -> Iterator[None]:
+    def half(envelope: Any, epoch: int, token: str) -> Any:
+        return _fenced(envelope, epoch, token, by=by)
+
+    with ExitStack() as held:
+        for module in (coordinator, worker):
+            held.enter_context(mock.patch.object(module, "fence", half))
+        yield
+
+
+def around(kind: type, name: str, make: Callable[[Any], Any]) -> Mutation:
+    """Another method in the place of one, made of that."""
+    return lambda: mock.patch.object(kind, name, make(getattr(kind, name)))
+
+
+def skips_gaps(take: Any) -> Any:
+    """What is missing counts as received: it is acknowledged before it was applied."""
+
+    def mutant(self: Inbound, envelope: Any, message: Any, data: Any) -> Any:
+        if not isinstance(message, UNNUMBERED) and envelope.sequence > self.received + 1:
+            self.received = envelope.sequence - 1
+        return take(self, envelope, message, data)
+
+    return mutant
+
+
+def repeats(take: Any) -> Any:
+    """A message that comes twice is applied twice."""
+
+    def mutant(self: Inbound, envelope: Any, message: Any, data: Any) -> Any:
+        arrival, told = take(self, envelope, message, data)
+        return (Arrival.FRESH if arrival is Arrival.DUPLICATE else arrival), told
+
+    return mutant
+
+
+def twice(settle: Any) -> Any:
+    """What a worker is told of a step is done twice."""
+
+    def mutant(self: Served, message: Any, step: int) -> Any:
+        actions = settle(self, message, step)
+        return [*actions, *(each for each in actions if isinstance(each, Run))]
+
+    return mutant
+
+
+def commits_what_was_aborted(settle: Any) -> Any:
+    def mutant(self: Served, message: Any, step: int) -> Any:
+        return settle(self, Commit() if isinstance(message, Abort) else message, step)
+
+    return mutant
+
+
+def decides_with_the_first(accept: Any) -> Any:
+    """The first worker that has computed decides for all."""
+
+    def mutant(self: Operation, number: int, message: Any, inbox: Any) -> None:
+        accept(self, number, message, inbox)
+        if self.is_step:
+            self.waiting.clear()
+            for other in self.begin.orders:
+                self.replies.arrays.setdefault(other, self.replies.arrays[number])
+
+    return mutant
+
+
+def runs_ahead(compute: Any) -> Any:
+    """A step does not wait for the one that it follows."""
+
+    def mutant(self: Served, message: Any, step: int) -> Any:
+        return compute(self, replace(message, follows=-1), step)
+
+    return mutant
+
+
+def forgets_commits(tell: Any) -> Any:
+    """A commit that rides on no order is not told."""
+
+    def mutant(self: CoordinatorMachine, number: int) -> Any:
+        self._peers[number].commits = -1
+        self._owed.discard(number)
+        return []
+
+    return mutant
+
+
+def takes_damage(intact: Any) -> Any:
+    return lambda message, data: isinstance(message, Chunk) or intact(message, data)
+
+
+def forgets_what_is_sent(post: Any) -> Any:
+    """A message is let go of when it is sent, and not when it is acknowledged."""
+
+    def mutant(self: Outbound, *given: Any) -> Any:
+        letter = post(self, *given)
+        self._kept.pop()
+        return letter
+
+    return mutant
+
+
+def never_late(end: Any) -> Any:
+    """A deadline that has passed ends nothing."""
+
+    def mutant(self: CoordinatorMachine, operation: Operation, error: Any) -> Any:
+        return [] if self._now >= operation.deadline else end(self, operation, error)
+
+    return mutant
+
+
+def drops_nobody(tick: Any) -> Any:
+    """Who is told of a higher epoch goes on with the old one."""
+
+    def mutant(self: WorkerMachine, *given: Any) -> Any:
+        return []
+
+    return mutant
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "no look at the epoch": lambda: fence("token"),
+    "no look at the token": lambda: fence("epoch"),
+    "acknowledged before it was applied": around(Inbound, "take", skips_gaps),
+    "what comes twice is applied twice": around(Inbound, "take", repeats),
+    "committed twice": around(Served, "settle", twice),
+    "aborted, and committed all the same": around(Served, "settle", commits_what_was_aborted),
+    "the first who has computed decides": around(Operation, "accept", decides_with_the_first),
+    "a step before the one that it follows": around(Served, "compute", runs_ahead),
+    "a commit that nobody is told": around(CoordinatorMachine, "_tell_commit", forgets_commits),
+    "damage that counts as whole": lambda: mock.patch.object(
+        stream, "_intact", takes_damage(stream._intact)
+    ),
+    "nothing is kept to send again": around(Outbound, "post", forgets_what_is_sent),
+    "nothing is sent again": around(Outbound, "again", lambda again: lambda self, request: []),
+    "windows without an end": around(Outbound, "room", lambda room: lambda self, nbytes: True),
+    "deadlines that end nothing": around(CoordinatorMachine, "_end", never_late),
+    "nobody is lost by silence": around(Watch, "overdue", lambda o: lambda self, now: []),
+    "who takes over is not obeyed": around(WorkerMachine, "_stale", drops_nobody),
+}
+EASY = ("no look at the epoch", "acknowledged before it was applied", "committed twice")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [name if name in EASY else pytest.param(name, marks=pytest.mark.slow) for name in MUTATIONS],
+)
+def test_a_protocol_without_one_of_its_safeguards_is_found_out(broken: str) -> None:
+    worlds = QUICK if broken in EASY else SEEDS
+    with MUTATIONS[broken](), pytest.raises(Violation):
+        check(range(worlds))
