@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from graphflow.runtime.messages import KINDS
 from tests.fuzz import soak
 from tests.fuzz.mutate import VALUES, Mutator
-from tests.fuzz.targets import Target, targets
+from tests.fuzz.targets import Target, _decoded, targets
 
 INPUTS = 10_000
 TARGETS = {each.name: each for each in targets()}
@@ -55,6 +56,14 @@ def test_messages_of_all_kinds_are_among_the_seeds() -> None:
     for name in ("control", "worker", "coordinator"):
         seeds = b"".join(TARGETS[name].seeds)
         assert [kind for kind in KINDS if kind.encode() not in seeds] == []
+
+
+def test_machines_hear_the_messages_of_their_seeds() -> None:
+    for name in ("worker", "coordinator"):
+        for seed in TARGETS[name].seeds:
+            for entry in msgpack.unpackb(seed):
+                if entry[0] == "message":
+                    assert _decoded(*entry[2:]) is not None, entry
 
 
 # The tools themselves ----------------------------------------------------------------------------
