@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import tempfile
 from collections.abc import Callable, Iterable
@@ -19,8 +20,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
+from rich.console import Console
 
 import graphflow as gf
+from graphflow import cli_status
 from graphflow.errors import (
     CheckpointError,
     ClusterError,
@@ -34,8 +37,9 @@ from graphflow.errors import (
 from graphflow.graph import Graph
 from graphflow.ops.kernels.objects import Store
 from graphflow.placement import calibrate, cluster_file, learned, plan_file
-from graphflow.runtime import checkpoint, codec, endpoint, wire
+from graphflow.runtime import checkpoint, codec, endpoint, status, wire
 from graphflow.runtime.checkpoint import shard
+from graphflow.runtime.checkpoint.store import Store as CheckpointStore
 from graphflow.runtime.messages import (
     COORDINATOR,
     KINDS,
@@ -453,6 +457,47 @@ def trusted(data: bytes) -> None:
     ring.trusted()
 
 
+def session_note(data: bytes) -> None:
+    """Whose a directory of checkpoints is."""
+    root = folder() / "noted"
+    root.mkdir(exist_ok=True)
+    (root / "session.json").write_bytes(data)
+    CheckpointStore(root, 2)
+
+
+NOTE = json.dumps({"session": "a" * 32, "token": "b" * 32, "epoch": "3", "owner": "c" * 32})
+
+
+@functools.cache
+def report_seed() -> bytes:
+    told = {
+        "version": "1.0", "wire": 7, "python": "3.12", "host": "box", "pid": 1,
+        "devices": ["cpu:0"], "uptime": 1.0, "resident": 1, "resident_peak": 1, "refused": 0,
+        "links": [{"peer": "tcp://127.0.0.1:2", "sent": 1, "received": 2}],
+        "sessions": [{
+            "session": "0123", "worker": 0, "epoch": 1, "age": 1.0, "programs": 1, "step": 3,
+            "committed": 2, "steps_per_second": 9.0, "last_step_seconds": 0.1,
+            "doing": "compute step 3", "doing_seconds": 0.1, "parked": False, "queued": 0,
+            "arenas": {"cpu:0": 1}, "variables": {"cpu:0": 1}, "waiting": 1,
+            "waits": [["edge 0", 0.1]],
+        }],
+    }  # fmt: skip
+    return bytes(msgpack.packb(told))
+
+
+def status_report(data: bytes) -> None:
+    """What a worker tells of itself, and what `graphflow status` shows of it."""
+    try:
+        told = msgpack.unpackb(data, strict_map_key=False)
+    except Exception:  # refused before it comes to this
+        return
+    if (wrong := status.misfit(told)) is not None:
+        raise ProtocolError(wrong)
+    answers = [(status.Address("tcp://127.0.0.1:1"), told)]
+    Console(file=io.StringIO(), width=180).print(cli_status.shown(answers))
+    json.dumps(told, allow_nan=False)
+
+
 SECRET = b"graphflow-secret-1 worker box " + b"1" * 64 + b" " + b"2" * 64
 PUBLIC = b"graphflow-key-1 worker box " + b"1" * 64
 
@@ -599,6 +644,8 @@ def targets() -> list[Target]:
         Target("secret key", "text", (SECRET,), secret, KeyFileError, 2),
         Target("trusted keys", "text", (PUBLIC,), trusted, KeyFileError, 2),
         Target("manifest", "json", (saved()[0],), manifest, CheckpointError, 5),
+        Target("session note", "json", (NOTE.encode(),), session_note, CheckpointError, 5),
+        Target("status report", "msgpack", (report_seed(),), status_report, ProtocolError, 30),
         Target("tensors", "bytes", (saved()[1],), tensors, CheckpointError, 2),
         Target("learned", "json", (taught_seed(),), taught, (), 5),
         Target("profile", "json", (profile_seed(),), profile, (), 5),
