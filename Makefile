@@ -17,7 +17,7 @@ CREATED := $(VENV)/.created-$(SERIES)
 help:
 	@echo "make demo    train the four towers on the digits over two workers; writes plan.html, trace.json"
 	@echo "make test    the full default test run"
-	@echo "make lint    ruff, mypy, import-linter"
+	@echo "make lint    ruff, mypy, import-linter, and what no linter knows (tests/house)"
 	@echo "make fuzz    a million inputs into every decoder (about ten minutes; ARGS=\"--inputs 10000\")"
 	@echo "make soak    20,000 schedules of faults through the protocol (ARGS=\"--schedules N --seed S\")"
 	@echo "make bench   the benchmarks, as ratios against torch and JAX (a large install)"
@@ -38,6 +38,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -q tests/house/test_sources.py tests/house/test_security.py
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.runtime.soak $(ARGS)

@@ -15,16 +15,16 @@ import argparse
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
-import onnx
-from onnx.reference import ReferenceEvaluator
+from command_line import positive, run
 from rich.console import Console
 from rich.table import Table
 
 import graphflow as gf
 
-BUNDLED = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
+BUNDLED = "backend/test/data/light/light_squeezenet.onnx"  # in the onnx package
 Feed = dict[gf.Tensor, np.ndarray]
 
 
@@ -51,23 +51,26 @@ def timed(session: gf.Session, outputs: list[gf.Tensor], feed: Feed, runs: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", nargs="?", type=Path, default=BUNDLED, help="an .onnx file")
-    parser.add_argument("--batch", type=int, default=1, help="for sizes that the file leaves open")
-    parser.add_argument("--runs", type=int, default=5, help="timed runs on each cluster")
+    parser.add_argument("model", nargs="?", type=Path, help="an .onnx file; default: SqueezeNet")
+    parser.add_argument(
+        "--batch", type=positive, default=1, help="for sizes that the file leaves open; 1"
+    )
+    parser.add_argument("--runs", type=positive, default=5, help="timed runs on each cluster; 5")
     options = parser.parse_args()
-    if options.batch < 1 or options.runs < 1:
-        parser.error("--batch and --runs are at least 1")
+    import onnx
+
     console = Console()
+    path = options.model or Path(onnx.__file__).parent / BUNDLED
     try:
-        model = gf.onnx.load(options.model)
+        model = gf.onnx.load(path)
     except (OSError, gf.errors.GraphflowError) as error:
-        parser.exit(2, f"{error}\n")
+        parser.exit(2, f"{str(error).partition(chr(10))[0]}\n")
     console.print(model)
     named = feeds_for(model, options.batch)
     outputs = [model.outputs[name] for name in model.output_names]
     feed = {model.inputs[name]: value for name, value in named.items()}
 
-    table = Table("workers", "predicted", "measured", "transfers", title=options.model.name)
+    table = Table("workers", "predicted", "measured", "transfers", title=path.name)
     results = []
     for workers in (1, 2):
         with gf.Session(gf.Cluster.local(workers=workers, threads=1)) as session:
@@ -85,16 +88,16 @@ def main() -> None:
     console.print(f"one worker and two: {'bit-equal' if same else 'different'}")
     compare(
         console,
-        onnx.load(options.model),
+        onnx.load(path),
         named,
         dict(zip(model.output_names, results[0], strict=True)),
     )
 
 
-def compare(
-    console: Console, proto: onnx.ModelProto, feeds: dict[str, np.ndarray], found: dict
-) -> None:
+def compare(console: Console, proto: Any, feeds: dict[str, np.ndarray], found: dict) -> None:
     """How far results are from those of ONNX's reference, where that knows the file's opset."""
+    from onnx.reference import ReferenceEvaluator
+
     opset = next(entry.version for entry in proto.opset_import if not entry.domain)
     if opset < 13:  # it computes old operators (Softmax…) as their later versions
         console.print(f"opset {opset}: older than what ONNX's reference computes, so not compared")
@@ -106,4 +109,4 @@ def compare(
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

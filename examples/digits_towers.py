@@ -17,11 +17,10 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from command_line import check_folder, positive, run
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 import graphflow as gf
 
@@ -102,6 +101,9 @@ def main() -> None:
 
 def digits() -> list[np.ndarray]:
     """Images and labels of scikit-learn's 1,797 digits: to train on, and a fifth held out."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     images, labels = load_digits(return_X_y=True)
     scaled = (images / 16.0).astype("float32")
     return train_test_split(scaled, labels, test_size=0.2, random_state=0, stratify=labels)
@@ -161,17 +163,10 @@ def arguments() -> argparse.Namespace:
     for name, default in (("towers", 4), ("width", 1024), ("batch", 128), ("epochs", 24)):
         parser.add_argument(f"--{name}", type=positive, default=default, help=f"{default}")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of the two files")
-    return parser.parse_args()
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
+    options = parser.parse_args()
+    check_folder(parser, "--out", options.out)
+    return options
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted") from None
+    run(main)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from command_line import check_folder, positive, run
 
 import graphflow as gf
 from graphflow.cli import main as graphflow
@@ -38,7 +39,10 @@ def worker(log: Path) -> Iterator[str]:
         )  # fmt: skip
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().partition(" listening on ")[2].split()[0]
+            address, *_ = process.stdout.readline().partition(" listening on ")[2].split() or [""]
+            if not address:
+                raise SystemExit(f"a worker did not start: {log.read_text().strip()}")
+            yield address
         finally:
             process.terminate()
             process.wait()
@@ -102,10 +106,11 @@ def look(cluster: Path, log: Path, steps: int, width: int, metrics: str) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--steps", type=positive, default=300)
+    parser.add_argument("--width", type=positive, default=256)
     parser.add_argument("--metrics", default="127.0.0.1:9109", help="where they are served")
     given = parser.parse_args()
+    check_folder(parser, "trace.json", Path())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         logs = [folder / f"worker{i}.log" for i in range(2)]
@@ -119,4 +124,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -16,10 +16,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from command_line import check_folder, positive, run
 from digits_towers import Towers, batches, digits
 
 import graphflow as gf
@@ -61,12 +63,15 @@ def killed_and_resumed(steps: int, folder: Path) -> dict[int, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=positive, default=120, help="of training; 120")
     parser.add_argument("--folder", type=Path, help="where checkpoints are kept")
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.folder is not None:
+        check_folder(parser, "--folder", given.folder)
     if given.part:
-        train(given.steps, checkpoint=given.folder, every=EVERY)
+        with suppress(KeyboardInterrupt):  # told by the process that started this one
+            train(given.steps, checkpoint=given.folder, every=EVERY)
         return
     with tempfile.TemporaryDirectory() as fresh:
         root = given.folder or Path(fresh)
@@ -80,4 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

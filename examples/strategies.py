@@ -1,19 +1,30 @@
 """One small GPT, trained by each strategy: the model stays, the numbers stay, what travels differs.
 
-    python examples/strategies.py                 # all shards in this process
-    python examples/strategies.py --workers       # two worker processes
-    python examples/strategies.py --plans plans   # a page for each plan
+    python examples/strategies.py                 # two worker processes (products: four)
+    python examples/strategies.py --here          # all shards in this process
+    python examples/strategies.py --only data "zero bubble" --steps 30 --out /tmp/compared
 
-Prints the loss curves side by side, what each strategy sends in a step, and the report of one.
+Prints the loss curves side by side, then of each strategy the step time (predicted and measured),
+what it sends in a step, and where its plan and its trace are. A folder, strategies/, has for each
+strategy a page with its plan (bokeh: pip install 'graphflow[viz]', else a drawing) and a trace for
+https://ui.perfetto.dev, and index.html, which shows all of it side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+from command_line import check_folder, positive, run
 
 import graphflow as gf
 
@@ -22,24 +33,28 @@ TEXT = (
     "needs of another travels between them. "
 ) * 8
 BATCH, TIME, WIDTH, HEADS, LAYERS = 8, 32, 32, 2, 2
+TRACED = 3  # steps
 
+ONE = "one device"
+TENSOR = {
+    "*linear1/weight": ("model",),
+    "*linear1/bias": ("model",),
+    "*linear2/weight": (None, "model"),
+}
+P = gf.parallel
 STRATEGIES: dict[str, Any] = {
-    "one device": None,
-    "data": gf.parallel.Data(2),
-    "data, state": gf.parallel.Data(2, shard_state=True),
-    "data, 2 turns": gf.parallel.Data(2, accumulate=2),
-    "tensor": gf.parallel.Shard(
-        {"model": 2},
-        {
-            "*linear1/weight": ("model",),
-            "*linear1/bias": ("model",),
-            "*linear2/weight": (None, "model"),
-        },
-    ),
-    "vocabulary": gf.parallel.Shard({"model": 2}, {"head": (None, "model")}),
-    "sequence": gf.parallel.Shard({"time": 2}, {"letters": (None, "time")}),
-    "pipeline": gf.parallel.Pipeline(2, "1f1b", microbatches=4),
-    "zero bubble": gf.parallel.Pipeline(2, "zb-h1", microbatches=4),
+    ONE: None,
+    "data": P.Data(2),
+    "data, state": P.Data(2, shard_state=True),
+    "data, 2 turns": P.Data(2, accumulate=2),
+    "tensor": P.Shard({"model": 2}, TENSOR),
+    "vocabulary": P.Shard({"model": 2}, {"*head": (None, "model")}),
+    "sequence": P.Shard({"time": 2}, {"letters": (None, "time")}),
+    "data x tensor": P.Data(2) * P.Shard({"model": 2}, TENSOR),
+    "pipeline": P.Pipeline(2, "1f1b", microbatches=4),
+    "by names": P.Pipeline([["input", "block0"], ["block1", "output"]], "gpipe", microbatches=4),
+    "zero bubble": P.Pipeline(2, "zb-h1", microbatches=4),
+    "pipe x data": P.Pipeline(2, "1f1b", microbatches=2) * P.Data(2),
 }
 
 
@@ -53,69 +68,190 @@ class Trainer:
         random = np.random.default_rng(0)
         self.ids = gf.placeholder("int64", (BATCH, TIME), name="letters")
         self.targets = gf.placeholder("int64", (BATCH, TIME), name="next")
-        table = gf.variable(random.normal(size=(len(letters), WIDTH)) * 0.1, name="embedding")
-        places = gf.variable(random.normal(size=(TIME, WIDTH)) * 0.1, name="places")
-        head = gf.variable(random.normal(size=(WIDTH, len(letters))) * 0.1, name="head")
-        h = gf.nn.embedding(self.ids, table) + places
+        with gf.name_scope("input"):
+            table = gf.variable(random.normal(size=(len(letters), WIDTH)) * 0.1, name="embedding")
+            places = gf.variable(random.normal(size=(TIME, WIDTH)) * 0.1, name="places")
+            h = gf.nn.embedding(self.ids, table) + places
         for i in range(LAYERS):
             block = gf.nn.TransformerBlock(WIDTH, HEADS, dtype="float64", name=f"block{i}")
             h = block(h, causal=True)
-        logits = gf.nn.layer_norm(h) @ head
-        self.loss = gf.mean(gf.nn.cross_entropy(logits, self.targets))
+        with gf.name_scope("output"):
+            head = gf.variable(random.normal(size=(WIDTH, len(letters))) * 0.1, name="head")
+            logits = gf.nn.layer_norm(h) @ head
+            self.loss = gf.mean(gf.nn.cross_entropy(logits, self.targets))
         self.train = gf.optim.Adam(3e-3).minimize(self.loss, strategy=strategy)
 
-    def curve(self, cluster: gf.Cluster | None, steps: int) -> list[float]:
-        """The losses of some steps."""
+    @property
+    def step(self) -> list[gf.Tensor]:
+        """What is run."""
+        return [self.loss, self.train]
+
+    def feeds(self, steps: int) -> list[dict[gf.Tensor, np.ndarray]]:
+        """A batch of stretches of the text for each step, the same ones for all strategies."""
         random = np.random.default_rng(1)
-        losses = []
-        with gf.Session(cluster) as session:
-            for _ in range(steps):
-                starts = random.integers(0, len(self._codes) - TIME - 1, BATCH)
-                rows = self._codes[starts[:, None] + np.arange(TIME + 1)]
-                feeds = {self.ids: rows[:, :-1], self.targets: rows[:, 1:]}
-                losses.append(float(session.run([self.loss, self.train], feeds)[0]))
-        return losses
+        found = []
+        for _ in range(steps):
+            starts = random.integers(0, len(self._codes) - TIME - 1, BATCH)
+            rows = self._codes[starts[:, None] + np.arange(TIME + 1)]
+            found.append({self.ids: rows[:, :-1], self.targets: rows[:, 1:]})
+        return found
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a strategy did: losses, the plan, seconds of a step, bytes that travel, its report."""
+
+    losses: list[float]
+    plan: gf.Plan
+    seconds: float
+    bytes: int
+    report: Any
+    files: tuple[str, str]
+
+    @property
+    def told(self) -> str:
+        """Step time and bytes, in a few words."""
+        return (
+            f"{self.plan.makespan * 1e3:7.2f} ms predicted, {self.seconds * 1e3:7.2f} measured, "
+            f"{self.bytes:>9,} bytes a step"
+        )
+
+
+def trained(name: str, cluster: gf.Cluster, steps: int, out: Path) -> Result:
+    """Train by a strategy, the last steps traced; write its trace and its plan."""
+    strategy, trainer = STRATEGIES[name], Trainer(STRATEGIES[name])
+    stem = name.replace(", ", "-").replace(" ", "-")
+    losses, seconds = [], []
+    feeds = trainer.feeds(steps)
+    plain = max(1, steps - TRACED)
+    with gf.Session(gf.Cluster.here() if strategy is None else cluster) as session:
+        for feed in feeds[:plain]:
+            start = time.perf_counter()
+            losses.append(float(session.run(trainer.step, feed)[0]))
+            seconds.append(time.perf_counter() - start)
+        with session.trace(out / f"{stem}.trace.json"):
+            for feed in feeds[plain:]:
+                losses.append(float(session.run(trainer.step, feed)[0]))
+        plan = session.plan(trainer.step)
+    drawn = saved(plan, out / f"{stem}.plan")
+    report = None if strategy is None else strategy.report(trainer.step, cluster)
+    sent = 0 if report is None else report.bytes
+    files = (drawn.name, f"{stem}.trace.json")
+    return Result(losses, plan, median(seconds[1:] or seconds), sent, report, files)
+
+
+def saved(plan: gf.Plan, path: Path) -> Path:
+    """The plan as a page, or without bokeh as a drawing."""
+    try:
+        return plan.save(path.with_suffix(".plan.html"))
+    except gf.errors.PlanError:
+        return plan.save(path.with_suffix(".plan.svg"))
+
+
+# The page ---------------------------------------------------------------------------------------
+
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Strategies</title>
+<style>body {{ font: 14px/1.5 system-ui, sans-serif; margin: 24px; color: #1c2430; }}
+main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(270px, 1fr)); gap: 14px; }}
+section {{ border: 1px solid #e1e6ec; border-radius: 10px; padding: 10px 14px; }}
+h2 {{ font-size: 15px; margin: 0; }} p {{ margin: 4px 0; }} .faint {{ color: #5c6877; }}</style>
+<h1>One GPT, trained by each strategy</h1>
+<p class="faint">{told} Blue: the loss, step by step; grey and dashed: on one device. Traces open at
+<a href="https://ui.perfetto.dev">ui.perfetto.dev</a>.</p>
+<main>{panels}</main></html>
+"""
+
+
+def panel(name: str, result: Result, whole: Sequence[float]) -> str:
+    """A strategy on the page: its curve, its times, its files."""
+    plan, trace = result.files
+    top, low = max(whole), min(whole)
+    curves = (
+        f'<polyline points="{points(result.losses, low, top)}" fill="none" stroke="#3a6fb8" '
+        'stroke-width="3"/>'
+        f'<polyline points="{points(whole, low, top)}" fill="none" stroke="#a3adba" '
+        'stroke-width="1.5" stroke-dasharray="4 3"/>'
+    )
+    scale = (
+        f'<text x="4" y="14">{top:.3f}</text><text x="4" y="116">{low:.3f}</text>'
+        f'<text x="256" y="116" text-anchor="end">{len(whole)} steps</text>'
+    )
+    return (
+        f"<section><h2>{escape(name)}</h2>"
+        f'<svg viewBox="0 0 260 120" font-size="11" fill="#5c6877" role="img" '
+        f'aria-label="losses">{curves}{scale}</svg>'
+        f"<p>{result.seconds * 1e3:.2f} ms a step, {result.plan.makespan * 1e3:.2f} predicted</p>"
+        f"<p>{result.bytes:,} bytes travel</p>"
+        f'<p><a href="{escape(plan)}">plan</a> · <a href="{escape(trace)}">trace</a></p></section>'
+    )
+
+
+def points(losses: Sequence[float], low: float, top: float) -> str:
+    """A curve in a panel of 260 by 120."""
+    span, last = max(top - low, 1e-12), max(len(losses) - 1, 1)
+    return " ".join(
+        f"{40 + 210 * i / last:.1f},{8 + 96 * (top - loss) / span:.1f}"
+        for i, loss in enumerate(losses)
+    )
+
+
+# The program ------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--workers", action="store_true", help="two worker processes")
-    parser.add_argument("--plans", type=Path, help="folder for a page with each plan")
-    options = parser.parse_args()
-    if options.steps < 1:
-        parser.error(f"--steps is a number from 1 on, not {options.steps}")
-    cluster = gf.Cluster.local(2) if options.workers else None
-    trainers = {name: Trainer(strategy) for name, strategy in STRATEGIES.items()}
-    curves = {
-        name: trainer.curve(None if name == "one device" else cluster, options.steps)
-        for name, trainer in trainers.items()
-    }
-    print("step  " + "  ".join(f"{name:>13}" for name in curves))
-    for step, losses in enumerate(zip(*curves.values(), strict=True)):
-        print(f"{step:4}  " + "  ".join(f"{loss:13.9f}" for loss in losses))
-    apart = max(abs(a - b) for c in curves.values() for a, b in zip(c, curves["data"], strict=True))
+    options = arguments()
+    names = dict.fromkeys([ONE, *(options.only or STRATEGIES)])
+    here = gf.Cluster.here()
+    two, four = (here, here) if options.here else (gf.Cluster.local(2), gf.Cluster.local(4))
+    with tempfile.TemporaryDirectory() as scratch:  # all of it, or nothing
+        results = {
+            name: trained(name, four if " x " in name else two, options.steps, Path(scratch))
+            for name in names
+        }
+        shutil.copytree(scratch, options.out, dirs_exist_ok=True)
+    apart = print_curves(results)
     print(f"\nlargest difference between any two strategies' losses: {apart:.1e}\n")
-    for name, strategy in STRATEGIES.items():
-        if strategy is None:
-            continue
-        trainer = trainers[name]
-        report = strategy.report([trainer.loss, trainer.train])
-        kinds = dict.fromkeys(move.kind for move in report.collectives)
-        told = ", ".join(f"{report.count(kind)} {kind}" for kind in kinds)
-        plan = gf.plan([trainer.loss, trainer.train], gf.Cluster.local(2))
-        if isinstance(strategy, gf.parallel.Pipeline):
-            sent = sum(t.bytes for t in plan.transfers if "/client" not in (t.source, t.target))
-            print(f"{name:>13}: {sent:>9,} bytes a step (from stage to stage)")
-        else:
-            print(f"{name:>13}: {report.bytes:>9,} bytes a step ({told})")
-        if options.plans is not None:
-            options.plans.mkdir(parents=True, exist_ok=True)
-            plan.save(options.plans / f"{name.replace(', ', '-').replace(' ', '-')}.html")
-    print("\nTensor parallelism, in full:")
-    trainer = trainers["tensor"]
-    print(STRATEGIES["tensor"].report([trainer.loss, trainer.train]))
+    for name, result in results.items():
+        print(f"{name:>13}: {result.told}  {' '.join(result.files)}")
+    whole = results[ONE].losses
+    told = f"The curves differ by {apart:.1e} at most."
+    panels = "".join(panel(name, result, whole) for name, result in results.items())
+    index = options.out / "index.html"
+    index.write_text(PAGE.format(told=told, panels=panels), encoding="utf-8")
+    for name in ("tensor", "pipeline"):
+        if name in results:
+            print(f"\n{name}, in full:\n{results[name].report}")
+    print(f"\nWrote {index} (open it in a browser): all of it side by side.")
+    if apart > 1e-9:
+        raise SystemExit(f"the curves differ by {apart:.1e}, more than rounding does")
+
+
+def print_curves(results: Mapping[str, Result]) -> float:
+    """The losses side by side; the largest difference between two of a step."""
+    print("step  " + "  ".join(f"{name:>13}" for name in results))
+    rows = list(zip(*(result.losses for result in results.values()), strict=True))
+    for step, losses in enumerate(rows):
+        print(f"{step:4}  " + "  ".join(f"{loss:13.9f}" for loss in losses))
+    return max(max(row) - min(row) for row in rows)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=positive, default=12, help="of training; 12")
+    parser.add_argument("--here", action="store_true", help="all shards in this process")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=list(STRATEGIES),
+        help=f"some of: {', '.join(map(repr, STRATEGIES))}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, default=Path("strategies"), help="folder of the files; strategies/"
+    )
+    options = parser.parse_args()
+    check_folder(parser, "--out", options.out)
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 
+from command_line import positive, run
+
 import graphflow as gf
 from graphflow.errors import GraphflowError
 
@@ -27,9 +29,9 @@ def model_of(billions: float) -> gf.parallel.GPT:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--billions", type=float, help="weights, about; default: 18")
-    parser.add_argument("--devices", type=int, help="GPUs; default: 64")
+    parser.add_argument("--devices", type=positive, help="GPUs; default: 64")
     parser.add_argument("--hardware", default="a100+half", help="a product, see docs/clusters.md")
-    parser.add_argument("--batch", type=int, default=1024, help="samples of a step")
+    parser.add_argument("--batch", type=positive, default=1024, help="samples of a step")
     given = parser.parse_args()
     questions = [(1, 8), (18, 64), (101, 1024)]
     if given.billions is not None and not given.billions > 0:
@@ -51,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

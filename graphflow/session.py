@@ -232,6 +232,8 @@ class Session:
         finally:
             with self._lock:
                 stream.retreat()
+                if self._stream is stream:
+                    self._stream = None  # what the feeds hold is let go
 
     def _run(self, fetches: Any, feeds: Mapping[Tensor, Any] | None) -> Any:
         tensors, rebuild = flatten(fetches)

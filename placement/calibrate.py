@@ -240,7 +240,7 @@ def _load(path: Path) -> Profile | None:
     try:
         known = json.loads(path.read_text())
         return known if _whole(known) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

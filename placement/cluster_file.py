@@ -68,6 +68,7 @@ from graphflow.placement.wiring import Wiring
 
 DEVICE_KEYS = ("memory", "threads", "flops", "bandwidth", "launch")
 LINK_KEYS = ("source", "target", "latency", "bandwidth", "symmetric")
+_DOTS = 1000
 MOST = 1024
 """Devices of a cluster, each of which has a link to each other."""
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
@@ -85,9 +86,12 @@ def read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterError(f"cannot read cluster file {path}: {error}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _DOTS:  # keys of keys: their time grows with the square
+            raise ClusterError(f"{path}, line {number}: more than {_DOTS} dots in a line")
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits; nests
         raise ClusterError(f"{path} is not TOML: {error}") from None
     return Reader(path, text).cluster(data)
 

@@ -275,7 +275,7 @@ def kept(profile: Mapping[str, Any], folder: Path | None = None) -> Learned:
     basis = basis_of(profile)
     try:
         data = json.loads(learned_path(folder).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return Learned(basis)
     return Learned.from_dict(data, basis)
 

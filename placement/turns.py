@@ -1,56 +1,82 @@
-"""Turns: the order among the tasks of a device that a pipeline's schedule asks for.
+"""The order of a device's nodes, where not only the end of a step decides it.
 
-A placer decides in which order a device runs its nodes, so that a step ends soonest. A schedule
-decides otherwise: for the memory of activations, or because the tasks of another stage wait. Its
-nodes have a turn, and those of a lower one go first; the others go as soon as they can.
+A placer decides in which order a device runs its nodes, so that a step ends soonest. A pipeline's
+schedule decides otherwise: for the memory of activations, or because the tasks of another stage
+wait. Its nodes have a turn, and those of a lower one go first; the others go as soon as they can.
+What replicas exchange beside the way to the end of a step, such as sums of gradients, could all
+wait for the end as far as a simulator sees: there the order is that in which it was built.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from graphflow.op import Node
+from graphflow.ops.collectives import groups_of
+from graphflow.placement.placers.evaluate import Evaluator
 from graphflow.placement.problem import Assignment, Problem
 
 
+def by_turns(
+    readers: Sequence[Sequence[int]], turns: Sequence[int], rank: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Nodes after what they read, those of lower turns first, then those of lower rank; each with
+    its turn: at least that of what it reads.
+
+    Args:
+        readers: of each node, once for each edge.
+        turns: of each node; -1: that of what it reads.
+    """
+    missing = [0] * len(readers)
+    for targets in readers:
+        for target in targets:
+            missing[target] += 1
+    after = [max(turn, 0) for turn in turns]
+    ready = [(after[n], rank[n], n) for n, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    while ready:
+        turn, _, node = heapq.heappop(ready)
+        yield node, turn
+        for reader in readers[node]:
+            after[reader] = max(after[reader], turn)
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (after[reader], rank[reader], reader))
+
+
 def in_turns(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) -> Assignment:
-    """The assignment with its nodes in the order of their turns, as far as what they read allows.
+    """The assignment with its nodes in the order of their turns, as far as what they read allows;
+    those of a graph without turns, whose devices exchange something, as they were built.
 
     Args:
         nodes: of the problem, in its order; nodes of the problem beyond them have no turn.
     """
     turns = [node.turn for node in nodes]
     if max(turns, default=-1) < 0:
-        return assignment
-    turns += [-1] * (problem.nodes - len(turns))
-    rank = np.empty(problem.nodes, np.int64)
-    rank[assignment.order] = np.arange(problem.nodes)
+        return _as_built(assignment, problem, nodes)
+    rank = [0] * problem.nodes
+    for place, node in enumerate(assignment.order.tolist()):
+        rank[node] = place
     readers: list[list[int]] = [[] for _ in range(problem.nodes)]
-    missing = [0] * problem.nodes
     for source, target in problem.edges.tolist():
         readers[source].append(target)
-        missing[target] += 1
-    after = [0] * problem.nodes  # the turn of what a node without one reads
-    ready: list[tuple[int, int, int]] = []
-
-    def add(node: int) -> None:
-        turn = turns[node] if turns[node] >= 0 else after[node]
-        heapq.heappush(ready, (turn, int(rank[node]), node))
-
-    for node in range(problem.nodes):
-        if not missing[node]:
-            add(node)
-    order = []
-    while ready:
-        turn, _, node = heapq.heappop(ready)
-        order.append(node)
-        for reader in readers[node]:
-            after[reader] = max(after[reader], turn)
-            missing[reader] -= 1
-            if not missing[reader]:
-                add(reader)
+    turns += [-1] * (problem.nodes - len(turns))
+    order = [node for node, _ in by_turns(readers, turns, rank)]
     return replace(assignment, order=np.array(order, np.int64))
+
+
+def _as_built(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) -> Assignment:
+    """Where devices exchange something: a gradient is made of what its node has just read, and
+    travels at once, instead of waiting for all that is on the longest way."""
+    at = dict(zip(nodes, assignment.device.tolist(), strict=False))
+    if all(len({at.get(node) for node in group}) == 1 for group in groups_of(nodes)):
+        return assignment
+    found = Evaluator(problem).by_order(assignment.device.tolist(), problem.topological.tolist())
+    return replace(assignment, order=problem.topological) if found.fits else assignment
+
+
+__all__ = ["by_turns", "in_turns"]

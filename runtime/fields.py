@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from functools import partial
 from itertools import product
 from operator import attrgetter
 from types import UnionType
@@ -27,11 +27,12 @@ _PLAIN = "plain data"
 
 
 class Fields(Generic[T]):
-    """The fields of one class of frozen values, in the order in which it declares them."""
+    """The fields of a class of frozen values, or of named tuples, in the order in which it declares
+    them."""
 
     def __init__(self, kind: type[T]) -> None:
         hints = get_type_hints(kind, include_extras=True)
-        self.names: tuple[str, ...] = tuple(each.name for each in fields(kind))  # type: ignore[arg-type]
+        self.names = tuple(hints)
         self._kind = kind
         self._checks = [(name, check_of(hints[name])) for name in self.names]
         types = [_types_of(hints[name]) for name in self.names]
@@ -43,12 +44,9 @@ class Fields(Generic[T]):
             for at, (name, check) in enumerate(self._checks)
             if not counts[at] and hints[name] not in (str, bool, bytes)
         ]
-        self._of: Callable[[Any], Any] = attrgetter(*self.names) if self.names else lambda value: ()
-
-    def of(self, value: T) -> Sequence[Any]:
+        self.of = _getter(kind, self.names)
         """What is sent for a value: its fields in order."""
-        found: Any = self._of(value)
-        return found if len(self.names) != 1 else (found,)
+        self._made = _maker(kind, self.names)
 
     def build(self, values: Sequence[Any]) -> T:
         """The value with these fields.
@@ -78,14 +76,29 @@ class Fields(Generic[T]):
             raise self._unlike(f"{len(values)} fields")
         return [check(v, name) for v, (name, check) in zip(values, self._checks, strict=True)]
 
-    def _made(self, values: Sequence[Any]) -> T:
-        made = object.__new__(self._kind)
-        # Not attribute by attribute, for it is frozen; the number of values was looked at.
-        made.__dict__.update(zip(self.names, values))  # noqa: B905
-        return made
-
     def _unlike(self, what: str) -> ProtocolError:
         return ProtocolError(f"{self._kind.__name__} has {what}, not {list(self.names)}")
+
+
+def _getter(kind: type[T], names: Sequence[str]) -> Callable[[T], Sequence[Any]]:
+    if issubclass(kind, tuple):
+        return lambda value: value  # type: ignore[return-value]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: [getattr(value, name) for name in names]
+
+
+def _maker(kind: type[T], names: Sequence[str]) -> Callable[[Sequence[Any]], T]:
+    """Makes values of fields whose number is right."""
+    if issubclass(kind, tuple):
+        return partial(tuple.__new__, kind)
+
+    def made(values: Sequence[Any]) -> T:
+        value = object.__new__(kind)
+        value.__dict__.update(zip(names, values))  # noqa: B905 — frozen: not by attribute
+        return value
+
+    return made
 
 
 def _is_count(hint: Any) -> bool:

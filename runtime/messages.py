@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -75,8 +75,7 @@ class StepResult:
 # Control messages ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Envelope:
+class Envelope(NamedTuple):
     """What every message carries beside its content.
 
     `epoch` fences what a session sent before it was recovered. `sequence` counts the messages of

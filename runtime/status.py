@@ -56,6 +56,21 @@ _SESSION = 8  # digits of a session's name
 
 Report = Mapping[str, Any]
 
+# What a report holds: types, [one] for a list of such, {str: one} for a mapping of names. It comes
+# from whoever answers, of whatever version, so it is looked at before it is shown.
+_LINK = {"peer": str, "sent": int, "received": int}
+_SESSION_FORM = {
+    "session": str, "worker": int, "epoch": int, "age": float, "programs": int, "step": int,
+    "committed": int, "steps_per_second": float, "last_step_seconds": float, "doing": str,
+    "doing_seconds": float, "parked": bool, "queued": int, "arenas": {str: int},
+    "variables": {str: int}, "waiting": int, "waits": [(str, float)],
+}  # fmt: skip
+_FORM = {
+    "version": str, "wire": int, "python": str, "host": str, "pid": int, "devices": [str],
+    "uptime": float, "resident": int, "resident_peak": int, "refused": int, "links": [_LINK],
+    "sessions": [_SESSION_FORM],
+}  # fmt: skip
+
 
 # The worker's side --------------------------------------------------------------------------------
 
@@ -128,6 +143,38 @@ def _links(meters: Meters) -> list[dict[str, Any]]:
             link = found.setdefault(peer, {"sent": 0, "received": 0})
             link[way] += int(count)
     return [{"peer": peer, **link} for peer, link in sorted(found.items())]
+
+
+def misfit(told: Any) -> str | None:
+    """What in a report that came is not as it must be; None where all is."""
+    return _misfit(told, _FORM, "report")
+
+
+def _misfit(value: Any, form: Any, where: str) -> str | None:
+    """What in a value is not of a form; None where all is."""
+    match form:
+        case dict() if str in form:
+            if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+                return where
+            parts = [(each, form[str], f"{where}.{name}") for name, each in value.items()]
+        case dict():
+            if not isinstance(value, dict) or not form.keys() <= value.keys():
+                return where
+            parts = [(value[name], each, f"{where}.{name}") for name, each in form.items()]
+        case list():
+            if not isinstance(value, list):
+                return where
+            parts = [(each, form[0], f"{where}[]") for each in value]
+        case tuple():
+            if not isinstance(value, list) or len(value) != len(form):
+                return where
+            parts = [(each, kind, f"{where}[]") for each, kind in zip(value, form, strict=True)]
+        case _:
+            number = type(value) in (int, float) and abs(value) < 2**63  # no infinity, no NaN
+            fits = number if form is float else type(value) is form and (form is not int or number)
+            return None if fits else where
+    found = (_misfit(*part) for part in parts)
+    return next((wrong for wrong in found if wrong is not None), None)
 
 
 # The side of who asks -----------------------------------------------------------------------------
@@ -234,8 +281,8 @@ class _Asked:
             self.outcome = self._of(message) or self.outcome
 
     def _of(self, message: Message) -> Report | GraphflowError | None:
-        if isinstance(message, StatusReport) and isinstance(message.report, dict):
-            return dict(message.report)
+        if isinstance(message, StatusReport):
+            return self._checked(message.report)
         if isinstance(message, Failed):
             return raised(message, f"worker at {self._address}")
         if isinstance(message, Welcome) and Version.of(message) != Version.own():
@@ -244,6 +291,14 @@ class _Asked:
                 "the version that it runs"
             )
         return None
+
+    def _checked(self, told: Any) -> Report | GraphflowError:
+        if isinstance(self.outcome, VersionMismatch):
+            return self.outcome  # what another version tells means something else
+        wrong = misfit(told)
+        if wrong is not None:
+            return ProtocolError(f"{self._address} sent a report that is not valid: {wrong}")
+        return dict(told)
 
     def silence(self, seconds: float) -> GraphflowError:
         """Why it may not have answered."""

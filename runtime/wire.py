@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -126,9 +126,10 @@ def decode(frame: Buffer) -> tuple[Envelope, Message]:
 def _fitted(head: tuple[Any, ...]) -> tuple[Any, ...]:
     """An envelope of another version, so that versions that differ can still tell each other:
     what is added to envelopes comes last, and has a default."""
-    defaults = [each.default for each in fields(Envelope)]
-    own = [default for default in defaults[len(head) :] if default is not MISSING]
-    return (*head[: len(defaults)], *own)
+    names = _HEAD.names
+    defaults = Envelope._field_defaults
+    added = [defaults[name] for name in names[len(head) :] if name in defaults]
+    return (*head[: len(names)], *added)
 
 
 def decode_frames(frames: Sequence[Buffer]) -> tuple[Envelope, Message, Buffer | None]:

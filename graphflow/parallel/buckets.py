@@ -39,11 +39,12 @@ class Buckets:
         self._where: dict[Tensor, tuple[str, str]] = {}
 
     def add(self, tensor: Tensor, cause: Node) -> None:
-        """Let a partial sum wait, if it is one over a single axis of several devices."""
+        """Let a partial sum wait, or exchange it now if it is large; one over a single axis of
+        several devices."""
         value = self._values[tensor]
         local = self._moves.mesh.local
         across = [(axis, kind) for axis, kind in value.layout.partial if axis not in local]
-        if not self._limit or len(across) != 1 or across[0][1] != "sum":
+        if len(across) != 1 or across[0][1] != "sum":
             return
         if not all(part.spec.is_concrete for part in value.parts):
             return

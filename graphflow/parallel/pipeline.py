@@ -24,6 +24,7 @@ from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import origin_of, weight_gradients
+from graphflow.passes import MergeBodies
 
 MICRO, WAY = "micro", "way"
 """Axes of the mesh: along the first, micro-batches take turns; along the second, micro-batches go
@@ -81,6 +82,19 @@ def pipelined(
     numbers = [microbatch(place) for place in mesh.places]
     staged = Staged.of(schedule, stages, devices, beside)
     return replace(cut, graph=_in_turns(cut, phases, where, schedule, numbers), staged=staged)
+
+
+def with_merged_bodies(
+    graph: Graph, stages: Mapping[Node, int]
+) -> tuple[Graph, Mapping[Node, int]]:
+    """The graph in which a loop or branch and its extension by a gradient are one node, and stages
+    of its nodes too: what reads such a node is another one then, of the same name."""
+    merged = MergeBodies()(graph) if graph.holders else graph
+    if merged is graph:
+        return graph, stages
+    before = {name: node for node, name in graph.names.items()}
+    known = ((node, before[name]) for node, name in merged.names.items())
+    return merged, {**stages, **{node: stages[old] for node, old in known if old in stages}}
 
 
 def _ways(schedule: Schedule) -> list[list[int]]:

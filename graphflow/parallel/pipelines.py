@@ -18,7 +18,7 @@ from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.mesh import Mesh
-from graphflow.parallel.pipeline import MICRO, WAY, pipelined
+from graphflow.parallel.pipeline import MICRO, WAY, pipelined, with_merged_bodies
 from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule
 from graphflow.parallel.schedules import SCHEDULES
@@ -121,15 +121,16 @@ class Pipeline:
         schedule = self.planned(cluster, each)
         self._stage(graph, schedule.stages, cluster)
         found = devices_for({"stage": schedule.devices, **outer}, cluster, self.devices)
+        graph, stages = with_merged_bodies(graph, self._found)
         if schedule.updates != "flush" and _trains(graph):
             if outer:
                 raise ScheduleError(
                     f"schedule {schedule.name!r} does not flush, which goes with no other strategy"
                 )
-            return unrolled(graph, self._found, schedule, found, batch, known)
+            return unrolled(graph, stages, schedule, found, batch, known)
         mesh = Mesh(outer, [DeviceName()] * each) if outer else None
         layouts = self.beside.layouts(graph, mesh, strict=_trains(graph)) if outer else None
-        return pipelined(graph, self._found, schedule, found, batch, outer, layouts, known, fed)
+        return pipelined(graph, stages, schedule, found, batch, outer, layouts, known, fed)
 
     def planned(self, cluster: Cluster, each: int = 1) -> Schedule:
         """The schedule for a cluster.

@@ -4,12 +4,12 @@ so that what one needs for its backward pass is gone by then.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
 
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.parallel.shard import Sharded
+from graphflow.placement.turns import by_turns
 
 
 def in_micro_batches(cut: Sharded, axis: str) -> Sharded:
@@ -19,35 +19,21 @@ def in_micro_batches(cut: Sharded, axis: str) -> Sharded:
     for value in cut.values.values():
         for place, part in zip(cut.mesh.places, value.parts, strict=True):
             turns[part.node] = min(turns.get(part.node, place[at]), place[at])
-    return replace(cut, graph=_reordered(cut.graph, turns, cut.mesh.sizes[axis]))
+    return replace(cut, graph=_reordered(cut.graph, turns))
 
 
-def _reordered(graph: Graph, turns: dict[Node, int], count: int) -> Graph:
+def _reordered(graph: Graph, turns: dict[Node, int]) -> Graph:
     """The graph built once more in the order of turns, as far as what nodes read allows."""
-    missing = {node: len({t.node for t in node.inputs}) for node in graph.nodes}
-    after: dict[Node, int] = {}
-    ready: list[tuple[int, int, Node]] = []
-
-    def add(node: Node) -> None:
-        turn = max(turns.get(node, 0), after.get(node, 0))
-        heapq.heappush(ready, (turn, node.serial, node))
-
-    for node in graph.nodes:
-        if not missing[node]:
-            add(node)
+    number = {node: i for i, node in enumerate(graph.nodes)}
+    readers = [[number[reader] for reader in graph.consumers[node]] for node in graph.nodes]
     mapped: dict[Tensor, Tensor] = {}
     names: dict[Node, str] = {}
-    while ready:
-        turn, _, node = heapq.heappop(ready)
-        made = node
+    own = [turns.get(node, -1) for node in graph.nodes]
+    for i, turn in by_turns(readers, own, range(len(own))):
+        node = made = graph.nodes[i]
         if node.inputs:
             inputs = tuple(mapped.get(t, t) for t in node.inputs)
-            made = node.with_inputs(inputs, turn=min(turn, count))
+            made = node.with_inputs(inputs, turn=turn)
             mapped.update(zip(node.outputs, made.outputs, strict=True))
         names[made] = graph.names[node]
-        for reader in graph.consumers[node]:
-            after[reader] = max(after.get(reader, 0), turn)
-            missing[reader] -= 1
-            if not missing[reader]:
-                add(reader)
     return Graph([mapped.get(t, t) for t in graph.outputs], names)

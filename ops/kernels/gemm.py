@@ -283,7 +283,7 @@ def _joined(
 
 _LARGE = 1.2e9
 """Flops of one matrix from which BLAS, which packs both operands, is as fast or faster."""
-_LARGE_APART = 3e7
+_LARGE_APART = 6e8
 """The same where rows of a transposed first operand are read from far and wide."""
 
 

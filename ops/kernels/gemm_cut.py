@@ -24,10 +24,13 @@ _NEAR = 64 << 10
 """Bytes of y up to which its panels are used where they are."""
 _BLOCK = 256
 """Rows of a block, at most: a panel is packed once for each."""
-_PACKED = 512 << 10
+_PACKED = 1100 << 10
 """Bytes of packed tiles, at most, where there are many."""
-_PANEL = 48 << 10
-"""Bytes of a panel at a time, at most, where several tiles use it."""
+_PANEL, _PANEL_FAR, _PANEL_PACKED = 48 << 10, 96 << 10, 24 << 10
+"""Bytes of a panel at a time, at most, where several tiles use it: of rows of x where they are; of
+such that begin a page or more from each other, since each time costs a page of each; of packed
+tiles, which want the near cache, too."""
+_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def _cut_of(
         height = most  # of which all tiles have a row less: one form fewer
     form = Form(ELEMENTS[dtype], width, height, vectors)
     panels = -(-n // form.columns)
-    block = max(1, _BLOCK // height)
+    block = -(-_BLOCK // height)
     square = 5 / width  # cycles for an element of an exchange
     cycles = 0.0
     if x == COPIED and k > LONG and panels >= _REUSED:
@@ -87,6 +90,7 @@ def _cut_of(
     else:
         x = IN_PLACE
     blocks = -(-tiles // block)
+    block = -(-tiles // blocks)
     if y == EXCHANGED:
         cycles += blocks * k * panels * form.columns * square
     elif min(tiles, block) >= _REUSED and k * n * item > _NEAR:
@@ -104,6 +108,8 @@ def _cut_of(
     cycles += panels * (k * term + tiles * (20 + 2 * height * vectors))
     if (vectors, height) != (4, 6):  # the form that most products have takes no time to compile
         cycles *= 1.03
-    chunks = -(-k // max(1, _PANEL // (form.columns * item))) if tiles > 1 else 1
+    far = k * item >= _PAGE
+    panel = _PANEL_PACKED if x else _PANEL_FAR if far else _PANEL
+    chunks = -(-k // max(1, panel // (form.columns * item))) if tiles > 1 else 1
     chunk = max(1, -(-k // max(1, chunks)))
     return Cut(form, tiles, m - tiles * (height - 1), block, chunk, x, y, cycles)

@@ -128,7 +128,8 @@ _ARGUMENTS = ("ptr %ptrs", "ptr %sizes", "i64 %start", "i64 %stop")
 
 def _tile(form: Form, height: int) -> Function:
     """Rows of x times a panel of y, in registers, going on from what is in `out` or from zero. For
-    each term, a line of what is needed next is brought closer."""
+    each term, a line of what is needed next is brought closer, and one of where the next tile
+    goes: all lines at once, when a tile begins, would keep its loads waiting."""
     f = Function(
         form.named(f"tile{height}x{form.vectors}"),
         ["ptr %x", "i64 %row", "i64 %step", "ptr %y", "i64 %next", "ptr %out", "i64 %width",
@@ -138,12 +139,17 @@ def _tile(form: Form, height: int) -> Function:
     begun = _begun(f, form, height)
     # Rows are addressed in threes from one pointer, since an address is a sum of two registers.
     three = f.mul("%row", 3)
+    rows = f.mul("%width", height)
+    below = f.at("%out", rows)
+    end = f.at(below, rows)
     # LLVM would make one chain of additions of them, if it saw how they are related.
     starts = ["%x"]
     for _ in range(1, -(-height // 3)):
         starts.append(f.write(f'call ptr asm "", "=r,0"(ptr {f.at(starts[-1], three)})'))
     f.do(f"br i1 {f.compare('sgt', '%k', 0)}, label %chain, label %done")
     f.label("chain")
+    f.do(f"%below0 = phi ptr [{below}, %ready], [%below0.next, %chain]")
+    f.do("%line = phi i64 [0, %ready], [%line.next, %chain]")
     pointers = [f"%x{i}" for i in range(len(starts))]
     f.do("%left = phi i64 [%k, %ready], [%left.next, %chain]")
     f.do("%y0 = phi ptr [%y, %ready], [%y0.next, %chain]")
@@ -152,6 +158,7 @@ def _tile(form: Form, height: int) -> Function:
         f.do(f"{pointer} = phi ptr [{start}, %ready], [{pointer}.next, %chain]")
     sums = [f.later() for _ in begun]
     f.prefetch("%ahead0", near=2)
+    f.prefetch(f.at("%below0", "%line"), write=True)
     right = [f.load(f.at("%y0", v * f.width * f.bytes)) for v in range(form.vectors)]
     totals: list[str] = []
     for r in range(height):
@@ -163,6 +170,12 @@ def _tile(form: Form, height: int) -> Function:
     for i, (give, first, total) in enumerate(zip(sums, begun, totals, strict=True)):
         give(f"%s{i} = phi {f.vector} [{first}, %ready], [{total}, %chain]")
     f.do("%ahead0.next = getelementptr i8, ptr %ahead0, i64 %far")
+    after = f.add("%line", _LINE)
+    over = f.compare("sge", after, form.columns * f.bytes)
+    f.do(f"%line.next = select i1 {over}, i64 0, i64 {after}")
+    row = f.select(over, "ptr", f.at("%below0", "%width"), "%below0")
+    last = f.write(f"icmp eq ptr {row}, {end}")
+    f.do(f"%below0.next = select i1 {last}, ptr %below0, ptr {row}")
     f.do("%y0.next = getelementptr i8, ptr %y0, i64 %next")
     for pointer in pointers:
         f.do(f"{pointer}.next = getelementptr i8, ptr {pointer}, i64 %step")
@@ -193,9 +206,6 @@ def _begun(f: Function, form: Form, height: int) -> list[str]:
     held = [f.load(place) for place in _places(f, form, height)]
     f.do("br label %ready")
     f.label("fresh")
-    for i, place in enumerate(_places(f, form, height)):
-        if i * f.width * f.bytes % _LINE == 0:
-            f.prefetch(place, write=True)
     f.do("br label %ready")
     f.label("ready")
     return [f.write(f"phi {f.vector} [{x}, %resumed], [zeroinitializer, %fresh]") for x in held]

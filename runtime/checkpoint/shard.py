@@ -91,5 +91,5 @@ def metadata_of(data: bytes) -> dict[str, str]:
         size = int.from_bytes(data[:8], "little")
         told = json.loads(data[8 : 8 + size]).get(RESERVED, {})
         return {str(key): str(value) for key, value in told.items()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return {}

@@ -116,7 +116,7 @@ class Store:
         try:
             told = json.loads((self.root / _SESSION).read_bytes())
             found = {key: str(told[key]) for key in ("session", "token", "epoch", "owner")}
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
         names = all(_HEX.fullmatch(found[key]) for key in ("session", "token", "owner"))
         return found if names and found["epoch"].isdecimal() else None

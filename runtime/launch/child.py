@@ -8,6 +8,7 @@ taken for the parent's.
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -26,5 +27,6 @@ def import_own_package() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, during imports too
     import_own_package()
     sys.exit(importlib.import_module("graphflow.runtime.worker").main())

@@ -136,7 +136,7 @@ class Outbound:
                 message = letter.message
                 if isinstance(message, Chunk) and message.checksum and letter.data is not None:
                     message = replace(message, checksum=checksum(letter.data))
-                envelope = replace(letter.envelope, acknowledged=self.received)
+                envelope = letter.envelope._replace(acknowledged=self.received)
                 yield Letter(envelope, message, letter.data)
 
     def _envelope(self, step: int) -> Envelope:

@@ -247,7 +247,7 @@ class WorkerMachine:
         if envelope.origin != COORDINATOR or isinstance(message, Fenced):
             return []
         told = Fenced(type(stale).__name__, str(stale))
-        answer = replace(_back(envelope, 0), epoch=session.epoch)
+        answer = _back(envelope, 0)._replace(epoch=session.epoch)
         return [Send(event.route, answer, told)]
 
     def _open(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ProtocolError, TransportError
+from graphflow.runtime.transport.bypass import copy
 from graphflow.runtime.transport.segment import Segment, is_possible, memory_left
 from graphflow.runtime.wire import SMALL_BYTES
 
@@ -82,7 +83,8 @@ class Lender:
                 return None
             self._turn += 1
             slot.turn = self._turn
-        self._segment.memory[slot.start : slot.start + raw.nbytes] = raw
+        place = self._segment.memory[slot.start : slot.start + raw.nbytes]
+        copy(place, np.frombuffer(raw, np.uint8))
         return slot.start, slot.turn
 
     @property

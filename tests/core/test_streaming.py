@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -177,6 +178,29 @@ def test_arrays_of_feeds_may_be_used_again_at_once(session: gf.Session, model: M
 
     values = [each.tobytes() for each in session.run(model.update, batches(), steps=8)]
     assert values == expected[:-1]
+
+
+@pytest.mark.parametrize("seen", [2, 4])
+def test_a_generator_of_feeds_is_let_go_at_the_end_and_by_who_stops_early(
+    session: gf.Session, model: Model, seen: int
+) -> None:
+    ended = []
+
+    def feeds() -> Iterator[Any]:
+        try:
+            yield from itertools.repeat(model.feeds(1)[0])
+        finally:
+            ended.append(True)
+
+    results = iter(session.run(model.update, feeds(), steps=4))
+    for _ in range(seen):
+        next(results)
+    assert not ended
+    if seen == 4:
+        assert list(results) == []
+    del results
+    gc.collect()
+    assert ended == [True]
 
 
 def test_no_more_feeds_are_taken_than_there_are_steps(session: gf.Session, model: Model) -> None:

@@ -314,11 +314,7 @@ main()
 REWIRED = SKEWED.replace(
     'own.__version__ = "9.8.7"',
     """
-from dataclasses import make_dataclass, field
-import graphflow.runtime.messages as messages
 import graphflow.runtime.wire as wire
-Later = make_dataclass("Later", [("since", str, field(default="9.8.7"))],
-                       bases=(messages.Envelope,), frozen=True)
 wire.WIRE_VERSION = 77
 own.__version__ = "9.8.7"
 packed = wire.msgpack.packb

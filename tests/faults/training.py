@@ -76,6 +76,7 @@ def _feeds(example: Any, model: Any, steps: int) -> list[Any]:
 
 
 def _example() -> Any:
+    sys.path.append(str(EXAMPLE.parent))
     spec = importlib.util.spec_from_file_location("digits_towers", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -33,6 +33,10 @@ VALUES: tuple[Any, ...] = (
     [[[[[[[[[[1]]]]]]]]]], [1] * 100,
 )  # fmt: skip
 
+NESTS = (b"[" * 20_000, b'{"a":' * 8_000, b"[" * 9_000 + b"]" * 9_000, b"a." * 10_000,
+         b"1" * 5_000, b"{a=" * 5_000, b"\x91" * 20_000, b"\x81\xa1a" * 8_000)  # fmt: skip
+"""Depth beyond any stack, and numbers beyond what Python reads as text."""
+
 _WORDS = re.compile(r"\w+|[^\w\s]|\s+")
 
 
@@ -102,7 +106,7 @@ class Mutator:
     def _bytes(self, data: bytes) -> bytes:
         changed = bytearray(data or b"\0")
         at = self.random.randrange(len(changed))
-        match self.random.randrange(6):
+        match self.random.randrange(7):
             case 0:
                 changed[at] ^= 1 << self.random.randrange(8)
             case 1:
@@ -114,6 +118,8 @@ class Mutator:
             case 4:
                 run = changed[at : at + self.random.choice((1, 4, 64))]
                 changed[at:at] = run * self.random.choice((1, 3, 200))
+            case 5:
+                changed[at:at] = self.random.choice(NESTS)
             case _:
                 width = self.random.choice((1, 2, 4, 8))
                 number = self.random.choice(NUMBERS) & (256**width - 1)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from types import UnionType
@@ -19,8 +20,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
+from rich.console import Console
 
 import graphflow as gf
+from graphflow import cli_status
 from graphflow.errors import (
     CheckpointError,
     ClusterError,
@@ -34,8 +37,9 @@ from graphflow.errors import (
 from graphflow.graph import Graph
 from graphflow.ops.kernels.objects import Store
 from graphflow.placement import calibrate, cluster_file, learned, plan_file
-from graphflow.runtime import checkpoint, codec, endpoint, wire
+from graphflow.runtime import checkpoint, codec, endpoint, status, wire
 from graphflow.runtime.checkpoint import shard
+from graphflow.runtime.checkpoint.store import Store as CheckpointStore
 from graphflow.runtime.messages import (
     COORDINATOR,
     KINDS,
@@ -158,7 +162,7 @@ def chunk_run(data: bytes) -> None:
     """Chunks, as a list of [fields, data], into one assembler."""
     inbox = wire.Assembler(budget=1 << 20, entries=100)
     for fields, piece in _pairs(data):
-        head = msgpack.packb(["Chunk", list(asdict(envelope()).values()), fields])
+        head = msgpack.packb(["Chunk", list(envelope()), fields])
         with contextlib.suppress(ProtocolError):
             _, message, frame = wire.decode_frames([head, piece])
             if isinstance(message, Chunk) and frame is not None and inbox.add(0, message, frame):
@@ -176,8 +180,10 @@ def _pairs(data: bytes) -> Iterable[tuple[Any, bytes]]:
             yield each[0], each[1]
 
 
-def fields_of(message: Message) -> dict[str, Any]:
-    return {each.name: getattr(message, each.name) for each in dataclass_fields(message)}
+def fields_of(message: Message) -> Any:
+    """The body of a message: a list in the order of its fields, by name where versions differ."""
+    found = {each.name: getattr(message, each.name) for each in dataclass_fields(message)}
+    return found if isinstance(message, Hello | Welcome) else list(found.values())
 
 
 def chunk_seeds() -> tuple[bytes, ...]:
@@ -220,7 +226,7 @@ def graph(data: bytes) -> None:
 
 def letter(route: int, number: int, message: Message, data: bytes = b"", step: int = 0) -> Any:
     origin = route if isinstance(message, Chunk) and message.purpose == "edge" else COORDINATOR
-    head = list(asdict(envelope(number, step, origin)).values())
+    head = list(envelope(number, step, origin))
     return ["message", route, type(message).__name__, head, fields_of(message), data]
 
 
@@ -228,7 +234,7 @@ def conversations() -> tuple[bytes, ...]:
     """What a worker hears: messages, ticks, and jobs that end."""
     opened = [letter(0, 1, HELLO), letter(0, 2, Open(2, 0, PEERS, 30.0)), ["end", 0]]
     checked = wire.checksum(bytes(4)) if hasattr(wire, "checksum") else 0
-    part = PART if not checked else Chunk(*list(fields_of(PART).values())[:-1], checked)
+    part = PART if not checked else Chunk(*fields_of(PART)[:-3], checked)
     loaded = [letter(0, 3, part, bytes(4)), letter(0, 4, Load(3, "p", 1)), ["end", 0]]
     step = [
         letter(0, 5, Compute(4, "p", {}, [], False, 5.0), step=1),
@@ -451,6 +457,47 @@ def trusted(data: bytes) -> None:
     ring.trusted()
 
 
+def session_note(data: bytes) -> None:
+    """Whose a directory of checkpoints is."""
+    root = folder() / "noted"
+    root.mkdir(exist_ok=True)
+    (root / "session.json").write_bytes(data)
+    CheckpointStore(root, 2)
+
+
+NOTE = json.dumps({"session": "a" * 32, "token": "b" * 32, "epoch": "3", "owner": "c" * 32})
+
+
+@functools.cache
+def report_seed() -> bytes:
+    told = {
+        "version": "1.0", "wire": 7, "python": "3.12", "host": "box", "pid": 1,
+        "devices": ["cpu:0"], "uptime": 1.0, "resident": 1, "resident_peak": 1, "refused": 0,
+        "links": [{"peer": "tcp://127.0.0.1:2", "sent": 1, "received": 2}],
+        "sessions": [{
+            "session": "0123", "worker": 0, "epoch": 1, "age": 1.0, "programs": 1, "step": 3,
+            "committed": 2, "steps_per_second": 9.0, "last_step_seconds": 0.1,
+            "doing": "compute step 3", "doing_seconds": 0.1, "parked": False, "queued": 0,
+            "arenas": {"cpu:0": 1}, "variables": {"cpu:0": 1}, "waiting": 1,
+            "waits": [["edge 0", 0.1]],
+        }],
+    }  # fmt: skip
+    return bytes(msgpack.packb(told))
+
+
+def status_report(data: bytes) -> None:
+    """What a worker tells of itself, and what `graphflow status` shows of it."""
+    try:
+        told = msgpack.unpackb(data, strict_map_key=False)
+    except Exception:  # refused before it comes to this
+        return
+    if (wrong := status.misfit(told)) is not None:
+        raise ProtocolError(wrong)
+    answers = [(status.Address("tcp://127.0.0.1:1"), told)]
+    Console(file=io.StringIO(), width=180).print(cli_status.shown(answers))
+    json.dumps(told, allow_nan=False)
+
+
 SECRET = b"graphflow-secret-1 worker box " + b"1" * 64 + b" " + b"2" * 64
 PUBLIC = b"graphflow-key-1 worker box " + b"1" * 64
 
@@ -597,6 +644,8 @@ def targets() -> list[Target]:
         Target("secret key", "text", (SECRET,), secret, KeyFileError, 2),
         Target("trusted keys", "text", (PUBLIC,), trusted, KeyFileError, 2),
         Target("manifest", "json", (saved()[0],), manifest, CheckpointError, 5),
+        Target("session note", "json", (NOTE.encode(),), session_note, CheckpointError, 5),
+        Target("status report", "msgpack", (report_seed(),), status_report, ProtocolError, 30),
         Target("tensors", "bytes", (saved()[1],), tensors, CheckpointError, 2),
         Target("learned", "json", (taught_seed(),), taught, (), 5),
         Target("profile", "json", (profile_seed(),), profile, (), 5),

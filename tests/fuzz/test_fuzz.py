@@ -6,16 +6,18 @@ takes memory for what is there, not for what the bytes claim.
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from graphflow.runtime.messages import KINDS
 from tests.fuzz import soak
-from tests.fuzz.mutate import VALUES, Mutator
-from tests.fuzz.targets import Target, targets
+from tests.fuzz.mutate import NESTS, VALUES, Mutator
+from tests.fuzz.targets import Target, _decoded, targets
 
 INPUTS = 10_000
 TARGETS = {each.name: each for each in targets()}
@@ -27,12 +29,32 @@ def test_a_decoder_takes_any_input(name: str) -> None:
     target = TARGETS[name]
     for seed in target.seeds:
         assert soak.feed(target, seed) is None
-    before = 0
+    soak.calm()
+    before, fed = soak.peak(), 0
     for number, data in soak.inputs(target, range(SHARES[name])):
         found = soak.feed(target, data, number)
         assert found is None, f"input {number} of {name}: {found.error}"
-        before = before or (soak.peak() if number >= SHARES[name] // 5 else 0)
+        fed += 1
+    assert fed == SHARES[name]
     assert soak.peak() - before < soak.GROWTH
+
+
+@pytest.mark.parametrize("count", [INPUTS, 1_000_000])
+def test_all_decoders_together_have_as_many_inputs_as_was_said(count: int) -> None:
+    shares = soak.shares(list(TARGETS.values()), count)
+    assert shares.keys() == TARGETS.keys() and min(shares.values()) >= count // 1000
+    assert count <= sum(shares.values()) < count + 100
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("nest", range(len(NESTS)))
+def test_no_depth_and_no_number_is_too_much_for_a_decoder(name: str, nest: int) -> None:
+    seed, data = TARGETS[name].seeds[0], NESTS[nest]
+    middle = seed.find(b":") + 1 or len(seed) // 2
+    sized = len(data).to_bytes(8, "little") + data  # as the header of a shard
+    for given in (data, sized, b"x=" + data, seed[:middle] + data + seed[middle:]):
+        found = soak.feed(TARGETS[name], given)
+        assert found is None, found.error
 
 
 @pytest.mark.parametrize("path", sorted(soak.REGRESSIONS.glob("*.bin")), ids=lambda path: path.stem)
@@ -55,6 +77,14 @@ def test_messages_of_all_kinds_are_among_the_seeds() -> None:
     for name in ("control", "worker", "coordinator"):
         seeds = b"".join(TARGETS[name].seeds)
         assert [kind for kind in KINDS if kind.encode() not in seeds] == []
+
+
+def test_machines_hear_the_messages_of_their_seeds() -> None:
+    for name in ("worker", "coordinator"):
+        for seed in TARGETS[name].seeds:
+            for entry in msgpack.unpackb(seed):
+                if entry[0] == "message":
+                    assert _decoded(*entry[2:]) is not None, entry
 
 
 # The tools themselves ----------------------------------------------------------------------------
@@ -118,6 +148,19 @@ def test_memory_that_grows_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     hungry.append(1)
     monkeypatch.setattr(soak, "WARMING", 1)
     assert soak.run([target], 20, 1, told=0.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux begins a peak anew")
+def test_what_one_input_takes_for_a_moment_is_found_though_others_took_more_before() -> None:
+    assert len(bytearray(b"x") * (200 << 20)) == 200 << 20  # as an earlier test may have
+
+    def greedy(data: bytes) -> None:
+        bytes(bytearray(b"x") * (soak.GROWTH + (32 << 20)))
+
+    quiet = Target("quiet", "bytes", (b"seed",), lambda data: None, ValueError)
+    assert soak.run([quiet], 5, 1) == []
+    (found,) = soak.run([Target("greedy", "bytes", (b"seed",), greedy, ValueError)], 5, 1)
+    assert "memory grew" in found.error
 
 
 def test_a_decoder_that_is_not_there_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:

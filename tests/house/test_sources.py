@@ -15,6 +15,7 @@ from tests.house.sources import PACKAGES, ROOT, Source, imports, sources
 # What runs code when it reads bytes, or hides that it does.
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLING_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
+UNPICKLING_CALLS = {"np.load", "numpy.load", "torch.load", "pd.read_pickle", "pandas.read_pickle"}
 # Of multiprocessing, only these do not pickle what they carry.
 PLAIN_MULTIPROCESSING = ("multiprocessing.shared_memory", "multiprocessing.resource_tracker")
 # Names under which distributions are imported, where the two differ.
@@ -98,6 +99,8 @@ def test_nothing_that_unpickles_is_called() -> None:
             if isinstance(node, ast.Attribute) and node.attr in PICKLING_METHODS:
                 wrong.append(f"{source.at(node)}: {node.attr}")
             if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                wrong += [f"{source.at(node)}: {name}"] * (name in UNPICKLING_CALLS)
                 wrong += [
                     f"{source.at(node)}: allow_pickle"
                     for keyword in node.keywords
@@ -105,6 +108,24 @@ def test_nothing_that_unpickles_is_called() -> None:
                     and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
                 ]
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "rule"),
+    [("import _pickle", "imported"), ("from pickle import loads", "imported"),
+     ("from multiprocessing import Pool", "imported"), ("sock.recv_pyobj()", "called"),
+     ("np.load(p, None, True)", "called"), ("f(allow_pickle=True)", "called")],
+)  # fmt: skip
+def test_the_rules_on_pickles_see_what_they_forbid(
+    spoilt: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("graphflow.runtime.odd", ROOT / "odd.py", ast.parse(spoilt))
+    monkeypatch.setattr("tests.house.test_sources.sources", lambda: (source,))
+    with pytest.raises(AssertionError):
+        {
+            "imported": test_nothing_that_unpickles_is_imported,
+            "called": test_nothing_that_unpickles_is_called,
+        }[rule]()
 
 
 def test_no_module_reads_the_environment_when_it_is_imported() -> None:

@@ -407,3 +407,55 @@ def test_what_is_no_pipeline_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def step_with_bodies(strategy: Any, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+    """A chain of layers, of which some hold a loop or a branch: its placeholder, loss and step."""
+    x = gf.placeholder("float64", ("B", 3, WIDTH), name="x")
+    h: Tensor = x
+    for i, value in enumerate(WEIGHTS):
+        with gf.name_scope(f"layer{i}"):
+            w = gf.variable(value, name=f"w{i}")
+            if i in (1, 2) and kind == "scan":
+                rows = gf.permute_dims(h, (1, 0, 2))
+                begin = gf.zeros((x.shape[0], WIDTH), "float64")
+                _, found = gf.scan(lambda s, r, w=w: (gf.tanh(r + s @ w),) * 2, begin, rows)
+                h = gf.permute_dims(found, (1, 0, 2))
+            elif i in (1, 2):
+                h = gf.cond(
+                    gf.sum(w) > (1.0 if i == 1 else -100.0),
+                    lambda h=h, w=w: gf.tanh(h @ w),
+                    lambda h=h, w=w: gf.sin(h @ w),
+                )
+            else:
+                h = gf.tanh(h @ w)
+    with gf.name_scope("loss"):
+        loss = gf.mean(gf.square(h))
+    return x, loss, gf.optim.Adam(0.01).minimize(loss, strategy=strategy)
+
+
+def with_bodies(strategy: Any, kind: str, cluster: gf.Cluster | None = None) -> tuple[Any, ...]:
+    """Losses of some steps, and the weights after them."""
+    x, loss, train = step_with_bodies(strategy, kind)
+    batch = np.random.default_rng(3).normal(size=(9, 3, WIDTH))
+    with gf.Session(cluster) as s:
+        losses = [float(s.run([loss, train], {x: batch})[0]) for _ in range(2)]
+        return losses, [s.get(v.outputs[0]) for v in Graph([loss]).variables]
+
+
+@pytest.mark.parametrize("kind", ["scan", "cond"])
+@pytest.mark.parametrize(
+    "strategy", [P(2, "1f1b", 3), P(SCOPES, "zb-h1", 4), P(SCOPES, "gpipe", 3)], ids=str
+)
+def test_stages_hold_loops_and_branches(strategy: Any, kind: str) -> None:
+    assert_same(with_bodies(strategy, kind), with_bodies(None, kind))
+
+
+def test_a_loop_is_where_its_stage_is() -> None:
+    strategy = P([SCOPES[0], [*SCOPES[1], *SCOPES[2]]], "1f1b", 3)
+    here, there = (with_bodies(strategy, "scan", c) for c in (None, gf.Cluster.local(2)))
+    assert here[0] == there[0]
+    _, loss, train = step_with_bodies(strategy, "scan")
+    graph = strategy.divide(Graph([loss, train]), gf.Cluster.local(2)).graph
+    found = {(n.name.split("/")[1], str(n.device)) for n in graph.of_op("scan")}
+    assert {("layer1", "/worker:0/cpu:0"), ("layer2", "/worker:1/cpu:0")} <= found

@@ -89,6 +89,32 @@ def test_shares_of_the_state_take_scatters_and_gathers_of_as_many_bytes() -> Non
         assert sum(s[0] for s in sizes) * (2 if len(sizes) == 1 else 1) == slot.specs[0].shape[0]
 
 
+def test_the_state_of_16_bit_weights_is_shared_out_too() -> None:
+    """It has 32 bits: most of what training them takes."""
+    weight = np.ones((7, 5), "float32").astype(gf.placeholder("bfloat16", ()).dtype)
+
+    def step(strategy: Any) -> tuple[gf.Tensor, list[gf.Tensor]]:
+        x = gf.placeholder("bfloat16", ("n", 7), name="x")
+        w = gf.variable(weight, name="w")
+        loss = gf.mean((gf.tanh(x @ w)) ** 2.0)
+        return x, [loss, gf.optim.Adam(0.01).minimize(loss, strategy=strategy), w]
+
+    strategy = Data(2, shard_state=True)
+    report = strategy.report(step(strategy)[1][:2])
+    slots = {
+        node.name: [n.specs[0].shape for n in pieces.nodes]
+        for node, pieces in report.division.variables.items() if "adam_" in node.name
+    }  # fmt: skip
+    assert len(slots) == 2 and all(shapes == [(4, 5), (3, 5)] for shapes in slots.values())
+    values = []
+    for each in (strategy, None):
+        x, (_, train, w) = step(each)
+        with gf.Session() as s:
+            s.run(train, {x: (np.arange(42).reshape(6, 7) / 42).astype(weight.dtype)})
+            values.append(s.get(w).astype("float32"))
+    assert np.abs(values[0] - values[1]).max() < 1e-2
+
+
 def test_each_replica_is_fed_its_share_of_the_batch_only() -> None:
     model = mlp(Data(3))
     division = Data(3).report(model.fetches).division

@@ -59,3 +59,22 @@ def test_without_turns_nothing_changes() -> None:
     x = gf.placeholder("float32", (), name="x").node
     placed = Assignment(np.zeros(2, int), np.array([1, 0]))
     assert in_turns(placed, problem, [x, x]) is placed
+
+
+def test_what_replicas_exchange_leaves_in_the_order_in_which_it_was_made() -> None:
+    x, y = (gf.placeholder("float32", (64, 64), name=name) for name in ("x", "y"))
+    h, weights = x, []
+    for i in range(4):
+        weights.append(gf.variable(np.ones((64, 64), "float32"), name=f"w{i}"))
+        h = gf.tanh(h @ weights[-1])
+    strategy = gf.parallel.Data(2, bucket=0)
+    train = gf.optim.SGD(0.1).minimize(gf.mean((h - y) ** 2), strategy=strategy)
+    ones = np.ones((64, 64), "float32")
+    with gf.Session(gf.Cluster.local(2)) as s:
+        s.run(train, {x: ones, y: ones})
+        plan = s.plan()
+    mine = [n for n in plan.nodes if n.device.startswith("/worker:0")]
+    sums = [i for i, n in enumerate(mine) if n.op == "all_reduce"]
+    products = [i for i, n in enumerate(mine) if n.op == "matmul"]
+    assert len(sums) == 4
+    assert [sum(i < at for i in products) for at in sums] == [6, 8, 10, 11]

@@ -408,7 +408,7 @@ class World:
             there = session in self.workers[worker].machine.sessions
             # Who opens one that is not there has a session of his own, under a name that is taken.
             if session != event.envelope.session and (there or not isinstance(event.message, Open)):
-                envelope = replace(event.envelope, session=session)
+                envelope = event.envelope._replace(session=session)
                 self.workers[worker].hear(replace(event, route=stranger, envelope=envelope))
         for worker in self.workers:
             for user in self.users:

@@ -1,0 +1,142 @@
+"""The examples, run as a user would: what they show, and what they say of wrong arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
+PROGRAMS = sorted(
+    path.name for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")
+)
+
+
+def ran(program: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(FOLDER / program), *arguments],
+        capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=ENVIRONMENT,
+    )  # fmt: skip
+
+
+ALL = pytest.param([], 12, marks=pytest.mark.slow(reason="plans and pages of twelve strategies"))
+
+
+@pytest.mark.parametrize(("only", "count"), [(["--only", "data", "zero bubble"], 3), ALL])
+def test_every_strategy_trains_alike_with_its_plan_and_its_trace(
+    only: list[str], count: int, tmp_path: Path
+) -> None:
+    done = ran("strategies.py", "--here", "--steps", "2", "--out", "found", *only, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (apart,) = re.findall(r"strategies' losses: (\S+)", done.stdout)
+    assert float(apart) < 1e-12
+    out = tmp_path / "found"
+    index = (out / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="(?!https)([^"]+)"', index)
+    assert index.count("<polyline") == index.count("<section>") * 2 == len(links) == 2 * count
+    for name in links:
+        text = (out / name).read_text(encoding="utf-8")
+        assert "traceEvents" in json.loads(text) if name.endswith(".json") else "<svg" in text
+    assert "Schedule of the pipeline" in (out / "zero-bubble.plan.html").read_text("utf-8")
+
+
+def test_some_strategies_train_on_two_workers(tmp_path: Path) -> None:
+    done = ran("strategies.py", "--only", "by names", "--steps", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "by-names.trace.json" in done.stdout
+    trace = json.loads((tmp_path / "strategies/by-names.trace.json").read_text("utf-8"))
+    assert "/worker:1/cpu:0" in json.dumps(trace)
+
+
+@pytest.mark.parametrize("workers", ["2", "3"])
+def test_a_filtered_picture_is_that_of_one_device(workers: str, tmp_path: Path) -> None:
+    size = ("--height", "61", "--width", "40", "--workers", workers)
+    done = ran("image_filters.py", *size, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"(\d) x \1 +([\d,]+) +([\d,]+)", done.stdout)
+    cuts = int(workers) - 1
+    channels = {"7": 1, "5": 2}
+    for size_of_window, halo, formula in rows:
+        due = cuts * 2 * (int(size_of_window) // 2) * 40 * channels.get(size_of_window, 1) * 4
+        assert halo == formula == f"{due:,}"
+    assert len(rows) == 4
+    for name in ("before.png", "after.png"):
+        assert (tmp_path / "filtered" / name).read_bytes().startswith(b"\x89PNG")
+
+
+WRONG = [
+    ("strategies.py", ["--steps", "0"], "'0' is not a whole number from 1 on"),
+    ("strategies.py", ["--steps"], "expected one argument"),
+    ("strategies.py", ["--only", "dta"], "invalid choice: 'dta'"),
+    ("strategies.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
+    ("image_filters.py", ["--workers", "x"], "'x' is not a whole number"),
+    ("image_filters.py", ["--height", "10"], "--height 10"),
+    ("image_filters.py", ["--wdith", "10"], "unrecognized arguments: --wdith"),
+    ("image_filters.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
+    ("digits_towers.py", ["--towers", "-1"], "'-1' is not a whole number"),
+    ("digits_towers.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
+    ("digits_towers.py", ["--batch", "5000"], "there are 1437 images"),
+    ("resume.py", ["--steps", "0"], "'0' is not a whole number"),
+    ("resume.py", ["--folder", "/proc/no"], "cannot write to the folder '/proc/no'"),
+    ("inspect_cluster.py", ["--steps", "many"], "'many' is not a whole number"),
+    ("inspect_cluster.py", ["--metrics", "nowhere"], "nowhere"),
+    ("what_if_gpt.py", ["--devices", "0"], "'0' is not a whole number"),
+    ("what_if_gpt.py", ["--hardware", "abacus"], "abacus"),
+    ("what_if_gpt.py", ["--billions", "-3"], "--billions"),
+    ("bring_a_network.py", ["--runs", "none"], "'none' is not a whole number"),
+    ("bring_a_network.py", ["missing.onnx"], "missing.onnx"),
+]
+
+
+@pytest.mark.parametrize(("program", "arguments", "told"), WRONG)
+def test_wrong_arguments_are_told_in_a_line(
+    program: str, arguments: list[str], told: str, tmp_path: Path
+) -> None:
+    done = ran(program, *arguments, cwd=tmp_path)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert told in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_example_is_tried_with_wrong_arguments() -> None:
+    assert {program for program, _, _ in WRONG} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_example_says_what_it_takes(program: str, tmp_path: Path) -> None:
+    done = ran(program, "--help", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("usage: ") and done.stderr == ""
+
+
+@pytest.mark.parametrize("program", ["strategies.py", "image_filters.py"])
+def test_ctrl_c_ends_an_example_with_a_line_and_leaves_nothing(
+    program: str, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(FOLDER / program), *(
+            ["--steps", "5000"] if program == "strategies.py" else ["--height", "8000"]
+        )],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        cwd=tmp_path, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    try:
+        time.sleep(4)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: its workers get it, too
+        _, told = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert told.splitlines()[-1] == "interrupted" and "Traceback" not in told
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+        assert [path.name for path in tmp_path.iterdir()] == []
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
