@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,16 @@ import pytest
 import graphflow as gf
 from graphflow.errors import WorkerLost
 from tests.faults import hazards
-from tests.faults.running import Script, Worker, alive, children, cluster_file, gone, took
+from tests.faults.running import (
+    Running,
+    Script,
+    Worker,
+    alive,
+    children,
+    cluster_file,
+    gone,
+    took,
+)
 from tests.faults.test_recovery import SLOW, Model, curves, local, pids, train
 
 __all__ = ["curves"]
@@ -270,6 +280,38 @@ def test_another_process_takes_up_what_a_killed_client_left(
     assert all(alive(worker.pid) for worker in found)
     session = json.loads((tmp_path / "c" / "session.json").read_text())
     assert session["epoch"] == 3
+
+
+@pytest.mark.slow  # a lease of half a minute
+@pytest.mark.fault(7)
+def test_what_a_killed_client_left_is_parked_and_ends_with_its_lease(
+    workers: Callable[..., list[Worker]], script: Callable[..., Script], tmp_path: Path
+) -> None:
+    (worker,) = workers(1)
+    cluster = str(cluster_file(tmp_path, [worker.address]))
+    text = TRAINING.replace('Model(1 if cluster == "here" else 2)', "Model(1)")
+    process = script(text, cluster, str(tmp_path / "c"), "5", "1000", "0.01")
+    process.line("step 9")
+    killed = process.send(signal.SIGKILL)
+    process.wait()
+
+    def sessions() -> list[Any]:
+        asked = Running([sys.executable, "-m", "graphflow", "status", worker.address, "--json"])
+        try:
+            assert asked.wait() == 0, asked.told()
+            (report,) = json.loads("".join(asked.lines))["workers"]
+            found: list[Any] = report["sessions"]
+            return found
+        finally:
+            asked.end()
+
+    seen = []
+    while (left := sessions()) and time.monotonic() < killed + 60.0:
+        seen.append(left[0]["parked"])
+        time.sleep(1.0)
+    assert left == [] and seen[-1]
+    took(7, "parked, and ended with its lease", time.monotonic() - killed)
+    assert alive(worker.pid), "it serves others"
 
 
 @SLOW
