@@ -166,6 +166,29 @@ def test_workers_that_do_not_reach_each_other_are_named_and_a_step_can_be_tried_
         assert [float(s.get(c)) for c in steps.counts] == [steps.done + 1] * 2
 
 
+@pytest.mark.slow  # two cuts that last
+@pytest.mark.fault(13)
+def test_an_exchange_of_workers_that_do_not_reach_each_other_ends_by_name(wired: Wired) -> None:
+    with gf.random.seed(7):
+        x = gf.placeholder("float32", (8, 6), name="x")
+        w = gf.variable(gf.init.glorot((6, 6)), name="w")
+        loss = gf.mean(gf.square(gf.tanh(x @ w)))
+        train = gf.optim.Adam(0.05).minimize(loss, strategy=gf.parallel.Data(replicas=2))
+    fed = {x: np.ones((8, 6), "float32")}
+    with wired.session(trial=False) as s:
+        s.run([loss, train], fed)
+        for each in wired.proxies:
+            each.spared = 1  # ours, who came first
+            cut = time.monotonic()
+            each.sever()
+            with pytest.raises(LinkLost, match=r"worker 0 at .*worker 1|worker 1 at .*worker 0"):
+                while True:
+                    s.run([loss, train], fed)
+            assert time.monotonic() - cut < DEAD + 1.0
+            each.heal()
+            s.run([loss, train], fed)
+
+
 @pytest.mark.fault(12)
 def test_a_cut_of_three_seconds_heals_and_each_step_commits_once(wired: Wired) -> None:
     with wired.session() as s:
