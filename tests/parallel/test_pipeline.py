@@ -382,6 +382,8 @@ def backwards(stages: int, microbatches: int) -> Schedule:
         (lambda: P(2, beside=5), ScheduleError, "goes with one Data or Shard, not 5"),
         (lambda: P(2) * gf.parallel.Data(2) * gf.parallel.Data(2), ShardingError, r"Data\(4\)"),
         (lambda: P(2, lambda stages: None), ScheduleError, "micro-batches, but too many"),
+        (lambda: P(2, []), ScheduleError, r"schedule is one of gpipe.*not \[\]"),
+        (lambda: divided(P(2, lambda a, b: 1 / 0)), ScheduleError, "raised ZeroDivisionError"),
         (lambda: P(2, lambda a, b, c: None), ScheduleError, "missing a required argument: 'c'"),
         (lambda: divided(P(2, "1f1b", 10**7), 4), ShardingError, "a batch of 4.*10000000 micro"),
         (lambda: divided(P(2, "1f1b", 10**7)), ShardingError, "a batch of 4.*microbatches=4 at"),
