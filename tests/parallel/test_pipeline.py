@@ -16,6 +16,7 @@ from graphflow.op import Tensor
 from graphflow.parallel.schedule import Schedule, Task, staleness
 from graphflow.parallel.schedules import one_f_one_b, pipedream
 from graphflow.parallel.stages import stages_of
+from graphflow.placement.notices import taken
 from graphflow.placement.view.schedule import picture, rows
 
 LAYERS, WIDTH, BATCH, STEPS = 4, 8, 26, 3
@@ -212,12 +213,13 @@ def test_a_plan_shows_the_schedule_predicted_and_measured(tmp_path: Path) -> Non
     told = [(row.device, row.kind) for row in drawn]
     assert told == [(d, k) for d in plan.cluster.devices for k in ("predicted", "measured")]
     for row, order in zip(drawn[::2], schedule.orders, strict=True):
-        tasks = [bar.task for bar in row.bars]
+        tasks = [bar.task for bar in row.bars if bar.task]
         assert list(dict.fromkeys(tasks)) == [f"{t.phase}{t.microbatch}" for t in order]
         assert 0 <= row.idle < 1 and row.busy <= row.span * 1.000001
     page = picture(drawn)
     assert page.count("<rect") == sum(len(row.bars) for row in drawn) and "<title>F0: " in page
     assert rows(gf.Plan.load(plan.save(tmp_path / "plan.json"))) == drawn
+    assert {each.why for each in taken(plan)} >= {f"its strategy has it on {told[0][0]}"}
     assert rows(gf.plan(loss, None, {x: X.shape, y: Y.shape})) == []
 
 
