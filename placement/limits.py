@@ -67,6 +67,8 @@ class Limits:
         if node.op.name == "variable" and node in self._homes:
             return "lives here already"
         if node.device and len(self._pinned(node)) < everywhere:
+            if node.origin is not None and node.origin.device != node.device:
+                return f"its strategy has it on {node.device}"
             return f"pinned by gf.device({str(node.device)!r})"
         if len(self.allowed(node)) < everywhere:
             return f"{node.op.name} has a kernel for {' and '.join(node.op.device_kinds)} only"

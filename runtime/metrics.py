@@ -228,6 +228,6 @@ def resident() -> int:
 
 
 def resident_peak() -> int:
-    """The most bytes of memory that this process had; the kernel may tell it a little late."""
+    """The most bytes of memory that this process had."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most << 10

@@ -55,6 +55,11 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
         raise ShardingError(
             f"batch is a list of placeholders or their names, such as [x, 'y'], not {wanted!r}"
         )
+    for each in wanted:
+        if isinstance(each, Tensor) and (each.node.op.name != "placeholder" or not each.ndim):
+            raise ShardingError(
+                f"batch names {each!r}, which is no placeholder with a batch along its first axis"
+            )
     for name in wanted:
         if strict and isinstance(name, str) and name not in every:
             raise ShardingError(

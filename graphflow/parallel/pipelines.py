@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from graphflow.device import DeviceName
-from graphflow.errors import ScheduleError, ShardingError
+from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
@@ -69,7 +69,8 @@ class Pipeline:
     def __post_init__(self) -> None:
         where = f"Pipeline at {user_location()}"
         given = self.schedule
-        if not isinstance(given, Schedule) and not callable(given) and given not in SCHEDULES:
+        named = isinstance(given, str) and given in SCHEDULES
+        if not (named or isinstance(given, Schedule) or callable(given)):
             raise ScheduleError(
                 f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
                 f"not {given!r}"
@@ -150,7 +151,7 @@ class Pipeline:
                 count = max(1, len(cluster.devices) // each) * _ON_A_DEVICE.get(name, 1)
             else:
                 count = len(self.stages)
-            made = make(count, 2 * count if self.microbatches is None else self.microbatches)
+            made = _made(make, count, 2 * count if self.microbatches is None else self.microbatches)
             if not isinstance(made, Schedule):
                 raise ScheduleError(
                     f"{_called(make)} gives a schedule, a gf.parallel.Schedule such as "
@@ -185,6 +186,23 @@ def _are_stages(stages: Any) -> bool:
         if isinstance(stages, str)
         else isinstance(stages, Sequence) and bool(stages)
     )
+
+
+def _made(make: Callable[[int, int], Any], stages: int, microbatches: int) -> Any:
+    """What a function makes of sizes.
+
+    Raises:
+        ScheduleError: it raised something else.
+    """
+    try:
+        return make(stages, microbatches)
+    except GraphflowError:
+        raise
+    except Exception as error:
+        raise ScheduleError(
+            f"{_called(make)} raised {type(error).__name__} for {stages} stages and {microbatches} "
+            f"micro-batches: {error}"
+        ) from error
 
 
 def _called(function: Any) -> str:

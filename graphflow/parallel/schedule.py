@@ -12,10 +12,13 @@ and waits for what each one needs; nothing else is decided while they run.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
 
 from graphflow.errors import ScheduleError
 
@@ -65,6 +68,7 @@ class Schedule:
     recompute: bool = False
 
     def __post_init__(self) -> None:
+        _check_parts(self)
         _check_complete(self)
         for _ in sequence(self):
             pass
@@ -139,6 +143,41 @@ def _stuck(schedule: Schedule, at: Sequence[int], done: set[Task]) -> str:
         f"schedule {schedule.name!r} would deadlock after {len(done)} tasks: {'; '.join(waits)}; "
         "reorder the tasks so that each one's needs come before it"
     )
+
+
+def _check_parts(schedule: Schedule) -> None:
+    """Refuse what is no data of a schedule.
+
+    Raises:
+        ScheduleError: see above.
+    """
+    what = f"schedule {schedule.name!r}"
+    for name in ("stages", "microbatches", "group"):
+        count = getattr(schedule, name)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ScheduleError(f"{what}: {name} is a number from 1 up, not {count!r}")
+    if schedule.updates not in get_args(Updates):
+        told = ", ".join(map(repr, get_args(Updates)))
+        raise ScheduleError(f"{what}: updates is one of {told}, not {schedule.updates!r}")
+    orders = schedule.orders
+    if not isinstance(orders, tuple | list) or not orders:
+        raise ScheduleError(f"{what}: orders is a tuple of tasks for each device, not {orders!r}")
+    for device, order in enumerate(orders):
+        if not isinstance(order, tuple | list) or not order:
+            raise ScheduleError(f"{what}: device {device} has a tuple of tasks, not {order!r}")
+        wrong = next((task for task in order if not isinstance(task, Task)), None)
+        if wrong is not None:
+            raise ScheduleError(
+                f"{what}: device {device} has gf.parallel.Task('F', stage, microbatch) and such, "
+                f"not {wrong!r}"
+            )
+
+
+def _require(schedule: Any, what: str) -> None:
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(
+            f"{what} takes a schedule, such as gf.parallel.one_f_one_b(2, 4), not {schedule!r}"
+        )
 
 
 def _check_complete(schedule: Schedule) -> None:
@@ -225,6 +264,9 @@ def run(
             schedule does not divide them, a backward pass takes both.
         transfer: seconds between two devices.
     """
+    _require(schedule, "run")
+    if not isinstance(transfer, int | float) or not 0 <= transfer < math.inf:
+        raise ScheduleError(f"transfer is {transfer!r}: give seconds, 0 or more")
     seconds = _durations(schedule, forward, backward, weight)
     homes = schedule.homes
     ends: dict[Task, float] = {}
@@ -248,7 +290,7 @@ def _durations(
 ) -> dict[Phase, list[float]]:
     def of_stages(given: float | Sequence[float], what: str) -> list[float]:
         found = [float(given)] * schedule.stages if isinstance(given, int | float) else list(given)
-        if len(found) != schedule.stages or min(found) < 0:
+        if len(found) != schedule.stages or not all(map(_is_time, found)):
             raise ScheduleError(
                 f"{what} is {given!r}: give seconds (0 or more), the same for all or one for each "
                 f"of the {schedule.stages} stages"
@@ -264,6 +306,10 @@ def _durations(
     if not schedule.splits_backward:
         b = [x + y for x, y in zip(b, w, strict=True)]
     return {"F": f, "B": b, "W": w}
+
+
+def _is_time(seconds: Any) -> bool:
+    return isinstance(seconds, int | float | np.number) and bool(0 <= seconds < math.inf)
 
 
 def _most_stored(order: Sequence[Task]) -> int:
@@ -300,6 +346,12 @@ def staleness(schedule: Schedule, stage: int) -> Staleness:
 
     Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
     """
+    _require(schedule, "staleness")
+    if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < schedule.stages:
+        raise ScheduleError(
+            f"staleness: the stages of {schedule.name!r} are 0 to {schedule.stages - 1}, "
+            f"not {stage!r}"
+        )
     if schedule.updates == "flush":
         zeros = (0,) * schedule.microbatches
         return Staleness(zeros, zeros, 1)
@@ -350,7 +402,22 @@ def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 
     """A picture in text, one line a device, one column a unit of time; `..` is idle.
 
     With several stages on a device, a task's stage follows it: F0/4 is of stage 4.
+
+    Args:
+        forward, backward, weight: columns that a task takes.
+
+    Raises:
+        ScheduleError: no schedule; columns that are no whole numbers, or none at all.
     """
+    _require(schedule, "draw")
+    columns = (forward, backward, weight if schedule.splits_backward else 0)
+    if any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in columns) or not any(
+        columns
+    ):
+        raise ScheduleError(
+            f"draw: a task takes a whole number of columns, not {forward!r}, {backward!r} and "
+            f"{weight!r}; for times in seconds see gf.parallel.run"
+        )
     timeline = run(schedule, forward, backward, weight if schedule.splits_backward else 0)
     cells: list[dict[int, str]] = []
     for spans in timeline.spans:
@@ -361,8 +428,8 @@ def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 
                 row[time] = f"{task.phase}{task.microbatch}{where}"
         cells.append(row)
     width = max(len(cell) for row in cells for cell in row.values())
-    columns = int(timeline.makespan)
+    length = int(timeline.makespan)
     return "\n".join(
-        " ".join(row.get(time, "." * width).ljust(width) for time in range(columns)).rstrip()
+        " ".join(row.get(time, "." * width).ljust(width) for time in range(length)).rstrip()
         for row in cells
     )

@@ -54,6 +54,7 @@ def pipedream(
             f"pipedream: updates is 'stash', 'vertical' or 'double-buffered', not {updates!r}"
         )
     group = (p if group is None else group) if updates == "double-buffered" else 1
+    _sizes("pipedream", p, m, group=group)
     if updates == "double-buffered" and group < p:
         raise ScheduleError(
             f"pipedream: with two versions of the weights an update takes at least {p} "
@@ -77,7 +78,8 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     Source: Narayanan et al., Megatron-LM, SC 2021.
     """
     total, m = _sizes("interleaved", stages, microbatches)
-    if chunks < 1 or total % chunks:
+    _sizes("interleaved", total, m, chunks=chunks)
+    if total % chunks:
         raise ScheduleError(
             f"interleaved: {total} stages do not divide into {chunks} on each device; give a "
             "multiple"
@@ -267,8 +269,8 @@ def _frozen(orders: Sequence[Sequence[Task]]) -> tuple[tuple[Task, ...], ...]:
     return tuple(map(tuple, orders))
 
 
-def _sizes(name: str, stages: int, microbatches: int) -> tuple[int, int]:
-    for what, given in (("stages", stages), ("microbatches", microbatches)):
+def _sizes(name: str, stages: int, microbatches: int, **others: int) -> tuple[int, int]:
+    for what, given in (("stages", stages), ("microbatches", microbatches), *others.items()):
         if not isinstance(given, int) or isinstance(given, bool) or given < 1:
             raise ScheduleError(f"{name}: {what} is a number from 1 up, not {given!r}")
     return stages, microbatches

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 WIDTH, LEFT, RIGHT = 1480, 260, 90
 ROW, BAR = 30, 24
 LETTER = 7.2  # pixels
-PHASES = {"F": "forward pass", "B": "backward pass", "W": "gradients of weights"}
+SEEN = 0.005  # share of a step
+PHASES = {
+    "F": "forward pass",
+    "B": "backward pass",
+    "W": "gradients of weights",
+    "": "sums of gradients, updates",
+}
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,10 @@ class Row:
 
 def rows(plan: Plan) -> list[Row]:
     """The rows of a plan's schedule, those of a device together; none if it has no tasks."""
-    task_of = {node.name: node.task for node in plan.nodes if node.task}
-    predicted = [
-        (n.device, n.task, n.start, n.finish) for n in plan.nodes if n.task and n.finish > n.start
-    ]
+    task_of = {node.name: node.task for node in plan.nodes}
+    if not any(task_of.values()):
+        return []
+    predicted = [(n.device, n.task, n.start, n.finish) for n in plan.nodes if n.finish > n.start]
     found = {"predicted": _by_device("predicted", predicted)}
     if plan.measured is not None:
         seen = [
@@ -71,12 +77,15 @@ def rows(plan: Plan) -> list[Row]:
 
 
 def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dict[str, Row]:
-    """A bar for what follows one another of a task; two, where another one came between."""
+    """A bar for what follows one another of a task; two, where another one or a wait came
+    between that can be seen."""
     bars: dict[str, list[Bar]] = {}
     busy: dict[str, float] = {}
-    for device, task, start, finish in sorted(parts, key=lambda part: part[2]):
+    ordered = sorted(parts, key=lambda part: part[2])
+    wait = SEEN * max((part[3] for part in ordered), default=0.0)
+    for device, task, start, finish in ordered:
         mine = bars.setdefault(device, [])
-        if mine and mine[-1].task == task:
+        if mine and mine[-1].task == task and start - mine[-1].finish <= wait:
             mine[-1] = Bar(task, mine[-1].start, max(mine[-1].finish, finish))
         else:
             mine.append(Bar(task, start, finish))
@@ -86,9 +95,10 @@ def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dic
 
 def legend(drawn: Iterable[Row]) -> str:
     """What the colours say, as HTML."""
-    seen = {bar.task[0] for row in drawn for bar in row.bars}
+    seen = {bar.task[:1] for row in drawn for bar in row.bars}
     return "".join(
-        f"<span><i style='background:{_shade(phase).strong}'></i>{phase}: {told}</span>"
+        f"<span><i style='background:{_shade(phase).strong}'></i>{phase}{': ' * bool(phase)}"
+        f"{told}</span>"
         for phase, told in PHASES.items()
         if phase in seen
     )
@@ -118,13 +128,14 @@ def _row(row: Row, number: int, begin: float, scale: float) -> Iterator[str]:
     )
     for bar in row.bars:
         left, width = LEFT + (bar.start - begin) * scale, (bar.finish - bar.start) * scale
-        shade, task = _shade(bar.task[0]), escape(printable(bar.task))
+        shade = _shade(bar.task[:1])
+        task = escape(printable(bar.task)) or PHASES[""]
         yield (
             f'<rect x="{left:.2f}" y="{top}" width="{max(width, 1):.2f}" height="{BAR}" rx="2" '
             f'fill="{shade.tint}" stroke="{shade.strong}"><title>{task}: '
             f"{seconds(bar.finish - bar.start)}, from {seconds(bar.start)}</title></rect>"
         )
-        if width >= LETTER * len(bar.task) + 2:
+        if bar.task and width >= LETTER * len(bar.task) + 2:
             yield (
                 f'<text x="{left + width / 2:.2f}" y="{middle:.1f}" text-anchor="middle" '
                 f'fill="{colours.INK}" pointer-events="none">{task}</text>'
@@ -136,4 +147,4 @@ def _row(row: Row, number: int, begin: float, scale: float) -> Iterator[str]:
 
 
 def _shade(phase: str) -> colours.Shade:
-    return colours.shade("FBW".find(phase))
+    return colours.shade("FBW".find(phase)) if phase else colours.CLIENT

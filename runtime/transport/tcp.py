@@ -87,10 +87,14 @@ def check(address: str, *, insecure: bool, listening: bool) -> Address:
         raise TransportError(f"{address!r} is not of the form tcp://host:port, such as {example}")
     parts = Address(match[1].strip("[]"), port)
     if not parts.loopback and not insecure:
+        keyed = "give it a key (graphflow keys new; see docs/security.md)"
+        if not listening:
+            keyed = 'name its key (key = "box1" in a cluster file, --worker-key box1 for status; '
+            keyed += "see docs/security.md)"
         raise InsecureAddress(
-            f"{address} can be reached from other machines; give it a key (graphflow keys new; see "
-            "docs/security.md), or use 127.0.0.1, or, on a network that you trust, --insecure "
-            "(insecure = true in a cluster file): then nothing is authenticated or encrypted"
+            f"{address} can be reached from other machines; {keyed}, or use 127.0.0.1, or, on a "
+            "network that you trust, --insecure (insecure = true in a cluster file): then nothing "
+            "is authenticated or encrypted"
         )
     return parts
 

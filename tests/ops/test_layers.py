@@ -41,6 +41,38 @@ def test_parameters_are_named_by_scopes_and_layers() -> None:
     assert list(model.buffers()) == ["batch_norm/mean", "batch_norm/variance"]
 
 
+def test_what_layers_compute_is_named_as_their_variables_are() -> None:
+    class Twice(nn.Layer):
+        def __init__(self) -> None:
+            self.first, self.second = nn.Linear(3, 3, name="a"), nn.Linear(3, 3, name="b")
+
+        def __call__(self, x: gf.Tensor) -> gf.Tensor:
+            return gf.tanh(self.second(nn.relu(self.first(x))))
+
+    class Named(Twice):
+        def __init__(self, name: str) -> None:
+            with self.scope(name):
+                super().__init__()
+
+    def names(layer: Any) -> list[str]:
+        computed = gf.Graph(layer(gf.placeholder("float32", (2, 3)))).nodes
+        return [n.name for n in computed if n.op.name in ("matmul", "relu", "tanh")]
+
+    assert names(Twice()) == ["a/matmul", "relu", "b/matmul", "tanh"]
+    assert names(Named("n")) == ["n/a/matmul", "n/relu", "n/b/matmul", "n/tanh"]
+    with gf.name_scope("outer"):
+        twice, named = Twice(), Named("n")
+        inside = names(twice)
+    assert inside == names(twice) == [f"outer/{each}" for each in names(Twice())]
+    with gf.name_scope("other"):  # called where it was not made
+        assert names(named) == [
+            f"other/n/{each}" for each in ("a/matmul", "relu", "b/matmul", "tanh")
+        ]
+        assert names(nn.Linear(3, 3)) == ["other/linear/matmul"]
+    with pytest.raises(ArgumentError, match="a name is a str"):
+        Named("")
+
+
 def test_a_layer_used_twice_has_its_variables_once() -> None:
     shared = nn.Linear(3, 3)
     model = nn.Sequential(shared, nn.relu, shared)

@@ -16,6 +16,7 @@ from graphflow.op import Tensor
 from graphflow.parallel.schedule import Schedule, Task, staleness
 from graphflow.parallel.schedules import one_f_one_b, pipedream
 from graphflow.parallel.stages import stages_of
+from graphflow.placement.notices import taken
 from graphflow.placement.view.schedule import picture, rows
 
 LAYERS, WIDTH, BATCH, STEPS = 4, 8, 26, 3
@@ -212,12 +213,13 @@ def test_a_plan_shows_the_schedule_predicted_and_measured(tmp_path: Path) -> Non
     told = [(row.device, row.kind) for row in drawn]
     assert told == [(d, k) for d in plan.cluster.devices for k in ("predicted", "measured")]
     for row, order in zip(drawn[::2], schedule.orders, strict=True):
-        tasks = [bar.task for bar in row.bars]
+        tasks = [bar.task for bar in row.bars if bar.task]
         assert list(dict.fromkeys(tasks)) == [f"{t.phase}{t.microbatch}" for t in order]
         assert 0 <= row.idle < 1 and row.busy <= row.span * 1.000001
     page = picture(drawn)
     assert page.count("<rect") == sum(len(row.bars) for row in drawn) and "<title>F0: " in page
     assert rows(gf.Plan.load(plan.save(tmp_path / "plan.json"))) == drawn
+    assert {each.why for each in taken(plan)} >= {f"its strategy has it on {told[0][0]}"}
     assert rows(gf.plan(loss, None, {x: X.shape, y: Y.shape})) == []
 
 
@@ -382,6 +384,8 @@ def backwards(stages: int, microbatches: int) -> Schedule:
         (lambda: P(2, beside=5), ScheduleError, "goes with one Data or Shard, not 5"),
         (lambda: P(2) * gf.parallel.Data(2) * gf.parallel.Data(2), ShardingError, r"Data\(4\)"),
         (lambda: P(2, lambda stages: None), ScheduleError, "micro-batches, but too many"),
+        (lambda: P(2, []), ScheduleError, r"schedule is one of gpipe.*not \[\]"),
+        (lambda: divided(P(2, lambda a, b: 1 / 0)), ScheduleError, "raised ZeroDivisionError"),
         (lambda: P(2, lambda a, b, c: None), ScheduleError, "missing a required argument: 'c'"),
         (lambda: divided(P(2, "1f1b", 10**7), 4), ShardingError, "a batch of 4.*10000000 micro"),
         (lambda: divided(P(2, "1f1b", 10**7)), ShardingError, "a batch of 4.*microbatches=4 at"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from graphflow.errors import (
     StepTimeout,
     WorkerLost,
 )
+from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +49,45 @@ def across(x: gf.Tensor) -> gf.Tensor:
         more = doubled + 1.0
     with gf.device("/worker:0"):
         return more - 3.0
+
+
+def test_the_client_carries_no_tensor_that_two_workers_exchange(
+    session: gf.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over edges, in collectives and in branches, in single steps and in many."""
+    carried = 0
+    handle = CoordinatorMachine.handle
+
+    def counted(machine: CoordinatorMachine, event: Any, now: float) -> list[Any]:
+        nonlocal carried
+        actions = handle(machine, event, now)
+        for each in (event, *actions):
+            small = getattr(getattr(each, "message", None), "small", ())
+            carried += sum(len(array[3]) for array in small)
+            data = getattr(each, "data", None)
+            carried += memoryview(data).nbytes if data is not None else 0
+        return actions
+
+    size = 300_000
+    with gf.device("/worker:0"):
+        start = gf.variable(np.ones(size, "float32"), name="carried")
+        first = gf.tanh(start)
+    with gf.device("/worker:1"):
+        second = first * 2.0
+    reduced = gf.parallel.all_reduce([first, second], algorithm="ring")
+    ends = []
+    for worker, tensor in enumerate((*reduced, first, second)):
+        with gf.device(f"/worker:{worker % 2}"):
+            ends.append(gf.sum(tensor))
+    with gf.device("/worker:0"):
+        ends.append(gf.sum(gf.cond(ends[3] > 0, lambda: second * 3.0, lambda: first)))
+    session.run(ends)
+    monkeypatch.setattr(CoordinatorMachine, "handle", counted)
+    session.run(ends)
+    list(session.run(ends, itertools.repeat({}), steps=4))
+    assert carried <= 5 * 4 * len(ends)  # the sums
+    session.run(second)
+    assert carried >= 4 * size  # what is fetched is counted
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64", "complex128"])
