@@ -365,3 +365,41 @@ def test_an_op_that_kills_every_worker_is_not_tried_on_a_fourth(tmp_path: Path) 
             s.run(deadly)
         assert s.run(add) == 6
         assert s.get(count) == 6
+
+
+@SLOW
+@pytest.mark.fault(4)
+def test_an_op_that_kills_a_worker_of_another_machine_is_named_however_often_it_is_restarted(
+    workers: Callable[..., list[Worker]], running: list[Any], tmp_path: Path
+) -> None:
+    options = ("--allow-ops", "tests.faults.hazards")
+    (worker,) = workers(1, *options)
+    over, lives = threading.Event(), [worker]
+
+    def supervise() -> None:
+        while not over.wait(0.01):
+            if lives[-1].process.poll() is not None:
+                lives.append(Worker(worker.address, *options))
+                running.append(lives[-1])
+
+    thread = threading.Thread(target=supervise)
+    thread.start()
+    count = gf.variable(np.zeros((), "float32"), name="count")
+    add = gf.assign(count, count + 1.0)
+    deadly = hazards.crash(gf.constant(np.ones(3, "float32")), name="deadly")
+    try:
+        with gf.Session(
+            remote(tmp_path, [worker]), trial=False, ops=["tests.faults.hazards"],
+            checkpoint=tmp_path / "c", every=2,
+        ) as s:  # fmt: skip
+            for _ in range(5):
+                s.run(add)
+            with pytest.raises(
+                PoisonedTask, match=r"hazards.crash 'deadly' \(made at .* 3 workers"
+            ):
+                s.run(deadly)
+            assert s.run(add) == 6
+    finally:
+        over.set()
+        thread.join()
+    assert len(lives) == 4
