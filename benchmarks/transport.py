@@ -17,6 +17,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -171,6 +172,7 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
         tcp = stack.enter_context(workers(shared=False))._hosts
         dealer = stack.enter_context(raw("echo"))
         dist = stack.enter_context(torch_peer()) if find_spec("torch") else None
+        store = stack.enter_context(ray_store()) if find_spec("ray") else None
         for size in (1, 4, 16, 64):
             nbytes = size * MB
             source, target = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
@@ -187,8 +189,8 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
             }
             if dist is not None:
                 contenders["gloo"] = dist(nbytes)
-            if find_spec("ray"):
-                contenders["Ray put + get"] = ray_store(source, target)
+            if store is not None:
+                contenders["Ray put + get"] = clocked(lambda s=source: store.get(store.put(s)))
             times = turns(contenders, rounds)
             results.append(
                 told(f"{size} MB to another process of this host", times, "shared memory",
@@ -198,9 +200,6 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
                 told(f"{size} MB over TCP", {k: times[k] for k in ("tcp", "raw pyzmq")}, "tcp",
                      "raw pyzmq", "1 / 0.9 = 1.11 x raw pyzmq")
             )  # fmt: skip
-    for name in ("torch", "ray"):
-        if not find_spec(name):
-            print(f"{name} is not installed: left out")
     return results
 
 
@@ -230,12 +229,32 @@ def torch_peer() -> Iterator[Callable[[int], Callable[[], float]]]:
         dist.destroy_process_group()
 
 
-def ray_store(source: Any, target: Any) -> Callable[[], float]:
+@contextmanager
+def ray_store() -> Iterator[Any]:
+    """Ray with its object store; none of its processes outlives this, however it ends."""
     import ray
 
-    if not ray.is_initialized():
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    return clocked(lambda: np.copyto(target, ray.get(ray.put(source))))
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        ray.init(
+            num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False,
+            object_store_memory=1 << 30, _temp_dir=folder,
+        )  # fmt: skip
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def ray_echo(ray: Any) -> Callable[[], object]:
+    """A small array to an actor, which is another process, and back."""
+
+    class Echo:
+        def echo(self, array: Any) -> Any:
+            return array
+
+    actor = ray.remote(Echo).remote()
+    array = np.ones(4, "float32")
+    return lambda: ray.get(actor.echo.remote(array))
 
 
 def chain() -> tuple[Any, Any]:
@@ -263,6 +282,11 @@ def messages(rounds: int) -> list[dict[str, Any]]:
         session.run(fetch, feed)
         session.run(scalar)
         hosts = session._hosts
+        store = stack.enter_context(ray_store()) if find_spec("ray") else None
+        peers = {}
+        if store is not None:
+            peers["Ray put + get of 100 bytes"] = clocked(lambda: store.get(store.put(small)), 20)
+            peers["Ray: to an actor and back"] = clocked(ray_echo(store), 20)
 
         def bounce() -> None:
             dealer.send(small)
@@ -281,6 +305,7 @@ def messages(rounds: int) -> list[dict[str, Any]]:
                 "echo between workers": lambda: 2 * hosts.probe_link(0, 1, 0, 20),
                 "read of a scalar": clocked(lambda: session.get(scalar), 20),
                 "step, an edge each way": clocked(lambda: session.run(fetch, feed), 20),
+                **peers,
             },
             rounds,
         )
@@ -370,6 +395,9 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    for name in ("torch", "ray"):
+        if not find_spec(name):
+            print(f"{name} is not installed: left out (pip install graphflow[bench])")
     found = [PARTS[name](options.rounds) for name in options.only.split(",")]
     write("transport", list(itertools.chain(*found)), options.output)
 

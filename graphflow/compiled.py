@@ -20,7 +20,7 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import Measured, Plan
 from graphflow.runtime.hosts import Hosts, Ready
 from graphflow.runtime.layout import plan_layout
-from graphflow.runtime.lines import EDGE_BITS
+from graphflow.runtime.messages import EDGE_BITS
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.trace import Exchange, Trace
 from graphflow.spec import evaluate

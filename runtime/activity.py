@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.runtime.clock import Clock
 from graphflow.runtime.logs import Log
-from graphflow.runtime.messages import Abort, Commit, Compute, Forget, Key, Load
+from graphflow.runtime.messages import EDGE_BITS, TAKEN, Abort, Commit, Compute, Forget, Key, Load
 from graphflow.runtime.metrics import Meters
 
 if TYPE_CHECKING:
@@ -79,13 +79,15 @@ class Activity:
 
     def sent(self, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor went to another worker."""
-        self._meters.add("graphflow_sent_bytes_total", nbytes, peer, str(edge))
-        self._meters.add("graphflow_sent_tensors_total", 1, peer, str(edge))
+        name = _edge(edge)
+        self._meters.add("graphflow_sent_bytes_total", nbytes, peer, name)
+        self._meters.add("graphflow_sent_tensors_total", 1, peer, name)
 
     def received(self, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor came from another worker."""
-        self._meters.add("graphflow_received_bytes_total", nbytes, peer, str(edge))
-        self._meters.add("graphflow_received_tensors_total", 1, peer, str(edge))
+        name = _edge(edge)
+        self._meters.add("graphflow_received_bytes_total", nbytes, peer, name)
+        self._meters.add("graphflow_received_tensors_total", 1, peer, name)
 
     def report(self) -> dict[str, Any]:
         """Plain data for `status`; times are ages in seconds."""
@@ -205,3 +207,11 @@ class _Step:
             self._activity.committed(self._step, seconds)
         else:
             self._activity.aborted(self._step, seconds, error)
+
+
+def _edge(key: Key) -> str:
+    """The name of an edge for meters: one for all its tensors in a loop, and for all words about
+    them."""
+    if isinstance(key, int):
+        return str(key & ((1 << EDGE_BITS) - 1))
+    return key if not key.startswith(TAKEN) else TAKEN.rstrip("/")

@@ -32,7 +32,6 @@ from graphflow.runtime.layout import Layout
 from graphflow.runtime.lines import (
     Arrival,
     Channel,
-    InLoops,
     carried_buffers,
     compile_ahead,
     explained,
@@ -45,6 +44,7 @@ from graphflow.runtime.parts import Line, Part
 from graphflow.runtime.routines import Routine, inlined, running
 from graphflow.runtime.segments import Call, Fed, Place, Segment
 from graphflow.runtime.text import Text
+from graphflow.runtime.windows import InLoops
 from graphflow.spec import nbytes
 
 

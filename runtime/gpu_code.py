@@ -30,7 +30,6 @@ from graphflow.runtime.lines import (
     LOOPS,
     Arrival,
     Channel,
-    InLoops,
     carried_buffers,
     explained,
     going_on,
@@ -38,6 +37,7 @@ from graphflow.runtime.lines import (
 )
 from graphflow.runtime.loops import runner
 from graphflow.runtime.partition import Partition
+from graphflow.runtime.windows import InLoops
 from graphflow.spec import nbytes
 
 _MEETS_HOST = ("placeholder", "recv", "send", "collective_start", "collective_finish", "cond",

@@ -25,8 +25,7 @@ from graphflow.runtime.backend import Backend, backend_for
 from graphflow.runtime.collectives.exchanges import Exchanges, Member, Part
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.executor import Program, Span
-from graphflow.runtime.lines import EDGE_BITS
-from graphflow.runtime.messages import Computed, Key, Parcel, Usage
+from graphflow.runtime.messages import EDGE_BITS, TAKEN, Computed, Key, Parcel, Usage
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.security.limits import Limits
 from graphflow.structure import symbols_of
@@ -39,6 +38,11 @@ step that is tried again gets a new step number (its key on the wire) but draws 
 
 _ENDS = ("send", "recv", "collective_start")
 """Ops by which a program meets others."""
+
+_WORDS = ("collective/", TAKEN)
+"""What keys of what goes between devices begin with, beside edges, which are numbered."""
+
+_WORD = np.zeros(0, np.uint8)
 
 KEPT = 16
 """Combinations of sizes for which a device keeps a program compiled; each has an arena."""
@@ -148,7 +152,7 @@ class Host:
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None:
         """Take a tensor from another worker; it may come before its step begins."""
         state = self._sessions.get(session)
-        if state is not None and (isinstance(edge, int) or edge.startswith("collective/")):
+        if state is not None and (isinstance(edge, int) or edge.startswith(_WORDS)):
             state.mail.put(step, edge, array)  # edges of programs are numbered
 
     def attend(self, session: str, attend: Callable[[Callable[[], bool], float], bool]) -> None:
@@ -322,6 +326,7 @@ class _Channel:
     session: _Session
     backend: Backend
     incoming: Mapping[int, str]  # what each edge brings, for errors
+    sources: Mapping[int, DeviceName]  # where it comes from
     part: Part  # in exchanges
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
@@ -330,6 +335,13 @@ class _Channel:
     def recv(self, step: int, edge: int) -> Any:
         what = self.incoming[edge & (2**EDGE_BITS - 1)]
         return self.session.mail.take(step, edge, what)
+
+    def taken(self, step: int, edge: int, portion: int) -> None:
+        self.session.tell(step, f"{TAKEN}{edge}/{portion}", self.sources[edge])
+
+    def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
+        what = f"room on edge {edge} in a loop, of which {target} has not received enough,"
+        self.session.mail.take(step, f"{TAKEN}{edge}/{portion}", what)
 
     def member(self, what: Collective, name: str) -> Member:
         return self.part.member(what, name)
@@ -468,11 +480,12 @@ class _Session:
                 kept.pop(next(iter(kept))).free()
             partition = loaded.partitions[device]
             backend = self._backends[device]
-            recvs = (n for n in partition.graph.walk() if n.op.name == "recv")
+            recvs = [n for n in partition.graph.walk() if n.op.name == "recv"]
             incoming = {n.attrs["edge"]: _incoming(n) for n in recvs}
+            sources = {n.attrs["edge"]: DeviceName.parse(n.attrs["source"]) for n in recvs}
             program = Program(
                 partition, bindings, self._variables[device], backend,
-                _Channel(self, backend, incoming, self._part(loaded.name, device, key)),
+                _Channel(self, backend, incoming, sources, self._part(loaded.name, device, key)),
             )  # fmt: skip
         kept[key] = program
         return program
@@ -527,6 +540,13 @@ class _Session:
             # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
             self._outbox(Parcel(self._name, step, edge, target.worker or 0, host, owned=True))
+
+    def tell(self, step: int, what: str, device: DeviceName) -> None:
+        """A word to a device, that no tensor goes with."""
+        if device.worker == self._worker:
+            self.mail.put(step, what, _WORD)
+        else:
+            self._outbox(Parcel(self._name, step, what, device.worker or 0, _WORD, owned=True))
 
     def commit(self, step: int) -> None:
         if self._computed is None or self._computed[0] != step:

@@ -27,7 +27,6 @@ from graphflow.runtime.memory import aligned
 from graphflow.runtime.partition import Partition
 from graphflow.spec import TensorSpec, nbytes
 
-EDGE_BITS = 32
 """An edge's number takes these bits of its key; above it is how often it was used in the step."""
 LOOPS = ("scan", "while_loop")
 
@@ -38,6 +37,12 @@ class Channel(Protocol):
     def send(self, step: int, edge: int, target: str, array: Any) -> None: ...
 
     def recv(self, step: int, edge: int) -> Any: ...
+
+    def taken(self, step: int, edge: int, portion: int) -> None:
+        """Tell who sends over an edge in a loop that this portion of its tensors was received."""
+
+    def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
+        """Wait until that was told."""
 
     def member(self, what: Collective, name: str) -> Member:
         """The part of this device in an exchange."""
@@ -149,32 +154,6 @@ def carried_buffers(inner: Inner, own: Any) -> Carried:
 
 def going_on(step: int, loop: str, done: int, of: str) -> None:
     """For what is no loop."""
-
-
-class InLoops:
-    """The channel inside bodies, which may run often in a step: what an edge carries is numbered.
-
-    Both ends run the same iterations, so the n-th that is sent is the n-th that is received. The
-    number stands above the edge's in its key.
-    """
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._step = -1
-        self._count: dict[int, int] = {}
-
-    def send(self, step: int, edge: int, target: str, array: Any) -> None:
-        self._channel.send(step, self._key(step, edge), target, array)
-
-    def recv(self, step: int, edge: int) -> Any:
-        return self._channel.recv(step, self._key(step, edge))
-
-    def _key(self, step: int, edge: int) -> int:
-        if step != self._step:
-            self._step = step
-            self._count.clear()
-        number = self._count[edge] = self._count.get(edge, -1) + 1
-        return edge | number << EDGE_BITS
 
 
 class Arrival:

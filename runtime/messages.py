@@ -21,6 +21,10 @@ COORDINATOR = -1  # the origin of a session's coordinator; workers are 0, 1, …
 Count = Annotated[int, "not negative"]
 Plain = Annotated[Any, "plain data"]  # None, bool, int, float, str, and lists and dicts of them
 Key = int | str
+EDGE_BITS = 32
+"""Of the key of a tensor in a step: its edge; above them is its number, for an edge in a loop."""
+TAKEN = "taken/"
+"""What keys begin with that tell how much of an edge in a loop was received."""
 Small = tuple[Key, str, list[Count], bytes, Count]
 """A small array in a message: its name, dtype, shape, bytes in C order, and their checksum."""
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.errors import ArgumentError, SessionError
 from graphflow.placement.view.text import seconds
-from graphflow.runtime.lines import EDGE_BITS
+from graphflow.runtime.messages import EDGE_BITS
 from graphflow.runtime.perfetto import trace_events
 from graphflow.runtime.traffic import Exchanges, Traffic
 

@@ -39,6 +39,12 @@ class Mailbox:
     def recv(self, step: int, edge: int) -> Any:
         return self.arrays.pop((step, edge))
 
+    def taken(self, step: int, edge: int, portion: int) -> None:
+        """It has room for everything."""
+
+    def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
+        """It has room for everything."""
+
 
 def placed(graph: Graph, device: str = CPU, **others: str) -> dict[Node, str]:
     """All nodes on a device, but those of the given names."""
