@@ -245,17 +245,19 @@ class Compiled:
             names: sizes of the symbols, as `bindings` gives them.
         """
         self.route = self._routes.get(id(names))
-        if self.route is not None or len(self.partitions) != 1 or self.division is not None:
+        if self.route is not None or not self.partitions or self.division is not None:
             return
         ready = hosts.ready(self.program, names)
         if ready is None:
             return
-        (part,) = self.partitions.values()
-        numbers = {name: i for i, name in enumerate(part.fetches)}
+        parts = [part for mine in self.by_worker.values() for part in mine]
+        fetched = [name for part in parts for name in part.fetches]
+        numbers = {name: i for i, name in enumerate(fetched)}
+        fed = {name for part in parts for name in part.feeds}
         named = {
             node: self.graph.names[node]
             for node in self.graph.placeholders
-            if self.graph.names[node] in part.feeds
+            if self.graph.names[node] in fed
         }
         self.route = self._routes[id(names)] = Route(
             ready,

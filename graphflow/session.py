@@ -148,6 +148,8 @@ class Session:
         checks = RESULTS if check_finite else ""
         self._deployment = Deployment(chosen, hosts, state, steps, self._planner, plan, checks)
         self._compiled = self._deployment.compiled
+        # What is replayed, and what is traced now and then, goes the long way.
+        self._short = not self._automatic and (policy is None or not hosts.can_be_lost)
         self._recovery: Recovery | None = None
         self._drain: Drain | None = None
         if policy is not None and store is not None:
@@ -200,7 +202,7 @@ class Session:
                 compiled = self._compiled.get(tuple(map(id, fetches.values())))
             else:
                 compiled = None
-            if compiled is not None and compiled.route is not None and not self._automatic:
+            if compiled is not None and compiled.route is not None and self._short:
                 values = self._steps.routed(compiled, compiled.route, feeds)
                 if values is not None:
                     if self._recovery is not None:

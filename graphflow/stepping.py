@@ -73,6 +73,9 @@ class Steps:
             fetched = route.ready(self._attempts, self.committed, named, self._deadline)
         except NonFiniteError:
             return None  # the long way finds out where it came from
+        except WorkerLost as error:
+            self.lost = error
+            raise
         except KeyboardInterrupt:
             self.committed += 1
             raise

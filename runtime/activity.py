@@ -40,7 +40,7 @@ class Activity:
 
     def begin(self, job: Any, step: int) -> None:
         """A job starts."""
-        if isinstance(job, Compute):
+        if type(job) is Compute:
             self.step = step
         self._job = (job, step, time.monotonic())
 
@@ -51,9 +51,9 @@ class Activity:
         seconds = now - self._job[2]
         self._job = None
         failed = isinstance(outcome, BaseException)
-        if isinstance(job, Compute):
+        if type(job) is Compute:
             self._computed(step, seconds, outcome if failed else None)
-        elif isinstance(job, Commit) and not failed:
+        elif type(job) is Commit and not failed:
             self.committed += 1
             self._ends.append(now)
             self._meters.add("graphflow_steps_total", 1, "committed")
@@ -79,15 +79,13 @@ class Activity:
 
     def sent(self, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor went to another worker."""
-        name = _edge(edge)
-        self._meters.add("graphflow_sent_bytes_total", nbytes, peer, name)
-        self._meters.add("graphflow_sent_tensors_total", 1, peer, name)
+        counts = {"graphflow_sent_bytes_total": nbytes, "graphflow_sent_tensors_total": 1}
+        self._meters.add_all(counts, peer, _edge(edge))
 
     def received(self, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor came from another worker."""
-        name = _edge(edge)
-        self._meters.add("graphflow_received_bytes_total", nbytes, peer, name)
-        self._meters.add("graphflow_received_tensors_total", 1, peer, name)
+        counts = {"graphflow_received_bytes_total": nbytes, "graphflow_received_tensors_total": 1}
+        self._meters.add_all(counts, peer, _edge(edge))
 
     def report(self) -> dict[str, Any]:
         """Plain data for `status`; times are ages in seconds."""

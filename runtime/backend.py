@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Protocol
 
@@ -198,3 +199,8 @@ class _BlasLimit:
 @cache
 def _blas_limit() -> _BlasLimit:
     return _BlasLimit()
+
+
+def blas_limit() -> AbstractContextManager[None]:
+    """BLAS held to one thread, as while a program runs: entering one then asks no library."""
+    return _blas_limit()

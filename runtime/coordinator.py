@@ -15,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,8 @@ from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.foreign import check_modules
-from graphflow.runtime.hosts import NOBODY, Saving, Written
+from graphflow.runtime.host import DRAWS
+from graphflow.runtime.hosts import NOBODY, Ready, Saving, Written
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
 from graphflow.runtime.loop import SLACK, Loop, Pending
@@ -89,7 +90,19 @@ _REOPEN_SECONDS = 15.0  # for workers that are there to begin a session anew
 _ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
 _MEET_SECONDS = 5.0  # that workers which are there may take to reach each other
 
+_LEAVING = frozenset({"assign", "collective_start", "host_call", "print"})
+
 _log = Log("graphflow.coordinator")
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What workers have of a program: the names of their feeds, and those of all fetches."""
+
+    workers: Sequence[int]
+    feeds: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    fetches: Sequence[str] = ()
+    free: bool = False  # a step of it changes nothing that another one reads, or that is seen
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,7 @@ class RemoteHosts:
         self._activity = SessionActivity(self.session)
         self.meters = self._activity.meters
         self._requests = itertools.count(1)
-        self._programs: dict[str, list[int]] = {}
+        self._programs: dict[str, _Program] = {}
         self._last_step = -1
         self._stepping = threading.Lock()
         self._ops = list(ops)
@@ -197,6 +210,12 @@ class RemoteHosts:
 
         check_modules(partitions, self._ops)
         self.load(program, {w: encode_partitions(mine) for w, mine in partitions.items()})
+        self._programs[program] = _Program(
+            list(partitions),
+            {w: [name for part in mine for name in part.feeds] for w, mine in partitions.items()},
+            [name for mine in partitions.values() for part in mine for name in part.fetches],
+            not any(_is_seen(part) for mine in partitions.values() for part in mine),
+        )
 
     def load(self, program: str, partitions: Mapping[int, tuple[bytes, list[Array]]]) -> None:
         """Gives each worker its partition of a program: header and constants.
@@ -214,7 +233,7 @@ class RemoteHosts:
         started = time.monotonic()
         with telling(f"loading a program on {len(orders)} workers"):
             self._ask(request, orders, _REQUEST_SECONDS)
-        self._programs[program] = list(partitions)
+        self._programs[program] = _Program(list(partitions))
         _log.tell(
             "program.loaded", session=self.session, program=program, workers=list(partitions),
             bytes=sum(array.nbytes for o in orders.values() for _, _, array in o.arrays),
@@ -246,7 +265,8 @@ class RemoteHosts:
             SessionError: cancelled, closed, an unknown program, or a step that is not new.
         """
         with self._stepping:
-            request, orders = self._orders(program, step, bindings, feeds, trace, deadline, -1)
+            told = dict(bindings)
+            request, orders = self._orders(program, step, told, feeds, trace, deadline, -1)
             with self._activity.step(step):
                 return self._fetched(self._ask(request, orders, deadline, step))
 
@@ -268,7 +288,10 @@ class RemoteHosts:
         with self._stepping:
             if self._loop is None:
                 raise SessionError("the session is closed")
-            request, orders = self._orders(program, step, bindings, feeds, False, deadline, follows)
+            told = dict(bindings)
+            request, orders = self._orders(
+                program, step, told, feeds, False, deadline, follows, ahead=True
+            )
             begin = Begin(request, orders, deadline, step, follows, held=True)
             return Begun(step, deadline, request, self._loop.submit(begin))
 
@@ -277,7 +300,7 @@ class RemoteHosts:
         with self._stepping, self._activity.step(begun.step):
             if self._loop is None:
                 raise SessionError("the session is closed")
-            self._loop.post(Release(begun.request))
+            self._loop.add(Release(begun.request))
             try:
                 # Its own deadline runs from when it may compute.
                 seconds = 2 * begun.deadline + SLACK
@@ -298,36 +321,50 @@ class RemoteHosts:
         self,
         program: str,
         step: int,
-        bindings: Mapping[str, int],
+        bindings: dict[str, int],
         feeds: Mapping[int, Mapping[str, Array]],
         trace: bool,
         deadline: float,
         follows: int,
+        *,
+        ahead: bool = False,
     ) -> tuple[int, dict[int, Order]]:
         """What the workers of a program are told of a step, under a new request."""
-        workers = self._programs.get(program)
-        if workers is None:
+        loaded = self._programs.get(program)
+        if loaded is None:
             raise SessionError(f"program {program!r} is not loaded")
         if step <= self._last_step:
             raise SessionError(f"step {step} is not after step {self._last_step}")
         self._last_step = step
         request = next(self._requests)
         orders = {}
-        for worker in workers:
-            order = Compute(request, program, dict(bindings), [], trace, deadline, follows=follows)
-            orders[worker] = self._compute(order, worker, feeds.get(worker, {}))
-        fed = sum(np.asarray(a).nbytes for given in feeds.values() for a in given.values())
-        self.meters.add("graphflow_feed_bytes_total", fed)
+        fed = 0
+        for worker in loaded.workers:
+            given = feeds.get(worker) or {}
+            order = Compute(
+                request, program, bindings, [], trace, deadline, small=[], follows=follows,
+                free=ahead and loaded.free,
+            )  # fmt: skip
+            orders[worker] = self._compute(order, worker, given)
+            for array in given.values():
+                fed += array.nbytes
+        if fed:
+            self.meters.add("graphflow_feed_bytes_total", fed)
         return request, orders
 
     def _fetched(self, replies: Replies) -> StepResult:
         result = _result(replies)
-        nbytes = sum(array.nbytes for array in result.fetches.values())
-        self.meters.add("graphflow_fetch_bytes_total", nbytes)
+        nbytes = 0
+        for array in result.fetches.values():
+            nbytes += array.nbytes
+        if nbytes:
+            self.meters.add("graphflow_fetch_bytes_total", nbytes)
         return result
 
     def _compute(self, order: Compute, worker: int, fed: Mapping[str, Array]) -> Order:
         """The order with its feeds: in it, in shared memory, or before it."""
+        if not fed:
+            return Order(order)
         arrays = []
         room = SMALL_TOGETHER
         for name, array in fed.items():
@@ -378,16 +415,32 @@ class RemoteHosts:
         """
         request = next(self._requests)
         order = Order(Prepare(request, program, dict(bindings)))
-        self._ask(request, dict.fromkeys(self._programs[program], order), _REQUEST_SECONDS)
+        orders = dict.fromkeys(self._programs[program].workers, order)
+        self._ask(request, orders, _REQUEST_SECONDS)
 
-    def ready(self, program: str, bindings: Mapping[str, int]) -> None:
-        """A step over processes has no shorter way."""
+    def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
+        """Steps whose feeds are of known sizes: nothing is left to be found out about them."""
+        loaded = self._programs[program]
+        if not loaded.feeds:
+            return None
+
+        def run(
+            step: int, draws: int, feeds: Mapping[str, Array], deadline: float
+        ) -> list[Array] | None:
+            if self._programs.get(program) is not loaded:
+                return None
+            given = {w: {name: feeds[name] for name in names} for w, names in loaded.feeds.items()}
+            told = {**bindings, DRAWS: draws}
+            fetched = self.step(program, step, told, given, False, deadline).fetches
+            return [fetched[name] for name in loaded.fetches]
+
+        return run
 
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
         """Lets go of programs, and of variables by worker: they live elsewhere from now on."""
         there: dict[int, list[str]] = {worker: [] for worker in variables}
         for name in programs:
-            for worker in self._programs.pop(name, ()):
+            for worker in self._programs.pop(name, _Program(())).workers:
                 there.setdefault(worker, []).append(name)
         if there:
             request = next(self._requests)
@@ -707,6 +760,12 @@ def _keys(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
     found = [ring.key_of(each.key, WORKER) if each.key else "" for each in cluster.workers]
     needed = any(found) or cluster.key is not None
     return found, ring.own(cluster.key, COORDINATOR) if needed else None
+
+
+def _is_seen(part: Partition) -> bool:
+    """Whether a step of a partition leaves anything behind, even if it is undone; or meets others
+    in memory that they share."""
+    return any(node.op.name in _LEAVING for node in part.graph.walk())
 
 
 def _hello(request: int) -> Hello:

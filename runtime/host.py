@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import cache
+from threading import get_ident
 from time import monotonic, monotonic_ns
 from typing import Any
 
@@ -21,7 +23,7 @@ from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, OpError, SessionError, StepTimeout, VariableError
 from graphflow.op import Node
 from graphflow.placement.host import cores
-from graphflow.runtime.backend import Backend, backend_for
+from graphflow.runtime.backend import Backend, backend_for, blas_limit
 from graphflow.runtime.collectives.exchanges import Exchanges, Member, Part
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.executor import Program, Span
@@ -38,6 +40,9 @@ step that is tried again gets a new step number (its key on the wire) but draws 
 
 _ENDS = ("send", "recv", "collective_start")
 """Ops by which a program meets others."""
+
+_SLICE = 0.002
+"""Seconds between two looks of a thread at whether anybody receives what it waits for."""
 
 _WORDS = ("collective/", TAKEN)
 """What keys of what goes between devices begin with, beside edges, which are numbered."""
@@ -57,6 +62,7 @@ class Host:
         threads: per device; None: the cores shared out.
         outbox: takes a tensor for another worker; must not block.
         limits: what it takes on of programs from the wire.
+        alone: nothing else in this process uses BLAS, which then stays as programs need it.
     """
 
     def __init__(
@@ -66,8 +72,11 @@ class Host:
         threads: int | None,
         outbox: Callable[[Parcel], None],
         limits: Limits | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         self.worker = worker
+        self._alone = alone
         self._limits = limits or Limits()
         self.devices = tuple(devices)
         self._count = threads or max(1, cores() // max(1, len(self.devices)))
@@ -82,12 +91,16 @@ class Host:
         """
         backends = {d: backend_for(DeviceName.parse(d), self._count) for d in self.devices}
         self._sessions[session] = _Session(session, self.worker, backends, self._outbox)
+        if self._alone:
+            blas_limit().__enter__()
 
     def close(self, session: str) -> None:
         """Forget a session, its programs and its state; its threads end."""
         state = self._sessions.pop(session, None)
         if state is not None:
             state.close()
+            if self._alone:
+                blas_limit().__exit__(None, None, None)
 
     def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None:
         """Take a program from the wire.
@@ -155,9 +168,16 @@ class Host:
         if state is not None and (isinstance(edge, int) or edge.startswith(_WORDS)):
             state.mail.put(step, edge, array)  # edges of programs are numbered
 
-    def attend(self, session: str, attend: Callable[[Callable[[], bool], float], bool]) -> None:
-        """How a thread that waits for a tensor may receive it itself: see `Mail`."""
-        self._of(session).mail.attend = attend
+    def attend(
+        self,
+        session: str,
+        attend: Callable[[Callable[[], bool], float], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        """How a thread that waits for a tensor may receive it itself, and how another one tells it
+        to look again: see `Mail`."""
+        mail = self._of(session).mail
+        mail.attend, mail.wake = attend, wake
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
         """Wake every wait of the step with an error."""
@@ -216,6 +236,9 @@ class Mail:
         self.attend: Callable[[Callable[[], bool], float], bool] | None = None
         """Receives, on the thread that calls it, until something has come or some seconds have
         passed; False: at once, for another thread does."""
+        self.wake: Callable[[], None] = lambda: None
+        """Has the thread that receives look at whether what it waits for has come otherwise."""
+        self._receiving: set[int] = set()  # threads
         self.arrivals: list[tuple[int, int]] | None = None
         self.waits: dict[tuple[int, Key], tuple[str, float]] = {}
         """What is being waited for, and since when."""
@@ -226,6 +249,7 @@ class Mail:
                 return  # late for a step that is over
             self._arrays[step, edge] = (array, monotonic_ns())
             self._changed.notify_all()
+        self._tell()
 
     def take(self, step: int, edge: Key, what: str) -> Any:
         """The tensor of an edge; `what` describes it in errors.
@@ -258,18 +282,32 @@ class Mail:
                         f"step {key[0]}: {what} did not come before the deadline; "
                         "is that worker slow or stuck? give Session a longer deadline"
                     )
-                if self.attend is not None and self.attend(over, left):
+                if self._receives(over, left):
                     with self._changed:  # another device's thread may go on receiving
                         self._changed.notify_all()
                     continue
                 with self._changed:
-                    if not over():
-                        self._changed.wait(left)
+                    if not over():  # and whoever drives may be about to stop
+                        self._changed.wait(min(left, _SLICE))
         finally:
             del self.waits[key]
         if key not in self._arrays:
             assert self._cancelled is not None
             raise self._cancelled[1]
+
+    def _tell(self) -> None:
+        if self._receiving - {get_ident()}:  # this is another device's thread, and no socket's
+            self.wake()
+
+    def _receives(self, over: Callable[[], bool], seconds: float) -> bool:
+        """Whether this thread was the one that receives, until something was over."""
+        if self.attend is None:
+            return False
+        self._receiving.add(get_ident())
+        try:
+            return self.attend(over, seconds)
+        finally:
+            self._receiving.discard(get_ident())
 
     def given_up(self, step: int) -> GraphflowError | None:
         """What a step was cancelled with, if it was."""
@@ -299,6 +337,7 @@ class Mail:
             if self._cancelled is None or step > self._cancelled[0]:
                 self._cancelled = (step, reason)
             self._changed.notify_all()
+        self._tell()
 
     def finish(self, step: int) -> None:
         """Drop what is left of a step that is over."""
@@ -319,6 +358,11 @@ class _Loaded:
     compiled: dict[str, dict[tuple[tuple[str, int], ...], Program]] = field(default_factory=dict)
 
 
+@cache
+def _device(name: str) -> DeviceName:
+    return DeviceName.parse(name)
+
+
 @dataclass(frozen=True)
 class _Channel:
     """Where the cut edges of one device lead."""
@@ -330,7 +374,7 @@ class _Channel:
     part: Part  # in exchanges
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
-        self.session.send(step, edge, DeviceName.parse(target), array, self.backend)
+        self.session.send(step, edge, _device(target), array, self.backend)
 
     def recv(self, step: int, edge: int) -> Any:
         what = self.incoming[edge & (2**EDGE_BITS - 1)]
@@ -374,7 +418,8 @@ class _Session:
         self._outbox = outbox
         self._programs: dict[str, _Loaded] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
-        self._computed: tuple[int, list[Program]] | None = None
+        self._computed: dict[int, list[Program]] = {}  # steps that are not settled
+        self._last: tuple[str, dict[str, int], list[Program]] | None = None  # of the last step
         self._departures: list[tuple[int, int]] | None = None
         self._traced = False
         self._committed: list[Span] = []  # of the last commit; told with the next step
@@ -400,6 +445,7 @@ class _Session:
             fresh[partition.device] = self._created(partition)
         for device, variables in fresh.items():
             self._variables[device].update(variables)
+        self._last = None
         self._programs[program] = _Loaded(
             program,
             {p.device: p for p in partitions},
@@ -433,20 +479,30 @@ class _Session:
         trace: bool,
         deadline: float,
     ) -> Computed:
-        loaded = self._loaded(program)
-        programs = [self._specialised(loaded, device, bindings) for device in loaded.partitions]
+        draws = bindings.pop(DRAWS, step)
+        programs = self._programs_of(program, bindings, draws)
         self.mail.deadline = monotonic() + deadline
         self._departures, self.mail.arrivals = ([], []) if trace else (None, None)
         spans: list[Span] = []
-        draws = bindings.get(DRAWS, step)
         fetches = self._run(programs, step, draws, feeds, spans if trace else None)
         if trace:
             spans += self._committed
             spans += [("departure", str(edge), at, at) for edge, at in self._departures or ()]
             spans += [("arrival", str(edge), at, at) for edge, at in self.mail.arrivals or ()]
-        self._computed = (step, programs)
+        self._computed[step] = programs
         self._committed, self._traced = [], trace
-        return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
+        peak = {p.partition.device: p.peak for p in programs} if trace else {}
+        return Computed(fetches, spans, peak)
+
+    def _programs_of(self, name: str, bindings: dict[str, int], draws: int) -> list[Program]:
+        """The programs of all devices for these sizes; mostly those of the step before."""
+        if self._last is not None and self._last[0] == name and self._last[1] == bindings:
+            return self._last[2]
+        loaded = self._loaded(name)
+        told = {**bindings, DRAWS: draws}
+        found = [self._specialised(loaded, device, told) for device in loaded.partitions]
+        self._last = (name, bindings, found)
+        return found
 
     def ready(self, program: str, bindings: dict[str, int]) -> Program | None:
         loaded = self._loaded(program)
@@ -476,6 +532,7 @@ class _Session:
             key = tuple(sorted((s, n) for s, n in bindings.items() if not s.startswith("@")))
         program = kept.pop(key, None)
         if program is None:
+            self._last = None
             while len(kept) >= KEPT:  # let go of the memory before taking more
                 kept.pop(next(iter(kept))).free()
             partition = loaded.partitions[device]
@@ -549,21 +606,21 @@ class _Session:
             self._outbox(Parcel(self._name, step, what, device.worker or 0, _WORD, owned=True))
 
     def commit(self, step: int) -> None:
-        if self._computed is None or self._computed[0] != step:
+        programs = self._computed.pop(step, None)
+        if programs is None:
             raise SessionError(
                 f"step {step} cannot commit: worker {self._worker} did not compute it"
             )
-        programs = self._computed[1]
-        self._computed = None
         for program in programs:
             program.commit(self._committed if self._traced else None)
         self.mail.finish(step)
 
     def changes(self) -> bool:
-        return self._computed is not None and any(p.commits for p in self._computed[1])
+        return any(p.commits for programs in self._computed.values() for p in programs)
 
     def abort(self, step: int) -> None:
-        self._computed = None
+        for each in [each for each in self._computed if each <= step]:
+            del self._computed[each]
         self.mail.cancel(step, StepTimeout(f"step {step} was given up"))
         self.exchanges.abort()
         self.mail.finish(step)
@@ -598,6 +655,7 @@ class _Session:
         self._backends[device].write(current, value)
 
     def forget(self, programs: Sequence[str], variables: Sequence[str]) -> None:
+        self._last = None
         for name in programs:
             loaded = self._programs.pop(name, None)
             for compiled in loaded.compiled.values() if loaded is not None else ():

@@ -53,9 +53,11 @@ from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.helm import LINGER
+from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
 from graphflow.runtime.wire import BUDGET, Borrowed, lent
 
+_DECISIONS = (Commit, Abort)
 _OFFERS = 10  # of memory to the coordinator, before it counts as one of another host
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 _ECHO_SECONDS = 10.0  # for an echo to be taken by the socket
@@ -90,7 +92,7 @@ class HostLike(Protocol):
     def commit(self, session: str, step: int) -> None: ...
     def abort(self, session: str, step: int) -> None: ...
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
-    def attend(self, session: str, attend: Attend) -> None: ...
+    def attend(self, session: str, attend: Attend, wake: Callable[[], None]) -> None: ...
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
     def read(self, session: str, variable: str) -> Array: ...
     def snapshot(self, session: str) -> dict[str, Array]: ...
@@ -119,6 +121,7 @@ class HostedSession:
         allow_ops: Collection[str],
         report: Callable[[Finished | Offer | Cut], None],
         attend: Attend,
+        wake: Callable[[], None] = lambda: None,
         meters: Meters | None = None,
         checkpoints: str | None = None,
     ) -> None:
@@ -142,6 +145,7 @@ class HostedSession:
         self._allowed = allow_ops
         self._report = report
         self._attend = attend
+        self._wake = wake
         self._checkpoints = checkpoints
         self._host: HostLike | None = None
         self._links: dict[int, Link] = {}
@@ -151,6 +155,7 @@ class HostedSession:
         self._idle = False  # its thread has no job, and drives the sockets
         self._cancelled = -1  # every step up to this one
         self._until = 0.0  # when the step's deadline passes
+        self._lasts = True  # what it sends is not written to before the step is decided
         self._closing = threading.Event()
         self._echoes: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
@@ -254,7 +259,7 @@ class HostedSession:
             if isinstance(run.job, Save) and outcome is None:
                 continue  # its own thread reports it
             # Nobody waits for these, and waking the I/O thread costs more than most commits.
-            silent = isinstance(run.job, Commit | Abort) and outcome is None
+            silent = outcome is None and isinstance(run.job, _DECISIONS)
             if not silent:
                 self._report(Finished(self._session, run.job, run.step, self._epoch, outcome))
             if isinstance(run.job, Close):
@@ -273,14 +278,18 @@ class HostedSession:
         return not self._jobs.empty()
 
     def _do(self, run: Run) -> Outcome:
-        job, session = run.job, self._session
+        job, session, host = run.job, self._session, self._host
+        if type(job) is Compute and host is not None:  # these two nearly always
+            return self._compute(host, run, job)
+        if type(job) is Commit and host is not None:
+            host.commit(session, run.step)
+            return None
         if isinstance(job, Open):
             self._open()
             return None
         if isinstance(job, Close):
             self._close()
             return None
-        host = self._host
         if host is None:
             raise ProtocolError("the session could not be opened")
         match job:
@@ -289,10 +298,6 @@ class HostedSession:
                 host.load(session, job.program, parts[0].tobytes(), parts[1:])
             case Prepare():
                 host.prepare(session, job.program, job.bindings)
-            case Compute():
-                return self._compute(host, run, job)
-            case Commit():
-                host.commit(session, run.step)
             case Abort():
                 host.abort(session, run.step)
             case Read():
@@ -323,10 +328,11 @@ class HostedSession:
                     key=self._keys[worker] if self._keys else "",
                 )  # fmt: skip
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)
-                self._links[worker] = Link(channel, outbound)
+                lane = None if self._keys else Lane.to(address)
+                self._links[worker] = Link(channel, outbound, lane)
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
-        self._host.attend(self._session, self._attend)
+        self._host.attend(self._session, self._attend, self._wake)
 
     def _close(self) -> None:
         self._bounces.put(None)
@@ -342,12 +348,16 @@ class HostedSession:
     def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
         if run.step <= self._cancelled:
             raise StepTimeout(f"step {run.step} was cancelled before it started here")
-        feeds = {str(name): array for name, array in run.arrays.items()}
+        feeds: Any = run.arrays  # by name
+        self._lasts = not job.free
         self._until = time.monotonic() + job.deadline
         computed = host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )
-        if not any(array.nbytes >= LENT_FROM for array in computed.fetches.values()):
+        for array in computed.fetches.values():
+            if array.nbytes >= LENT_FROM:
+                break
+        else:
             return computed
         handed = {n: self._handed(job.request, n, each) for n, each in computed.fetches.items()}
         return replace(computed, fetches=handed)
@@ -398,7 +408,12 @@ class HostedSession:
             return parcel.step > self._cancelled and not self._closing.is_set()
 
         self._link(target).send(
-            "edge", parcel.step, parcel.edge, parcel.array, owned=parcel.owned, go_on=go_on
+            "edge",
+            parcel.step,
+            parcel.edge,
+            parcel.array,
+            owned=parcel.owned and self._lasts,
+            go_on=go_on,
         )
         self.activity.sent(self._addresses[target], parcel.edge, parcel.array.nbytes)
 
@@ -489,5 +504,5 @@ def default_factory(
     """A real `Host`; its libraries load with the first session."""
     from graphflow.runtime.host import Host
 
-    host: HostLike = Host(worker, devices, threads, outbox, limits)
+    host: HostLike = Host(worker, devices, threads, outbox, limits, alone=True)
     return host

@@ -30,7 +30,8 @@ class Ready(Protocol):
     def __call__(
         self, step: int, draws: int, feeds: Mapping[str, Array], deadline: float
     ) -> list[Array] | None:
-        """As `Hosts.step`: the fetches; None where this way is gone."""
+        """As `Hosts.step`: the fetches, in the order in which `add` was given them; None where
+        this way is gone."""
 
 
 Written = Shard | Mapping[str, Array]

@@ -16,6 +16,7 @@ from graphflow.errors import TransportError
 from graphflow.runtime.messages import Ack, Array, Key, Share, Tensor
 from graphflow.runtime.protocol.jobs import Heard
 from graphflow.runtime.protocol.stream import Letter, Outbound
+from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Lender
 from graphflow.runtime.wire import chunks, encode, is_far, lent, small
 
@@ -27,8 +28,9 @@ _PATIENCE = 4  # times that a peer is asked before anybody else is told
 class Link:
     """The way to one other worker: a connection and the numbering of what goes over it."""
 
-    def __init__(self, channel: Any, outbound: Outbound) -> None:
+    def __init__(self, channel: Any, outbound: Outbound, lane: Lane | None = None) -> None:
         self._channel = channel
+        self._lane = lane
         self._outbound = outbound
         self._changed = threading.Condition(channel.lock)
         self._lender = Lender()
@@ -136,6 +138,8 @@ class Link:
     def close(self) -> None:
         """Ends the connection."""
         self._channel.close()
+        if self._lane is not None:
+            self._lane.close()
         self._lender.close()
 
     def _await_room(self, nbytes: int, go_on: Callable[[], bool]) -> None:
@@ -147,6 +151,9 @@ class Link:
     def _put(self, letter: Letter) -> None:
         head = encode(letter.envelope, letter.message)
         frames = [head] if letter.data is None else [head, letter.data]
+        known = self._outbound.acknowledged
+        if self._lane is not None and self._lane.carries(frames, letter.envelope.sequence, known):
+            return
         # The window is smaller than the queue: it is full only after a long cut, and then what it
         # does not take is asked for again.
         self._channel.send_unlocked(frames)

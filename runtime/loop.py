@@ -34,13 +34,15 @@ from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import (
     Array,
     Chunk,
+    Hello,
     Key,
+    Open,
+    Ping,
 )
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.orders import (
     Attach,
     Begin,
-    CoordinatorAction,
     CoordinatorEvent,
     Gone,
     Leaving,
@@ -58,17 +60,24 @@ from graphflow.runtime.security.keys import KeyPair, Keyring
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import Bell, Sleeper
 from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
+from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
 from graphflow.runtime.wire import Borrowed, decode_frames, encode, lent
 
 if TYPE_CHECKING:
     pass
 
+_LINKED = (Hello, Open, Ping)
+"""What shows a worker the way that can take everything."""
+
+_ORDINARY = (Begin, Received)  # nobody is lost by these alone
+
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
 _OFFERS = 10  # of memory to a worker, before it counts as one of another host
 _BELL = 1 << 30  # no worker's number
+_LANE = 1 << 20  # and a worker's number: its lane
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
 
 _log = Log("graphflow.coordinator")
@@ -121,7 +130,9 @@ class Loop:
         self._local = local
         self._activity = activity
         self._addresses = addresses
+        self._keys = keys
         self._channels: list[Any] = []
+        self._lanes: list[Lane | None] = [None for _ in addresses]
         self._lenders: list[Lender] = [Lender() for _ in addresses]
         try:
             guard = None if pair is None else Guard(self._context, pair, Keyring())
@@ -184,7 +195,7 @@ class Loop:
     def finish(self, request: int, pending: Pending, seconds: float) -> Replies:
         """Runs an operation that was started to its end; raises as `ask`."""
         until = time.monotonic() + seconds
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             self._await_interruptibly(pending, until)
         else:
             self._await(pending, until, [])
@@ -208,6 +219,10 @@ class Loop:
             self._offers[worker] -= 1
             self.post(Offer(worker, token))
         return array
+
+    def add(self, event: CoordinatorEvent) -> None:
+        """Gives the machine an event, for a thread that is about to wait for what comes of it."""
+        self._events.append(event)
 
     def post(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event."""
@@ -312,46 +327,79 @@ class Loop:
 
     def _turn(self, until: float) -> None:
         """Handles what has come, after waiting for it if there is nothing yet."""
-        while self._events:
-            self._handle(self._events.popleft())
+        events = self._events
+        while events:
+            self._handle(events.popleft())
         now = time.monotonic()
-        if now >= self._machine.wake_at(0.0):
+        due = self._machine.wake_at(0.0)
+        if now >= due:
             self._handle(Tick())
-        for worker in list(self._full):
+            due = self._machine.wake_at(0.0)
+        self._due = due
+        due = min(due, until)
+        for worker in list(self._full) if self._full else ():
+            due = min(due, now + _RETRY)
             self._flush(worker)
-        self._due = self._machine.wake_at(0.0)
-        # Sending may take in what has arrived, of which the sleeper then would not know.
-        came = [worker for worker in self._touched if self._channels[worker].has_message()]
-        came += self._unread
-        self._touched.clear()
-        self._unread = []
-        for tag in came or self._sleeper.sleep(min(until, self._due, now + self._retry()) - now):
+        came: list[int] = []
+        if self._touched or self._unread:
+            # Sending may take in what has arrived, of which the sleeper then would not know.
+            came += [worker for worker in self._touched if self._channels[worker].has_message()]
+            came += self._unread
+            self._touched.clear()
+            self._unread.clear()
+        for tag in came or self._sleeper.sleep(due - now):
             if tag == _BELL:
                 self._bell.hear()
+            elif tag >= _LANE:
+                self._hear(tag - _LANE)
             elif tag >= 0:
                 self._drain(tag, self._channels[tag])
             else:  # what a worker said before it was lost counts: messages first, then the link
                 self._drain(~tag, self._channels[~tag])
                 self._look(~tag, self._channels[~tag])
 
-    def _retry(self) -> float:
-        return _RETRY if self._full else math.inf
-
     def _drain(self, worker: int, channel: Any) -> None:
         while channel.has_message() and (frames := channel.receive()) is not None:
-            try:
-                envelope, message, data = decode_frames(frames)
-            except ProtocolError as error:
-                _log.tell("message.refused", peer=f"worker {worker}", reason=str(error))
-                continue
-            if isinstance(message, Chunk) and message.slot and worker in self._borrowers:
-                borrow = self._borrowers[worker].borrow
-                data = Borrowed(partial(borrow, message.slot, message.turn, message.nbytes))
-            self._handle(Received(worker, envelope, message, data))
+            self._take(worker, frames)
+
+    def _take(self, worker: int, frames: list[Any]) -> None:
+        try:
+            envelope, message, data = decode_frames(frames)
+        except ProtocolError as error:
+            _log.tell("message.refused", peer=f"worker {worker}", reason=str(error))
+            return
+        if type(message) is Chunk and message.slot and worker in self._borrowers:
+            borrow = self._borrowers[worker].borrow
+            data = Borrowed(partial(borrow, message.slot, message.turn, message.nbytes))
+        self._handle(Received(worker, envelope, message, data))
+
+    def _hear(self, worker: int) -> None:
+        """Takes the next message of a worker's lane."""
+        lane = self._lanes[worker]
+        try:
+            frames = lane.receive() if lane is not None else None
+        except (TransportError, ProtocolError):  # if its process has ended, the link will tell
+            self._leave_lane(worker)
+            return
+        if frames is not None:
+            self._take(worker, frames)
+
+    def _find_lane(self, worker: int) -> None:
+        """Looks for a lane to a worker that is there."""
+        if self._lanes[worker] is None and not self._keys[worker]:
+            self._lanes[worker] = lane = Lane.to(self._addresses[worker])
+            if lane is not None:
+                self._sleeper.add(lane.fileno(), _LANE + worker)
+
+    def _leave_lane(self, worker: int) -> None:
+        lane, self._lanes[worker] = self._lanes[worker], None
+        if lane is not None:
+            lane.close()
 
     def _look(self, worker: int, channel: Any) -> None:
         for up in channel.changes():
             if up:
+                self._find_lane(worker)
                 self._handle(LinkUp(worker))
             else:
                 self._handle(self._down(worker))
@@ -370,11 +418,14 @@ class Loop:
                 raise
             self._settle(Settle(event.request, error))
             return
+        is_loss = False
         for action in actions:
+            if type(action) is Send:
+                self._send(action)
+                continue
             match action:
-                case Send():
-                    self._send(action)
                 case Settle():
+                    is_loss |= isinstance(action.outcome, WorkerLost)
                     self._settle(action)
                 case Attach(worker, token):
                     with suppress(TransportError):
@@ -383,12 +434,8 @@ class Loop:
                     self.draining.add(action.worker)
                     if self.on_draining is not None:
                         threading.Thread(target=self.on_draining, daemon=True).start()
-        if not isinstance(event, Begin | Received) or self._is_loss(actions):
+        if is_loss or type(event) not in _ORDINARY:
             self._activity.lost(self._machine.lost(), self._addresses)
-
-    @staticmethod
-    def _is_loss(actions: Sequence[CoordinatorAction]) -> bool:
-        return any(isinstance(a, Settle) and isinstance(a.outcome, WorkerLost) for a in actions)
 
     def _send(self, action: Send) -> None:
         try:
@@ -398,6 +445,13 @@ class Loop:
             self._handle(Gone(action.worker, reason, ended=False))
             return
         frames: list[Any] = [head] if action.data is None else [head, action.data]
+        lane = self._lanes[action.worker]
+        if lane is not None:
+            number = action.envelope.sequence
+            if isinstance(action.message, _LINKED):
+                lane.past = number
+            elif lane.carries(frames, number, action.acknowledged):
+                return
         self._unsent[action.worker].append(frames)
         self._flush(action.worker)
 
@@ -426,4 +480,6 @@ class Loop:
             lender.close()
         for channel in self._channels:
             channel.close()
+        for worker in range(len(self._lanes)):
+            self._leave_lane(worker)
         self._context.destroy(linger=0)

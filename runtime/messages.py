@@ -167,7 +167,8 @@ class Load(Message):
 class Compute(Message):
     """Runs the compute half of the envelope's step; its feeds were sent before it. The step before
     it that commits, if it was not told yet, is `commits`; else that is -1. A step that `follows`
-    one that is not decided yet waits for it to commit, and is dropped if it does not."""
+    one that is not decided yet waits for it to commit, and is dropped if it does not; a `free` one
+    reads nothing that steps of its program change, and need not wait for another one of them."""
 
     request: Count
     program: str
@@ -178,6 +179,7 @@ class Compute(Message):
     commits: int = -1
     small: list[Small] = field(default_factory=list)
     follows: int = -1
+    free: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ class Prepare(Message):
 
 @dataclass(frozen=True)
 class Commit(Message):
-    """The envelope's step happened: apply its assignments."""
+    """The envelope's step happened, and those before it: apply their assignments."""
 
 
 @dataclass(frozen=True)

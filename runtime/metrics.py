@@ -134,6 +134,20 @@ class Meters:
                 labels = ("other",) * len(labels)
             series[labels] = series.get(labels, 0) + value
 
+    def add_all(self, counts: Mapping[str, float], *labels: str) -> None:
+        """Count several things with the same labels; raises as `add`."""
+        with self._lock:
+            for name, value in counts.items():
+                series = self._values.get(name)
+                if series is None or labels not in series:
+                    break
+                series[labels] += value
+            else:
+                return
+        counted = list(counts).index(name)
+        for left in list(counts)[counted:]:
+            self.add(left, counts[left], *labels)
+
     def set(self, name: str, value: float, *labels: str) -> None:
         """Say what a gauge is now.
 

@@ -75,10 +75,11 @@ from graphflow.runtime.status import report
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import Bell, Sleeper
 from graphflow.runtime.transport.helm import SLICE, Helm
+from graphflow.runtime.transport.lane import Lane, Lanes
 from graphflow.runtime.wire import decode_frames, encode
 
 _TICK = 0.5  # seconds
-_BELL, _LISTENER, _PARENT = range(3)  # what wakes the thread that drives the sockets
+_BELL, _LISTENER, _PARENT, _LANES, _FIRST = range(5)  # what wakes who drives the sockets
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages taken from the socket before anything else has its turn
 _UNSENT = 4096  # answers that a connection does not take: more than any session has under way
@@ -145,6 +146,12 @@ class WorkerProcess:
         self._sleeper = Sleeper()
         self._sleeper.add(self._bell.fileno(), _BELL)
         self._sleeper.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
+        # A socket tells of what comes only once it has been found empty.
+        self._unread = True
+        self._lanes = Lanes(self.address if self._guard is None else "")
+        self._heard: dict[int, tuple[bytes, Lane]] = {}  # lanes, by what wakes us for them
+        if self._lanes.fileno() >= 0:
+            self._sleeper.add(self._lanes.fileno(), _LANES)
         self._due = time.monotonic() + _TICK
         self._stopping = False
         self._leaving = 0.0  # seconds that sessions have to go, once it was asked to end
@@ -220,6 +227,7 @@ class WorkerProcess:
             session.join(max(0.0, until - time.monotonic())) for session in self._ending.values()
         ]
         self._listener.close()
+        self._lanes.close()
         if self._guard is not None:
             self._guard.close()
         self._bell.close()
@@ -237,7 +245,8 @@ class WorkerProcess:
 
     def _turn(self, until: float) -> None:
         """Handles what has come, after waiting for it if there is nothing yet."""
-        self._finish()
+        if self._finished:
+            self._finish()
         now = time.monotonic()
         if now >= self._due:
             self._due = now + _TICK
@@ -245,22 +254,63 @@ class WorkerProcess:
         if self._leaving and self._left_by == math.inf:
             self._left_by = now + self._leaving
             self._handle(Drain(self._leaving))
-        for route in list(self._unsent):
+        for route in list(self._unsent) if self._unsent else ():
             self._flush(route)
-        # Sending may take in what has arrived, of which the sleeper then would not know.
-        if not self._listener.has_message():
+        if self._unread and not self._listener.has_message():
             self._listener.door.drained()
-            soon = now + _RETRY if self._unsent else self._due
-            for tag in self._sleeper.sleep(min(until, soon) - now):
-                if tag == _BELL:
-                    self._bell.hear()
-                elif tag == _PARENT:
-                    self._stopping = True
+            self._unread = False
+        soon = now if self._unread else now + _RETRY if self._unsent else self._due
+        for tag in self._sleeper.sleep(min(until, soon) - now):
+            if tag >= _FIRST:
+                self._hear(tag)
+            elif tag == _BELL:
+                self._bell.hear()
+            elif tag == _LISTENER:
+                self._unread = True
+            elif tag == _LANES:
+                self._admit()
+            else:
+                self._stopping = True
+        if self._unread:
+            self._listen()
+
+    def _listen(self) -> None:
         for _ in range(_BATCH):
             arrived = self._listener.receive() if self._listener.has_message() else None
             if arrived is None:
                 break
             self._take(*arrived)
+
+    def _admit(self) -> None:
+        admitted = self._lanes.admit()
+        if admitted is not None:
+            tag = _FIRST + admitted[1].fileno()
+            self._heard[tag] = admitted
+            self._sleeper.add(admitted[1].fileno(), tag)
+
+    def _hear(self, tag: int) -> None:
+        """Takes the next message of a lane."""
+        route, lane = self._heard[tag]
+        try:
+            frames = lane.receive()
+        except (TransportError, ProtocolError) as error:
+            if isinstance(error, ProtocolError):
+                self._refuse(route, "", error)
+            self._drop(route)
+            return
+        if frames is not None:
+            self._take(route, frames, "")
+
+    def _refuse(self, route: bytes, key: str, error: ProtocolError) -> None:
+        self.meters.add("graphflow_refused_messages_total")
+        _log.tell("message.refused", peer=key or route.hex(), reason=str(error))
+
+    def _drop(self, route: bytes) -> None:
+        """Ends a lane; what its peer says from now on comes by ZeroMQ."""
+        lane = self._lanes.get(route)
+        if lane is not None:
+            del self._heard[_FIRST + lane.fileno()]
+            self._lanes.drop(route)
 
     def _finish(self) -> None:
         while self._finished:
@@ -285,20 +335,24 @@ class WorkerProcess:
             self._send(Send(route, Envelope(*said, 0, 0, envelope.token), answer))
             return
         except ProtocolError as error:
-            self.meters.add("graphflow_refused_messages_total")
-            _log.tell("message.refused", peer=key or route.hex(), reason=str(error))
-            self._listener.blame(route, error)
+            self._refuse(route, key, error)
+            if self._lanes.get(route) is not None:
+                self._drop(route)
+            else:
+                self._listener.blame(route, error)
             return
+        lane = self._lanes.get(route) is not None
         hosted = self._sessions.get(envelope.session)
         if hosted is None:
-            self._listener.doubt(route)
-        elif isinstance(message, Chunk) and message.slot:
+            if not lane:
+                self._listener.doubt(route)
+        elif type(message) is Chunk and message.slot:
             data = hosted.borrowed(envelope.origin, message)
-        if isinstance(message, Status):
+        if type(message) is Status:
             back = Envelope(envelope.session, envelope.epoch, 0, 0, 1)
             self._send(Send(route, back, StatusReport(message.request, self._report_to(key))))
             return
-        self._handle(Received(route, envelope, message, data))
+        self._handle(Received(route, envelope, message, data, lane))
 
     def _report_to(self, key: str) -> dict[str, Any]:
         """What this worker does, for who holds a key."""
@@ -373,6 +427,7 @@ class WorkerProcess:
                 allow_ops=self._allow_ops,
                 report=self._report,
                 attend=self.attend,
+                wake=self._bell.ring,
                 meters=self.meters,
                 checkpoints=self._checkpoints,
             )
@@ -416,6 +471,12 @@ class WorkerProcess:
             request = getattr(action.message, "request", 0)
             head = encode(action.envelope, failed(request, error))
         frames: list[Any] = [head] if action.data is None else [head, action.data]
+        lane = self._lanes.get(action.lane or action.route)
+        if lane is not None:
+            if lane.carries(frames, action.envelope.sequence, action.acknowledged):
+                return
+            if not action.lane:
+                return  # no other way leads there
         waiting = self._unsent.setdefault(action.route, deque())
         if len(waiting) >= _UNSENT:
             self._listener.abandon(action.route)
@@ -424,6 +485,7 @@ class WorkerProcess:
         self._flush(action.route)
 
     def _flush(self, route: bytes) -> None:
+        self._unread = True  # sending may take in what has arrived
         waiting = self._unsent[route]
         while waiting:
             if not self._listener.send(route, waiting[0]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from graphflow import optim
 from graphflow.errors import (
@@ -23,8 +23,9 @@ from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.data import Data
 from graphflow.parallel.pipelines import Pipeline
+from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded
-from graphflow.parallel.strategies import Shard
+from graphflow.parallel.strategies import Shard, report_of
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import plan
 from graphflow.progress import telling
@@ -54,7 +55,7 @@ class Tried:
     why_not: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Search:
     """What was tried, best first. It is a strategy itself: the best one. Print it."""
 
@@ -77,6 +78,21 @@ class Search:
         whole = Shard(mesh={"one": 1}) if chosen is None else chosen
         made: Sharded = whole.divide(graph, cluster, known, fed)
         return made
+
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+        """What the best strategy makes of some fetches. Print it."""
+        return report_of(self, fetches, cluster)
+
+    def __mul__(self, other: Any) -> NoReturn:
+        raise ShardingError(
+            f"at {user_location()}: auto has tried products, too, and chose {self.best.name}; "
+            "what it found is .best.strategy, and goes into products itself"
+        )
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"<auto: {self.best.name}, the best of {len(self.tried)}>"
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -15,6 +15,7 @@ from typing import Any
 from graphflow.ops.reduction_order import combining, finish, fold
 from graphflow.runtime.collectives.pieces import Collective
 
+_NAME_BYTES = 128  # of a name under which ranks meet
 _PAUSE = 1e-4  # seconds between two looks at whether it is done
 
 
@@ -25,6 +26,16 @@ def library() -> Any:
     except ImportError:
         return None
     return nccl if getattr(nccl, "available", True) else None
+
+
+def _communicator(nccl: Any, count: int, unique: Sequence[int], rank: int) -> Any:
+    """CuPy takes the name as bytes from version 14 on, and before that as the numbers of C's chars,
+    as it gave them."""
+    try:
+        whole = bytes(each & 0xFF for each in unique).ljust(_NAME_BYTES, b"\0")[:_NAME_BYTES]
+        return nccl.NcclCommunicator(count, whole, rank)
+    except TypeError:
+        return nccl.NcclCommunicator(count, tuple(unique), rank)
 
 
 class Nccl:
@@ -41,7 +52,7 @@ class Nccl:
         self._xp = backend.xp
         self._nccl = library()
         with backend.active():
-            self._communicator = self._nccl.NcclCommunicator(what.count, tuple(unique), rank)
+            self._communicator = _communicator(self._nccl, what.count, unique, rank)
             self._stream = self._xp.cuda.Stream(non_blocking=True)
             self._made = self._xp.cuda.Event(disable_timing=True)
             self._done = self._xp.cuda.Event(disable_timing=True)

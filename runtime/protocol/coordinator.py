@@ -9,7 +9,6 @@ the next order, so that a step is one message each way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import inf
 
 from graphflow.errors import (
@@ -28,6 +27,7 @@ from graphflow.runtime.messages import (
     Chunk,
     Commit,
     Compute,
+    Done,
     Draining,
     Envelope,
     Failed,
@@ -108,11 +108,11 @@ class CoordinatorMachine:
     def handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         """What to do about an event. Time is monotonic, in seconds."""
         self._now = now
+        if isinstance(event, Received):  # nearly always
+            return self._receive(event)
         match event:
             case Begin():
                 return self._begin(event)
-            case Received():
-                return self._receive(event)
             case Release(request):
                 return self._release(request)
             case Offer(worker, token):
@@ -134,8 +134,10 @@ class CoordinatorMachine:
 
     def wake_at(self, now: float) -> float:
         """When the next Tick is due."""
-        deadlines = [operation.deadline for operation in self._operations.values()]
-        return max(now, min([self._beat + BEAT, self._watch.due, self._commit_at, *deadlines]))
+        due = min(self._beat + BEAT, self._watch.due, self._commit_at)
+        for operation in self._operations.values():
+            due = min(due, operation.deadline)
+        return max(now, due)
 
     def awaited(self) -> list[int]:
         """The workers whose replies an operation waits for."""
@@ -165,33 +167,43 @@ class CoordinatorMachine:
         if self._fenced is not None:
             return [Settle(begin.request, self._fenced)]
         for worker in begin.orders:
-            if self.is_lost(worker):
+            if self._peers[worker].gone is not None:
                 error = self._peers[worker].lost(f"was lost before {operation.what}")
                 return [Settle(begin.request, error)]
         if operation.is_step:
             operation.deadline += GRACE
-        if begin.follows >= 0 and self._step(begin.follows) is not None:
-            operation.deadline = inf
-        cut = operation.cut(self._far)
+            if begin.follows >= 0 and self._step(begin.follows) is not None:
+                operation.deadline = inf
+        cut = operation.cut(self._far) if any(o.arrays for o in begin.orders.values()) else {}
         if not operation.waiting:
             return [Settle(begin.request, operation.replies)]
         self._operations[begin.request] = operation
         actions: list[CoordinatorAction] = []
         for worker, order in begin.orders.items():
             message = order.message
-            if isinstance(message, Compute):
-                message = replace(message, commits=self._peers[worker].commits)
-                self._peers[worker].commits = -1
-                self._owed.discard(worker)
+            if operation.is_step:
+                assert isinstance(message, Compute)
+                message = self._committing(self._peers[worker], message)
                 if message.trace:  # its clock, as it is now
                     actions += self._ping(worker)
             else:
                 actions += self._tell_commit(worker)
                 self._peers[worker].opening |= isinstance(message, Open)
-            for chunk, data in cut[worker]:
+            for chunk, data in cut.get(worker, ()):
                 actions += self._send(worker, chunk, begin.step, data)
             actions += self._send(worker, message, begin.step)
         return actions
+
+    def _committing(self, peer: Peer, order: Compute) -> Compute:
+        """An order for a step, that tells to commit the one before it."""
+        if peer.commits < 0:
+            return order
+        commits, peer.commits = peer.commits, -1
+        self._owed.discard(peer.index)
+        return Compute(
+            order.request, order.program, order.bindings, order.feeds, order.trace, order.deadline,
+            commits, order.small, order.follows, order.free,
+        )  # fmt: skip
 
     def _receive(self, event: Received) -> list[CoordinatorAction]:
         worker, envelope, message = event.worker, event.envelope, event.message
@@ -207,7 +219,7 @@ class CoordinatorMachine:
         if peer.stream.outbound.acknowledged > before or not peer.opened:
             peer.heeds(self._now)
         peer.opened = peer.opened or (peer.opening and not peer.stream.outbound.pending)
-        actions = self._sends(worker, letters)
+        actions = self._sends(worker, letters) if letters else []
         if arrival in (Arrival.DUPLICATE, Arrival.MISSING):
             return actions
         try:
@@ -243,6 +255,11 @@ class CoordinatorMachine:
         self, worker: int, envelope: Envelope, message: Message, data: Buffer | None
     ) -> list[CoordinatorAction]:
         peer = self._peers[worker]
+        if type(message) is Done:  # nearly always
+            operation = self._operations.get(message.request)
+            if operation is None or worker not in operation.waiting:
+                return []  # it ended before: aborted, timed out
+            return self._answered(operation, worker, message)
         match message:
             case Broken(reason, op, ended):
                 return self._lose(Gone(worker, reason, op, ended))
@@ -270,7 +287,11 @@ class CoordinatorMachine:
         if isinstance(message, UNNUMBERED) or operation is None or worker not in operation.waiting:
             return []  # it ended before: aborted, timed out
         if isinstance(message, Failed):
-            return self._end(operation, raised(message, str(peer)))
+            failure = raised(message, str(peer))
+            if operation.is_free and self._step(operation.begin.follows) is not None:
+                operation.failure = operation.failure or failure
+                return []
+            return self._end(operation, failure)
         if isinstance(message, Spans):
             reading = peer.clock.reading(self._now)
             operation.replies.spans.extend(reading.shifted(message.spans))
@@ -397,6 +418,7 @@ class CoordinatorMachine:
                 peer.commits = step
                 self._owed.add(worker)
             elif self._fenced is None:
+                actions += self._tell_commit(worker)  # of those before it, which it does not undo
                 told = Abort(type(error).__name__, str(error)[:2000])
                 actions += self._send(worker, told, step)
         if self._owed:
@@ -416,7 +438,14 @@ class CoordinatorMachine:
                 what = f"{operation.what} was not run, because {decided.what} failed"
                 actions += self._end(operation, SessionError(what))
                 continue
-            operation.deadline = self._now + operation.begin.seconds + GRACE
+            if operation.failure is not None:
+                actions += self._end(operation, operation.failure)
+                continue
+            operation.deadline = inf
+            if operation.waiting or not operation.held:
+                operation.deadline = self._now + operation.begin.seconds + GRACE
+            if operation.is_free:
+                continue  # it computes already
             for worker in decided.begin.orders:
                 actions += self._tell_commit(worker)
         return actions
@@ -444,4 +473,5 @@ class CoordinatorMachine:
         return self._sends(worker, self._peers[worker].stream.send(message, step, data))
 
     def _sends(self, worker: int, letters: Iterable[Letter]) -> list[CoordinatorAction]:
-        return [Send(worker, letter.envelope, letter.message, letter.data) for letter in letters]
+        known = self._peers[worker].stream.outbound.acknowledged
+        return [Send(worker, each.envelope, each.message, each.data, known) for each in letters]

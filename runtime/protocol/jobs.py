@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from graphflow.errors import GraphflowError
 from graphflow.runtime.messages import (
@@ -57,18 +60,17 @@ Outcome = None | Computed | Saved | Array | dict[str, object] | list[int] | floa
 # Events ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     """A message came over the connection `route`."""
 
     route: Route
     envelope: Envelope
     message: Message
     data: Buffer | None = None
+    lane: bool = False  # a way for short messages only, beside the one for all
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """A job of a session ended, with its result or its error."""
 
     session: str
@@ -121,18 +123,19 @@ WorkerEvent = Received | Finished | Offer | Cut | Tick | Drain | Leave
 # Actions ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Send:
-    """Sends a message back over a connection."""
+class Send(NamedTuple):
+    """Sends a message back over a connection; if there is a `lane` beside it, over that, unless it
+    would overtake what went the other way and has not been `acknowledged`."""
 
     route: Route
     envelope: Envelope
     message: Message
     data: memoryview | None = None
+    lane: Route = b""
+    acknowledged: int = 0
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Gives a session its next job; Open is the first of an epoch and Close the last.
 
     A Chunk is an echo to send back, and runs beside the others.
@@ -142,12 +145,11 @@ class Run:
     job: Job
     step: int
     epoch: int
-    arrays: dict[Key, Array] = field(default_factory=dict)
+    arrays: Mapping[Key, Array] = MappingProxyType({})
     token: str = ""  # with Open
 
 
-@dataclass(frozen=True)
-class Deliver:
+class Deliver(NamedTuple):
     """A tensor arrived from another worker; or an echo came back, then `step` is the request."""
 
     session: str
@@ -158,8 +160,7 @@ class Deliver:
     echo: bool = False
 
 
-@dataclass(frozen=True)
-class Heard:
+class Heard(NamedTuple):
     """Another worker was heard. The link to it takes note of what that one has `acknowledged`, and
     of what was `received` from it; it tells it `told`, and sends again what `wanted` asks for."""
 

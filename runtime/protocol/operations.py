@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from graphflow.errors import ProtocolError
+from graphflow.errors import GraphflowError, ProtocolError
 from graphflow.runtime.messages import (
     Chunk,
     Close,
@@ -51,6 +51,9 @@ REPLIES: dict[type[Message], type[Message]] = {
 }
 
 
+_FETCHED = (Done, Saved)
+
+
 @dataclass
 class Operation:
     """An operation under way."""
@@ -59,17 +62,24 @@ class Operation:
     deadline: float
     waiting: set[int]
     held: bool = False
+    failure: GraphflowError | None = None  # of a free step: told once the one before is decided
     replies: Replies = field(default_factory=Replies)
 
     @cached_property
     def is_step(self) -> bool:
         """Whether its end is a decision that all its workers are told."""
-        return any(isinstance(order.message, Compute) for order in self.begin.orders.values())
+        return bool(self.begin.orders) and isinstance(self.first, Compute)
 
     @property
     def first(self) -> Message:
         """One of its orders; all are of one kind."""
         return next(iter(self.begin.orders.values())).message
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is a step that may compute before the one that it follows is decided."""
+        first = self.first
+        return isinstance(first, Compute) and first.free
 
     @property
     def what(self) -> str:
@@ -80,8 +90,8 @@ class Operation:
         return f"{type(self.first).__name__.lower()} {subject}".rstrip()
 
     def cut(self, far: Sequence[bool]) -> dict[int, list[tuple[Chunk, memoryview | None]]]:
-        """The pieces of all arrays, by worker. They are cut before anything is numbered, so that
-        one that cannot travel leaves no trace.
+        """The pieces of all arrays, by worker that has any. They are cut before anything is
+        numbered, so that one that cannot travel leaves no trace.
 
         Raises:
             ProtocolError: an array's dtype has no name on the wire.
@@ -93,6 +103,7 @@ class Operation:
                 for piece in pieces(purpose, self.begin.request, name, array, far=far[worker])
             ]
             for worker, order in self.begin.orders.items()
+            if order.arrays
         }
 
     def accept(self, worker: int, message: Message, inbox: Assembler) -> None:
@@ -104,13 +115,15 @@ class Operation:
         asked = type(self.begin.orders[worker].message)
         if not isinstance(message, REPLIES[asked]):
             raise ProtocolError(f"{type(message).__name__} is no answer to {self.what}")
-        if isinstance(message, Done | Saved):
+        if isinstance(message, _FETCHED):
             self.replies.arrays[worker] = {
                 name: inbox.take(worker, "fetch", self.begin.request, name)
                 for name in message.fetches
             }
-        if isinstance(message, Done):
-            self.replies.arrays[worker] |= {each[0]: array_of(each) for each in message.small}
+        if isinstance(message, Done) and message.small:
+            arrays = self.replies.arrays[worker]
+            for each in message.small:
+                arrays[each[0]] = array_of(each)
         self.replies.messages[worker] = message
         self.waiting.discard(worker)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from graphflow.errors import GraphflowError
 from graphflow.runtime.messages import Array, Chunk, Envelope, Key, Message, Span
 from graphflow.runtime.wire import Buffer
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """What one worker is asked, and the arrays (purpose, name, array) that go before it;
     of one that is lent, the message that says where it is."""
 
@@ -22,8 +22,7 @@ class Order:
 # Events ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(NamedTuple):
     """The event that starts an operation; `seconds` is its deadline from now.
 
     A step may be begun before the one that it `follows` is decided; its time then runs from that
@@ -45,8 +44,7 @@ class Release:
     request: int
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     """A message came from a worker."""
 
     worker: int
@@ -116,22 +114,22 @@ class Replies:
     errors: dict[int, float] = field(default_factory=dict)  # of their times, in seconds
 
 
-@dataclass(frozen=True)
-class Settle:
+class Settle(NamedTuple):
     """The action that ends an operation, with replies or with an error."""
 
     request: int
     outcome: Replies | GraphflowError
 
 
-@dataclass(frozen=True)
-class Send:
-    """Sends a message to a worker."""
+class Send(NamedTuple):
+    """Sends a message to a worker; over a lane, too, unless it would overtake what went another way
+    and has not been `acknowledged`."""
 
     worker: int
     envelope: Envelope
     message: Message
     data: memoryview | None = None
+    acknowledged: int = 0
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from graphflow.runtime.messages import (
     Meet,
     Message,
     Met,
+    Pong,
     Probe,
     Probed,
     Read,
@@ -45,6 +46,10 @@ from graphflow.runtime.wire import (
     small,
 )
 
+_UNANSWERED = (Commit, Abort, Chunk)
+_FETCHING = (Compute, Read, Save)
+_RESULTS = (Computed, np.ndarray)
+
 AHEAD = 8  # steps that a session may have waiting for another to commit
 
 
@@ -59,8 +64,12 @@ class Served:
     heard: float
     inbox: Assembler
     far: bool = False  # the coordinator may be on another host
+    lane: Route = b""  # the way for short messages, if the coordinator has one
     begun: int = -1  # the last step that was computed or is being computed
+    program: str = ""  # its program
     settled: int = -1  # the last step that was committed or aborted
+    # Steps that were begun and are not settled: several only if all but the first are free.
+    open: deque[int] = field(default_factory=deque)
     committed: int = -1
     ahead: deque[Run] = field(default_factory=deque)  # steps that wait for one to commit
     # From the workers that sent anything; what goes to them is numbered by the links.
@@ -100,37 +109,59 @@ class Served:
         last = self.ahead[-1].step if self.ahead else self.begun
         if step <= max(last, self.settled):
             raise ProtocolError(f"step {step} is not after step {last}")
-        arrays = self.take("feed", message.request, message.feeds)
-        arrays |= {each[0]: array_of(each) for each in message.small}
+        arrays = self.take("feed", message.request, message.feeds) if message.feeds else {}
+        for each in message.small:
+            arrays[each[0]] = array_of(each)
         run = Run(self.name, message, step, self.epoch, arrays)
-        if message.follows < 0 or message.follows == self.committed:
-            self.begun = step
-            return [run]
+        if message.follows < 0 or message.follows == self.committed or self._is_free(message):
+            return [self._begin(run, message)]
         if message.follows == last and last > self.settled:
             if len(self.ahead) >= AHEAD:
                 raise ProtocolError(f"more than {AHEAD} steps wait for another to commit")
             self.ahead.append(run)
         return []  # else the step that it follows was aborted
 
+    def _is_free(self, message: Compute) -> bool:
+        """Whether a step need not wait for the one that it follows to commit."""
+        begun = bool(self.open) and self.open[-1] == message.follows
+        return begun and message.free and message.program == self.program and not self.ahead
+
+    def _begin(self, run: Run, order: Compute) -> Run:
+        self.begun, self.program = run.step, order.program
+        self.open.append(run.step)
+        return run
+
     def settle(self, message: Commit | Abort, step: int) -> list[WorkerAction]:
-        """Ends a step."""
-        if step != self.begun or step <= self.settled:
+        """Ends a step: a commit also those before it, an abort also those after it, which follow
+        it."""
+        if step not in self.open:
             # It has not begun: its order was refused here, or it follows another one.
             while self.ahead and step <= self.ahead[-1].step:
                 self.ahead.pop()
             return []
-        self.settled = step
-        self.inbox.forget("edge", step)
-        run = Run(self.name, message, step, self.epoch)
         if isinstance(message, Commit):
-            self.committed = step
-            if not self.ahead:
-                return [run]
-            following = self.ahead.popleft()
-            self.begun = following.step
-            return [run, following]
+            return self._commit(message, step)
+        last = self.open[-1]
+        while self.open and self.open[-1] >= step:
+            self.inbox.forget("edge", self.open.pop())
         self.ahead.clear()
-        return [Wake(self.name, step, error_of(message.error, message.text)), run]
+        if not self.open:
+            self.settled = last
+        woken = Wake(self.name, last, error_of(message.error, message.text))
+        return [woken, Run(self.name, message, last, self.epoch)]
+
+    def _commit(self, message: Commit, step: int) -> list[WorkerAction]:
+        actions: list[WorkerAction] = []
+        while self.open and self.open[0] <= step:
+            each = self.open.popleft()
+            self.inbox.forget("edge", each)
+            actions.append(Run(self.name, message, each, self.epoch))
+        self.settled = self.committed = step
+        if self.ahead and not self.open:
+            following = self.ahead.popleft()
+            assert isinstance(following.job, Compute)
+            actions.append(self._begin(following, following.job))
+        return actions
 
     # Answers -----------------------------------------------------------------------------------
 
@@ -145,14 +176,17 @@ class Served:
         return [self.sent(letter) for letter in self.stream.send(message, step, data)]
 
     def sent(self, letter: Letter) -> Send:
-        """A letter on its way to where the coordinator is now."""
-        return Send(self.route, letter.envelope, letter.message, letter.data)
+        """A letter on its way to where the coordinator is now. An answer to a ping goes the way
+        that can take everything, for that is the one whose end would have to be noticed."""
+        lane = b"" if isinstance(letter.message, Pong) else self.lane
+        known = self.stream.outbound.acknowledged
+        return Send(self.route, letter.envelope, letter.message, letter.data, lane, known)
 
     def answer(self, job: Job, step: int, outcome: Outcome) -> list[WorkerAction]:
         """What a job that was asked for ended with, if that is no error."""
-        assert not isinstance(job, Commit | Abort | Chunk)
-        if isinstance(outcome, Computed | np.ndarray):
-            assert isinstance(job, Compute | Read | Save)
+        assert not isinstance(job, _UNANSWERED)
+        if isinstance(outcome, _RESULTS):
+            assert isinstance(job, _FETCHING)
             try:
                 return self._results(job, step, outcome)
             except ProtocolError as error:
@@ -188,6 +222,9 @@ class Served:
             else:
                 names.append(name)
                 cut += pieces("fetch", job.request, name, array, far=self.far)
+        if not (cut or computed.spans or isinstance(job, Save)):
+            peak = dict(computed.peak)
+            return self.reply(Done(job.request, [], peak, inside), step)  # as most of the time
         peak = {device: int(nbytes) for device, nbytes in computed.peak.items()}
         messages: list[tuple[Message, memoryview | None]] = [
             (Spans(job.request, computed.spans[start : start + SPANS_A_MESSAGE]), None)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from hmac import compare_digest
+from typing import NamedTuple
 
 from graphflow import _version
 from graphflow.errors import GraphflowError, StaleEpoch, StaleSession
@@ -40,6 +41,7 @@ ACK_EVERY = WINDOW // 8  # messages
 ACK_BYTES = WINDOW_BYTES // 8
 
 _BEATS = (Ping, Pong, Ack)
+_UNNUMBERED = frozenset(UNNUMBERED)
 
 
 class Arrival(Enum):
@@ -51,8 +53,7 @@ class Arrival(Enum):
     BEAT = "it has no number of its own"
 
 
-@dataclass(frozen=True)
-class Letter:
+class Letter(NamedTuple):
     """A message as it is sent, the bytes of its second frame included."""
 
     envelope: Envelope
@@ -99,7 +100,8 @@ class Outbound:
         self.sent += 1
         letter = Letter(self._envelope(step), message, data)
         self._kept.append(letter)
-        self._bytes += data.nbytes if data is not None else 0
+        if data is not None:
+            self._bytes += data.nbytes
         return letter
 
     def tell(self, message: Message, step: int = 0) -> Letter:
@@ -113,6 +115,8 @@ class Outbound:
     def acknowledge(self, number: int) -> bool:
         """Lets go of what the receiver has; whether that was anything."""
         before = self.acknowledged
+        if number <= before:
+            return False
         while self._kept and self._kept[0].envelope.sequence <= number:
             letter = self._kept.popleft()
             self._bytes -= letter.data.nbytes if letter.data is not None else 0
@@ -150,6 +154,7 @@ class Inbound:
 
     def __init__(self, received: int = 0) -> None:
         self.received = received
+        self.noted = 0  # what its sender has acknowledged, as it was passed on last
         self._asked = 0  # the number that was asked for last
         self._attempt = 0
         self._owed = 0  # messages that were not acknowledged
@@ -165,7 +170,7 @@ class Inbound:
     ) -> tuple[Arrival, Ack | Resend | None]:
         """What to make of a message, and what to tell its sender."""
         number, due = envelope.sequence, self.received + 1
-        if isinstance(message, UNNUMBERED):
+        if type(message) in _UNNUMBERED:
             if number < due or not isinstance(message, _BEATS):
                 # An acknowledgement that was lost is said again to one who asks.
                 asked = isinstance(message, Ack) and message.asks
@@ -208,7 +213,7 @@ def _intact(message: Message, data: Buffer | None) -> bool:
         case Tensor(array):
             return checksum(array[3]) == array[4]
         case Compute() | Done():
-            return all(checksum(each[3]) == each[4] for each in message.small)
+            return not message.small or all(checksum(each[3]) == each[4] for each in message.small)
     return True
 
 
@@ -230,6 +235,9 @@ class Stream:
 
     def send(self, message: Message, step: int = 0, data: memoryview | None = None) -> list[Letter]:
         """What to send now, for a message that is to be sent."""
+        if not self._waiting and self.outbound.room(data.nbytes if data is not None else 0):
+            self.inbound.acknowledged()  # it rides along
+            return [self.outbound.post(message, step, data)]
         self._waiting.append((message, step, data))
         return self._flush()
 
@@ -247,7 +255,7 @@ class Stream:
         letters = [self.tell(told)] if told is not None else []
         if isinstance(message, Resend):
             letters += self.outbound.again(message)
-        if self.outbound.acknowledge(envelope.acknowledged):
+        if self.outbound.acknowledge(envelope.acknowledged) and self._waiting:
             letters += self._flush()
         return arrival, letters
 

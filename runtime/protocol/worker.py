@@ -85,6 +85,9 @@ from graphflow.runtime.wire import (
 )
 
 MAX_SESSIONS = 64
+_UNANSWERED = (Close, Chunk)
+_DECISIONS = (Commit, Abort)
+_NOTED_EVERY = 8  # small tensors, of whose acknowledgements the link is told together
 _QUIET = 1.5  # seconds without a word of the coordinator, who should speak every second
 _REMEMBERED = 4096  # closed sessions whose late messages are still known as such
 _SILENT = 5.0  # seconds after which a session without a word of its coordinator is parked
@@ -138,9 +141,9 @@ class WorkerMachine:
 
     def handle(self, event: WorkerEvent, now: float) -> list[WorkerAction]:
         """What to do about an event. Time is monotonic, in seconds."""
+        if isinstance(event, Received):  # nearly always
+            return self._receive(event, now)
         match event:
-            case Received():
-                return self._receive(event, now)
             case Finished():
                 return self._finish(event)
             case Offer(name, token):
@@ -198,9 +201,13 @@ class WorkerMachine:
             return self._stale(session, event, stale, now)
         if envelope.origin != COORDINATOR:
             return self._from_peer(session, envelope, message, event.data)
-        session.heard, session.route = now, event.route  # a reconnection comes by a new way
+        session.heard = now
+        if event.lane:
+            session.lane = event.route
+        else:  # a reconnection comes by a new way
+            session.route = event.route
         arrival, letters = session.stream.receive(envelope, message, event.data)
-        actions: list[WorkerAction] = [session.sent(letter) for letter in letters]
+        actions: list[WorkerAction] = [session.sent(each) for each in letters] if letters else []
         if arrival is Arrival.BEAT:
             return actions + self._beat(session, message, now)
         if arrival is Arrival.DUPLICATE and isinstance(message, Open):
@@ -295,7 +302,15 @@ class WorkerMachine:
         arrival, told = inbound.take(envelope, message, data)
         if told is not None:
             inbound.acknowledged()
+        elif arrival is Arrival.FRESH and type(message) is Tensor:
+            small = self._tensor(session, origin, message, envelope.step)
+            if envelope.acknowledged < inbound.noted + _NOTED_EVERY:
+                return small  # the link is told with one of the next
+            inbound.noted = envelope.acknowledged
+            known = envelope.acknowledged
+            return [*small, Heard(session.name, origin, known, inbound.received)]
         wanted = message if isinstance(message, Resend) else None
+        inbound.noted = envelope.acknowledged
         heard = Heard(session.name, origin, envelope.acknowledged, inbound.received, told, wanted)
         if isinstance(message, Share):
             return [heard, Attach(session.name, origin, message.token)]
@@ -342,6 +357,8 @@ class WorkerMachine:
     def _order(
         self, session: Served, message: Message, step: int, data: Buffer | None
     ) -> list[WorkerAction]:
+        if type(message) is Compute:  # nearly always
+            return session.compute(message, step)
         name, epoch = session.name, session.epoch
         match message:
             case Chunk():
@@ -352,8 +369,6 @@ class WorkerMachine:
             case Load():
                 arrays = session.take("part", message.request, range(message.parts))
                 return [Run(name, message, 0, epoch, arrays)]
-            case Compute():
-                return session.compute(message, step)
             case Commit() | Abort():
                 return session.settle(message, step)
             case Write():
@@ -371,9 +386,9 @@ class WorkerMachine:
     def _finish(self, event: Finished) -> list[WorkerAction]:
         session = self._sessions.get(event.session)
         job, outcome = event.job, event.outcome
-        if session is None or session.epoch != event.epoch or isinstance(job, Close | Chunk):
+        if session is None or session.epoch != event.epoch or isinstance(job, _UNANSWERED):
             return []
-        if isinstance(job, Commit | Abort):
+        if isinstance(job, _DECISIONS):
             if isinstance(outcome, BaseException):
                 what = f"{type(job).__name__.lower()} of step {event.step} failed"
                 return self._break(session, f"{what}: {outcome}")

@@ -116,7 +116,7 @@ def _beats(sock: zmq.Socket[bytes], silence_ms: int) -> None:
 
 def _send(sock: zmq.Socket[bytes], frames: Frames) -> None:
     # Below this size a copy costs less than the bookkeeping of a frame that is lent.
-    copied = all(len(frame) < DIRECT_BYTES for frame in frames)
+    copied = max(map(len, frames)) < DIRECT_BYTES
     for frame in frames[:-1]:
         sock.send(frame, _MORE, copy=copied)
     sock.send(frames[-1], _NOW, copy=copied)
@@ -203,7 +203,7 @@ class Listener:
             return None
         route: bytes = first.bytes if self._guarded else first
         if self.door.knows(route):
-            frames = _rest(self.socket, [route], 2)
+            frames = _rest(self.socket, [route, self.socket.recv()], 2)  # a route is never alone
         else:
             head: Any = self.socket.recv(copy=False)
             self.door.meet(route, _descriptor(head))

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SLOW = pytest.mark.slow  # it plans for dozens of clusters, and for a thousand GPUs
+PAGES = ["parallel", "pipelines", "layers", pytest.param("whatif", marks=SLOW)]
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["parallel", "pipelines", "layers"])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
     assert len(blocks) >= 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import ArgumentError, MemoryLimitError, PlanError
+from graphflow.errors import ArgumentError, MemoryLimitError, PlanError, ShardingError
 from graphflow.op import Tensor
 from graphflow.parallel import Pipeline, auto
 from graphflow.parallel.search import tensor_rules
@@ -84,6 +84,17 @@ def test_the_choice_is_a_strategy() -> None:
     for cluster, memory in ((gf.Cluster.here(), None), (TWO, None)):
         found = auto(loss, cluster, shapes={x: X.shape}, memory=memory, quiet=True)
         np.testing.assert_allclose(losses(found), losses(None), rtol=1e-5)
+
+
+def test_the_choice_has_a_report_and_goes_into_no_product() -> None:
+    x, loss = network()
+    found = auto(loss, TWO, shapes={x: X.shape}, quiet=True)
+    assert repr(found) == f"<auto: {found.best.name}, the best of {len(found.tried)}>"
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=found)
+    assert str(found.report([loss, train], TWO)).startswith("mesh ")
+    for product in (lambda: found * 2, lambda: gf.parallel.Data(2) * found):
+        with pytest.raises(ShardingError, match="auto has tried products, too"):
+            product()
 
 
 @pytest.mark.parametrize(

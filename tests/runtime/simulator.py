@@ -19,7 +19,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -273,10 +272,10 @@ class World:
         if isinstance(event.message, Chunk) and not self.quiet and self.random.random() < 0.02:
             damaged = bytearray(event.data)
             damaged[self.random.randrange(len(damaged))] ^= 1 << self.random.randrange(8)
-            return replace(event, data=bytes(damaged))
+            return event._replace(data=bytes(damaged))
         if self.encoded:
             envelope, message = wire.decode(encode(event.envelope, event.message))
-            return replace(event, envelope=envelope, message=message)
+            return event._replace(envelope=envelope, message=message)
         return event
 
     def _tell_link(self, user: User, worker: int, *, up: bool, delay: float) -> None:
@@ -409,7 +408,7 @@ class World:
             # Who opens one that is not there has a session of his own, under a name that is taken.
             if session != event.envelope.session and (there or not isinstance(event.message, Open)):
                 envelope = event.envelope._replace(session=session)
-                self.workers[worker].hear(replace(event, route=stranger, envelope=envelope))
+                self.workers[worker].hear(event._replace(route=stranger, envelope=envelope))
         for worker in self.workers:
             for user in self.users:
                 if user.name in worker.machine.sessions:

@@ -196,3 +196,20 @@ def test_gpus_meet_by_way_of_the_host_and_go_on_by_themselves(
     together([partial(go, rank) for rank in range(2)])
     exchanges.close()
     assert direct.count(False) == 2 and direct.count(True) == 6
+
+
+@pytest.mark.parametrize("form", [tuple, bytes])
+def test_ranks_meet_under_a_name_of_either_form_that_cupy_has(form: type) -> None:
+    """Bytes from CuPy 14 on; before, a tuple of C's chars, which may be negative."""
+    given = (-1, 0, 127, *range(125)) if form is tuple else bytes([255, 0, 127, *range(125)])
+    met: list[Any] = []
+
+    def communicator(count: int, unique: Any, rank: int) -> str:
+        if type(unique) is not form:
+            raise TypeError("Argument 'commId' has incorrect type")
+        met.append(unique)
+        return "made"
+
+    stand = SimpleNamespace(NcclCommunicator=communicator)
+    assert nccl._communicator(stand, 2, tuple(given), 0) == "made"
+    assert met == [given]

@@ -413,3 +413,32 @@ def test_only_a_step_that_assigns_something_has_changes_to_commit(host: Host) ->
     assert host.changes("s")
     host.commit("s", 2)
     assert host.read("s", "v").tolist() == [1, 1] and not host.changes("s")
+
+
+@pytest.mark.parametrize("comes", ["put", "cancel"])
+def test_a_thread_that_receives_hears_at_once_of_what_another_device_says(comes: str) -> None:
+    mail = Mail()
+    mail.deadline = time.monotonic() + 30
+    asleep, rung = threading.Event(), threading.Event()
+
+    def attend(over: Callable[[], bool], seconds: float) -> bool:
+        while not over():
+            asleep.set()
+            assert rung.wait(20)  # as a thread sleeps that waits for sockets
+            rung.clear()
+        return True
+
+    mail.attend, mail.wake = attend, rung.set
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(mail.take, 1, 7, "edge 7")
+        assert asleep.wait(20)
+        if comes == "put":
+            mail.put(1, 7, "array")
+            assert taken.result(20) == "array"
+        else:
+            mail.cancel(1, SessionError("over"))
+            with pytest.raises(SessionError, match="over"):
+                taken.result(20)
+    rung.clear()
+    mail.put(2, 7, "nobody sleeps")
+    assert not rung.is_set()

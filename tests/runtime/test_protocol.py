@@ -377,6 +377,53 @@ def test_the_next_step_carries_the_commit_and_any_other_order_follows_it() -> No
     assert told(desk.machine.handle(c.Tick(), 0.4), Commit) == [1]
 
 
+def ahead(desk: Desk, request: int, step: int, follows: int, *, free: bool) -> list:
+    """Begins a step that is not decided before it is released."""
+    order = Compute(request, "p", {}, [], False, 2.0, follows=follows, free=free)
+    orders = {worker: c.Order(order) for worker in range(2)}
+    return desk.machine.handle(c.Begin(request, orders, 2.0, step, follows, held=True), 0.0)
+
+
+def test_free_steps_need_no_word_in_between_and_others_do() -> None:
+    for free in (True, False):
+        desk = Desk()
+        ahead(desk, 2, 1, -1, free=free)
+        ahead(desk, 3, 2, 1, free=free)
+        for worker in range(2):
+            desk.hear(worker, Done(2, [], {}), 0.1)
+        assert desk.machine.handle(c.Release(2), 0.1)
+        actions = ahead(desk, 4, 3, 2, free=free)
+        carried = [a.message.commits for a in actions if isinstance(a, c.Send)]
+        assert carried == ([1, 1] if free else [-1, -1])
+
+
+def test_a_free_step_that_fails_early_is_told_when_the_one_before_it_is_decided() -> None:
+    desk = Desk()
+    ahead(desk, 2, 1, -1, free=True)
+    ahead(desk, 3, 2, 1, free=True)
+    desk.hear(0, Done(2, [], {}), 0.1)
+    assert desk.hear(0, Failed(3, "OpError", "bad", ""), 0.1) == []
+    desk.hear(1, Done(2, [], {}), 0.1)
+    actions = desk.machine.handle(c.Release(2), 0.2)
+    ends = {a.request: a.outcome for a in actions if isinstance(a, c.Settle)}
+    assert isinstance(ends[2], c.Replies) and isinstance(ends[3], OpError)
+    told_to_0 = [a.message for a in actions if isinstance(a, c.Send) and a.worker == 0]
+    assert [type(message) for message in told_to_0] == [Commit, Abort]  # in this order
+
+
+def test_a_step_that_fails_takes_those_that_follow_it_along_free_or_not() -> None:
+    for free in (True, False):
+        desk = Desk()
+        ahead(desk, 2, 1, -1, free=free)
+        ahead(desk, 3, 2, 1, free=free)
+        if free:
+            desk.hear(0, Done(3, [], {}), 0.1)
+        actions = desk.hear(0, Failed(2, "OpError", "bad", ""), 0.1)
+        ends = {a.request: a.outcome for a in actions if isinstance(a, c.Settle)}
+        assert isinstance(ends[2], OpError) and "was not run" in str(ends[3])
+        assert desk.machine.handle(c.Release(3), 0.2) == []
+
+
 def test_a_coordinator_that_another_one_replaced_is_told_so_and_ends_all_it_does() -> None:
     desk = Desk()
     desk.step(2, 1, 0.0)
@@ -470,6 +517,69 @@ def compute(request: int) -> Compute:
     return Compute(request, "p", {}, [], False, 5.0)
 
 
+def following(request: int, follows: int, *, free: bool = True, program: str = "p") -> Compute:
+    return Compute(request, program, {}, [], False, 5.0, follows=follows, free=free)
+
+
+def runs(actions: list) -> list[tuple[str, int]]:
+    return [(type(a.job).__name__, a.step) for a in actions if isinstance(a, w.Run)]
+
+
+def test_a_worker_computes_free_steps_of_one_program_at_once_and_others_after_the_commit() -> None:
+    shop = Shop()
+    assert runs(shop.order(compute(2), 1.0, step=1)) == [("Compute", 1)]
+    assert runs(shop.order(following(3, 1), 1.0, step=2)) == [("Compute", 2)]
+    assert runs(shop.order(following(4, 2), 1.0, step=3)) == [("Compute", 3)]
+    assert runs(shop.order(following(5, 3, program="q"), 1.0, step=4)) == []
+    assert runs(shop.order(following(6, 4, program="q"), 1.0, step=5)) == []
+    commits = shop.order(Commit(), 2.0, step=2)
+    assert runs(commits) == [("Commit", 1), ("Commit", 2)]
+    assert runs(shop.order(Commit(), 2.0, step=3)) == [("Commit", 3), ("Compute", 4)]
+    assert runs(shop.order(Commit(), 2.0, step=4)) == [("Commit", 4), ("Compute", 5)]
+
+
+def test_a_worker_that_is_told_to_abort_a_step_ends_those_that_follow_it_and_no_other() -> None:
+    shop = Shop()
+    shop.order(compute(2), 1.0, step=1)
+    for step in (2, 3):
+        shop.order(following(step + 1, step - 1), 1.0, step=step)
+    shop.order(following(5, 3, free=False), 1.0, step=4)
+    assert runs(shop.order(Commit(), 2.0, step=1)) == [("Commit", 1)]
+    actions = shop.order(Abort("SessionError", "no"), 2.0, step=2)
+    assert runs(actions) == [("Abort", 3)]
+    (wake,) = [a for a in actions if isinstance(a, w.Wake)]
+    assert wake.step == 3
+    late = w.Finished("s", following(4, 2), 3, 1, Computed())
+    assert shop.machine.handle(late, 2.0) == []
+    assert shop.order(Abort("SessionError", "no"), 2.0, step=4) == []
+    assert runs(shop.order(compute(9), 3.0, step=9)) == [("Compute", 9)]
+
+
+def test_answers_go_by_the_lane_that_the_coordinator_used_and_to_pings_never() -> None:
+    shop = Shop()
+    read = w.Received(b"lane 1", Envelope("s", 1, COORDINATOR, 0, 2), Read(2, "w"), lane=True)
+    (run,) = shop.machine.handle(read, 1.0)
+    done = w.Finished("s", run.job, 0, 1, np.zeros(3))
+    (answer,) = shop.machine.handle(done, 1.0)
+    assert (answer.route, answer.lane) == (b"boss", b"lane 1")
+    ping = w.Received(b"new", Envelope("s", 1, COORDINATOR, 0, 2), Ping())
+    (pong,) = shop.machine.handle(ping, 1.0)
+    assert (pong.route, pong.lane) == (b"new", b"")
+
+
+def test_a_link_is_told_of_what_small_tensors_acknowledge_together() -> None:
+    shop = Shop()
+    sent = small(3, np.arange(3.0))
+    assert sent is not None
+    told = []
+    for number in range(1, 30):
+        envelope = Envelope("s", 1, 1, number, number, number)
+        actions = shop.machine.handle(w.Received(b"peer", envelope, Tensor(sent)), 1.0)
+        told += [action for action in actions if isinstance(action, w.Heard)]
+    assert [each.acknowledged for each in told] == [8, 16, 24]
+    assert [each.received for each in told] == [8, 16, 24]
+
+
 def test_a_worker_says_who_it_is_before_any_session() -> None:
     machine = WorkerMachine(["cpu:0", "cpu:1"])
     event = w.Received(b"x", Envelope("s", 1, COORDINATOR, 0, 1), Hello(1, "0", 1, "3.11"))
@@ -550,7 +660,7 @@ def test_a_damaged_small_array_is_asked_for_again() -> None:
     (heard,) = shop.say(1, Tensor(damaged), 1.0, 1)
     assert isinstance(heard, w.Heard) and heard.told == Resend(1, 1)
     shop.sent[1] -= 1
-    deliver, _ = shop.say(1, Tensor(sent), 1.1, 1)
+    (deliver,) = shop.say(1, Tensor(sent), 1.1, 1)
     assert isinstance(deliver, w.Deliver) and deliver.array.tolist() == [0, 1, 2]
 
 
