@@ -5,7 +5,9 @@
 Data parallel: a GPT and a convolutional network, each with half of the batch, against
 DistributedDataParallel over gloo. Tensor parallel: an MLP, its first layer by columns and its
 second by rows, against torch's parallelize_module. Turns interleave; the first losses must agree.
-"alone" is one process of ours with one thread on half of the batch: the best there could be.
+"alone" is one process of ours with one thread on half of the batch: the best there could be. "both
+at once" are two such processes that know nothing of each other: what the machine lets two of them
+do at a time, since they share its memory and caches.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,6 +213,23 @@ class Ours:
         self._session.close()
 
 
+class AtOnce:
+    """Two workers of sessions of their own, each with half of the batch: a step of both."""
+
+    def __init__(self, case: Case) -> None:
+        self._halves = [Ours(case, alone=True) for _ in range(WORKERS)]
+        self._threads = ThreadPoolExecutor(WORKERS)
+
+    def __call__(self) -> None:
+        for running in [self._threads.submit(half) for half in self._halves]:
+            running.result()
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for half in self._halves:
+            half.close()
+
+
 # Torch's ----------------------------------------------------------------------------------------
 
 
@@ -337,25 +357,30 @@ def _tensor_parallel(case: Case) -> Callable[[], float]:
 
 def contest(name: str, small: bool, rounds: int) -> dict[str, Any]:
     case = CASES[name](small)
-    ours, alone = Ours(case), Ours(case, alone=True)
+    ours = Ours(case)
+    halves: dict[str, Any] = {"alone": Ours(case, alone=True)}
+    if case.rules is None:
+        halves["both at once"] = AtOnce(case)
     made: list[Theirs] = []
 
     def torch() -> Callable[[], object]:
         made.append(Theirs(name, small))
         return made[0]
 
-    steps = {"graphflow": ours, **optional("torch", torch), "alone": alone}
-    losses = {k: [step() for _ in range(3)] for k, step in steps.items() if k != "alone"}
+    steps: dict[str, Any] = {"graphflow": ours, **optional("torch", torch), **halves}
+    losses = {k: [step() for _ in range(3)] for k, step in steps.items() if k not in halves}
     for found in losses.values():
         assert np.allclose(found, losses["graphflow"], rtol=1e-3), losses
     seconds = interleaved(steps, rounds, each=3)
-    for each in (ours, alone, *made):
+    for each in (ours, *halves.values(), *made):
         each.close()
-    told = report(case.title, {k: v for k, v in seconds.items() if k != "alone"}, goal=GOAL)
-    half = float(np.median(seconds["alone"]))
-    ideal = half if case.rules is None else half / WORKERS
-    told["efficiency"] = ideal / told["median_seconds"]["graphflow"]
-    print(f"  of two ideal halves ({ideal * 1e3:.2f} ms): {told['efficiency']:.2f}", flush=True)
+    told = report(case.title, {k: v for k, v in seconds.items() if k not in halves}, goal=GOAL)
+    for name in halves:
+        half = float(np.median(seconds[name]))
+        ideal = half if case.rules is None else half / WORKERS
+        ratio = ideal / told["median_seconds"]["graphflow"]
+        told["efficiency" if name == "alone" else "efficiency at once"] = ratio
+        print(f"  of two ideal halves, {name} ({ideal * 1e3:.2f} ms): {ratio:.2f}", flush=True)
     return told
 
 

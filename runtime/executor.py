@@ -193,7 +193,11 @@ class Program:
             spans.extend(self._divided(start, end, self._shares(nodes[line])))
             start = end
 
-        return traced(feeds, step, draws, mark)
+        def inside(name: str, began: int) -> None:
+            spans.append((self.partition.device, name, began, monotonic_ns()))
+
+        with self._code.loops.told(inside):
+            return traced(feeds, step, draws, mark)
 
     def _shares(self, node: Node) -> Sequence[tuple[Node, float]]:
         """The nodes that a line runs, and about how much of its time is each one's."""

@@ -27,7 +27,6 @@ from graphflow.runtime.memory import aligned
 from graphflow.runtime.partition import Partition
 from graphflow.spec import TensorSpec, nbytes
 
-"""An edge's number takes these bits of its key; above it is how often it was used in the step."""
 LOOPS = ("scan", "while_loop")
 
 

@@ -27,6 +27,9 @@ TAKEN = "taken/"
 """What keys begin with that tell how much of an edge in a loop was received."""
 Small = tuple[Key, str, list[Count], bytes, Count]
 """A small array in a message: its name, dtype, shape, bytes in C order, and their checksum."""
+WAIT, SEND = "recv/", "send/"
+"""How spans of edges begin; then comes the tensor's name, "/", and the number of the edge. Of those
+in loops, whose lines know no names, the number alone."""
 
 
 @dataclass(frozen=True)

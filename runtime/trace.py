@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.errors import ArgumentError, SessionError
 from graphflow.placement.view.text import seconds
-from graphflow.runtime.messages import EDGE_BITS
+from graphflow.runtime.messages import EDGE_BITS, SEND, WAIT
 from graphflow.runtime.perfetto import trace_events
 from graphflow.runtime.traffic import Exchanges, Traffic
 
@@ -36,7 +36,6 @@ Span = tuple[str, str, int, int]
 Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
 
 DEPARTURE, ARRIVAL = "departure", "arrival"
-WAIT, SEND = "recv/", "send/"  # then the tensor, "/", and the number of the edge
 
 
 @dataclass(frozen=True)
@@ -324,7 +323,9 @@ def _event(
     if kind == "compute" or not number.isdigit() or int(number) not in edges:
         return Event(track, name, "compute" if kind == "send" else kind, start, end)
     edge = int(number)
-    _, source, target, size = edges[edge]
+    tensor, source, target, size = edges[edge]
+    if name.count("/") == 1:  # in a loop, where only numbers are known
+        name = f"{name.partition('/')[0]}/{tensor}/{edge}"
     use = uses[kind, edge]
     uses[kind, edge] += 1
     return Event(track, name, kind, start, end, edge, size, source, target, use)

@@ -27,8 +27,8 @@ class EdgeTraffic:
         count: tensors that arrived.
         latency: median time from departure to arrival; p95: what 95 of 100 did not exceed.
         sending: median time for which the source's device was busy with the send.
-        waiting: median time for which the target's device waited for it; 0 inside loops, whose
-            waits are part of the loop's own span.
+        waiting: median time for which the target's device waited for it; inside loops, these
+            waits lie within the loop's own span.
         error: by how much the latencies may be off because the two ends have clocks of their own;
             0 where they share one, infinite where nothing is known.
     """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic_ns
 from typing import Any
 
 from graphflow.runtime.lines import Channel
-from graphflow.runtime.messages import EDGE_BITS
+from graphflow.runtime.messages import EDGE_BITS, SEND, WAIT
 
 MOST_AHEAD = 64  # tensors of one edge that who sends may be ahead of who receives
 AHEAD_BYTES = 16 << 20  # and their bytes, but two tensors always
@@ -33,18 +36,35 @@ class InLoops:
         self._step = -1
         self._count: dict[int, int] = {}
         self._portion: dict[int, int] = {}
+        self._told: Callable[[str, int], None] | None = None
+
+    @contextmanager
+    def told(self, told: Callable[[str, int], None]) -> Iterator[None]:
+        """Meanwhile `told` hears of each send and wait that has ended: its name, and when it began,
+        in ns of the monotonic clock."""
+        self._told = told
+        try:
+            yield
+        finally:
+            self._told = None
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
+        told, start = self._told, monotonic_ns() if self._told is not None else 0
         number = self._number(step, edge)
         portion = self._portion_of(edge, array)
         full, rest = divmod(number, portion)
         if full > 1 and not rest:
             self._channel.await_taken(step, edge, full - 1, target)
         self._channel.send(step, edge | number << EDGE_BITS, target, array)
+        if told is not None:
+            told(f"{SEND}{edge}", start)
 
     def recv(self, step: int, edge: int) -> Any:
+        told, start = self._told, monotonic_ns() if self._told is not None else 0
         number = self._number(step, edge)
         array = self._channel.recv(step, edge | number << EDGE_BITS)
+        if told is not None:
+            told(f"{WAIT}{edge}", start)
         full, rest = divmod(number + 1, self._portion_of(edge, array))
         if not rest:
             self._channel.taken(step, edge, full)

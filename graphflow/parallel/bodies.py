@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.errors import GraphflowError
 from graphflow.graph import Body, Graph
-from graphflow.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.op import FUNCTIONS, Node, Tensor, made_by, make_node
 from graphflow.parallel.mesh import WHOLE, Place
 from graphflow.parallel.moves import Layout, Moves, Value, whole
 from graphflow.parallel.propagate import propagate
@@ -44,8 +44,8 @@ class Still(Moves):
     def windows(self, *args: Any) -> tuple[Tensor, ...]:
         raise Communicates("windows see their neighbours' pieces")
 
-    def sum_together(self, *args: Any) -> list[Value]:
-        raise Communicates("sums are needed")
+    def between(self, cause: Node) -> made_by:
+        raise Communicates("something is exchanged")
 
 
 def emit_control(emitter: Emitter, node: Node) -> None:

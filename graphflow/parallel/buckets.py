@@ -11,9 +11,14 @@ from dataclasses import dataclass, field
 
 from graphflow.op import Node, Tensor
 from graphflow.parallel.moves import Layout, Moves, Value
+from graphflow.parallel.together import scattered, summed
 
 SMALL = 16
 """A tensor of more than the sixteenth part of a bucket is exchanged by itself, uncopied."""
+
+
+_Key = tuple[str, str, bool]
+"""The axis of the mesh, the dtype, and whether each place gets its piece only."""
 
 
 @dataclass
@@ -24,7 +29,7 @@ class _Bucket:
 
 
 class Buckets:
-    """Sums that wait, by the axis of the mesh and the dtype.
+    """Sums that wait, by the axis of the mesh and the dtype, for others that are shared out alike.
 
     Args:
         values: of all tensors; those of what was exchanged are replaced.
@@ -35,12 +40,18 @@ class Buckets:
         self._moves = moves
         self._values = values
         self._limit = limit
-        self._open: dict[tuple[str, str], _Bucket] = {}
-        self._where: dict[Tensor, tuple[str, str]] = {}
+        self._open: dict[_Key, _Bucket] = {}
+        self._where: dict[Tensor, _Key] = {}
+        self._wanted: dict[Tensor, Layout] = {}
 
-    def add(self, tensor: Tensor, cause: Node) -> None:
+    def add(self, tensor: Tensor, cause: Node, wanted: Layout | None = None) -> None:
         """Let a partial sum wait, or exchange it now if it is large; one over a single axis of
-        several devices."""
+        several devices.
+
+        Args:
+            wanted: how it is read, if not whole: where that is cut along the same axis, each place
+                gets its piece; other sums do not wait.
+        """
         value = self._values[tensor]
         local = self._moves.mesh.local
         across = [(axis, kind) for axis, kind in value.layout.partial if axis not in local]
@@ -48,13 +59,20 @@ class Buckets:
             return
         if not all(part.spec.is_concrete for part in value.parts):
             return
+        axis, layout = across[0][0], Layout(value.layout.dims)
+        if wanted is not None:
+            d = None if wanted.partial else self._moves.scatters(value, wanted, axis)
+            if d is None:
+                return
+            layout = layout.with_dim(d, wanted.dims[d])
         if len(value.layout.partial) > 1:  # what takes turns is added up first
             within = Layout(value.layout.dims, tuple(across))
             value = self._values[tensor] = self._moves.to(value, within, cause, tensor.name)
+        self._wanted[tensor] = layout
         size = self._moves.nbytes(value.spec, value.layout)
-        key = (across[0][0], tensor.dtype.name)
+        key = (axis, tensor.dtype.name, wanted is not None)
         if size * SMALL > self._limit:
-            self._exchange([tensor], key[0], cause)
+            self._exchange([tensor], key, cause)
             return
         bucket = self._open.setdefault(key, _Bucket())
         bucket.tensors.append(tensor)
@@ -70,19 +88,21 @@ class Buckets:
         if key is not None:
             self._close(key)
 
-    def _close(self, key: tuple[str, str]) -> None:
+    def _close(self, key: _Key) -> None:
         bucket = self._open.pop(key)
         for tensor in bucket.tensors:
             del self._where[tensor]
         assert bucket.cause is not None
-        self._exchange(bucket.tensors, key[0], bucket.cause)
+        self._exchange(bucket.tensors, key, bucket.cause)
 
-    def _exchange(self, tensors: list[Tensor], axis: str, cause: Node) -> None:
+    def _exchange(self, tensors: list[Tensor], key: _Key, cause: Node) -> None:
         values = [self._values[t] for t in tensors]
+        layouts = [self._wanted.pop(t) for t in tensors]
+        axis, _, in_pieces = key
         if len(values) == 1:
-            (value,) = values
-            layout = Layout(value.layout.dims)
-            self._values[tensors[0]] = self._moves.to(value, layout, cause, tensors[0].name)
-            return
-        sums = self._moves.sum_together(values, axis, cause)
+            sums = [self._moves.to(values[0], layouts[0], cause, tensors[0].name)]
+        elif in_pieces:
+            sums = scattered(self._moves, values, layouts, axis, cause)
+        else:
+            sums = summed(self._moves, values, axis, cause)
         self._values.update(zip(tensors, sums, strict=True))

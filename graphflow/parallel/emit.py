@@ -249,7 +249,7 @@ class Emitter:
     # Sums that are exchanged together -------------------------------------------------------------
 
     def _collect(self, tensor: Tensor, node: Node) -> None:
-        """Let a partial sum wait for others, if whoever reads it needs the whole sum."""
+        """Let a partial sum wait for others, if whoever reads it needs the sum."""
         readers = self.readers.get(tensor, [])
         if any(reader is None for reader in readers) or not readers:
             return
@@ -257,8 +257,8 @@ class Emitter:
             return
         wish = self.wishes.get(tensor)
         partial = {axis for axis, _ in self.values[tensor].layout.partial}
-        if wish is None or not partial & wish.axes():
-            self._buckets.add(tensor, node)
+        cut = wish is not None and partial & wish.axes()
+        self._buckets.add(tensor, node, wish if cut else None)
 
     def _hands_on(self, reader: Node, tensor: Tensor, depth: int = 8) -> bool:
         """Whether a reader may hand a partial sum on: it renames numbers, or adds others such."""

@@ -138,12 +138,12 @@ class Moves:
         return self._known[key]
 
     def _moved(self, value: Value, target: Layout, cause: Node, name: str) -> Value:
-        note = _Note(self, cause, name)
+        note = Note(self, cause, name)
         turns = sorted(value.layout.partial, key=lambda p: p[0] not in self.mesh.local)
         for axis, kind in turns:
             if (axis, kind) in target.partial:
                 continue
-            d = self._scatters(value, target, axis) if kind == "sum" else None
+            d = self.scatters(value, target, axis) if kind == "sum" else None
             if d is None:
                 value = self._reduced(value, axis, kind, note)
             else:
@@ -170,7 +170,7 @@ class Moves:
                 value = self._sliced(value, d, want.first(done + 1))
         return value
 
-    def _scatters(self, value: Value, target: Layout, axis: str) -> int | None:
+    def scatters(self, value: Value, target: Layout, axis: str) -> int | None:
         """The axis of a tensor along which the sum over a group may stay scattered."""
         for d, (have, want) in enumerate(zip(value.layout.dims, target.dims, strict=True)):
             before = want.without_last()
@@ -233,16 +233,17 @@ class Moves:
         """Nodes built in the block are at several places: where what they read is."""
         return made_by(cause, "moves/", DeviceName())
 
-    def _part(self, value: Value, place: Place) -> Tensor:
+    def part(self, value: Value, place: Place) -> Tensor:
+        """The part of a value at a place."""
         return value.parts[self.mesh.number(place)]
 
-    def _reduced(self, value: Value, axis: str, kind: str, note: _Note) -> Value:
+    def _reduced(self, value: Value, axis: str, kind: str, note: Note) -> Value:
         """Every place of a group has the sum (or another combination) of its parts."""
         layout = replace(
             value.layout, partial=tuple(p for p in value.layout.partial if p != (axis, kind))
         )
         count = self.mesh.sizes[axis]
-        note("all-reduce", axis, 2 * (count - 1) * self._group_bytes(value, axis))
+        note("all-reduce", axis, 2 * (count - 1) * self.group_bytes(value, axis))
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
             if axis in self.mesh.local:
@@ -271,7 +272,7 @@ class Moves:
         parts: dict[Place, Tensor] = {}
         known: dict[Any, list[Tensor]] = {}
         for group in self.mesh.groups(axis):
-            own = [self._part(value, place) for place in group]
+            own = [self.part(value, place) for place in group]
             pieces = [self._extents(value, layout, place) for place in group]
             key = (*own, *map(tuple, pieces))
             if key not in known or not self.mesh.local:
@@ -296,53 +297,13 @@ class Moves:
         axes = zip(value.spec.shape, layout.dims, strict=True)
         return [self.cuts.piece(size, split, place) for size, split in axes]
 
-    def sum_together(self, values: Sequence[Value], axis: str, cause: Node) -> list[Value]:
-        """Sums over groups along an axis of the mesh, of several tensors in one exchange."""
-        note = _Note(self, cause, f"{len(values)} gradients")
-        travels = sum(self._group_bytes(value, axis) for value in values)
-        note("all-reduce", axis, 2 * (self.mesh.sizes[axis] - 1) * travels)
-        found: list[dict[Place, Tensor]] = [{} for _ in values]
-        known: dict[tuple[Tensor, ...], list[Place]] = {}
-        for group in self.mesh.groups(axis):
-            own = tuple(self._part(v, place) for place in group for v in values)
-            twin = known.setdefault(own, group)
-            if twin is not group:
-                for parts in found:
-                    parts.update({p: parts[q] for p, q in zip(group, twin, strict=True)})
-                continue
-            joined = []
-            for place in group:
-                with self.at(place, cause):
-                    flat = [FUNCTIONS["reshape"](self._part(v, place), (-1,)) for v in values]
-                    joined.append(FUNCTIONS["concat"](flat))
-            with self.between(cause):
-                sums = all_reduce(joined)
-            for place, total in zip(group, sums, strict=True):
-                begin = 0
-                for value, parts in zip(values, found, strict=True):
-                    shape = self._part(value, place).shape
-                    with self.at(place, cause):
-                        mine = cut(total, 0, begin, product(shape))
-                        parts[place] = FUNCTIONS["reshape"](mine, shape)
-                    begin += int(product(shape))  # type: ignore[arg-type]
-        return [
-            Value(
-                value.spec,
-                replace(
-                    value.layout, partial=tuple(p for p in value.layout.partial if p[0] != axis)
-                ),
-                tuple(parts[p] for p in self.mesh.places),
-            )
-            for value, parts in zip(values, found, strict=True)
-        ]
-
-    def _reduce_scattered(self, value: Value, axis: str, d: int, want: Split, note: _Note) -> Value:
+    def _reduce_scattered(self, value: Value, axis: str, d: int, want: Split, note: Note) -> Value:
         layout = replace(
             value.layout.with_dim(d, want),
             partial=tuple(p for p in value.layout.partial if p[0] != axis),
         )
         count = self.mesh.sizes[axis]
-        note("reduce-scatter", axis, (count - 1) * self._group_bytes(value, axis))
+        note("reduce-scatter", axis, (count - 1) * self.group_bytes(value, axis))
         size = value.spec.shape[d]
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
@@ -357,11 +318,11 @@ class Moves:
 
         return self._by_groups(value, layout, axis, build)
 
-    def _gathered(self, value: Value, d: int, note: _Note) -> Value:
+    def _gathered(self, value: Value, d: int, note: Note) -> Value:
         """Every place of a group has all its parts, along the last axis by which `d` is cut."""
         axis = value.layout.dims[d].axes[-1]
         layout = value.layout.with_dim(d, value.layout.dims[d].without_last())
-        note("all-gather", axis, (self.mesh.sizes[axis] - 1) * self._group_bytes(value, axis))
+        note("all-gather", axis, (self.mesh.sizes[axis] - 1) * self.group_bytes(value, axis))
 
         rows = value.layout.dims[d].outer
 
@@ -386,14 +347,14 @@ class Moves:
 
         return self._by_groups(value, layout, axis, build)
 
-    def _exchanged(self, value: Value, d: int, e: int, want: Split, note: _Note) -> Value:
+    def _exchanged(self, value: Value, d: int, e: int, want: Split, note: Note) -> Value:
         """The last axis by which `d` is cut cuts `e` instead: everyone sends to everyone."""
         axis = value.layout.dims[d].axes[-1]
         before = value.layout.dims[e]
         after = Split((*before.axes, axis), want.unit)
         layout = value.layout.with_dim(d, value.layout.dims[d].without_last()).with_dim(e, after)
         count = self.mesh.sizes[axis]
-        note("all-to-all", axis, (count - 1) * self._group_bytes(value, axis) // count)
+        note("all-to-all", axis, (count - 1) * self.group_bytes(value, axis) // count)
         size = value.spec.shape[e]
 
         def build(place: Place) -> Tensor:
@@ -402,7 +363,7 @@ class Moves:
             found = []
             for other in self.mesh.group(place, axis):
                 with self.at(other, note.cause):
-                    found.append(cut(self._part(value, other), e, piece.start - origin, piece.size))
+                    found.append(cut(self.part(value, other), e, piece.start - origin, piece.size))
             joined: Tensor = FUNCTIONS["concat"](found, axis=d)
             return joined
 
@@ -416,7 +377,7 @@ class Moves:
         def build(place: Place) -> Tensor:
             piece = self.cuts.piece(size, split, place)
             origin = self._origin(size, before, place)
-            part, rows = self._part(value, place), split.outer
+            part, rows = self.part(value, place), split.outer
             if rows == 1:
                 return cut(part, d, piece.start - origin, piece.size)
             own = cut(in_rows(part, d, rows), d + 1, piece.start - origin, piece.size // rows)
@@ -427,7 +388,7 @@ class Moves:
     def _origin(self, size: Any, split: Split, place: Place) -> Any:
         return self.cuts.piece(size, split, place).start
 
-    def _recut(self, value: Value, d: int, want: Split, note: _Note) -> Value:
+    def _recut(self, value: Value, d: int, want: Split, note: Note) -> Value:
         """Other places of the cuts along the same axis of the mesh."""
         size = value.spec.shape[d]
         ranges = [self.cuts.piece(size, want, place) for place in self.mesh.places]
@@ -449,7 +410,7 @@ class Moves:
 
         What is cut along `d` is so along one axis of the mesh, and its size is known.
         """
-        note = _Note(self, cause, name)
+        note = Note(self, cause, name)
         split = value.layout.dims[d]
         size = value.spec.shape[d]
         found = []
@@ -466,7 +427,7 @@ class Moves:
                 first, last = max(start, own.start), min(stop, own.stop)
                 if first >= last:
                     continue
-                part = self._part(value, other)
+                part = self.part(value, other)
                 if other != place:
                     travels += (last - first) * row
                 key = (part, first, last)
@@ -476,7 +437,7 @@ class Moves:
                 pieces.append(sent[key])
             with self.at(place, cause):
                 if not pieces:
-                    pieces = [cut(self._part(value, place), d, 0, 0)]
+                    pieces = [cut(self.part(value, place), d, 0, 0)]
                 joined = pieces[0] if len(pieces) == 1 else FUNCTIONS["concat"](pieces, axis=d)
             found.append(joined)
         if travels and split.axes[0] not in self.mesh.local:
@@ -503,7 +464,7 @@ class Moves:
                         parts[place] = joined(group, d, split.outer)
         return parts[places[0]]
 
-    def _group_bytes(self, value: Value, axis: str) -> int:
+    def group_bytes(self, value: Value, axis: str) -> int:
         """Bytes of a part, times the number of groups along an axis."""
         turns = self.mesh.parts([a for a in self.mesh.names if a in self.mesh.local])
         groups = len(self.mesh.places) // self.mesh.sizes[axis] // turns
@@ -512,7 +473,7 @@ class Moves:
 
 
 @dataclass(frozen=True)
-class _Note:
+class Note:
     """Notes moves of one tensor for one node."""
 
     moves: Moves
@@ -581,4 +542,6 @@ def cut(x: Tensor, d: int, start: Any, size: Any) -> Tensor:
     return part
 
 
-__all__ = ["Layout", "Move", "Moves", "Partial", "Piece", "Value", "combined", "cut", "whole"]
+__all__ = [
+    "Layout", "Move", "Moves", "Note", "Partial", "Piece", "Value", "combined", "cut", "whole",
+]  # fmt: skip

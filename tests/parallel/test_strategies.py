@@ -29,6 +29,7 @@ def count(report: Any) -> dict[str, int]:
     "strategy",
     [
         Data(2), Data(3), Data(7), Data(2, bucket=0), Data(3, shard_state=True),
+        Data(3, shard_state=True, bucket=0), Data(2, shard_state=True, bucket=1000),
         Data(2, accumulate=3), Data(1, accumulate=2), Data(2, accumulate=2, shard_state=True),
     ],
     ids=lambda s: f"{s.mesh}{s.shard_state}{s.bucket}",
@@ -78,10 +79,13 @@ def test_small_gradients_share_one_exchange() -> None:
     assert count(Data(2, bucket=0).report(mlp(Data(2, bucket=0)).fetches)) == {"all-reduce": 3}
 
 
-def test_shares_of_the_state_take_scatters_and_gathers_of_as_many_bytes() -> None:
-    strategy = Data(2, shard_state=True)
+@pytest.mark.parametrize("bucket, scatters", [(4 << 20, 1), (0, 3)])
+def test_shares_of_the_state_take_scatters_and_gathers_of_as_many_bytes(
+    bucket: int, scatters: int
+) -> None:
+    strategy = Data(2, shard_state=True, bucket=bucket)
     report = strategy.report(mlp(strategy).fetches)
-    assert count(report) == {"reduce-scatter": 3, "all-gather": 3}
+    assert count(report) == {"reduce-scatter": scatters, "all-gather": 3}
     assert report.bytes == 2 * 8 * (6 * 8 + 8 + 8 * 3)
     slots = [n for n in report.division.variables if "adam_mean" in n.name]
     for slot in slots:

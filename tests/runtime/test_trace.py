@@ -272,6 +272,15 @@ def test_an_edge_inside_a_loop_is_seen_in_each_iteration_under_its_tensors_whole
     counts = {(edge.tensor, edge.bytes): edge.count for edge in made.edges}
     assert {name for name, _ in counts} >= {"tower/tanh"}, counts
     assert counts["tower/tanh", 32] == 12
+    (edge,) = [each for each in made.edges if each.tensor == "tower/tanh"]
+    for kind, took in (("wait", edge.waiting), ("send", edge.sending)):
+        seen = [event for step in made.steps for event in step.events
+                if (event.kind, event.edge) == (kind, edge.edge)]  # fmt: skip
+        assert len(seen) == 12 and took > 0
+        assert {event.name for event in seen} == {
+            f"{'recv' if kind == 'wait' else 'send'}/tower/tanh/{edge.edge}"
+        }
+        assert sorted(event.use for event in seen[:4]) == [0, 1, 2, 3]
     check_format(made.to_dict())
 
 
