@@ -73,6 +73,8 @@ class Steps:
             fetched = route.ready(self._attempts, self.committed, named, self._deadline)
         except NonFiniteError:
             return None  # the long way finds out where it came from
+        except LinkLost as error:
+            raise compiled.explained(error) from None
         except WorkerLost as error:
             self.lost = error
             raise
