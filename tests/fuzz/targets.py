@@ -10,6 +10,7 @@ import contextlib
 import functools
 import io
 import json
+import struct
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
 from graphflow.runtime.security.limits import Limits
+from graphflow.runtime.transport import lane
 from graphflow.runtime.transport.segment import Segment
 from tests.runtime.programs import CPU, placed
 
@@ -219,6 +221,16 @@ def graphs() -> tuple[bytes, list[Any]]:
 
 def graph(data: bytes) -> None:
     codec.decode(data, graphs()[1], SMALL)
+
+
+def lane_seeds() -> tuple[bytes, ...]:
+    """Packets of one frame, and of two."""
+    head = wire.encode(envelope(), PART)
+    return _frames()[0], struct.pack("<cI", b"\0", len(head)) + head + bytes(4)
+
+
+def lane_packet(data: bytes) -> None:
+    wire.decode_frames(lane.frames_of(data))
 
 
 # State machines --------------------------------------------------------------------------------
@@ -634,6 +646,7 @@ def targets() -> list[Target]:
     """Every decoder; those whose libraries are not installed are left out."""
     found = [
         Target("control", "msgpack", _frames(), wire.decode, ProtocolError),
+        Target("lane", "bytes", lane_seeds(), lane_packet, ProtocolError),
         Target("chunks", "msgpack", chunk_seeds(), chunk_run, (), 2),
         Target("graph", "msgpack", (graphs()[0],), graph, ProtocolError, 10),
         Target("worker", "msgpack", conversations(), worker_machine, (), 10),
