@@ -112,6 +112,9 @@ def _watch(alive: int, recorder: Recorder, mourn: Mourn) -> NoReturn:
         if op:
             os.write(2, f"graphflow worker: a signal ended it in {op}\n".encode())
         if told and not told.endswith(_FAREWELL):
+            silent = os.open(os.devnull, os.O_WRONLY)
+            for ours in (1, 2):  # whoever reads what the worker wrote need not wait for this
+                os.dup2(silent, ours)
             reason = OUT_OF_MEMORY if kills.happened() else recorder.signal() or "killed"
             mourn(told.decode(), reason, op)
     finally:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import IO
@@ -137,6 +138,14 @@ class Worker(Running):
         command += ["--threads", "1", *options]
         super().__init__(command, inside=inside, env=env)
         self.address = ""
+
+    def end(self) -> None:
+        """As of any process; without sessions it ends when it is asked, and nobody mourns it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
+        super().end()
 
     def ready(self) -> Worker:
         """When it listens."""
