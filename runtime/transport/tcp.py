@@ -90,7 +90,7 @@ def check(address: str, *, insecure: bool, listening: bool) -> Address:
         keyed = "give it a key (graphflow keys new; see docs/security.md)"
         if not listening:
             keyed = 'name its key (key = "box1" in a cluster file, --worker-key box1 for status; '
-            keyed += "see docs/security.md)"
+            keyed += "graphflow keys new makes keys; see docs/security.md)"
         raise InsecureAddress(
             f"{address} can be reached from other machines; {keyed}, or use 127.0.0.1, or, on a "
             "network that you trust, --insecure (insecure = true in a cluster file): then nothing "
