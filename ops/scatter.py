@@ -187,6 +187,7 @@ update_rows: Op = register(
         kernel=like_first(_update_into),
         into=_update_into,
         cost=lambda x, rows, updates, number: Cost(flops=0, bytes=updates.nbytes * 2 + rows.nbytes),
+        sharding=sharding_tables.updated_rows,
         samples=(sample(F, spec("int64", (1,)), spec("float32", (1, 4)), spec("int64")),),
         in_place=True,
         halves=True,

@@ -98,6 +98,28 @@ def scattered(x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
     return Sharding(text, linear=((0, 2),), build=build)
 
 
+def updated_rows(
+    x: TensorSpec, rows: TensorSpec, updates: TensorSpec, number: TensorSpec
+) -> Sharding:
+    """update_rows: each shard sets those rows that are in its piece; they come first there."""
+    names = letters(x.rank)
+    own = names[0]
+
+    def build(op: Op, cut: Cut, x: Tensor, rows: Tensor, updates: Tensor, number: Tensor) -> Any:
+        if not cut.of(own):
+            return make(op, x, rows, updates, number)
+        begin, size = (G["size_of"](size=n, dtype="int64") for n in (cut.start[own], cut.size[own]))
+        places = G["astype"](rows, "int64") - begin
+        inside = G["logical_and"](places >= 0, places < size)
+        used = G["arange"](rows.shape[0]) < G["astype"](number, "int64")
+        mine = G["logical_and"](inside, used)
+        first = G["argsort"](G["astype"](G["logical_not"](mine), "int64"))
+        chosen = G["take"](places, first, 0), G["take"](updates, first, 0)
+        return make(op, x, *chosen, G["sum"](G["astype"](mine, "int64")))
+
+    return Sharding(equation([names, ".", "." + names[1:], ""], [names]), build=build)
+
+
 def along_axis(*specs: TensorSpec, axis: int) -> Sharding:
     """take_along_axis and scatter_add_along_axis."""
     names = letters(specs[0].rank)

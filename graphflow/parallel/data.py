@@ -17,6 +17,7 @@ from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
 from graphflow.parallel.moves import Layout, whole
+from graphflow.parallel.propagate import is_slot
 from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.strategies import (
@@ -99,7 +100,7 @@ class Data:
         }
         for node in graph.variables:
             (tensor,) = node.outputs
-            cut = self.shard_state and _is_slot(node)
+            cut = self.shard_state and is_slot(node)
             given[tensor] = _slot_layout(tensor, cuts) if cut else whole(tensor.ndim)
         return given
 
@@ -184,14 +185,6 @@ def _batch_layout(
             "one, or use fewer replicas"
         )
     return whole(tensor.ndim).with_dim(0, split)
-
-
-def _is_slot(node: Node) -> bool:
-    """Whether a variable is an optimiser's memory of another."""
-    owner = node.origin
-    if owner is None or owner.op.name != "variable":
-        return False
-    return owner.specs[0].shape == node.specs[0].shape  # those of 16-bit weights have 32 bits
 
 
 def _slot_layout(tensor: Tensor, cuts: Cuts) -> Layout:

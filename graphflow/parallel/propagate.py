@@ -43,6 +43,14 @@ def propagate(
     return spread.layouts
 
 
+def is_slot(node: Node) -> bool:
+    """Whether a variable is an optimiser's memory of another."""
+    owner = node.origin
+    if owner is None or owner.op.name != "variable":
+        return False
+    return owner.specs[0].shape == node.specs[0].shape  # those of 16-bit weights have 32 bits
+
+
 _Place = tuple[Tensor, int, Rule | None, int]
 """An axis of a tensor, and the rule by which it goes along with others, as which of its tensors."""
 _PLAIN = ("placeholder", "variable")
@@ -64,6 +72,11 @@ class _Spread:
             variable, value = node.inputs
             for d in range(variable.ndim):
                 self._join([(t, d, None, 0) for t in (variable, value, node.outputs[0])])
+        elif node.op.name == "variable" and is_slot(node):
+            assert node.origin is not None
+            (slot,), (owner,) = node.outputs, node.origin.outputs
+            for d in range(slot.ndim):  # what is kept of a variable lies as the variable does
+                self._join([(t, d, None, 0) for t in (owner, slot)])
         for rule in rules:
             places: dict[str, list[_Place]] = {}
             for number, (tensor, names) in enumerate(

@@ -468,6 +468,40 @@ def test_rows_of_tables_scaled_losses_and_short_floats_go_with_strategies(
     assert difference(lookup(strategy, **options), lookup(None, **options)) < near
 
 
+@pytest.mark.parametrize("rule", [("m",), (None, "m")], ids=["rows", "columns"])
+@pytest.mark.parametrize("optimizer", [
+    gf.optim.SGD(0.1), gf.optim.Adam(0.1), gf.optim.Adam(0.1, sparse=True), gf.optim.Adagrad(0.1),
+], ids=["SGD", "Adam", "sparse Adam", "Adagrad"])  # fmt: skip
+def test_a_table_in_pieces_and_what_is_kept_of_it_stay_where_they_are(
+    rule: Any, optimizer: Any
+) -> None:
+    """What travels is as many rows as were looked up, not the table; slots lie as it does."""
+    rows, random = 999, np.random.default_rng(0)
+    table, head = random.normal(size=(rows, 6)), random.normal(size=(6, rows))
+
+    def step(strategy: Any) -> tuple[list[gf.Tensor], Any]:
+        ids = gf.placeholder("int64", (4, 5), name="ids")
+        h = gf.tanh(gf.nn.embedding(ids, gf.variable(table, name="table")))
+        logits = h @ gf.variable(head, name="head")
+        loss = gf.mean(gf.nn.cross_entropy(logits, ids))
+        return [ids], [loss, optimizer.minimize(loss, strategy=strategy)]
+
+    def losses(strategy: Any) -> list[float]:
+        (ids,), fetches = step(strategy)
+        draws = np.random.default_rng(1)
+        with gf.Session() as s:
+            batches = [draws.integers(0, rows, (4, 5)) // 7 * 7 for _ in range(3)]
+            return [float(s.run(fetches, {ids: batch})[0]) for batch in batches * 2]
+
+    strategy = Shard({"m": 3}, {"table": rule, "head": (None, "m")})
+    report = strategy.report(step(strategy)[1])
+    assert report.bytes < table.nbytes // 2
+    for node, pieces in report.division.variables.items():
+        if node.origin is not None and node.origin in report.division.variables:
+            assert pieces.slices == report.division.variables[node.origin].slices
+    assert np.allclose(losses(strategy), losses(None), rtol=1e-12, atol=1e-12)
+
+
 def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
     x = gf.placeholder("float32", (4, 3))
     w = gf.variable(np.ones((3, 2), "float32"), name="w")
