@@ -23,6 +23,7 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import Lesson, lessons
 from graphflow.placement.hardware import link_classes, link_matrices
 from graphflow.placement.learned import Learned, keep, kept
+from graphflow.placement.measure import quick
 from graphflow.placement.plan import Plan
 from graphflow.placement.planning import session_kind, units
 from graphflow.runtime.partition import FREE
@@ -104,11 +105,17 @@ def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: Step) -> N
     teach(learned, known, node_seconds(timed))
 
 
-def node_seconds(timed: Iterable[tuple[str, int, int]]) -> dict[str, float]:
-    """Seconds of each node, by name, from the names, starts and ends (ns) of its spans."""
+def node_seconds(
+    timed: Iterable[tuple[str, int, int]], clock: Callable[[], int] = monotonic_ns
+) -> dict[str, float]:
+    """Seconds of each node, by name, from the names, starts and ends (ns) of its spans.
+
+    Args:
+        clock: that they were read from.
+    """
     took: dict[str, float] = {}
     for name, start, end in timed:
-        seconds = (end - start) * 1e-9 - mark_seconds()
+        seconds = (end - start) * 1e-9 - mark_seconds(clock)
         took[name] = took.get(name, 0.0) + max(seconds, 1e-9)
     return took
 
@@ -142,14 +149,14 @@ def _travelled(
 
 
 @cache
-def mark_seconds() -> float:
+def mark_seconds(clock: Callable[[], int] = monotonic_ns) -> float:
     """What a span's own mark takes: it lies between two readings of the clock."""
     spans: list[tuple[str, str, int, int]] = []
-    names, lines, start = {0: "name"}, [0], monotonic_ns()
+    names, lines, start = {0: "name"}, [0], clock()
 
     def mark(line: int) -> None:
         nonlocal start
-        end = monotonic_ns()
+        end = clock()
         spans.append(("device", names[lines[line]], start, end))
         start = end
 
@@ -204,13 +211,13 @@ def _units(cluster: Cluster) -> tuple[str, ...]:
     return tuple(first.values())
 
 
-def median_seconds(call: Callable[[], Any]) -> float:
-    """Median seconds of a step that was warmed up; over slow links, of the few that there is time
-    for."""
+def step_seconds(call: Callable[[], Any]) -> float:
+    """Seconds of a step that was warmed up, by a quick one; over slow links, of the few that there
+    is time for."""
     times: list[float] = []
     until = perf_counter() + PATIENCE
     while len(times) < 2 * TIMED and (len(times) < 4 or perf_counter() < until):
         start = perf_counter()
         call()
         times.append(perf_counter() - start)
-    return median(times[len(times) // 2 :])
+    return quick(times[len(times) // 2 :])

@@ -21,10 +21,10 @@ from graphflow.learning import (
     is_known,
     learn,
     learn_steps,
-    median_seconds,
     remember,
     remembered,
     step_cost,
+    step_seconds,
 )
 from graphflow.op import Node, Tensor
 from graphflow.placement.cluster import Cluster
@@ -170,7 +170,7 @@ class Planner:
         before = steps.committed, steps.last, steps.trace
         steps.trace = None
         try:
-            return median_seconds(partial(self._fed, compiled, {node.outputs[0]: np.float32(0)}))
+            return step_seconds(partial(self._fed, compiled, {node.outputs[0]: np.float32(0)}))
         finally:
             steps.committed, steps.last, steps.trace = before
 

@@ -3,6 +3,13 @@ so that the plan rests on what the nodes took here, and not on the calibration o
 
     fetches + feeds ─try_out→ spans of one device ─observe→ Learned ─→ the first plan
 
+What else the machine does meanwhile must not count. A device of one thread is timed by the
+processor time of this thread, which stands still while others compute; of several threads by the
+wall. A node's time is the least of some steps, and tells as much as there are steps that agree.
+
+Two devices that compute at the same time share caches and the way to memory. What that costs a
+graph shows where another thread goes through the same steps meanwhile.
+
 Only for devices of this machine, for fetches that touch nothing outside, and as long as it takes
 moments. What it teaches is kept with what traces teach, so that the next session that runs such
 nodes starts at once.
@@ -10,20 +17,23 @@ nodes starts at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from time import monotonic
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic, monotonic_ns, thread_time_ns
 from typing import Any
 
 import numpy as np
 
 from graphflow.compiled import Compiled
 from graphflow.graph import Graph
-from graphflow.learning import node_seconds, teach
+from graphflow.learning import node_seconds
 from graphflow.op import Node, owner
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import Lesson, lessons
-from graphflow.placement.host import host_memory
+from graphflow.placement.host import cores, host_memory
 from graphflow.placement.learned import Learned
+from graphflow.runtime.executor import clock
 from graphflow.runtime.host import DRAWS, Host
 from graphflow.runtime.logs import Log
 from graphflow.runtime.partition import FREE, partition
@@ -35,6 +45,8 @@ LONGEST = 3.0
 SECONDS = 0.5
 """Of all steps after the first; at least one is run, and at most `STEPS`."""
 STEPS = 5
+AGREE = 1.3
+"""Steps in which a node took at most this many times its least agree on what it takes."""
 SHARE = 0.1
 """Of a step's predicted time that must be in nodes that nothing was learned about."""
 ROOM = 0.25
@@ -52,39 +64,66 @@ def try_out(
     compiled: Compiled,
     bindings: Mapping[str, int],
     arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
+    busy: bool = False,
 ) -> int:
     """Run fetches on one device of this process and learn what their nodes take.
 
     Args:
         bindings: sizes of the graph's symbols.
         arrays: what is fed; default: zeros, and floats from [0, 1).
+        busy: beside a neighbour that does the same, as devices do that share a step.
 
     Returns:
-        x
+        How many steps taught something; 0: all was known, or may not be tried.
     """
     graph = compiled.graph
-    if not may_be_tried(cluster, graph, bindings):
+    if not may_be_tried(cluster, graph, bindings, 2 if busy else 1):
         return 0
-    known = lessons(graph, cluster, bindings, {}, survey.profiles)
+    known = lessons(graph, cluster, bindings, {}, survey.profiles, busy)
     total = sum(lesson.predicted for lesson in known.values())
-    new = sum(each.predicted for each in known.values() if not learned.knows(each.bucket))
+    seen = learned.saw if busy else learned.knows
+    new = sum(each.predicted for each in known.values() if not seen(each.bucket))
     if new <= SHARE * total or total > LONGEST:
         return 0
     device = cluster.workers[0].devices[0]
-    stage = _Stage(device.threads)
+    now = thread_time_ns if device.threads == 1 else monotonic_ns
+    stages = [_Stage(device.threads, now) for _ in range(2 if busy and cores() > 1 else 1)]
     try:
-        stage.set(graph, bindings, arrays or _made_up(graph, bindings))
-        return stage.play(learned, known)
+        for stage in stages:
+            stage.set(graph, bindings, arrays or made_up(graph, bindings))
+        with _computing(stages[1:]):
+            return stages[0].play(learned, known)
     except Exception as error:  # the real step will say it to the user
         _log.tell("trial.ended", reason=str(error))
         return 0
     finally:
-        stage.close()
+        for stage in stages:
+            stage.close()
 
 
-def may_be_tried(cluster: Cluster, graph: Graph, bindings: Mapping[str, int]) -> bool:
+@contextmanager
+def _computing(stages: Sequence[_Stage]) -> Iterator[None]:
+    """Neighbours that go through their steps, each on a thread, until the block ends."""
+    over = threading.Event()
+    threads = [
+        threading.Thread(target=stage.repeat, args=(over,), name="trial", daemon=True)
+        for stage in stages
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def may_be_tried(
+    cluster: Cluster, graph: Graph, bindings: Mapping[str, int], times: int = 1
+) -> bool:
     """Whether the cluster is this machine's processors, and the graph changes nothing but its own
-    variables and fits beside them."""
+    variables and fits beside them, so many times."""
     here = cluster.kind in ("here", "local")
     kinds = {device.kind for worker in cluster.workers for device in worker.devices}
     if not here or kinds != {"cpu"}:
@@ -94,10 +133,11 @@ def may_be_tried(cluster: Cluster, graph: Graph, bindings: Mapping[str, int]) ->
     if any(owner(n.op) is not None for n in graph.walk()):
         return False  # a user's op may end its process: that is to be a worker's, not this one
     sizes = (evaluate(t.spec.nbytes, bindings) for node in graph.nodes for t in node.outputs)
-    return sum(sizes) <= ROOM * host_memory()
+    return times * sum(sizes) <= ROOM * host_memory()
 
 
-def _made_up(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:
+def made_up(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:
+    """Feeds: zeros, and floats from [0, 1)."""
     random = np.random.default_rng(0)
     made = {}
     for node in graph.placeholders:
@@ -109,12 +149,17 @@ def _made_up(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray
 
 
 class _Stage:
-    """One device of this process, with variables of its own."""
+    """One device of this process, with variables of its own.
+
+    Args:
+        now: nanoseconds by which nodes are timed.
+    """
 
     _NAME = "trial"
     _DEVICE = "/worker:0/cpu:0"
 
-    def __init__(self, threads: int | None) -> None:
+    def __init__(self, threads: int | None, now: Callable[[], int]) -> None:
+        self._now = now
         self._host = Host(0, [self._DEVICE], threads, lambda parcel: None)
         self._host.open(self._NAME)
         self._bindings: Mapping[str, int] = {}
@@ -139,27 +184,55 @@ class _Stage:
         self._host.add(self._NAME, self._NAME, list(parts.values()))
 
     def play(self, learned: Learned, known: Mapping[str, Lesson]) -> int:
-        """Steps, the first to warm up, until the time is over; how many there were after it.
-
-        The faster half of them counts: what else the machine does makes the others slow.
-        """
+        """Steps, the first to warm up, until the time is over; how many there were after it."""
         self._step(0)
         until = monotonic() + SECONDS
         steps: list[dict[str, float]] = []
         while len(steps) < STEPS and not (steps and monotonic() > until):
             steps.append(self._step(1 + len(steps)))
-        steps.sort(key=lambda took: sum(took.values()))
-        for took in steps[: (len(steps) + 1) // 2]:
-            teach(learned, known, took)
+        teach_agreed(learned, known, steps)
         return len(steps)
+
+    def repeat(self, over: threading.Event) -> None:
+        """Steps until it is over, or fails: whoever is timed beside it fails likewise."""
+        step = 0
+        with suppress(Exception):
+            while not over.is_set():
+                self._step(step)
+                step += 1
 
     def _step(self, step: int) -> dict[str, float]:
         """Seconds of each node."""
-        computed = self._host.compute(
-            self._NAME, self._NAME, step, {**self._bindings, DRAWS: step}, self._feeds, True, 60.0
-        )
-        self._host.commit(self._NAME, step)  # its spans come with those of the next step
-        return node_seconds((name, start, end) for _, name, start, end in computed.spans)
+        bindings = {**self._bindings, DRAWS: step}
+        before = clock.set(self._now)
+        try:
+            computed = self._host.compute(
+                self._NAME, self._NAME, step, bindings, self._feeds, True, 60.0
+            )
+            self._host.commit(self._NAME, step)  # its spans come with those of the next step
+        finally:
+            clock.reset(before)
+        spans = ((name, start, end) for _, name, start, end in computed.spans)
+        return node_seconds(spans, self._now)
 
     def close(self) -> None:
         self._host.close(self._NAME)
+
+
+def teach_agreed(
+    learned: Learned, known: Mapping[str, Lesson], steps: Sequence[Mapping[str, float]]
+) -> None:
+    """Note what nodes took in some steps: the least, once for each step that agrees on it."""
+    for name, (seconds, times) in agreed(steps).items():
+        for _ in range(times if name in known else 0):
+            learned.observe(known[name].bucket, seconds, known[name].predicted)
+
+
+def agreed(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, int]]:
+    """By node, the least that it took in any step, and in how many steps it took about that."""
+    found = {}
+    for name in dict.fromkeys(name for took in steps for name in took):
+        times = [took[name] for took in steps if name in took]
+        least = min(times)
+        found[name] = (least, sum(seconds <= AGREE * least for seconds in times))
+    return found

@@ -538,11 +538,13 @@ def lessons(
     bindings: Mapping[str, int],
     devices: Mapping[Node, str],
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
+    busy: bool = False,
 ) -> dict[str, Lesson]:
     """By name, the nodes whose spans in a trace teach something.
 
     Args:
-        devices: where each node runs; others run alone, where they may.
+        devices: where each node runs; others run where they may.
+        busy: whether neighbours compute meanwhile, also where all these are one device.
     """
     builder = _Builder(graph, cluster, bindings)
     at = {name: i for i, name in enumerate(cluster.devices)}
@@ -551,7 +553,7 @@ def lessons(
     working = {
         device for node, device in pinned.items() if node.op.name not in ("variable", *UNPLACED)
     }
-    busy = len(working) > 1
+    busy = busy or len(working) > 1
     compute = builder.compute(limits, rates(cluster, profiles, busy))
     named = classes(cluster)
     found = {}

@@ -25,7 +25,12 @@ from graphflow.placement.calibrate import Link, fit_link, machine_key, profile_p
 
 FORMAT = 2
 SAMPLES = 31
-"""Ratios kept of each bucket, the latest: their median is what counts."""
+"""Ratios kept of each bucket, the latest."""
+RECENT = 9
+"""Of these, how many count: what was learned long ago, maybe on a busy machine, is revised."""
+BELIEVED = 4.0
+"""How many times longer (or less long) than predicted a node may take by a single observation; by
+two, this squared, and so on: the more surprising, the more evidence."""
 BUCKETS = 4096
 """Buckets kept, the ones observed last."""
 LIMITS = (1e-3, 1e3)
@@ -130,6 +135,10 @@ class Learned:
         distance, ratios = min(near, key=lambda pair: pair[0])
         return median(ratios) * predicted / (1.0 + distance / _REACH)
 
+    def saw(self, bucket: Bucket) -> bool:
+        """Whether such a node was observed, its neighbours idle or busy as it says."""
+        return bucket in self._nodes
+
     def knows(self, bucket: Bucket) -> bool:
         """Whether such a node was observed on a device whose neighbours were idle, or busy."""
         return any(replace(bucket, busy=busy) in self._nodes for busy in (False, True))
@@ -137,31 +146,32 @@ class Learned:
     def factor(self, bucket: Bucket) -> float:
         """How many times longer such a node takes than calibration predicts.
 
-        Its own bucket's median; else the median over the closest buckets of the op, or, where it
-        was never seen, of all that is bound by the same (products, or memory); the less, the
-        farther away they are; else 1. A device whose neighbours were idle tells about one whose
-        neighbours are busy where nothing else does.
+        By its own bucket; else the median over the closest buckets of the op, or, where it was
+        never seen, of all that is bound by the same (products, or memory); the less, the farther
+        away they are; else 1. A device whose neighbours were idle tells about one whose neighbours
+        are busy where nothing else does.
         """
-        own = self._nodes.get(bucket)
-        if own:
-            return median(own)
-        known = self._by_family.get((bucket.device, "op", bucket.op))
-        if not known:
-            known = self._by_family.get((bucket.device, "bound", _bound(bucket)))
-        if not known:
+        for known in (bucket, replace(bucket, busy=not bucket.busy)):
+            own = self._nodes.get(known)
+            if own:
+                return supported(own)
+        alike = self._by_family.get((bucket.device, "op", bucket.op))
+        if not alike:
+            alike = self._by_family.get((bucket.device, "bound", _bound(bucket)))
+        if not alike:
             return 1.0
-        ranked = sorted((_distance(bucket, other), ratio) for other, ratio in known)
+        ranked = sorted((_distance(bucket, other), ratio) for other, ratio in alike)
         least = ranked[0][0]
         ratio = median(ratio for distance, ratio in ranked[:_CLOSEST] if distance <= least + 2)
         return float(ratio ** (1.0 / (1.0 + least / _REACH)))
 
     @property
     def _by_family(self) -> Mapping[tuple[str, str, str], Sequence[tuple[Bucket, float]]]:
-        """Buckets with their medians, by device and op, and by device and what bounds them."""
+        """Buckets with their ratios, by device and op, and by device and what bounds them."""
         if self._families is None:
             self._families = {}
             for bucket, ratios in self._nodes.items():
-                told = (bucket, median(ratios))
+                told = (bucket, supported(ratios))
                 for family in (("op", bucket.op), ("bound", _bound(bucket))):
                     self._families.setdefault((bucket.device, *family), []).append(told)
         return self._families
@@ -221,6 +231,14 @@ class Learned:
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return made
         return read
+
+
+def supported(ratios: Sequence[float]) -> float:
+    """The ratio that observations speak for: the lower quartile of the latest ones, since whatever
+    else a machine does makes nodes slower and never faster; and no more than they can bear."""
+    recent = sorted(ratios[-RECENT:])
+    most = BELIEVED ** len(recent)
+    return min(max(recent[len(recent) // 4], 1.0 / most), most)
 
 
 def _bound(bucket: Bucket) -> str:

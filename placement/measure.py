@@ -1,19 +1,20 @@
 """The measurements of calibration: ops' kernels, run as a program runs them, BLAS on one thread.
 
 Every op with samples is timed twice: on its sample (what a launch takes) and on a larger one (its
-rate in the cache). Medians throughout; the machine may be busy with other things.
+rate in the cache). The machine may be busy with other things: kernels on a CPU are timed by the
+processor time of their thread, which stands still meanwhile, and of some rounds a quick one counts.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def measure_device(kind: str) -> dict[str, Any]:
     """Speeds of one device of a kind, of one thread where it is a CPU; see `calibrate.Profile`."""
     xp, synchronize = _array_module(kind)
     with _one_blas_thread(), np.errstate(all="ignore"):
-        clock = _Clock(xp, synchronize)
+        clock = _Clock(xp, synchronize, thread_time if kind == "cpu" else perf_counter)
         ops, traffic = clock.ops(), clock.traffic()
         products = {
             name: clock.matmul(dtype, sides, ops["matmul"]["launch"], traffic)
@@ -95,26 +96,27 @@ def _cache_bytes(kind: str) -> int:
 
 
 class _Clock:
-    """Times kernels on one device."""
+    """Times kernels on one device, by a clock's seconds."""
 
-    def __init__(self, xp: Any, synchronize: Callable[[], None]) -> None:
+    def __init__(self, xp: Any, synchronize: Callable[[], None], now: Callable[[], float]) -> None:
         self._xp = xp
         self._synchronize = synchronize
+        self._now = now
         self._random = np.random.default_rng(0)
 
     def seconds(self, call: Callable[[], object], rounds: int = ROUNDS) -> float:
-        """Median seconds of a call, each round long enough to be timed."""
+        """Seconds of a call, each round long enough to be timed."""
         call()
         number = max(1, min(1000, int(LEAST / max(self._once(call, 1), 1e-8))))
-        return median(self._once(call, number) for _ in range(rounds))
+        return quick([self._once(call, number) for _ in range(rounds)])
 
     def _once(self, call: Callable[[], object], number: int) -> float:
         self._synchronize()
-        start = perf_counter()
+        start = self._now()
         for _ in range(number):
             call()
         self._synchronize()
-        return (perf_counter() - start) / number
+        return (self._now() - start) / number
 
     def ops(self) -> dict[str, dict[str, float]]:
         """Launch and rate of every op that computes and has a sample."""
@@ -207,6 +209,11 @@ class _Clock:
         return points
 
 
+def quick(seconds: Sequence[float]) -> float:
+    """The lower quartile: what else a machine does makes things slower, never faster."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
 def _grown(size: Size) -> Size:
     return SIDE if isinstance(size, int) and size > 2 else size
 
@@ -268,7 +275,7 @@ def measure_handoff(rounds: int = 200) -> float:
         done.acquire()
         times.append(perf_counter() - start)
     thread.join()
-    return median(times) / 2
+    return quick(times) / 2
 
 
 def _contention() -> dict[str, list[float]]:
@@ -307,18 +314,18 @@ def _slowdown(calls: list[Callable[[], object]], counts: list[int]) -> list[floa
 
 
 def _together(calls: list[Callable[[], object]], seconds: float = 0.01) -> float:
-    """Mean seconds of a call while each thread repeats its own."""
+    """Mean processor seconds of a call while each thread repeats its own."""
     barrier = threading.Barrier(len(calls))
     means = [0.0] * len(calls)
 
     def repeat(i: int) -> None:
         with np.errstate(all="ignore"), nullcontext():
             barrier.wait()
-            start, number = perf_counter(), 0
+            start, own, number = perf_counter(), thread_time(), 0
             while perf_counter() - start < seconds:
                 calls[i]()
                 number += 1
-            means[i] = (perf_counter() - start) / number
+            means[i] = (thread_time() - own) / number
 
     threads = [threading.Thread(target=repeat, args=(i,)) for i in range(len(calls))]
     for thread in threads:

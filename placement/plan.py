@@ -442,19 +442,19 @@ def plan(
     elif not isinstance(cluster, Cluster):
         raise PlanError(f"a plan is for a gf.Cluster or the path of a file, not {cluster!r}")
     source = Graph(flatten(fetches)[0]).verify()
-    sizes = _sizes(source, shapes or {})
+    sizes = sizes_of(source, shapes or {})
     bindings = bind(source, sizes, error=PlanError)
     graph, division = divided_whole(source, cluster, bindings)
     if division is not None:
         bindings = division.bindings(bindings)
-    learned, steps = _known(cluster)
+    learned, steps = known_of(cluster)
     return plan_graph(
         optimize(graph), cluster, sizes, bindings, placer, learned=learned, steps=steps,
         tasks=() if division is None else division.tasks,
     )  # fmt: skip
 
 
-def _known(cluster: Cluster) -> tuple[Learned | None, StepCost | None]:
+def known_of(cluster: Cluster) -> tuple[Learned | None, StepCost | None]:
     """What sessions before learned and measured, if the cluster is this machine."""
     from graphflow.placement import calibrate
     from graphflow.placement.hardware import is_described
@@ -467,8 +467,12 @@ def _known(cluster: Cluster) -> tuple[Learned | None, StepCost | None]:
     return kept(profile), calibrate.steps_of(profile, kind)
 
 
-def _sizes(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node, tuple[int, ...]]:
-    """Shapes of all placeholders: given, or known anyway."""
+def sizes_of(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node, tuple[int, ...]]:
+    """Shapes of all placeholders: given, or known anyway.
+
+    Raises:
+        PlanError: one is missing, wrong, or of nothing in the graph.
+    """
     if not isinstance(shapes, Mapping):
         raise PlanError(f"shapes are a dict from placeholders to tuples of sizes, not {shapes!r}")
     sizes: dict[Node, tuple[int, ...]] = {}

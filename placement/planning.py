@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import inf
 from typing import Any
 
@@ -68,13 +68,8 @@ def make_plan(
     def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
         return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
 
-    def fixed(assignment: Assignment, seconds: float) -> float:
-        """Seconds of a step beyond the `seconds` that its nodes and transfers take."""
-        units = _units([cluster.devices[at] for at in _working(assignment, alone)], cluster)
-        known = learned.beyond(session_kind(cluster), units, seconds) if learned else 0.0
-        return max(known, 0.0 if steps is None else seconds_beyond(steps, units))
-
     alone, shared = problems(homes)
+    fixed = partial(_beyond, alone, cluster, learned, steps)
     ones = _ones(alone, shared)
     made, assignment = _placed(alone, shared, placer, ones, fixed)
     assignment = in_turns(assignment, made.problem, made.nodes)
@@ -116,6 +111,85 @@ def make_plan(
     )
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What a plan would say of a step as a whole.
+
+    Attributes:
+        seconds: of a step, with its overhead.
+        busy: seconds that each device computes.
+        peak_memory: bytes by device.
+    """
+
+    seconds: float
+    busy: Mapping[str, float]
+    peak_memory: Mapping[str, int]
+
+
+def _sending(made: GraphProblem, cluster: Cluster, assignment: Assignment) -> GraphProblem:
+    """The problem in which processors are busy while they send: with their half of a message, and
+    with a copy of what it carries. The simulator knows of links only."""
+    problem, device = made.problem, assignment.device
+    kinds = [cluster.device(name).kind for name in cluster.devices]
+    names = [DeviceName.parse(name).worker for name in cluster.devices]
+    compute = problem.compute.copy()
+    sent: set[tuple[int, int]] = set()
+    for (source, target), size, tensor in zip(
+        problem.edges.tolist(), problem.bytes.tolist(), problem.tensor.tolist(), strict=True
+    ):
+        at, to = int(device[source]), int(device[target])
+        if at == to or problem.client in (at, to) or kinds[at] != "cpu" or (tensor, to) in sent:
+            continue
+        joint = target < len(made.nodes) and made.nodes[target].op.joint is not None
+        if joint or names[at] == names[to] or cluster.link(*(cluster.devices[i] for i in (at, to))):
+            continue
+        sent.add((tensor, to))
+        compute[source, at] += problem.latency[at, to] / 2 + size / problem.bandwidth[at, to]
+    return replace(made, problem=problem.with_compute(compute))
+
+
+@without_collection
+def outlook(
+    graph: Graph,
+    cluster: Cluster,
+    bindings: Mapping[str, int],
+    placer: str | Placer = "greedy",
+    learned: Learned | None = None,
+    steps: StepCost | None = None,
+) -> Outlook:
+    """What `make_plan` would predict, without all that a plan can tell of it, and with what sending
+    keeps processors busy: it decides between strategies that send much and little.
+
+    Raises:
+        DeviceError, MemoryLimitError: as `plan.plan_graph`.
+    """
+    alone, shared = build_problems(graph, cluster, bindings, learned=learned)
+    fixed = partial(_beyond, alone, cluster, learned, steps)
+    made, assignment = _placed(alone, shared, placer, None, fixed)
+    assignment = in_turns(assignment, made.problem, made.nodes)
+    made = _sending(made, cluster, assignment)
+    names = tuple(str(i) for i in range(made.problem.nodes))
+    model = Model(made.problem, assignment, names, (), made.devices, {})
+    timeline = model.timeline
+    seconds = timeline.makespan + fixed(assignment, timeline.makespan)
+    busy = dict(zip(cluster.devices, timeline.busy.tolist(), strict=False))
+    return Outlook(seconds, busy, _peaks(made, model, cluster, bindings))
+
+
+def _beyond(
+    made: GraphProblem,
+    cluster: Cluster,
+    learned: Learned | None,
+    steps: StepCost | None,
+    assignment: Assignment,
+    seconds: float,
+) -> float:
+    """Seconds of a step beyond the `seconds` that its nodes and transfers take."""
+    units = _units([cluster.devices[at] for at in _working(assignment, made)], cluster)
+    known = learned.beyond(session_kind(cluster), units, seconds) if learned else 0.0
+    return max(known, 0.0 if steps is None else seconds_beyond(steps, units))
+
+
 def _peaks(
     made: GraphProblem, model: Model, cluster: Cluster, bindings: Mapping[str, int]
 ) -> Peaks:
@@ -151,10 +225,13 @@ def _placed(
     alone: GraphProblem,
     shared: GraphProblem,
     placer: str | Placer,
-    ones: list[Candidate],
+    ones: list[Candidate] | None,
     fixed: Callable[[Assignment, float], float],
 ) -> tuple[GraphProblem, Assignment]:
     """The placer's answer, and the problem in whose numbers it is to be told.
+
+    Args:
+        ones: everything on one device, where that was worked out already.
 
     `greedy` and `auto` promise to be no slower than one device; others are taken at their word.
     """
@@ -164,13 +241,15 @@ def _placed(
             chosen = replace(chosen, thrift=SENDING)
         assignment = place(shared.problem, chosen)
     except MemoryLimitError as error:
+        ones = _ones(alone, shared) if ones is None else ones
         needed = [
             float(simulate(alone.problem, c.run.assignment()).peak_memory[at])
             for at, c in enumerate(ones)
         ]
         raise memory_limit(alone, error.nodes, needed) from None
     told = alone if _used(assignment, alone) <= 1 else shared
-    if isinstance(chosen, Greedy | Auto):
+    if isinstance(chosen, Greedy | Auto) and not _is_pinned(alone.problem):
+        ones = _ones(alone, shared) if ones is None else ones
         quiet = [c for c in ones if c.fits and _used(c.run.assignment(), alone) <= 1]
         best = min(quiet, key=lambda c: c.key, default=None)
         seconds = simulate(told.problem, assignment).makespan
@@ -180,6 +259,11 @@ def _placed(
             if alone_seconds + fixed(single, alone_seconds) <= whole:
                 return alone, replace(single, reproducible=assignment.reproducible)
     return told, assignment
+
+
+def _is_pinned(problem: Problem) -> bool:
+    """Whether there is nothing to choose but the order."""
+    return int(problem.allowed.sum(axis=1).max(initial=1)) == 1
 
 
 def _used(assignment: Assignment, made: GraphProblem) -> int:

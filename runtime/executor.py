@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cached_property
 from time import monotonic_ns
 from typing import Any
@@ -35,6 +36,8 @@ from graphflow.runtime.rehearsal import rehearse
 
 Span = tuple[str, str, int, int]
 """Track, name, start and end in nanoseconds of the monotonic clock."""
+clock: ContextVar[Callable[[], int]] = ContextVar("clock", default=monotonic_ns)
+"""Nanoseconds by which the nodes of traced steps are timed."""
 
 
 class Program:
@@ -134,7 +137,8 @@ class Program:
         """Run the assignments, in place; `spans` get what each node's share of it took."""
         if not self.commits:
             return
-        start = monotonic_ns()
+        now = clock.get()
+        start = now()
         if self._is_native:
             self._commit()
         else:
@@ -142,7 +146,7 @@ class Program:
                 self._commit()
         if spans is not None:
             self._backend.synchronize()
-            spans += self._divided(start, monotonic_ns(), self._late)
+            spans += self._divided(start, now(), self._late)
 
     def _divided(self, start: int, end: int, shares: Sequence[tuple[Node, float]]) -> list[Span]:
         """A time as spans of several nodes, one after the other."""
@@ -181,7 +185,8 @@ class Program:
     ) -> Any:
         traced, nodes = self._traced
         taken = Taken() if tracemalloc.is_tracing() else None
-        start = monotonic_ns()
+        now = clock.get()
+        start = now()
 
         def mark(line: int) -> None:
             nonlocal start
@@ -189,7 +194,7 @@ class Program:
             if taken is not None:
                 taken.line(nodes[line])
                 self._taken = max(self._taken, taken.most)
-            end = monotonic_ns()
+            end = now()
             spans.extend(self._divided(start, end, self._shares(nodes[line])))
             start = end
 

@@ -164,6 +164,15 @@ class Pipeline:
         its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)
 
+    def found(self, stages: Mapping[Node, int]) -> None:
+        """Take a split that `stages_of` found before."""
+        self._found.update(stages)
+
+    @property
+    def stages_found(self) -> Mapping[Node, int]:
+        """The stage of each node of the forward passes that were divided so far."""
+        return self._found
+
     def _stage(self, graph: Graph, count: int, cluster: Cluster) -> None:
         """Find the stages of a forward pass, once: what is fetched without it later keeps them."""
         loss = loss_of(graph)

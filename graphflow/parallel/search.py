@@ -3,37 +3,61 @@ planned in the simulator with what the cluster was measured to take.
 
     found = gf.parallel.auto(loss, gf.Cluster.local(2), shapes={x: (64, 784)})
     train = gf.optim.Adam(1e-3).minimize(loss, strategy=found)
+
+candidates ─closed forms→ in order ─written, tried out, simulated→ until none of the rest can win
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
 from typing import Any, NoReturn
 
 from graphflow import optim
+from graphflow.build import placeholder
+from graphflow.compiled import Compiled
 from graphflow.errors import (
     ArgumentError,
+    DeviceError,
     GraphflowError,
     MemoryLimitError,
     ScheduleError,
     ShardingError,
 )
 from graphflow.graph import Graph
+from graphflow.learning import is_known, remember
 from graphflow.op import Node, Tensor, user_location
+from graphflow.parallel.batch import batch_of
+from graphflow.parallel.candidates import Candidate, candidates, tensor_rules
 from graphflow.parallel.data import Data
+from graphflow.parallel.measuring import measured
 from graphflow.parallel.pipelines import Pipeline
 from graphflow.parallel.report import Report
+from graphflow.parallel.rough import Outline, Rough
 from graphflow.parallel.shard import Pieces, Sharded
+from graphflow.parallel.stages import stages_of
 from graphflow.parallel.strategies import Shard, report_of
+from graphflow.passes import optimize
+from graphflow.pauses import without_collection
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.plan import plan
-from graphflow.progress import telling
+from graphflow.placement.cost import build_problem
+from graphflow.placement.learned import Learned
+from graphflow.placement.plan import known_of, sizes_of
+from graphflow.placement.planning import outlook
+from graphflow.progress import waiting
+from graphflow.runtime.survey import Survey
+from graphflow.session import Session
+from graphflow.spec import evaluate
+from graphflow.structure import bind
+from graphflow.trial import try_out
 
-SCHEDULES = ("1f1b", "zb-h1", "interleaved")
-"""Schedules that are tried; GPipe stores more than 1F1B and is never sooner done."""
-TURNS = (1, 2, 4)
-"""Micro-batches that are tried, in multiples of the stages."""
+BUDGET = 60_000
+"""Nodes of strategies that are written and simulated: some seconds. The best `LEAST` are anyway."""
+LEAST = 3
+SHOWN = 10
+"""Strategies that were not simulated, and are printed."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +68,11 @@ class Tried:
         name: in a few words.
         strategy: None for one device.
         seconds: of a step; infinite if it cannot be.
-        memory: bytes of the device that needs most.
+        memory: bytes of the device that needs most; 0 where it was not simulated.
         why_not: why it cannot be, or "".
+        simulated: whether its graph was written and simulated; else `seconds` is by closed forms,
+            and it would not have been the best, or the search had done enough.
+        measured: seconds of a step on the cluster, where `auto` was told to measure.
     """
 
     name: str
@@ -53,18 +80,44 @@ class Tried:
     seconds: float
     memory: int
     why_not: str = ""
+    simulated: bool = True
+    measured: float | None = None
+
+    @property
+    def key(self) -> tuple[bool, bool, float, float]:
+        """Less is better: what was measured counts before what was simulated, and that before what
+        is roughly known."""
+        told = self.seconds if self.measured is None else self.measured
+        return bool(self.why_not), not self.simulated, self.measured is None, told
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Search:
-    """What was tried, best first. It is a strategy itself: the best one. Print it."""
+    """What was tried, best first. It is a strategy itself: the best one. Print it.
+
+    Attributes:
+        device: what one device would be: the fastest.
+    """
 
     tried: tuple[Tried, ...]
+    device: str
 
     @property
     def best(self) -> Tried:
         """What a step takes the least time with."""
         return self.tried[0]
+
+    def _chosen(self, cluster: Cluster) -> Any:
+        """The best strategy; on a cluster of one device, where all is checked, all of it there."""
+        found = self.best.strategy
+        if found is None:
+            found = Shard(mesh={"one": 1}, devices=[self.device])
+        if len(cluster.devices) > 1 or found.devices is None:
+            return found
+        made = replace(found, devices=None)
+        if isinstance(made, Pipeline):
+            made.found(found.stages_found)
+        return made
 
     def divide(
         self,
@@ -74,9 +127,7 @@ class Search:
         fed: Mapping[str, int] | None = None,
     ) -> Sharded:
         """As the best strategy does."""
-        chosen = self.best.strategy
-        whole = Shard(mesh={"one": 1}) if chosen is None else chosen
-        made: Sharded = whole.divide(graph, cluster, known, fed)
+        made: Sharded = self._chosen(cluster).divide(graph, cluster, known, fed)
         return made
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
@@ -100,21 +151,35 @@ class Search:
     def _lines(self) -> Iterator[str]:
         width = max(len(each.name) for each in self.tried)
         one = next((t.seconds for t in self.tried if t.strategy is None), self.best.seconds)
+        rough = [each for each in self.tried if not each.simulated and not each.why_not]
         for each in self.tried:
+            if each in rough[SHOWN:]:
+                continue
+            name = each.name.ljust(width)
             if each.why_not:
-                yield f"  {each.name.ljust(width)}  {each.why_not}"
+                yield f"  {name}  {each.why_not}"
+            elif not each.simulated:
+                yield f"  {name}  {each.seconds * 1e3:9.2f} ms, about: not simulated"
             else:
                 yield (
-                    f"  {each.name.ljust(width)}  {each.seconds * 1e3:9.2f} ms  "
+                    f"  {name}  {each.seconds * 1e3:9.2f} ms  "
                     f"{one / each.seconds:5.2f} x  {each.memory / 1e6:9.1f} MB"
+                    + (f"  measured {each.measured * 1e3:.2f} ms" if each.measured else "")
                 )
-        yield f"chosen: {self.best.name}{self._why()}"
+        if len(rough) > SHOWN:
+            yield f"  … and {len(rough) - SHOWN} more that were not simulated"
+        if not self.best.why_not:
+            yield f"chosen: {self.best.name}{self._why()}"
 
     def _why(self) -> str:
-        second = next((t for t in self.tried[1:] if not t.why_not), None)
+        second = next((t for t in self.tried[1:] if not t.why_not and t.simulated), None)
         if second is None:
             return ", as nothing else is possible"
-        return f", {second.seconds / self.best.seconds:.2f} times as fast as {second.name}"
+        if self.best.measured and second.measured:
+            ratio = second.measured / self.best.measured
+        else:
+            ratio = second.seconds / self.best.seconds
+        return f", {ratio:.2f} times as fast as {second.name}"
 
 
 def auto(
@@ -124,51 +189,60 @@ def auto(
     shapes: Mapping[Tensor, Sequence[int]] | None = None,
     optimizer: optim.Optimizer | None = None,
     memory: int | None = None,
+    trial: bool = True,
+    measure: int = 0,
     quiet: bool = False,
 ) -> Search:
     """Look for the strategy with which a training step takes the least time, and print what was
     tried.
 
-    Data, tensor and pipeline parallelism and their combinations, over as many devices as the
-    cluster has; splits into stages by the planner; several schedules and numbers of micro-batches;
-    with recomputation where it does not fit in memory without.
+    Data, tensor and pipeline parallelism and their combinations, over the cluster's fastest
+    devices, some or all; splits into stages by the planner; several schedules and numbers of
+    micro-batches; with recomputation where it does not fit in memory without. Closed forms say in
+    which order; strategies are written and simulated until no other can be faster, or enough were.
 
     Args:
         cluster: default: this process.
         shapes: of placeholders with sizes that are not known.
         optimizer: default: Adam.
         memory: bytes of each device that may be used; default: what the devices have.
+        trial: whether steps of what is simulated may be tried out for a moment in this process, if
+            the cluster is this machine's processors: the simulator then knows what nodes take. What
+            steps and links cost is measured on its workers, once.
+        measure: how many of the best are run, a few steps each with made-up feeds, on the cluster's
+            workers; what they take decides then.
         quiet: print nothing.
 
     Raises:
         MemoryLimitError: nothing fits; the message lists what was tried.
         PlanError: a shape is missing.
         ArgumentError: another argument is not what it should be.
+        VariableError, DifferentiationError: there is nothing to train, or no gradient.
+        SessionError: it is to be measured on a cluster that is hypothetical.
     """
-    _check(cluster, optimizer, memory)
+    _check(loss, cluster, optimizer, memory, trial, measure)
     there = Cluster.here() if cluster is None else cluster
-    made = optimizer or optim.Adam()
-    count = len(there.devices)
-    candidates = list(_candidates(loss, count))
-    tried = []
-    with telling("strategies", len(candidates)):
-        for name, strategy in candidates:
-            found = _tried(name, strategy, loss, there, shapes, made, memory)
-            tried.append(found)
-            if found.why_not.startswith("memory") and isinstance(strategy, Pipeline):
-                again = replace(strategy, recompute=True)
-                name = f"{name}, recomputing"
-                tried.append(_tried(name, again, loss, there, shapes, made, memory))
-    ranked = Search(tuple(sorted(tried, key=lambda t: (t.seconds, len(t.name)))))
+    found = _Search(loss, there, shapes or {}, optimizer or optim.Adam(), memory, trial)
+    with waiting(found.progress, lambda seconds: None):
+        tried = found.run()
+        if measure:
+            tried = measured(tried, measure, found.trained, there, found.arrays)
+    ranked = Search(tuple(sorted(tried, key=lambda t: (*t.key, len(t.name)))), found.fastest[0])
     if ranked.best.why_not:
-        raise MemoryLimitError(f"auto at {user_location()}: no strategy fits\n{ranked}")
+        limit = "" if memory is None else f" in {memory / 1e6:.1f} MB of each device"
+        raise MemoryLimitError(
+            f"auto at {user_location()}: no strategy fits{limit}; use smaller batches, or more or "
+            f"larger devices\n{ranked}"
+        )
     if not quiet:
         print(ranked)
     return ranked
 
 
-def _check(cluster: Any, optimizer: Any, memory: Any) -> None:
+def _check(loss: Any, cluster: Any, optimizer: Any, memory: Any, trial: Any, measure: Any) -> None:
     where = f"auto at {user_location()}"
+    if not isinstance(loss, Tensor):
+        raise ArgumentError(f"{where}: a search is for a loss, a tensor, not {loss!r}")
     if cluster is not None and not isinstance(cluster, Cluster):
         raise ArgumentError(f"{where}: a search is for a gf.Cluster, not {cluster!r}")
     if optimizer is not None and not isinstance(optimizer, optim.Optimizer):
@@ -181,98 +255,190 @@ def _check(cluster: Any, optimizer: Any, memory: Any) -> None:
         raise ArgumentError(
             f"{where}: memory is a number of bytes for each device, such as 8 << 30, not {memory!r}"
         )
+    if not isinstance(trial, bool):
+        raise ArgumentError(f"{where}: trial is True or False, not {trial!r}")
+    if isinstance(measure, bool) or not isinstance(measure, int) or measure < 0:
+        raise ArgumentError(f"{where}: measure is a number of strategies, 0 or more: {measure!r}")
 
 
-def _tried(
-    name: str,
-    strategy: Any,
-    loss: Tensor,
-    cluster: Cluster,
-    shapes: Mapping[Tensor, Sequence[int]] | None,
-    optimizer: optim.Optimizer,
-    memory: int | None,
-) -> Tried:
-    train = optimizer.minimize(loss, strategy=strategy)
-    try:
-        placer = "single" if strategy is None else "greedy"
-        made = plan([loss, train], cluster, shapes, placer)
-    except MemoryLimitError as error:
-        return Tried(name, strategy, float("inf"), 0, f"memory: {_first(error)}")
-    except (ShardingError, ScheduleError) as error:
-        return Tried(name, strategy, float("inf"), 0, _first(error))
-    peak = max(made.peak_memory.values())
-    if memory is not None and peak > memory:
-        why = f"memory: {peak / 1e6:.1f} MB of {memory / 1e6:.1f}"
-        return Tried(name, strategy, float("inf"), peak, why)
-    return Tried(name, strategy, made.makespan, peak)
+class _Search:
+    """One search: what is known of the step and the cluster, and what was tried so far."""
+
+    def __init__(
+        self,
+        loss: Tensor,
+        cluster: Cluster,
+        shapes: Mapping[Tensor, Sequence[int]],
+        optimizer: optim.Optimizer,
+        memory: int | None,
+        trial: bool,
+    ) -> None:
+        self._loss, self._cluster, self._memory, self._trial = loss, cluster, memory, trial
+        self._optimizer = optimizer
+        train = optimizer.minimize(loss, strategy=Data(1))  # as strategies find it
+        self._fetches = (loss, train)
+        self._source = Graph(self._fetches).verify()
+        self._sizes = sizes_of(self._source, shapes)
+        self._bindings = bind(self._source, self._sizes)
+        if trial:
+            _survey(cluster)
+        learned, self._steps = known_of(cluster)
+        self._learned = learned or Learned()
+        self._rules = tensor_rules(loss)
+        self._stages: dict[int, dict[Node, int] | GraphflowError] = {}
+        self._doing = ""
+        self._names = cluster.devices
+        problem = build_problem(self._source, cluster, self._bindings, learned=self._learned)
+        overhead = self._steps or (0.0, 0.0)
+        self._outline = Outline(problem, loss, cluster, self._rules, overhead)
+        totals = self._outline.totals()
+        order = sorted(range(len(self._names)), key=lambda i: (totals[i], i))
+        self.fastest = [self._names[i] for i in order]
+
+    def progress(self, seconds: float) -> str:
+        """What is being done."""
+        return f"strategies: {self._doing}"
+
+    # Search -----------------------------------------------------------------------------------
+
+    def run(self) -> list[Tried]:
+        """All candidates, in any order."""
+        queue, tried = self._in_order()
+        spent, simulated, best = 0, 0, inf
+        while queue:
+            rough, candidate = queue.pop(0)
+            nodes = len(self._source.nodes) * candidate.places
+            enough = simulated >= LEAST and best < inf and spent + nodes > BUDGET
+            if len(candidate.devices) > 1 and (rough.least >= best or enough):
+                strategy = self._strategy(candidate)
+                tried.append(Tried(candidate.name, strategy, rough.about, 0, simulated=False))
+                continue
+            self._doing = f"{candidate.name}, {len(tried) + 1} of {len(tried) + len(queue) + 1}"
+            found = self._tried(candidate)
+            tried.append(found)
+            again = candidate.recomputing()
+            if found.why_not.startswith("memory") and candidate.schedule and candidate != again:
+                queue.insert(0, (self._rough(again), again))
+            if not found.why_not:
+                spent, simulated, best = spent + nodes, simulated + 1, min(best, found.seconds)
+        return tried
+
+    def _in_order(self) -> tuple[list[tuple[Rough, Candidate]], list[Tried]]:
+        """Candidates, the most promising first; and those that cannot be."""
+        queue, refused = [], []
+        for candidate in candidates(self.fastest, self._rules):
+            try:
+                queue.append((self._rough(candidate), candidate))
+            except (ScheduleError, ShardingError) as error:
+                refused.append(self._refused(candidate, error))
+        return sorted(queue, key=lambda pair: pair[0].about), refused
+
+    def _rough(self, candidate: Candidate) -> Rough:
+        """What closed forms say.
+
+        Raises:
+            ScheduleError, ShardingError: it cannot be.
+        """
+        shares = candidate.data * candidate.microbatches
+        if shares > 1 and self._batch < shares:
+            raise ShardingError(f"a batch of {self._batch} is smaller than its {shares} parts")
+        return self._outline.of(candidate, self._staged(candidate))
+
+    @cached_property
+    def _batch(self) -> int:
+        """Samples of a step."""
+        sizes = [evaluate(t.shape[0], self._bindings) for t in batch_of(self._source)]
+        if not sizes:
+            raise ShardingError("nothing is fed that could be cut as a batch")
+        return int(min(sizes))
+
+    def _staged(self, candidate: Candidate) -> dict[Node, int] | None:
+        """The split into stages, one for each number of them.
+
+        Raises:
+            ScheduleError: there is none.
+        """
+        if not candidate.schedule:
+            return None
+        count = candidate.stages * candidate.chunks
+        if count not in self._stages:
+            try:
+                self._stages[count] = stages_of(self._loss, count, self._cluster)
+            except ScheduleError as error:
+                self._stages[count] = error
+        found = self._stages[count]
+        if isinstance(found, GraphflowError):
+            raise found
+        return found
+
+    def _strategy(self, candidate: Candidate) -> Any:
+        made = candidate.strategy(self._rules, self._names)
+        if isinstance(made, Pipeline):
+            found = self._staged(candidate)
+            assert found is not None
+            made.found(found)
+        return made
+
+    def _refused(self, candidate: Candidate, error: GraphflowError, memory: int = 0) -> Tried:
+        why = _first(error)
+        if isinstance(error, MemoryLimitError):
+            why = f"memory: {why}"
+        strategy = candidate.strategy(self._rules, self._names)
+        return Tried(candidate.name, strategy, inf, memory, why)
+
+    @without_collection
+    def _tried(self, candidate: Candidate) -> Tried:
+        """A candidate, written and simulated."""
+        strategy = self._strategy(candidate)
+        try:
+            bindings, graph = self._bindings, self._source
+            if strategy is not None:
+                cut = strategy.divide(graph, self._cluster, None, bindings)
+                bindings, graph = cut.bindings(bindings), cut.graph
+            graph = optimize(graph)
+            self._try_out(graph, bindings, len(candidate.devices) > 1)
+            placer = "single" if strategy is None else "greedy"
+            seen = outlook(graph, self._cluster, bindings, placer, self._learned, self._steps)
+        except (MemoryLimitError, ShardingError, ScheduleError, DeviceError) as error:
+            return self._refused(candidate, error)
+        peak = max(seen.peak_memory.values())
+        if self._memory is not None and peak > self._memory:
+            why = f"memory: {peak / 1e6:.1f} MB of {self._memory / 1e6:.1f}"
+            return Tried(candidate.name, strategy, inf, peak, why)
+        return Tried(candidate.name, strategy, seen.seconds, peak)
+
+    def _try_out(self, graph: Graph, bindings: Mapping[str, int], busy: bool) -> None:
+        """Learn what its nodes take, beside neighbours or alone, where that may be."""
+        if not self._trial or not is_known(self._cluster):
+            return
+        made = Compiled(tuple(graph.outputs), graph, graph)
+        if try_out(self._learned, self._cluster, Survey(), made, bindings, busy=busy):
+            remember(self._learned, self._cluster)
+
+    # Measuring --------------------------------------------------------------------------------
+
+    def trained(self, strategy: Any) -> list[Tensor]:
+        """Fetches of a step with a strategy."""
+        return [self._loss, self._optimizer.minimize(self._loss, strategy=strategy)]
+
+    @cached_property
+    def arrays(self) -> dict[Tensor, Any]:
+        """Made-up feeds."""
+        from graphflow.trial import made_up
+
+        return {n.outputs[0]: a for n, a in made_up(self._source, self._bindings).items()}
+
+
+def _survey(cluster: Cluster) -> None:
+    """Measure what steps and links cost on this machine's workers, where that is not known."""
+    if cluster.kind != "local" or len(cluster.workers) < 2:
+        return
+    if known_of(cluster)[1] is None:
+        x = placeholder("float32", ())
+        with Session(cluster, trial=False) as session:  # which surveys what it places for
+            session.run(x + 1.0, {x: 0.0})
 
 
 def _first(error: GraphflowError) -> str:
     line = str(error).partition("\n")[0]
     return line if len(line) <= 90 else line[:89] + "…"
-
-
-# Candidates -----------------------------------------------------------------------------------
-
-
-def _candidates(loss: Tensor, count: int) -> Iterator[tuple[str, Any]]:
-    """One device, and each way to divide a number of devices into data, model and stages."""
-    yield "one device", None
-    rules = tensor_rules(loss)
-    for data, model, stages in _meshes(count):
-        if model > 1 and not rules:
-            continue
-        parts = [f"data {data}"] * (data > 1) + [f"model {model}"] * (model > 1)
-        beside = _beside(data, model, rules)
-        if stages == 1:
-            yield " × ".join(parts), beside
-            continue
-        for schedule in SCHEDULES:
-            total = stages * (2 if schedule == "interleaved" else 1)
-            for turns in TURNS:
-                pipe: Any = Pipeline(total, schedule, stages * turns)
-                pipe = pipe if beside is None else pipe * beside
-                told = f"{total} stages {schedule} of {stages * turns}"
-                yield " × ".join([*parts, told]), pipe
-
-
-def _meshes(count: int) -> Iterator[tuple[int, int, int]]:
-    for data in range(1, count + 1):
-        for model in range(1, count // data + 1):
-            if count % (data * model) == 0 and (data, model, count) != (1, 1, 1):
-                yield data, model, count // (data * model)
-
-
-def _beside(data: int, model: int, rules: Mapping[Tensor, Sequence[Any]]) -> Any:
-    if model > 1:
-        mesh = {"data": data, "model": model} if data > 1 else {"model": model}
-        return Shard(mesh, rules, batch="data" if data > 1 else None)
-    return Data(data) if data > 1 else None
-
-
-def tensor_rules(loss: Tensor) -> dict[Tensor, tuple[str | None, ...]]:
-    """Column and row parallel layers by turns: the weights of a product are cut along what they
-    make, and those of the next one along what they read, so that a pair takes one sum.
-
-    Source: Shoeybi et al., "Megatron-LM", 2019.
-    """
-    rules: dict[Tensor, tuple[str | None, ...]] = {}
-    cut: set[Tensor] = set()
-    for node in Graph([loss]).nodes:
-        weight = next((t for t in node.inputs[1:] if _is_weight(t)), None)
-        if node.op.name == "matmul" and weight is not None and weight.ndim == 2:
-            if node.inputs[0] in cut:
-                rules.setdefault(weight, ("model", None))
-                continue
-            rules.setdefault(weight, (None, "model"))
-            cut.add(node.outputs[0])
-        elif any(t in cut for t in node.inputs) and node.outputs[0].ndim:
-            cut.update(node.outputs)
-            for t in node.inputs:
-                if _is_weight(t) and t.ndim == 1:
-                    rules.setdefault(t, ("model",))
-    return rules
-
-
-def _is_weight(tensor: Tensor) -> bool:
-    return tensor.node.op.name == "variable"

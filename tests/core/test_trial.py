@@ -3,6 +3,7 @@ touches anything outside."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from graphflow.graph import Graph
 from graphflow.passes import optimize
 from graphflow.placement.learned import Learned
 from graphflow.runtime.survey import Survey
-from graphflow.trial import may_be_tried, try_out
+from graphflow.trial import agreed, may_be_tried, try_out
 
 TWO = gf.Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
 
@@ -49,6 +50,40 @@ def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None
     assert try_out(learned, TWO, Survey(), made, dims(fetches, x)) > 0
     assert len(learned) > 5
     assert try_out(learned, TWO, Survey(), made, dims(fetches, x)) == 0
+
+
+def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetches, x = training()
+    quiet, noisy = Learned("a"), Learned("a")
+    try_out(quiet, TWO, Survey(), compiled(fetches), dims(fetches, x))
+    random, taken = np.random.default_rng(0), 0
+
+    def clock() -> int:
+        nonlocal taken
+        if random.random() < 0.05:
+            taken += int(random.exponential(2e7))  # a time slice or two
+        return time.thread_time_ns() + taken
+
+    monkeypatch.setattr("graphflow.trial.thread_time_ns", clock)
+    try_out(noisy, TWO, Survey(), compiled(fetches), dims(fetches, x))
+    ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in quiet._nodes]
+    assert len(ratios) > 5 and np.median(ratios) == pytest.approx(1.0, rel=0.5)
+    assert max(ratios) < 10  # a slice is thousands of times what these nodes take
+
+
+def test_the_least_of_some_steps_counts_once_for_each_that_agrees() -> None:
+    steps = [{"a": 2.0, "b": 1.0}, {"a": 2.2, "b": 300.0}, {"a": 9.0, "b": 50.0}, {"a": 2.1}]
+    assert agreed(steps) == {"a": (2.0, 3), "b": (1.0, 1)}
+
+
+def test_beside_a_neighbour_it_learns_of_busy_devices() -> None:
+    fetches, x = training()
+    learned = Learned("a")
+    made = compiled(fetches)
+    assert try_out(learned, TWO, Survey(), made, dims(fetches, x), busy=True) > 0
+    assert len(learned) > 5 and all(bucket.busy for bucket in learned._nodes)
+    assert try_out(learned, TWO, Survey(), made, dims(fetches, x), busy=True) == 0
+    assert try_out(learned, TWO, Survey(), made, dims(fetches, x)) == 0  # which tells of idle ones
 
 
 def test_a_session_gives_the_same_bits_with_and_without_it() -> None:

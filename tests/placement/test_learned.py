@@ -43,6 +43,28 @@ def test_a_bucket_has_the_median_of_its_ratios_whatever_one_step_suffered() -> N
     assert taught(2.0, 2.1, 1.9, 2.0, 400.0).factor(MATMUL) == pytest.approx(2.0)
 
 
+def test_the_more_surprising_the_more_observations_it_takes() -> None:
+    assert taught(3.0).factor(MATMUL) == pytest.approx(3.0)
+    assert [taught(*[200.0] * n).factor(MATMUL) for n in (1, 2, 3, 4)] == [4.0, 16.0, 64.0, 200.0]
+    assert taught(0.01).factor(MATMUL) == 0.25
+
+
+def test_what_was_learned_on_a_busy_machine_is_revised_by_a_few_later_steps() -> None:
+    known = taught(*[300.0] * SAMPLES)
+    for _ in range(3):
+        known.observe(MATMUL, 2e-3, 1e-3)
+    assert known.factor(MATMUL) == pytest.approx(2.0)
+
+
+def test_the_same_node_beside_busy_neighbours_tells_more_than_another_one() -> None:
+    known = taught(3.0, bucket=EXP)
+    known.observe(like(EXP, busy=True, flops=21), 9e-3, 1e-3)
+    assert known.factor(like(EXP, busy=True)) == 3.0
+    known.observe(like(EXP, busy=True), 5e-3, 1e-3)
+    assert known.factor(like(EXP, busy=True)) == pytest.approx(4.0)
+    assert known.factor(EXP) == 3.0
+
+
 def test_nothing_learned_corrects_nothing() -> None:
     assert Learned().factor(MATMUL) == 1.0
     assert Learned().link("process", (1e-4, 1e9)) == (1e-4, 1e9)

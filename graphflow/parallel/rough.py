@@ -1,0 +1,149 @@
+"""Rough: what a strategy takes at least, and about, by closed forms, before its graph is written.
+
+Writing and simulating a strategy's graph takes a good part of a second; most strategies of a large
+cluster need not be, since even without what they send and wait for they would come later than one
+that was simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphflow.graph import Graph
+from graphflow.op import Node, Tensor
+from graphflow.parallel.candidates import Candidate, Rules
+from graphflow.parallel.stages import origin_of
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.cost import GraphProblem
+from graphflow.spec import nbytes
+
+SLACK = 0.8
+"""A part of a step's work may take less than its share of the time, by so much: what fits in a
+cache by then."""
+_ZERO_BUBBLE = 2 / 3
+"""Share of a stage's passes for which ZB-H1 waits: f + b − w of f + b + w, where these are
+alike."""
+
+
+@dataclass(frozen=True)
+class Rough:
+    """Seconds of a step: that it cannot go below, and about what it takes."""
+
+    least: float
+    about: float
+
+
+class Outline:
+    """A training step in a few numbers, for closed forms.
+
+    Args:
+        made: the undivided step as a problem on the cluster, neighbours busy.
+        loss: what it trains.
+        rules: of tensor parallelism.
+        overhead: seconds of a step on one worker, and on two, beyond its nodes.
+    """
+
+    def __init__(
+        self,
+        made: GraphProblem,
+        loss: Tensor,
+        cluster: Cluster,
+        rules: Rules,
+        overhead: tuple[float, float],
+    ) -> None:
+        self._number = {name: i for i, name in enumerate(cluster.devices)}
+        self._made, self._loss, self._rules = made, loss, rules
+        self._overhead = overhead
+        compute = made.problem.compute[: len(made.nodes), :-1]
+        self._seconds = np.where(np.isfinite(compute), compute, 0.0)
+        self._inside = set(Graph([loss]).nodes)
+        updates = [self._updates(node) for node in made.nodes]
+        self._late = np.array(updates, dtype=bool)
+        self._launches = int((self._seconds > 0).any(axis=1).sum())
+        self._weights = sum(
+            _bytes(made, node.outputs[0])
+            for node in made.graph.variables
+            if node in self._inside and node.attrs["trainable"]
+        )
+        self._products = sum(  # what row-parallel products sum up, forwards and backwards
+            2 * _bytes(made, node.outputs[0])
+            for node in self._inside
+            if node.op.name == "matmul" and rules.get(node.inputs[1], (None,))[0] == "model"
+        )
+
+    def _updates(self, node: Node) -> bool:
+        return node.op.name == "assign" or origin_of(node).op.name == "variable"
+
+    def totals(self) -> list[float]:
+        """Seconds of the whole step on each device."""
+        return [float(column) for column in self._seconds.sum(axis=0)]
+
+    def of(self, candidate: Candidate, stages: Mapping[Node, int] | None) -> Rough:
+        """What a candidate takes.
+
+        Args:
+            stages: of the forward pass, where it has any.
+        """
+        used = [self._number[name] for name in candidate.devices]
+        passes, updates = self._shares(candidate, used, stages)
+        p, m = candidate.stages, candidate.microbatches
+        slowest, mean = max(passes), sum(passes) / len(passes)
+        waits = (p - 1) / m * mean / candidate.chunks
+        waits *= _ZERO_BUBBLE if candidate.schedule == "zb-h1" else 1.0
+        again = 4 / 3 if candidate.recompute else 1.0
+        computed = slowest * again + waits + updates
+        more = len(used) - 1
+        first, second = self._overhead
+        fixed = first + more * max(0.0, second - first)
+        sent = self._sent(candidate, used, stages)
+        return Rough(SLACK * computed, computed + fixed + sent)
+
+    def _shares(
+        self, candidate: Candidate, used: Sequence[int], stages: Mapping[Node, int] | None
+    ) -> tuple[list[float], float]:
+        """Seconds that each device spends on passes, and the most that one does on updates."""
+        beside = candidate.data * candidate.model
+        columns = self._seconds[:, used]
+        if stages is None:
+            passes = columns[~self._late].sum(axis=0).max() / beside
+            return [float(passes)], float(columns[self._late].sum(axis=0).max()) / candidate.model
+        where = np.array([stages.get(n, stages.get(origin_of(n), 0)) for n in self._made.nodes])
+        found, late = [], [0.0]
+        for at in range(candidate.stages):
+            mine = where % candidate.stages == at
+            column = columns[:, at * beside : (at + 1) * beside].max(axis=1)
+            found.append(float(column[mine & ~self._late].sum()) / beside)
+            late.append(float(column[mine & self._late].sum()) / candidate.model)
+        return found, max(late)
+
+    def _sent(
+        self, candidate: Candidate, used: Sequence[int], stages: Mapping[Node, int] | None
+    ) -> float:
+        """Seconds of what devices send each other, nothing of it hidden."""
+        problem = self._made.problem
+        pairs = np.ix_(used, used)
+        latency = float(problem.latency[pairs].max())
+        apart = problem.bandwidth[pairs][~np.eye(len(used), dtype=bool)]
+        rate = float(apart.min()) if len(apart) else np.inf
+        d, t, p = candidate.data, candidate.model, candidate.stages
+        total = 2 * (d - 1) / d * self._weights / t / p / rate + 2 * (d > 1) * latency
+        total += 2 * (t - 1) / t * self._products / d / p / rate + 4 * (t > 1) * latency
+        if stages is not None:
+            crossing = sum(
+                _bytes(self._made, tensor)
+                for node, stage in stages.items()
+                for tensor in {*node.inputs}
+                if stages.get(tensor.node, stage) != stage
+            )
+            total += 2 * crossing / d / rate / max(1, p - 1)
+            total += 2 * (p - 1 + candidate.microbatches) * latency
+        return total
+
+
+def _bytes(made: GraphProblem, tensor: Tensor) -> float:
+    """Bytes of a tensor of the step."""
+    spec = made.specs.get(tensor)
+    return 0.0 if spec is None else float(nbytes(spec))
