@@ -72,6 +72,24 @@ def frames(port: int) -> None:
             listener.send(arrived[0], arrived[1])
 
 
+def lane(port: int) -> None:
+    """Sends every message back, by the lanes of a worker."""
+    from graphflow.runtime.transport.bell import Sleeper
+    from graphflow.runtime.transport.lane import Lanes
+
+    lanes = Lanes(f"tcp://127.0.0.1:{port}")
+    asleep = Sleeper()
+    asleep.add(lanes.fileno(), 0)
+    asleep.sleep(60.0)
+    found = lanes.admit()
+    if found is None:
+        return
+    asleep.add(found[1].fileno(), 1)
+    while asleep.sleep(60.0):
+        while (frames := found[1].receive()) is not None:
+            found[1].send(frames)
+
+
 def gloo(port: int) -> None:
     """Rank 1: sends every tensor back."""
     import torch
@@ -89,7 +107,9 @@ def gloo(port: int) -> None:
             dist.send(tensor, 0)
 
 
-PEERS: dict[str, Callable[[int], None]] = {"echo": echo, "frames": frames, "gloo": gloo}
+PEERS: dict[str, Callable[[int], None]] = {
+    "echo": echo, "frames": frames, "lane": lane, "gloo": gloo,
+}  # fmt: skip
 
 
 @contextmanager
@@ -278,6 +298,7 @@ def messages(rounds: int) -> list[dict[str, Any]]:
         session = stack.enter_context(workers())
         dealer = stack.enter_context(raw("echo"))
         ours, asleep = stack.enter_context(channel())
+        near, beside = stack.enter_context(near_lane())
         feed = {x: np.ones(4, "float32")}
         session.run(fetch, feed)
         session.run(scalar)
@@ -298,10 +319,16 @@ def messages(rounds: int) -> list[dict[str, Any]]:
                 asleep.sleep(1.0)
             ours.receive()
 
+        def short() -> None:
+            near.send(there)
+            beside.sleep(1.0)
+            near.receive()
+
         times = turns(
             {
                 "raw round trip": clocked(bounce, 20),
-                "frames of our transport": clocked(frame, 20),
+                "frames over TCP": clocked(frame, 20),
+                "frames to a process of this host": clocked(short, 20),
                 "echo between workers": lambda: 2 * hosts.probe_link(0, 1, 0, 20),
                 "read of a scalar": clocked(lambda: session.get(scalar), 20),
                 "step, an edge each way": clocked(lambda: session.run(fetch, feed), 20),
@@ -311,7 +338,7 @@ def messages(rounds: int) -> list[dict[str, Any]]:
         )
     unit = "raw round trip"
     return [
-        told("small messages", times, "frames of our transport", unit, "1.3 raw round trips"),
+        told("small messages", times, "frames over TCP", unit, "1.3 raw round trips"),
         told("a step", {k: times[k] for k in (unit, "step, an edge each way")},
              "step, an edge each way", unit, "3 raw round trips"),
     ]  # fmt: skip
@@ -326,6 +353,24 @@ def channel() -> Iterator[Any]:
         made = Channel(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
         sleeper = Sleeper()
         sleeper.add(int(made.socket.getsockopt(zmq.FD)), 0)
+        try:
+            yield made, sleeper
+        finally:
+            made.close()
+
+
+@contextmanager
+def near_lane() -> Iterator[Any]:
+    from graphflow.runtime.transport.bell import Sleeper
+    from graphflow.runtime.transport.lane import Lane
+
+    with peer("lane") as port:
+        until = time.monotonic() + 30.0
+        while (made := Lane.to(f"tcp://127.0.0.1:{port}")) is None and time.monotonic() < until:
+            time.sleep(0.05)
+        assert made is not None
+        sleeper = Sleeper()
+        sleeper.add(made.fileno(), 0)
         try:
             yield made, sleeper
         finally:
