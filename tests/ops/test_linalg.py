@@ -112,11 +112,12 @@ BY_KERNEL = [
     ((6, 7), (7, 5), False, False),
     ((8, 40, 30), (8, 30, 40), True, True),
     ((3, 1, 9, 20), (4, 20, 11), False, False),
+    ((1024, 256), (1024, 512), True, False),  # packed, a long way from row to row
 ]
 BY_BLAS = [
     ((1000, 100), (100, 2), False, False),  # narrow
     ((1024, 1024), (1024, 1024), False, False),  # large
-    ((1024, 512), (1024, 512), True, False),  # a long way from row to row
+    ((1280, 512), (1280, 512), True, False),  # a long way from row to row
     ((2, 1, 2, 3, 4), (1, 3, 1, 4, 5), False, False),  # batches that no two loops walk
 ]
 
