@@ -1,7 +1,7 @@
 """What the runtime adds to the wire: arrays, small messages and steps between processes, against
 memcpy, raw pyzmq, gloo (torch.distributed) and Ray's object store, all measured by turns.
 
-    python benchmarks/transport.py [--rounds 20] [--only arrays,messages,steps,many]
+    python benchmarks/transport.py [--rounds 20] [--only arrays,messages,steps,many,store]
                                    [--output results/transport.json]
 
 One way of an array is half of a round trip. "raw pyzmq" sends an array as one frame without a copy,
@@ -194,7 +194,6 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
         tcp = stack.enter_context(workers(shared=False))._hosts
         dealer = stack.enter_context(raw("echo"))
         dist = stack.enter_context(torch_peer()) if find_spec("torch") else None
-        store = stack.enter_context(ray_store()) if find_spec("ray") else None
         for size in (1, 4, 16, 64):
             nbytes = size * MB
             source, target = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
@@ -211,8 +210,6 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
             }
             if dist is not None:
                 contenders["gloo"] = dist(nbytes)
-            if store is not None:
-                contenders["Ray put + get"] = clocked(lambda s=source: store.get(store.put(s)))
             times = turns(contenders, rounds)
             results.append(
                 told(f"{size} MB to another process of this host", times, "shared memory",
@@ -279,6 +276,47 @@ def ray_echo(ray: Any) -> Callable[[], object]:
     return lambda: ray.get(actor.echo.remote(array))
 
 
+def store(rounds: int) -> list[dict[str, Any]]:
+    """Ray's object store beside ours. Apart from the rest: its processes take part of both cores
+    while they have nothing to do."""
+    if find_spec("ray") is None:
+        return []
+    small, results = b"x" * 100, []
+    with ExitStack() as stack:
+        hosts = stack.enter_context(workers())._hosts
+        dealer = stack.enter_context(raw("echo"))
+        ray = stack.enter_context(ray_store())
+        for size in (4, 16, 64):
+            nbytes = size * MB
+            source, target = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+            contenders = {
+                "memcpy": clocked(lambda t=target, s=source: np.copyto(t, s)),
+                "shared memory": lambda n=nbytes: hosts.probe_link(0, 1, n, 3),
+                "Ray put + get": clocked(lambda s=source: ray.get(ray.put(s))),
+            }
+            times = turns(contenders, rounds)
+            results.append(
+                told(f"{size} MB beside Ray", times, "shared memory", "Ray put + get", "< 1 x Ray")
+            )
+
+        def bounce() -> None:
+            dealer.send(small)
+            dealer.recv()
+
+        contenders = {
+            "raw round trip": clocked(bounce, 20),
+            "echo between workers": lambda: 2 * hosts.probe_link(0, 1, 0, 20),
+            "Ray put + get of 100 bytes": clocked(lambda: ray.get(ray.put(small)), 20),
+            "Ray: to an actor and back": clocked(ray_echo(ray), 20),
+        }
+        times = turns(contenders, rounds)
+        actor = "Ray: to an actor and back"
+        results.append(
+            told("small messages beside Ray", times, "echo between workers", actor, "< 1 x Ray")
+        )
+    return results
+
+
 def chain() -> tuple[Any, Any]:
     """One tiny edge each way."""
     x = gf.placeholder("float32", (4,), name="x")
@@ -305,11 +343,6 @@ def messages(rounds: int) -> list[dict[str, Any]]:
         session.run(fetch, feed)
         session.run(scalar)
         hosts = session._hosts
-        store = stack.enter_context(ray_store()) if find_spec("ray") else None
-        peers = {}
-        if store is not None:
-            peers["Ray put + get of 100 bytes"] = clocked(lambda: store.get(store.put(small)), 20)
-            peers["Ray: to an actor and back"] = clocked(ray_echo(store), 20)
 
         def bounce() -> None:
             dealer.send(small)
@@ -334,7 +367,6 @@ def messages(rounds: int) -> list[dict[str, Any]]:
                 "echo between workers": lambda: 2 * hosts.probe_link(0, 1, 0, 20),
                 "read of a scalar": clocked(lambda: session.get(scalar), 20),
                 "step, an edge each way": clocked(lambda: session.run(fetch, feed), 20),
-                **peers,
             },
             rounds,
         )
@@ -441,7 +473,7 @@ def many(rounds: int) -> list[dict[str, Any]]:
 
 
 PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
-    "arrays": arrays, "messages": messages, "steps": steps, "many": many,
+    "arrays": arrays, "messages": messages, "steps": steps, "many": many, "store": store,
 }  # fmt: skip
 
 

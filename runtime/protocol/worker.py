@@ -85,6 +85,7 @@ from graphflow.runtime.wire import (
 )
 
 MAX_SESSIONS = 64
+LONGEST_LEASE = 86_400.0  # seconds: what nobody speaks for is not kept for good
 _UNANSWERED = (Close, Chunk)
 _DECISIONS = (Commit, Abort)
 _NOTED_EVERY = 8  # small tensors, of whose acknowledgements the link is told together
@@ -266,6 +267,9 @@ class WorkerMachine:
             error = SessionError("the worker was asked to end, and takes no more sessions")
         elif len(self._sessions) >= MAX_SESSIONS:
             error = SessionError(f"the worker serves {MAX_SESSIONS} sessions already; close one")
+        elif not 0 < message.lease <= LONGEST_LEASE:
+            lease = f"a lease of {message.lease:g} s"
+            error = ProtocolError(f"{lease}; it takes more than 0 and at most {LONGEST_LEASE:g}")
         elif message.worker >= count:
             error = ProtocolError(f"no worker {message.worker} among {count}")
         elif message.keys and len(message.keys) != count:

@@ -768,6 +768,15 @@ def test_a_peer_that_sends_what_is_not_a_peers_to_send_breaks_the_session(purpos
     assert isinstance(actions[0].message, Broken) and "worker 1" in actions[0].message.reason
 
 
+@pytest.mark.parametrize("lease", [0.0, -1.0, 1e300, float("inf"), float("nan")])
+def test_nobody_parks_a_session_for_good(lease: float) -> None:
+    machine = WorkerMachine(["cpu:0"])
+    opening = Open(1, 0, ["tcp://127.0.0.1:7000"], lease)
+    (answer,) = machine.handle(w.Received(b"x", Envelope("s", 1, -1, 0, 1), opening), 0.0)
+    assert isinstance(answer.message, Failed) and "lease" in answer.message.text
+    assert not machine.parked(60.0)
+
+
 def test_too_many_sessions_are_refused() -> None:
     machine = WorkerMachine(["cpu:0"])
     opening = Open(1, 0, ["tcp://127.0.0.1:7000"], 10.0)
