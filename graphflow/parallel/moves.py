@@ -101,6 +101,7 @@ class Moves:
         self._device_of = device_of
         self.made: list[Move] = []
         self._known: dict[tuple[Value, Layout], Value] = {}
+        self._seen: dict[Any, tuple[Tensor, ...]] = {}
 
     # Layouts ------------------------------------------------------------------------------------
 
@@ -408,9 +409,19 @@ class Moves:
     ) -> tuple[Tensor, ...]:
         """The elements start to stop along `d` for each place, wherever they are: a halo.
 
-        What is cut along `d` is so along one axis of the mesh, and its size is known.
+        What is cut along `d` is so along one axis of the mesh, and its size is known. Where it is
+        there already (a gradient's windows see what those of the forward pass saw), nothing moves.
         """
-        note = Note(self, cause, name)
+        devices = tuple(self.device(cause, place) for place in self.mesh.places)
+        key = (value, d, tuple(ranges), devices)
+        if key not in self._seen:
+            self._seen[key] = self._windows(value, d, ranges, Note(self, cause, name), kind)
+        return self._seen[key]
+
+    def _windows(
+        self, value: Value, d: int, ranges: Sequence[tuple[Any, Any]], note: Note, kind: str
+    ) -> tuple[Tensor, ...]:
+        cause = note.cause
         split = value.layout.dims[d]
         size = value.spec.shape[d]
         found = []

@@ -17,6 +17,7 @@ from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
+from graphflow.parallel.cotangents import added_where_they_are
 from graphflow.parallel.mesh import Mesh
 from graphflow.parallel.pipeline import MICRO, WAY, pipelined, with_merged_bodies
 from graphflow.parallel.report import Report
@@ -123,6 +124,7 @@ class Pipeline:
         self._stage(graph, schedule.stages, cluster)
         found = devices_for({"stage": schedule.devices, **outer}, cluster, self.devices)
         graph, stages = with_merged_bodies(graph, self._found)
+        graph = added_where_they_are(graph, stages)
         if schedule.updates != "flush" and _trains(graph):
             if outer:
                 raise ScheduleError(

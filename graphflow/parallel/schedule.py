@@ -191,20 +191,28 @@ def _check_complete(schedule: Schedule) -> None:
         for stage in range(schedule.stages)
         for microbatch in range(schedule.microbatches)
     }
-    what = f"schedule {schedule.name!r} of {schedule.stages} stages"
-    for problem, found in (
-        ("misses", sorted(wanted - counts.keys())),
-        ("has no place for", sorted(counts.keys() - wanted)),
-        ("repeats", sorted(task for task, count in counts.items() if count > 1)),
+    sizes = f"stages={schedule.stages}, microbatches={schedule.microbatches}"
+    what = f"schedule {schedule.name!r} ({sizes})"
+    for problem, found, remedy in (
+        ("misses", wanted - counts.keys(), "add it to its device's order"),
+        ("has no place for", counts.keys() - wanted, "leave it out"),
+        ("repeats", {t for t, count in counts.items() if count > 1}, "leave it in one place"),
     ):
         if found:
-            raise ScheduleError(f"{what} {problem} {found[0]} and {len(found) - 1} other tasks")
+            others = f" and {len(found) - 1} other tasks" if len(found) > 1 else ""
+            raise ScheduleError(
+                f"{what} {problem} {min(found)}{others}; "
+                f"{remedy}: each task of each stage and micro-batch is there once"
+            )
     homes: dict[tuple[int, int], int] = {}
     for device, order in enumerate(schedule.orders):
         for task in order:
             home = homes.setdefault((task.stage, task.microbatch), device)
             if home != device:
-                raise ScheduleError(f"{what} has {task} on device {device}, but F on {home}")
+                raise ScheduleError(
+                    f"{what} has {task} on device {device}, but F on {home}; a stage has all tasks "
+                    "of a micro-batch on one device"
+                )
 
 
 # Time ----------------------------------------------------------------------------------------

@@ -63,6 +63,10 @@ def stages_of(
 def _listed(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[Node, int]:
     found: dict[Node, int] = {}
     for number, given in enumerate(stages):
+        if isinstance(given, list | tuple) and not given:
+            raise ScheduleError(
+                f"stage {number} is empty: give it nodes or scopes, or leave it out"
+            )
         for part in given if isinstance(given, list | tuple) else [given]:
             for node in _members(graph, nodes, part, number):
                 if found.setdefault(node, number) != number:

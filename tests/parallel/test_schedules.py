@@ -137,7 +137,12 @@ def test_every_schedule_runs_each_task_once_on_the_device_of_its_stage(
     assert draw(schedule).count("\n") + 1 == schedule.devices
 
 
-F, B = Task("F", 0, 0), Task("B", 0, 0)
+F, B, W = Task("F", 0, 0), Task("B", 0, 0), Task("W", 0, 0)
+LAST = (Task("F", 1, 0), Task("B", 1, 0))
+CROSSING = (
+    (F, B, Task("F", 0, 1), Task("B", 0, 1)),
+    (Task("F", 1, 1), Task("B", 1, 1), *LAST),
+)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +161,14 @@ F, B = Task("F", 0, 0), Task("B", 0, 0)
         (lambda: Schedule("mine", 1, 1, ((F, B, Task("F", 3, 0)),)), "no place for F"),
         (lambda: Schedule("mine", 1, 1, ((F,), (B,))), "on device 1, but F on 0"),
         (lambda: Schedule("mine", 1, 1, ((B, F),)), "would deadlock.*device 0 has B"),
+        (
+            lambda: Schedule("mine", 2, 2, CROSSING),
+            "after 1 tasks: device 0 has B of micro-batch 0 at stage 0 next, which needs B of "
+            "micro-batch 0 at stage 1; device 1 has F of micro-batch 1.*; reorder the tasks",
+        ),
+        (lambda: Schedule("mine", 2, 1, ((F, W, B), (*LAST, Task("W", 1, 0)))), "needs B of"),
+        (lambda: Schedule("mine", 2, 1, ((F, B, W), LAST)), "misses W.* at stage 1; add it"),
+        (lambda: Schedule("mine", 2, 1, ((F, B), (*LAST, F))), "repeats F of.*; leave it in one"),
         (lambda: run(one_f_one_b(2, 2), [1, 2, 3], 1), "each of the 2 stages"),
         (lambda: run(one_f_one_b(2, 2), 1, -1), "0 or more"),
         (lambda: run(one_f_one_b(2, 2), float("nan"), 1), "forward is nan"),

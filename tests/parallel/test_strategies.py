@@ -236,18 +236,52 @@ def test_images_in_pieces_train_as_whole_ones(options: Any, mesh: Any, rule: Any
     assert difference(cnn(strategy, **options).train(steps=2), cnn(**options).train(steps=2)) < 1e-6
 
 
-@pytest.mark.parametrize("kernel", [1, 3, 5])
-@pytest.mark.parametrize("shards", [2, 3])
-def test_a_halo_has_the_rows_that_windows_see_and_no_more(kernel: int, shards: int) -> None:
-    n, c, h, w = 2, 3, 12, 10
-    x = gf.placeholder("float32", (n, c, h, w), name="x")
-    weight = gf.variable(np.ones((4, c, kernel, kernel), "float32"), name="w")
-    y = gf.nn.conv(x, weight, padding="same")
-    report = Shard({"space": shards}, {x: (None, None, "space")}).report(y)
-    halos = [m.bytes for m in report.collectives if m.kind == "halo"]
-    wanted = n * (shards - 1) * 2 * (kernel // 2) * w * c * 4
-    assert sum(halos) == wanted
-    assert bool(halos) == bool(wanted)
+def rows_of_halos(report: Any, shards: int) -> list[float]:
+    """Rows that travel at each inner cut, a number for each halo."""
+    row = 2 * 10 * 3 * 8  # images, width, channels, bytes of a number
+    assert {m.kind for m in report.collectives} <= {"halo", "all-reduce"}
+    return [m.bytes / (shards - 1) / row for m in report.collectives if m.kind == "halo"]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("height, shards", [(12, 2), (13, 2), (23, 3)])
+@pytest.mark.parametrize("kernels", [(1,), (2,), (3,), (4,), (7,), (3, 5)], ids=str)
+def test_a_halo_has_the_rows_that_windows_see_and_no_more(
+    kernels: tuple[int, ...], height: int, shards: int, last: bool
+) -> None:
+    """Those of odd size half of them on each side; of even size there is one row less."""
+    x = gf.placeholder("float64", (2, height, 10, 3) if last else (2, 3, height, 10), name="x")
+    rule = (None, "space") if last else (None, None, "space")
+    random, y, weights = np.random.default_rng(0), x, []
+    for k in kernels:
+        weights.append(gf.variable(random.normal(size=(3, 3, k, k)) / k, name=f"w{len(weights)}"))
+        y = gf.nn.conv(y, weights[-1], padding="same", channels_last=last)
+    strategy = Shard({"space": shards}, {x: rule})
+    wanted = [2 * (k // 2) - (k % 2 == 0) for k in kernels if k > 1]
+    assert rows_of_halos(strategy.report(y), shards) == wanted
+    gradients = gf.gradients(gf.sum(gf.square(y)), [x, *weights])
+    found = rows_of_halos(strategy.report([y, *gradients]), shards)
+    assert found == wanted + wanted[::-1]  # weights' gradients see what the forward pass saw
+    if height == 23:
+        return
+    train = gf.optim.SGD(1e-4).minimize(gf.sum(gf.square(y)), strategy=strategy)
+    feeds = {x: random.normal(size=x.shape)}
+    with gf.Session() as whole, gf.Session() as pieces:
+        whole_ones = whole.run([y, *gradients], feeds)
+        for a, b in zip(pieces.run([y, *gradients, train], feeds), whole_ones, strict=False):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("pool", ["max_pool", "avg_pool"])
+@pytest.mark.parametrize("windows", [2, 3, 4])
+def test_windows_of_pooling_that_overlap_get_the_rows_that_they_see(
+    windows: int, pool: str, last: bool
+) -> None:
+    x = gf.placeholder("float64", (2, 13, 10, 3) if last else (2, 3, 13, 10), name="x")
+    y = getattr(gf.nn, pool)(x, windows, stride=1, padding="same", channels_last=last)
+    strategy = Shard({"space": 2}, {x: (None, "space") if last else (None, None, "space")})
+    assert rows_of_halos(strategy.report(y), 2) == [windows - 1]
 
 
 # Errors -----------------------------------------------------------------------------------------
