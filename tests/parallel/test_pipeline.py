@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import graphflow as gf
 from graphflow.errors import ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
-from graphflow.parallel.schedule import Schedule, Task, staleness
-from graphflow.parallel.schedules import one_f_one_b, pipedream
+from graphflow.parallel.schedule import Schedule, Task, run, staleness
+from graphflow.parallel.schedules import SCHEDULES, one_f_one_b, pipedream
 from graphflow.parallel.stages import stages_of
 from graphflow.placement.notices import taken
+from graphflow.placement.plan import Interval, Measured
 from graphflow.placement.view.schedule import picture, rows
 
 LAYERS, WIDTH, BATCH, STEPS = 4, 8, 26, 3
@@ -221,6 +223,34 @@ def test_a_plan_shows_the_schedule_predicted_and_measured(tmp_path: Path) -> Non
     assert rows(gf.Plan.load(plan.save(tmp_path / "plan.json"))) == drawn
     assert {each.why for each in taken(plan)} >= {f"its strategy has it on {told[0][0]}"}
     assert rows(gf.plan(loss, None, {x: X.shape, y: Y.shape})) == []
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1"])
+def test_measured_idle_is_that_of_the_spans_of_a_trace(name: str) -> None:
+    """Of spans that are as long as a schedule says, the closed form's share of the time between two
+    batches."""
+    f, b, w = 1.0, 1.0, 0.5
+    stages, devices, m = (4, 2, 4) if name == "interleaved" else (2, 2, 4)
+    made = replace(SCHEDULES[name](stages, m), recompute=False)
+    x, y, loss = tower()
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=P(stages, made))
+    plan = gf.plan([loss, train], gf.Cluster.local(2), {x: X.shape, y: Y.shape})
+    first = {(n.device, n.task): n.name for n in reversed(plan.nodes) if n.task}
+    timeline = run(made, f, b, w)
+    spans = tuple(
+        Interval(device, first[device, label], start, end, "compute")
+        for device, each in zip(plan.cluster.devices, timeline.spans, strict=True)
+        for t, start, end in each
+        for label in [f"{t.phase}{t.microbatch}" + f"/{t.stage}" * made.several]
+    )
+    measured = plan.with_measured(Measured(timeline.makespan, spans, {}, 1))
+    v, both = stages // devices, f + b + w
+    closed = (devices - 1) * (f + b - w if name == "zb-h1" else both)  # both: of one stage
+    for row in rows(measured)[1::2]:
+        assert row.kind == "measured" and row.busy == pytest.approx(m * v * both)
+        assert row.idle * row.span == pytest.approx(row.span - row.busy)
+    longest = max(row.span for row in rows(measured)[1::2])
+    assert longest - m * v * both == pytest.approx(closed)
 
 
 def test_the_order_of_a_product_does_not_matter() -> None:
