@@ -9,12 +9,12 @@ checked when a step is fed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import mul
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import ml_dtypes  # 6 ms; with it numpy knows "bfloat16" by name
 import numpy as np
@@ -211,6 +211,30 @@ def symbols(size: Size) -> Iterator[str]:
             else:
                 yield from symbols(atom[1])
                 yield from symbols(atom[2])
+
+
+class Span(NamedTuple):
+    """The part of an axis from start to stop; of each of `rows` stretches of equal length."""
+
+    start: int
+    stop: int
+    rows: int = 1
+
+    @property
+    def size(self) -> int:
+        return (self.stop - self.start) * self.rows
+
+    def within(self, size: int) -> Any:
+        """What an array of this size along the axis is indexed by."""
+        if self.rows == 1:
+            return slice(self.start, self.stop)
+        ahead = np.arange(self.rows)[:, None] * (size // self.rows)
+        return (ahead + np.arange(self.start, self.stop)).reshape(-1)
+
+
+def part_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:
+    """What an array of a shape is indexed by, of which one axis at most is in rows."""
+    return tuple(span.within(int(n)) for span, n in zip(spans, shape, strict=True))  # type: ignore[arg-type]
 
 
 def product(shape: Iterable[Size]) -> Size:

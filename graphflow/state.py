@@ -22,6 +22,7 @@ from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.manifest import Part, Signature
 from graphflow.runtime.hosts import Hosts
+from graphflow.spec import Span, part_of
 from graphflow.strategy import Pieces
 
 Array = np.ndarray[Any, Any]
@@ -174,15 +175,15 @@ class State:
     def parts(self) -> dict[str, tuple[Signature, tuple[Part, ...]]]:
         """For each variable that is in pieces what it is, and its pieces: names, and where each one
         starts and stops along every axis."""
-        found = {}
+        found: dict[str, tuple[Signature, tuple[Part, ...]]] = {}
         for name, node in self.wholes.items():
-            signature, shape = _signature(node), node.specs[0].shape
+            signature = _signature(node)
             pieces = tuple(
                 (
                     self._name(piece),
-                    tuple(s.indices(int(n))[:2] for s, n in zip(index, shape, strict=True)),  # type: ignore[arg-type]
+                    tuple(tuple(s) if s.rows > 1 else (s.start, s.stop) for s in spans),
                 )
-                for piece, index in _distinct(self.pieces[node]).items()
+                for piece, spans in _distinct(self.pieces[node]).items()
             )
             found[name] = signature, pieces
         return found
@@ -191,12 +192,11 @@ class State:
         """The whole value of a variable that is in pieces."""
         spec = node.specs[0]
         value: Array = np.empty(spec.shape, spec.dtype)
-        found: set[tuple[tuple[Any, Any], ...]] = set()
-        for piece, index in _distinct(self.pieces[node]).items():
-            span = tuple((s.start, s.stop) for s in index)
-            if span not in found:
-                found.add(span)
-                value[index] = self.get(piece)
+        found: set[tuple[Span, ...]] = set()
+        for piece, spans in _distinct(self.pieces[node]).items():
+            if spans not in found:
+                found.add(spans)
+                value[part_of(spans, spec.shape)] = self.get(piece)
         return value
 
     # Values -----------------------------------------------------------------------------------
@@ -218,8 +218,9 @@ class State:
     def set(self, node: Node, value: Array) -> None:
         """Give a variable a value that fits it."""
         if node in self.pieces:
-            for piece, index in _distinct(self.pieces[node]).items():
-                self.set(piece, np.ascontiguousarray(value[index]).reshape(piece.specs[0].shape))
+            for piece, spans in _distinct(self.pieces[node]).items():
+                part = value[part_of(spans, node.specs[0].shape)]
+                self.set(piece, np.ascontiguousarray(part).reshape(piece.specs[0].shape))
             return
         name = self._name(node)
         if node in self._loaded:
@@ -321,6 +322,6 @@ def _signatures(values: Mapping[str, Array]) -> dict[str, Signature]:
     return {name: signature(value) for name, value in values.items()}
 
 
-def _distinct(pieces: Pieces) -> dict[Node, tuple[slice, ...]]:
+def _distinct(pieces: Pieces) -> dict[Node, tuple[Span, ...]]:
     """Each variable that is a piece, once, and what part it has."""
-    return dict(zip(pieces.nodes, pieces.slices, strict=True))
+    return dict(zip(pieces.nodes, pieces.spans, strict=True))

@@ -14,6 +14,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, user_location
+from graphflow.spec import Span
 
 Array = np.ndarray[Any, Any]
 
@@ -26,7 +27,7 @@ class Pieces(Protocol):
         """A variable for each shard; shards that share a device may share it."""
 
     @property
-    def slices(self) -> tuple[tuple[slice, ...], ...]:
+    def spans(self) -> tuple[tuple[Span, ...], ...]:
         """What part of the whole each one has."""
 
 

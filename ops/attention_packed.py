@@ -199,6 +199,7 @@ _ATTRS: dict[str, Any] = {
     "heads": 2, "shared": 1, "scale": 0.6, "left": None, "right": 0, "offset": 0, "softcap": None,
 }  # fmt: skip
 _FREE = {**_ATTRS, "right": None, "softcap": 1.5}
+_EACH = {**_ATTRS, "shared": 2}
 _MASK = spec("bool", (2, 1, 1, 3))
 _ROWS = batching.rows
 
@@ -233,6 +234,8 @@ packed_op: Op = register(
             sample(spec("float32", (2, 3, 12)), **_ATTRS),
             sample(spec("float32", (2, 3, 12)), **_FREE),
             sample(spec("float32", (2, 3, 12)), _MASK, make=_seeing, **_ATTRS),
+            sample(spec("float32", (2, 3, 12)), **_EACH),
+            sample(spec("float32", (2, 3, 12)), spec("bool", (2, 3, 3)), make=_seeing, **_EACH),
         ),
         doc="Attention of queries, keys and values that stand side by side.",
     )
@@ -251,6 +254,15 @@ packed_grad: Op = register(
             sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_ATTRS),
             sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_FREE),
             sample(_Y, _X, _Y, _LOGS, _MASK, low=-1.0, high=1.0, make=_seeing, **_ATTRS),
+            sample(
+                spec("float32", (2, 3, 4)),
+                _X,
+                spec("float32", (2, 3, 4)),
+                _LOGS,
+                low=-1.0,
+                high=1.0,
+                **_EACH,
+            ),
         ),
         doc="The gradient of attention of what stands side by side.",
     )

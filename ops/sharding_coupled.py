@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.op import FUNCTIONS, Sharding, Tensor
+from graphflow.op import FUNCTIONS, Sharding, Tensor, make_node
 from graphflow.ops.sharding import capital, equation, letters
 from graphflow.spec import Dim, Size, TensorSpec, product
 
@@ -307,15 +307,37 @@ def attention_mask_grad(*specs: TensorSpec, **attrs: Any) -> Sharding:
     return _attended(specs, ["q", "l", "q", "k", "k", "l", "m"], ["m"])
 
 
-def packed(*specs: TensorSpec, **attrs: Any) -> Sharding:
-    """attention_packed and its gradient: cut along the batch."""
+def packed(*specs: TensorSpec, heads: int, shared: int, **attrs: Any) -> Sharding:
+    """attention_packed and its gradient: cut along the batch, and along heads, which queries, keys
+    and values have side by side; where several share keys these are stretches of unlike length, and
+    stay whole."""
     x = specs[0]
     front = letters(x.rank - 2)
+    head = "." if heads != shared else letters(1, front)
+    depth = x.shape[-1] // (3 * heads) if len(specs) < 4 else x.shape[-1] // heads
+    kinds = ["x", "m"] if len(specs) < 4 else ["y", "x", "y", "l", "m"]
+    outs = ["y", "l"] if len(specs) < 4 else ["x"]
+    names = {"x": front + "." + head, "y": front + "." + head, "l": front + head + "."}
     texts = []
-    for i, spec in enumerate(specs):
-        is_mask = i and spec.rank == x.rank + 1 and (len(specs) < 4 or i > 3)
-        lead = front[: spec.rank] if not is_mask else front
-        own = lead + "." * (spec.rank - len(lead))
-        texts.append("".join("." if n == 1 else c for n, c in zip(spec.shape, own, strict=True)))
-    outs = [front + "..", front + ".."] if len(specs) < 4 else [front + ".."]
-    return Sharding(equation(texts, outs))
+    scale: dict[tuple[int, int], Size] = {}
+    outer: dict[tuple[int, int], Size] = {}
+    for number, kind in enumerate([*kinds[: len(specs)], *outs]):
+        if kind == "m":
+            mask = specs[number].shape
+            own = (front + head + "..")[x.rank + 1 - len(mask) :]
+            texts.append("".join("." if n == 1 else c for n, c in zip(mask, own, strict=True)))
+            continue
+        texts.append(names[kind])
+        if kind != "l" and head != ".":
+            scale[number, x.rank - 1] = depth
+            if kind == "x":
+                outer[number, x.rank - 1] = 3
+
+    def build(op: Any, cut: Any, *inputs: Tensor, **attrs: Any) -> Any:
+        count = cut.size.get(head, heads)
+        each = {"heads": count, "shared": count} if head != "." else {}
+        made = make_node(op, inputs, {**attrs, **each}).outputs
+        return made if len(made) > 1 else made[0]
+
+    text = equation(texts[: len(specs)], texts[len(specs) :])
+    return Sharding(text, scale, build=build, placeless=True, outer=outer)

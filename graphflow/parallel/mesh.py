@@ -141,6 +141,7 @@ class Cuts:
         self.nominal = nominal
         self.symbols: dict[str, tuple[str, ...]] = {}
         self._fed = fed or {}
+        self._known: dict[Any, Mapping[Place, tuple[Size, Size]]] = {}
         self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
 
     def can(self, size: Size, split: Split) -> bool:
@@ -183,21 +184,27 @@ class Cuts:
         if symbol is None:
             raise ShardingError(f"a size {size} cannot be cut along {', '.join(split.axes)}")
         axes = self.symbols.setdefault(symbol, split.axes)
-        numbers = [i for i, _ in at]
-        begin = self._part(symbol, axes, numbers, before=True)
-        own = self._part(symbol, axes, numbers, before=False)
+        begin, own = self._parts(symbol, axes, len(at))[tuple(i for i, _ in at)]
         factor = base // Dim.symbol(symbol)
         return Piece(begin * factor * split.unit, own * factor * split.unit, size)
 
-    def _part(self, symbol: str, axes: Sequence[str], numbers: Sequence[int], before: bool) -> Size:
-        """A piece of a symbol, or all before it, as a sum of the smallest pieces."""
-        total: Size = 0
-        depth = len(numbers)
-        for leaf in itertools.product(*(range(self.mesh.sizes[a]) for a in axes)):
-            head = list(leaf[:depth])
-            if head < list(numbers) if before else head == list(numbers):
-                total = total + Dim.symbol(_leaf(symbol, axes, leaf))
-        return total
+    def _parts(
+        self, symbol: str, axes: Sequence[str], depth: int
+    ) -> Mapping[Place, tuple[Size, Size]]:
+        """The pieces of a symbol along the first few axes, as sums of the smallest pieces: all that
+        is before each one, and what it is."""
+        key = (symbol, tuple(axes), depth)
+        if key not in self._known:
+            found: dict[Place, tuple[Size, Size]] = {}
+            before: Size = 0
+            for head in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[:depth])):
+                own: Size = 0
+                for tail in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[depth:])):
+                    own = own + Dim.symbol(_leaf(symbol, axes, (*head, *tail)))
+                found[head] = before, own
+                before = before + own
+            self._known[key] = found
+        return self._known[key]
 
     def longest(self, size: Size, split: Split) -> Split:
         """As many of a split's axes, from the outermost, as leave no piece empty."""

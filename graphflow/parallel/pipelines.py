@@ -33,6 +33,12 @@ _ON_A_DEVICE = {"interleaved": 2, "zb-v": 2}
 """Stages on a device, of schedules that ask for several."""
 
 
+NODES = 500_000
+"""The nodes that a pipeline may have, about."""
+SYMBOLS = 1024
+"""The micro-batches that a batch of a size which only a feed fixes may have."""
+
+
 @dataclass(frozen=True, eq=False)
 class Pipeline:
     """A network in stages, and micro-batches that go through them by a schedule.
@@ -103,6 +109,12 @@ class Pipeline:
 
     __rmul__ = __mul__
 
+    def _number(self) -> int:
+        """Micro-batches, as far as they were said."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule.microbatches
+        return self.microbatches or 1
+
     def divide(
         self,
         graph: Graph,
@@ -120,6 +132,7 @@ class Pipeline:
         batch = batch_of(graph, self.batch)
         if self.microbatches is not None and _trains(graph):
             _check_batch(batch, self.microbatches, fed or {})
+        _check_number(graph, batch, self._number())
         schedule = self.planned(cluster, each)
         self._stage(graph, schedule.stages, cluster)
         found = devices_for({"stage": schedule.devices, **outer}, cluster, self.devices)
@@ -252,6 +265,24 @@ def _check_batch(batch: Sequence[Tensor], microbatches: int, fed: Mapping[str, i
                 f"smaller than the {microbatches} micro-batches of the Pipeline; feed at least "
                 f"{microbatches}, or give it microbatches={count} at most"
             )
+
+
+def _check_number(graph: Graph, batch: Sequence[Tensor], microbatches: int) -> None:
+    """Refuse more micro-batches than can be written, each with nodes of its own.
+
+    Raises:
+        ScheduleError: see above.
+    """
+    nodes = len(graph.nodes)
+    most = max(1, NODES // max(1, nodes))
+    if not all(isinstance(tensor.shape[0], int) for tensor in batch):
+        most = min(most, SYMBOLS)  # each has a symbol for its size, and begins at a sum of them
+    if microbatches > most:
+        raise ScheduleError(
+            f"a Pipeline of {microbatches:,} micro-batches would write the {nodes:,} nodes of its "
+            f"step for each of them, {microbatches * nodes:,} in all; give it "
+            f"microbatches={most} at most, and a batch of as many times the size of one"
+        )
 
 
 def _check_beside(beside: Any, where: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from graphflow.op import Node, Tensor
 from graphflow.parallel.mesh import WHOLE, Cuts, Split
 from graphflow.parallel.moves import Layout, whole
-from graphflow.parallel.rules import Rule, rules_of
+from graphflow.parallel.rules import Rule, rule_of, rules_of
 
 ROUNDS = 20
 """Times that a graph is gone through, there and back, at most."""
@@ -43,6 +43,42 @@ def propagate(
     return spread.layouts
 
 
+def by_heads(
+    nodes: Sequence[Node], given: Mapping[Tensor, Layout], cuts: Cuts
+) -> dict[Tensor, Layout]:
+    """Annotations, in which variables that map to queries, keys and values at once are cut by the
+    heads of each, and not in stretches of all."""
+    starts = [n for n in nodes if n.op.name == "attention_packed"]
+    cut = {
+        split
+        for tensor, layout in given.items()
+        if tensor.node.op.name == "variable"
+        for split in layout.dims
+        if split and split == Split(split.axes)
+    }
+    found = dict(given)
+    for split in cut if starts else ():
+        layouts = propagate(nodes, _fused(starts, split, cuts), cuts)
+        for tensor, layout in given.items():
+            for d, own in enumerate(layout.dims):
+                better = layouts[tensor].dims[d] if tensor in layouts else WHOLE
+                if own == split and better.axes == split.axes and better.outer != 1:
+                    found[tensor] = found[tensor].with_dim(d, better)
+    return found
+
+
+def _fused(nodes: Sequence[Node], split: Split, cuts: Cuts) -> dict[Tensor, Layout]:
+    """Layouts by heads of what attention reads side by side."""
+    found = {}
+    for node in nodes:
+        rule, x = rule_of(node), node.inputs[0]
+        last = x.ndim - 1
+        rows = rule.split(split, 0, last)
+        if rows.outer != 1 and cuts.can(x.shape[last], rows):
+            found[x] = whole(x.ndim).with_dim(last, rows)
+    return found
+
+
 def is_slot(node: Node) -> bool:
     """Whether a variable is an optimiser's memory of another."""
     owner = node.origin
@@ -53,8 +89,6 @@ def is_slot(node: Node) -> bool:
 
 _Place = tuple[Tensor, int, Rule | None, int]
 """An axis of a tensor, and the rule by which it goes along with others, as which of its tensors."""
-_PLAIN = ("placeholder", "variable")
-"""What is cut into stretches only."""
 
 
 class _Spread:
@@ -110,9 +144,12 @@ class _Spread:
 
     def _cut(self, tensor: Tensor, axis: int, split: Split) -> None:
         """Cut an axis, if nothing is said of it and the axes of the mesh are free."""
-        if tensor in self.fixed or (split.outer != 1 and tensor.node.op.name in _PLAIN):
+        if tensor in self.fixed or (split.outer != 1 and tensor.node.op.name == "placeholder"):
             return
         layout = self.layouts.get(tensor) or whole(tensor.ndim)
+        rows = [s for d, s in enumerate(layout.dims) if d != axis and s.outer != 1]
+        if split.outer != 1 and rows and tensor.node.op.name == "variable":
+            return  # one axis of a variable may be in rows
         have = layout.dims[axis]
         if have == split or (have and len(have.axes) >= len(split.axes)):
             return

@@ -19,12 +19,12 @@ from graphflow.graph import Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Node, Tensor, made_by
 from graphflow.parallel.emit import Emitter
-from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, too_small
+from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split, too_small
 from graphflow.parallel.moves import Layout, Move, Moves, Value, whole
-from graphflow.parallel.propagate import propagate
+from graphflow.parallel.propagate import by_heads, propagate
 from graphflow.parallel.staged import Staged
 from graphflow.passes import MergeBodies
-from graphflow.spec import evaluate
+from graphflow.spec import Span, evaluate, part_of
 from graphflow.strategy import strategy_of
 
 Array = np.ndarray[Any, Any]
@@ -57,7 +57,7 @@ class Pieces:
     """The variables that stand for one of the user's, and what part of it each has."""
 
     nodes: tuple[Node, ...]
-    slices: tuple[tuple[slice, ...], ...]
+    spans: tuple[tuple[Span, ...], ...]
     layout: Layout
 
 
@@ -134,7 +134,8 @@ def divided(
     """
     graph = _with_merged_bodies(graph)
     cuts = Cuts(mesh, fed=fed)
-    annotations = {**annotations, **_layouts_of(graph, known or {})}
+    annotations = by_heads(graph.nodes, annotations, cuts)
+    annotations |= _layouts_of(graph, known or {})
     training = strategy_of(graph) is not None
     annotations = {t: _fitting(t, lay, cuts, training) for t, lay in annotations.items()}
     wishes = propagate(graph.nodes, annotations, cuts)
@@ -269,25 +270,24 @@ class _Division:
         self._keep(tensor, layout, [n.outputs[0] for n in pieces.nodes])
 
     def _divided_variable(self, node: Node, tensor: Tensor, layout: Layout) -> Pieces:
-        nodes, slices = [], []
+        nodes, every = [], []
         made: dict[Any, Node] = {}
         for place in self.mesh.places:
             pieces = self._pieces(tensor, layout, place)
-            index = tuple(slice(int(p.start), int(p.stop)) for p in pieces)  # type: ignore[arg-type]
-            spans = tuple((s.start, s.stop) for s in index)
+            spans = tuple(_span(p, s) for p, s in zip(pieces, layout.dims, strict=True))
             key = (self.moves.device(node, place), spans) if self.mesh.local else place
             if key not in made:
-                made[key] = self._piece(node, place, index)
+                made[key] = self._piece(node, place, spans)
             nodes.append(made[key])
-            slices.append(index)
-        return Pieces(tuple(nodes), tuple(slices), layout)
+            every.append(spans)
+        return Pieces(tuple(nodes), tuple(every), layout)
 
-    def _piece(self, node: Node, place: Place, index: tuple[slice, ...]) -> Node:
+    def _piece(self, node: Node, place: Place, spans: tuple[Span, ...]) -> Node:
         """The variable of a place, its initial value cut out of the whole one."""
         initial = node.attrs["initial"]
-        shape = tuple(s.stop - s.start for s in index)
+        shape = tuple(s.size for s in spans)
         if shape != tuple(node.attrs["shape"]):
-            initial = self._part_of(node, shape, index)
+            initial = self._part_of(node, shape, spans)
         name = f"{self.graph.names[node]}{self.mesh.tag(place)}"
         with made_by(node, "", self.moves.device(node, place)):
             tensor: Tensor = REGISTRY["variable"](
@@ -300,14 +300,17 @@ class _Division:
             )
         return tensor.node
 
-    def _part_of(self, node: Node, shape: tuple[int, ...], index: tuple[slice, ...]) -> Any:
+    def _part_of(self, node: Node, shape: tuple[int, ...], spans: tuple[Span, ...]) -> Any:
         """A part of an initial value; of an initialiser, what it would have there."""
         initial = node.attrs["initial"]
         if isinstance(initial, Initializer) and initial.kind == "constant":
             return replace(initial, shape=shape)
         if node not in self._initial:
             self._initial[node] = np.asarray(initial() if callable(initial) else initial)
-        array = self._initial[node][index].copy()
+        whole_one = self._initial[node]
+        array = (
+            np.ascontiguousarray(whole_one[part_of(spans, whole_one.shape)]).reshape(shape).copy()
+        )
         array.flags.writeable = False
         return array
 
@@ -348,6 +351,12 @@ class _Division:
 
     def _keep(self, tensor: Tensor, layout: Layout, parts: Sequence[Tensor]) -> None:
         self.emitter.values[tensor] = Value(tensor.spec, layout, tuple(parts))
+
+
+def _span(piece: Piece, split: Split) -> Span:
+    """A piece of known size."""
+    start, rows = int(piece.start), int(split.outer)  # type: ignore[arg-type]
+    return Span(start, start + int(piece.size) // rows, rows)  # type: ignore[arg-type]
 
 
 __all__ = ["Pieces", "Share", "Sharded", "divided"]

@@ -26,7 +26,7 @@ from graphflow.parallel.pipeline import MICRO, every_stage, phases_of
 from graphflow.parallel.schedule import Schedule, Task, sequence, staleness
 from graphflow.parallel.shard import Pieces, Sharded, Share
 from graphflow.parallel.staged import Staged
-from graphflow.spec import Dim, Size, show_shape, substitute
+from graphflow.spec import Dim, Size, Span, show_shape, substitute
 
 _BATCH = Split((MICRO,))
 
@@ -130,7 +130,7 @@ class _Unrolling:
         with made_by(node, "", self._device(node, 0)):
             name = f"{self.graph.names[node]}{self.mesh.tag((0,))}"
             twin = make_node(REGISTRY["variable"], (), {**node.attrs, "named": False}, name)
-        all_of_it = tuple(slice(0, int(size)) for size in node.specs[0].shape)  # type: ignore[arg-type]
+        all_of_it = tuple(Span(0, int(size)) for size in node.specs[0].shape)  # type: ignore[arg-type]
         count = self.schedule.microbatches
         return Pieces((twin,) * count, (all_of_it,) * count, whole(len(all_of_it)))
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import CheckpointError
-from graphflow.spec import as_dtype, show_shape
+from graphflow.spec import Span, as_dtype, part_of, show_shape
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
@@ -29,8 +29,9 @@ Signature = tuple[str, tuple[int, ...]]
 """A variable's dtype, by name, and its shape."""
 
 
-Part = tuple[str, tuple[tuple[int, int], ...]]
-"""A piece of a variable: its name in the shards, and where it starts and stops along every axis."""
+Part = tuple[str, tuple[tuple[int, ...], ...]]
+"""A piece of a variable: its name in the shards, and where it starts and stops along every axis; a
+third number, where it does so in each of so many stretches of one length."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Manifest:
         found = {n: kind for n, kind in self.variables.items() if n not in self.pieces}
         for name, parts in self.pieces.items():
             for piece, spans in parts:
-                shape = tuple(stop - start for start, stop in spans)
+                shape = tuple(Span(*span).size for span in spans)
                 found[piece] = self.variables[name][0], shape
         return found
 
@@ -97,7 +98,7 @@ class Manifest:
             dtype, shape = self.variables[name]
             found[name] = value = np.zeros(shape, as_dtype(dtype))
             for piece, spans in parts:
-                place = tuple(slice(start, stop) for start, stop in spans)
+                place = part_of([Span(*span) for span in spans], shape)
                 value[place] = stored[piece].reshape(value[place].shape)
         return found
 
@@ -162,7 +163,10 @@ class Manifest:
                 for s in told["shards"]
             )
             pieces = {
-                name: tuple((piece, tuple((a, b) for a, b in spans)) for piece, spans in parts)
+                name: tuple(
+                    (piece, tuple(tuple(Span(*span)[: len(span)]) for span in spans))
+                    for piece, spans in parts
+                )
                 for name, parts in told.get("pieces", {}).items()
             }
             return cls(int(told["step"]), shards, variables, int(told["epoch"]), pieces)

@@ -493,3 +493,14 @@ def test_a_loop_is_where_its_stage_is() -> None:
     graph = strategy.divide(Graph([loss, train]), gf.Cluster.local(2)).graph
     found = {(n.name.split("/")[1], str(n.device)) for n in graph.of_op("scan")}
     assert {("layer1", "/worker:0/cpu:0"), ("layer2", "/worker:1/cpu:0")} <= found
+
+
+@pytest.mark.parametrize("size", [None, 2_000_000])
+@pytest.mark.parametrize("number", [1_000_000])
+def test_more_microbatches_than_can_be_written_are_refused_at_once(size: Any, number: int) -> None:
+    x = gf.placeholder("float32", (size, 2), name="x")
+    w = gf.variable(np.ones((2, 2), "float32"), name="w")
+    strategy = gf.parallel.Pipeline(1, microbatches=number)
+    train = gf.optim.SGD(0.1).minimize(gf.mean(gf.tanh(x @ w)), strategy=strategy)
+    with pytest.raises(ScheduleError, match=r"1,000,000 micro-batches .* nodes .* at most"):
+        strategy.report([train], gf.Cluster.local(1))

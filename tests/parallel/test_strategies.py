@@ -532,7 +532,7 @@ def test_a_table_in_pieces_and_what_is_kept_of_it_stay_where_they_are(
     assert report.bytes < table.nbytes // 2
     for node, pieces in report.division.variables.items():
         if node.origin is not None and node.origin in report.division.variables:
-            assert pieces.slices == report.division.variables[node.origin].slices
+            assert pieces.spans == report.division.variables[node.origin].spans
     assert np.allclose(losses(strategy), losses(None), rtol=1e-12, atol=1e-12)
 
 
