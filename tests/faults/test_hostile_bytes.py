@@ -237,7 +237,8 @@ def test_headers_of_arrays_are_refused_before_memory_is_taken(served: Served) ->
 @pytest.mark.parametrize("shape", [[-2, -3], [-1], [2.0, 3], [True], ["2"], 6, None, [[2]]])
 def test_sizes_that_are_none_do_not_even_decode(shape: Any) -> None:
     chunk = Chunk("edge", 1, 1, "float32", [2, 3], [0, 1], 24, 0)
-    plain_data = msgpack.unpackb(encode(Stranger("tcp://127.0.0.1:1").envelope(), chunk))
+    with Stranger("tcp://127.0.0.1:1") as sender:
+        plain_data = msgpack.unpackb(encode(sender.envelope(), chunk))
     plain_data[2][[field.name for field in fields(Chunk)].index("shape")] = shape
     with pytest.raises(ProtocolError, match="shape"):
         decode(msgpack.packb(plain_data))
