@@ -33,7 +33,6 @@ class _Step:
     given: Given | Exception
     begun: Any = None
     compiled: Compiled | None = None
-    arrays: Given | None = None
 
 
 class Stream:
@@ -60,7 +59,9 @@ class Stream:
         self._plain = plain
         self._taken = 0  # feeds, from the iterator
         self._window: deque[_Step] = deque()
-        self._ran: set[Any] = set()  # shapes that ran, so that their programs are prepared
+        # Of shapes that ran, so that their programs are prepared; None: they are not begun ahead.
+        self._bindings: dict[Any, dict[str, int] | None] = {}
+        self._known: Compiled | None = None  # that this is of
 
     def step(self, number: int) -> list[Any]:
         """The values of the next step, the `number`-th from 1.
@@ -77,10 +78,10 @@ class Stream:
         try:
             if step.begun is None:
                 values = self._plain(step.given)
-                self._ran.add(_shapes(step.given))
+                self._learn(step.given)
                 return values
-            assert step.compiled is not None and step.arrays is not None
-            return self._steps.finish(step.begun, step.compiled, step.arrays)
+            assert step.compiled is not None
+            return self._steps.finish(step.begun, step.compiled, step.given)
         except NonFiniteError:
             if step.begun is None:
                 raise
@@ -116,19 +117,25 @@ class Stream:
             before = step.begun.step
 
     def _begin(self, step: _Step, compiled: Compiled, ahead: int, before: int) -> bool:
-        if isinstance(step.given, Exception) or _shapes(step.given) not in self._ran:
+        if isinstance(step.given, Exception) or compiled is not self._known:
             return False
-        try:
-            arrays = compiled.arrays(step.given)
-            shapes = {node: a.shape for node, a in arrays.items()}
-            if not compiled.suits(shapes):
-                return False
-            bindings = compiled.bindings(shapes)
-        except GraphflowError:
-            return False  # told when it is its turn
-        step.begun = self._steps.begin(compiled, arrays, bindings, ahead, before)
-        step.compiled, step.arrays = compiled, arrays
+        bindings = self._bindings.get(_shapes(step.given))
+        if bindings is None:
+            return False
+        step.begun = self._steps.begin(compiled, step.given, bindings, ahead, before)
+        step.compiled = compiled
         return step.begun is not None
+
+    def _learn(self, given: Given) -> None:
+        """Feeds of such shapes ran: later ones need not be looked at as closely."""
+        compiled = self._compiled()
+        if compiled is not self._known:
+            self._known, self._bindings = compiled, {}
+        if compiled is None:
+            return
+        shapes = {node: a.shape for node, a in given.items()}
+        suited = compiled.suits(shapes)
+        self._bindings[_shapes(given)] = compiled.bindings(shapes) if suited else None
 
     def _next(self, copied: bool) -> Given | Exception:
         """The next feeds: copied where their step comes later, for their arrays may be used again
@@ -148,7 +155,7 @@ class Stream:
             wrong = self._wrong(number, error)
             wrong.__cause__ = error
             return wrong
-        return {node: np.array(a) for node, a in given.items()} if copied else given
+        return {node: a.copy() for node, a in given.items()} if copied else given
 
     def _wrong(self, number: int, why: object) -> FeedError:
         return FeedError(f"step {number} of {self._count}: {why}")
@@ -175,4 +182,4 @@ def check_stream(feeds: Any, steps: Any) -> None:
 
 
 def _shapes(given: Given) -> Any:
-    return frozenset((node, array.shape) for node, array in given.items())
+    return frozenset([(node, array.shape) for node, array in given.items()])

@@ -50,6 +50,7 @@ from graphflow.runtime.protocol.orders import (
     LinkUp,
     Offer,
     Received,
+    Release,
     Replies,
     Send,
     Settle,
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
 _LINKED = (Hello, Open, Ping)
 """What shows a worker the way that can take everything."""
 
-_ORDINARY = (Begin, Received)  # nobody is lost by these alone
+_ORDINARY = (Begin, Received, Release)  # nobody is lost by these alone
 
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _RETRY = 0.005  # seconds, while a connection's queue is full

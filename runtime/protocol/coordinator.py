@@ -172,27 +172,35 @@ class CoordinatorMachine:
                 return [Settle(begin.request, error)]
         if operation.is_step:
             operation.deadline += GRACE
-            if begin.follows >= 0 and self._step(begin.follows) is not None:
+            before = self._step(begin.follows) if begin.follows >= 0 else None
+            if before is not None:
                 operation.deadline = inf
+                operation.withheld = before.withheld or not operation.is_free
         cut = operation.cut(self._far) if any(o.arrays for o in begin.orders.values()) else {}
         if not operation.waiting:
             return [Settle(begin.request, operation.replies)]
         self._operations[begin.request] = operation
         actions: list[CoordinatorAction] = []
-        for worker, order in begin.orders.items():
-            message = order.message
-            if operation.is_step:
-                assert isinstance(message, Compute)
-                message = self._committing(self._peers[worker], message)
-                if message.trace:  # its clock, as it is now
-                    actions += self._ping(worker)
-            else:
+        for worker in begin.orders:
+            if not operation.is_step:
                 actions += self._tell_commit(worker)
-                self._peers[worker].opening |= isinstance(message, Open)
             for chunk, data in cut.get(worker, ()):
                 actions += self._send(worker, chunk, begin.step, data)
-            actions += self._send(worker, message, begin.step)
+            if not operation.withheld:
+                actions += self._order(operation, worker)
         return actions
+
+    def _order(self, operation: Operation, worker: int) -> list[CoordinatorAction]:
+        """Sends what comes after an operation's arrays: the order itself."""
+        message, peer = operation.begin.orders[worker].message, self._peers[worker]
+        actions: list[CoordinatorAction] = []
+        if isinstance(message, Compute):
+            message = self._committing(peer, message)
+            if message.trace:  # its clock, as it is now
+                actions += self._ping(worker)
+        else:
+            peer.opening |= isinstance(message, Open)
+        return actions + self._send(worker, message, operation.begin.step)
 
     def _committing(self, peer: Peer, order: Compute) -> Compute:
         """An order for a step, that tells to commit the one before it."""
@@ -419,6 +427,11 @@ class CoordinatorMachine:
                 self._owed.add(worker)
             elif self._fenced is None:
                 actions += self._tell_commit(worker)  # of those before it, which it does not undo
+                if operation.withheld:
+                    if not operation.begin.orders[worker].arrays:
+                        continue
+                    # It follows what is undone: the worker lets go of its arrays, and of it.
+                    actions += self._order(operation, worker)
                 told = Abort(type(error).__name__, str(error)[:2000])
                 actions += self._send(worker, told, step)
         if self._owed:
@@ -444,10 +457,10 @@ class CoordinatorMachine:
             operation.deadline = inf
             if operation.waiting or not operation.held:
                 operation.deadline = self._now + operation.begin.seconds + GRACE
-            if operation.is_free:
-                continue  # it computes already
-            for worker in decided.begin.orders:
-                actions += self._tell_commit(worker)
+            if operation.withheld:
+                operation.withheld = False
+                for worker in operation.begin.orders:
+                    actions += self._order(operation, worker)
         return actions
 
     def _fail_all(self, error: GraphflowError) -> list[CoordinatorAction]:
