@@ -295,11 +295,7 @@ class CoordinatorMachine:
         if isinstance(message, UNNUMBERED) or operation is None or worker not in operation.waiting:
             return []  # it ended before: aborted, timed out
         if isinstance(message, Failed):
-            failure = raised(message, str(peer))
-            if operation.is_free and self._step(operation.begin.follows) is not None:
-                operation.failure = operation.failure or failure
-                return []
-            return self._end(operation, failure)
+            return self._fail(operation, raised(message, str(peer)))
         if isinstance(message, Spans):
             reading = peer.clock.reading(self._now)
             operation.replies.spans.extend(reading.shifted(message.spans))
@@ -397,7 +393,7 @@ class CoordinatorMachine:
         target, operation = self._peers[told.worker], self._crossing(source, told.worker, step)
         if operation is None or not self._watch.is_cut(target, told.asked, self._now):
             return []
-        return self._end(operation, apart(self._peers[source], target, operation, told.edge))
+        return self._fail(operation, apart(self._peers[source], target, operation, told.edge))
 
     def _crossing(self, source: int, target: int, step: int) -> Operation | None:
         """What is under way over the link of two workers: a step, or a probe of it."""
@@ -438,6 +434,14 @@ class CoordinatorMachine:
             self._commit_at = min(self._commit_at, self._now + COMMIT_AFTER)
         actions.append(Settle(request, operation.replies if error is None else error))
         return actions + self._go_on(operation, error)
+
+    def _fail(self, operation: Operation, error: GraphflowError) -> list[CoordinatorAction]:
+        """Ends an operation that failed; a free step when the one before it is decided, for workers
+        give up all that they have computed up to a step that is aborted."""
+        if operation.is_free and self._step(operation.begin.follows) is not None:
+            operation.failure = operation.failure or error
+            return []
+        return self._end(operation, error)
 
     def _go_on(self, decided: Operation, error: GraphflowError | None) -> list[CoordinatorAction]:
         """The steps that follow one that is decided may compute, or never will."""
