@@ -63,6 +63,7 @@ from graphflow.runtime.transport.bell import Bell, Sleeper
 from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
+from graphflow.runtime.transport.tcp import leave
 from graphflow.runtime.wire import Borrowed, decode_frames, encode, lent
 
 if TYPE_CHECKING:
@@ -308,6 +309,8 @@ class Loop:
                 self._bell.close()
                 self._sleeper.close()
                 self._free()
+            else:
+                leave(self._context)
 
     # At the helm -------------------------------------------------------------------------------
 
