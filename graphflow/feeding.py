@@ -66,8 +66,9 @@ def convert(
         FeedError (or `error`): another dtype, rank or size; names the node, its line and both
             sides.
     """
-    array = cast(node, value, error)
     spec = node.specs[0]
+    usual = type(value) is np.ndarray and value.dtype == spec.dtype
+    array: np.ndarray[Any, Any] = value if usual else cast(node, value, error)
     if array.ndim != spec.rank or any(
         isinstance(want, int) and want != have
         for want, have in zip(spec.shape, array.shape, strict=True)

@@ -31,9 +31,30 @@ DEPTH = 3
 @dataclass
 class _Step:
     given: Given | Exception
+    usual: bool = False  # its feeds are as those of the last step that ran by itself
     begun: Any = None
     compiled: Compiled | None = None
-    arrays: Given | None = None
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """Feeds of some shapes, which ran: others that are like them need not be looked at closely."""
+
+    compiled: Compiled
+    bindings: dict[str, int]
+    feeds: tuple[tuple[Any, Node, tuple[int, ...], Any], ...]  # as given, and what that was
+
+    def taken(self, feeds: Any) -> Given | None:
+        """Copies of feeds; None if they are of another kind."""
+        if type(feeds) is not dict or len(feeds) != len(self.feeds):
+            return None
+        given = {}
+        for key, node, shape, dtype in self.feeds:
+            value = feeds.get(key)
+            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+                return None
+            given[node] = value.copy()
+        return given
 
 
 class Stream:
@@ -60,7 +81,8 @@ class Stream:
         self._plain = plain
         self._taken = 0  # feeds, from the iterator
         self._window: deque[_Step] = deque()
-        self._ran: set[Any] = set()  # shapes that ran, so that their programs are prepared
+        self._usual: _Usual | None = None
+        self._bindings: dict[Any, dict[str, int]] = {}  # of shapes that ran: they are prepared
 
     def step(self, number: int) -> list[Any]:
         """The values of the next step, the `number`-th from 1.
@@ -77,10 +99,10 @@ class Stream:
         try:
             if step.begun is None:
                 values = self._plain(step.given)
-                self._ran.add(_shapes(step.given))
+                self._learn(step.given)
                 return values
-            assert step.compiled is not None and step.arrays is not None
-            return self._steps.finish(step.begun, step.compiled, step.arrays)
+            assert step.compiled is not None
+            return self._steps.finish(step.begun, step.compiled, step.given)
         except NonFiniteError:
             if step.begun is None:
                 raise
@@ -106,7 +128,7 @@ class Stream:
         while len(self._window) < min(depth, self._count - self._taken + len(self._window)):
             if self._window and isinstance(self._window[-1].given, Exception):
                 break  # the stream ends there, when it is its turn
-            self._window.append(_Step(self._next(copied=depth > 1)))
+            self._window.append(self._next(copied=depth > 1))
         if depth == 1 or compiled is None:
             return
         before = -1
@@ -116,39 +138,54 @@ class Stream:
             before = step.begun.step
 
     def _begin(self, step: _Step, compiled: Compiled, ahead: int, before: int) -> bool:
-        if isinstance(step.given, Exception) or _shapes(step.given) not in self._ran:
+        usual = self._usual
+        if isinstance(step.given, Exception) or usual is None or usual.compiled is not compiled:
             return False
-        try:
-            arrays = compiled.arrays(step.given)
-            shapes = {node: a.shape for node, a in arrays.items()}
-            if not compiled.suits(shapes):
-                return False
-            bindings = compiled.bindings(shapes)
-        except GraphflowError:
-            return False  # told when it is its turn
-        step.begun = self._steps.begin(compiled, arrays, bindings, ahead, before)
-        step.compiled, step.arrays = compiled, arrays
+        bindings = usual.bindings if step.usual else self._bindings.get(_shapes(step.given))
+        if bindings is None:
+            return False
+        step.begun = self._steps.begin(compiled, step.given, bindings, ahead, before)
+        step.compiled = compiled
         return step.begun is not None
 
-    def _next(self, copied: bool) -> Given | Exception:
-        """The next feeds: copied where their step comes later, for their arrays may be used again
-        by then. Or what is to be raised in their stead: when their step's turn comes, since the
+    def _learn(self, given: Given) -> None:
+        """Feeds of such shapes ran, so that their program is prepared."""
+        compiled = self._compiled()
+        if compiled is None:
+            return
+        if self._usual is None or self._usual.compiled is not compiled:
+            self._bindings.clear()
+        shapes = {node: a.shape for node, a in given.items()}
+        if compiled.suits(shapes):
+            bindings = self._bindings[_shapes(given)] = compiled.bindings(shapes)
+            feeds = tuple((node.outputs[0], node, a.shape, a.dtype) for node, a in given.items())
+            self._usual = _Usual(compiled, bindings, feeds)
+            for step in self._window:
+                step.usual = False
+
+    def _next(self, copied: bool) -> _Step:
+        """The next step, with its feeds: copied where it comes later, for their arrays may be used
+        again by then. Or with what is to be raised in their stead: when its turn comes, since the
         steps before it have still to happen."""
         number = self._taken + 1
         try:
             feeds = next(self._feeds)
         except StopIteration:
-            return self._wrong(number, f"the feeds ended after {self._taken}")
+            return _Step(self._wrong(number, f"the feeds ended after {self._taken}"))
         except Exception as error:  # the iterator's own
-            return error
+            return _Step(error)
         self._taken = number
+        if copied and self._usual is not None:
+            taken = self._usual.taken(feeds)
+            if taken is not None:
+                return _Step(taken, usual=True)
         try:
             given = convert_all(feeds)
         except GraphflowError as error:
             wrong = self._wrong(number, error)
             wrong.__cause__ = error
-            return wrong
-        return {node: np.array(a) for node, a in given.items()} if copied else given
+            return _Step(wrong)
+        return _Step({node: a.copy() for node, a in given.items()} if copied else given)
 
     def _wrong(self, number: int, why: object) -> FeedError:
         return FeedError(f"step {number} of {self._count}: {why}")
@@ -175,4 +212,4 @@ def check_stream(feeds: Any, steps: Any) -> None:
 
 
 def _shapes(given: Given) -> Any:
-    return frozenset((node, array.shape) for node, array in given.items())
+    return frozenset([(node, array.shape) for node, array in given.items()])

@@ -50,6 +50,7 @@ from graphflow.runtime.protocol.orders import (
     LinkUp,
     Offer,
     Received,
+    Release,
     Replies,
     Send,
     Settle,
@@ -62,6 +63,7 @@ from graphflow.runtime.transport.bell import Bell, Sleeper
 from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
+from graphflow.runtime.transport.tcp import leave
 from graphflow.runtime.wire import Borrowed, decode_frames, encode, lent
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
 _LINKED = (Hello, Open, Ping)
 """What shows a worker the way that can take everything."""
 
-_ORDINARY = (Begin, Received)  # nobody is lost by these alone
+_ORDINARY = (Begin, Received, Release)  # nobody is lost by these alone
 
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _RETRY = 0.005  # seconds, while a connection's queue is full
@@ -307,6 +309,8 @@ class Loop:
                 self._bell.close()
                 self._sleeper.close()
                 self._free()
+            else:
+                leave(self._context)
 
     # At the helm -------------------------------------------------------------------------------
 

@@ -76,6 +76,7 @@ from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import Bell, Sleeper
 from graphflow.runtime.transport.helm import SLICE, Helm
 from graphflow.runtime.transport.lane import Lane, Lanes
+from graphflow.runtime.transport.tcp import leave
 from graphflow.runtime.wire import decode_frames, encode
 
 _TICK = 0.5  # seconds
@@ -123,10 +124,10 @@ class WorkerProcess:
                 self._context, listen, insecure=insecure, guard=self._guard,
                 most=connections, wake=self._bell.ring,
             )  # fmt: skip
-        except TransportError:
+        except BaseException:
             if self._guard is not None:
                 self._guard.close()
-            self._context.term()
+            self._context.destroy(linger=0)
             self._bell.close()
             raise
         self.address: str = self._listener.address
@@ -232,8 +233,10 @@ class WorkerProcess:
             self._guard.close()
         self._bell.close()
         self._sleeper.close()
-        if all(ended):  # else an op that does not return may still want to send
+        if all(ended):
             self._context.destroy(linger=0)
+        else:  # an op that does not return may still want to send
+            leave(self._context)
 
     # One turn of the loop ------------------------------------------------------------------------
 

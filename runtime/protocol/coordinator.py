@@ -172,27 +172,35 @@ class CoordinatorMachine:
                 return [Settle(begin.request, error)]
         if operation.is_step:
             operation.deadline += GRACE
-            if begin.follows >= 0 and self._step(begin.follows) is not None:
+            before = self._step(begin.follows) if begin.follows >= 0 else None
+            if before is not None:
                 operation.deadline = inf
+                operation.withheld = before.withheld or not operation.is_free
         cut = operation.cut(self._far) if any(o.arrays for o in begin.orders.values()) else {}
         if not operation.waiting:
             return [Settle(begin.request, operation.replies)]
         self._operations[begin.request] = operation
         actions: list[CoordinatorAction] = []
-        for worker, order in begin.orders.items():
-            message = order.message
-            if operation.is_step:
-                assert isinstance(message, Compute)
-                message = self._committing(self._peers[worker], message)
-                if message.trace:  # its clock, as it is now
-                    actions += self._ping(worker)
-            else:
+        for worker in begin.orders:
+            if not operation.is_step:
                 actions += self._tell_commit(worker)
-                self._peers[worker].opening |= isinstance(message, Open)
             for chunk, data in cut.get(worker, ()):
                 actions += self._send(worker, chunk, begin.step, data)
-            actions += self._send(worker, message, begin.step)
+            if not operation.withheld:
+                actions += self._order(operation, worker)
         return actions
+
+    def _order(self, operation: Operation, worker: int) -> list[CoordinatorAction]:
+        """Sends what comes after an operation's arrays: the order itself."""
+        message, peer = operation.begin.orders[worker].message, self._peers[worker]
+        actions: list[CoordinatorAction] = []
+        if isinstance(message, Compute):
+            message = self._committing(peer, message)
+            if message.trace:  # its clock, as it is now
+                actions += self._ping(worker)
+        else:
+            peer.opening |= isinstance(message, Open)
+        return actions + self._send(worker, message, operation.begin.step)
 
     def _committing(self, peer: Peer, order: Compute) -> Compute:
         """An order for a step, that tells to commit the one before it."""
@@ -287,11 +295,7 @@ class CoordinatorMachine:
         if isinstance(message, UNNUMBERED) or operation is None or worker not in operation.waiting:
             return []  # it ended before: aborted, timed out
         if isinstance(message, Failed):
-            failure = raised(message, str(peer))
-            if operation.is_free and self._step(operation.begin.follows) is not None:
-                operation.failure = operation.failure or failure
-                return []
-            return self._end(operation, failure)
+            return self._fail(operation, raised(message, str(peer)))
         if isinstance(message, Spans):
             reading = peer.clock.reading(self._now)
             operation.replies.spans.extend(reading.shifted(message.spans))
@@ -389,7 +393,7 @@ class CoordinatorMachine:
         target, operation = self._peers[told.worker], self._crossing(source, told.worker, step)
         if operation is None or not self._watch.is_cut(target, told.asked, self._now):
             return []
-        return self._end(operation, apart(self._peers[source], target, operation, told.edge))
+        return self._fail(operation, apart(self._peers[source], target, operation, told.edge))
 
     def _crossing(self, source: int, target: int, step: int) -> Operation | None:
         """What is under way over the link of two workers: a step, or a probe of it."""
@@ -419,12 +423,25 @@ class CoordinatorMachine:
                 self._owed.add(worker)
             elif self._fenced is None:
                 actions += self._tell_commit(worker)  # of those before it, which it does not undo
+                if operation.withheld:
+                    if not operation.begin.orders[worker].arrays:
+                        continue
+                    # It follows what is undone: the worker lets go of its arrays, and of it.
+                    actions += self._order(operation, worker)
                 told = Abort(type(error).__name__, str(error)[:2000])
                 actions += self._send(worker, told, step)
         if self._owed:
             self._commit_at = min(self._commit_at, self._now + COMMIT_AFTER)
         actions.append(Settle(request, operation.replies if error is None else error))
         return actions + self._go_on(operation, error)
+
+    def _fail(self, operation: Operation, error: GraphflowError) -> list[CoordinatorAction]:
+        """Ends an operation that failed; a free step when the one before it is decided, for workers
+        give up all that they have computed up to a step that is aborted."""
+        if operation.is_free and self._step(operation.begin.follows) is not None:
+            operation.failure = operation.failure or error
+            return []
+        return self._end(operation, error)
 
     def _go_on(self, decided: Operation, error: GraphflowError | None) -> list[CoordinatorAction]:
         """The steps that follow one that is decided may compute, or never will."""
@@ -444,10 +461,10 @@ class CoordinatorMachine:
             operation.deadline = inf
             if operation.waiting or not operation.held:
                 operation.deadline = self._now + operation.begin.seconds + GRACE
-            if operation.is_free:
-                continue  # it computes already
-            for worker in decided.begin.orders:
-                actions += self._tell_commit(worker)
+            if operation.withheld:
+                operation.withheld = False
+                for worker in operation.begin.orders:
+                    actions += self._order(operation, worker)
         return actions
 
     def _fail_all(self, error: GraphflowError) -> list[CoordinatorAction]:

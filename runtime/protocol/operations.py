@@ -62,6 +62,7 @@ class Operation:
     deadline: float
     waiting: set[int]
     held: bool = False
+    withheld: bool = False  # a step whose order is sent once the one that it follows has committed
     failure: GraphflowError | None = None  # of a free step: told once the one before is decided
     replies: Replies = field(default_factory=Replies)
 

@@ -48,7 +48,10 @@ class Lane:
         name = _name(address)
         if not name:
             return None
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return None  # no more file descriptors: what cannot do without will tell
         try:
             sock.setblocking(False)
             sock.connect(name)

@@ -42,6 +42,7 @@ _EVENTS, _POLLIN, _RCVMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
 _BEAT_MS = 1000
 _SILENCE_MS = 2000  # after a beat: a stopped worker is noticed within 3 s
 _CONNECT_MS = 500
+_LEFT: list[zmq.Context[Any]] = []
 _PATIENCE_MS = 30_000  # of a worker towards those who connect to it
 
 
@@ -267,6 +268,12 @@ def _descriptor(frame: zmq.Frame) -> int:
     return found
 
 
+def leave(context: zmq.Context[Any]) -> None:
+    """Leaves a context, whose sockets another thread may still use, to the end of the process: who
+    collects it would wait for them to be closed."""
+    _LEFT.append(context)
+
+
 def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
     """A socket.
 
@@ -390,4 +397,5 @@ class Channel:
         with self._lock:
             if self.monitor is not None:
                 self.socket.disable_monitor()
+                self.monitor.close(linger=0)
             self.socket.close(linger=0)

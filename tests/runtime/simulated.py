@@ -2,7 +2,8 @@
 
 Each worker of a session keeps one counter. A step adds one to it everywhere, after every worker has
 compared its counter with that of the worker before it, by a tensor over the edge between them. So
-an update that is lost, applied twice or applied at some workers only shows at the next step.
+an update that is lost, applied twice or applied at some workers only shows at the next step. Other
+steps, which are free, only look: they fetch the counter as it is.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.wire import chunks, decode_frames
 
 DEADLINE = 3.0  # seconds of a step
+COUNT, LOOK = "count", "look"  # programs; the steps of the second are free
 
 
 class Wire:
@@ -97,7 +99,7 @@ class Hosted:
         self.index = opening.job.worker
         self.count = len(opening.job.peers)
         self.counter = 0
-        self.pending: tuple[int, int] | None = None
+        self.pending: dict[int, int] = {}  # counters of steps that were computed
         self.closed = False
         self.cancelled = -1
         self.mail: dict[int, Any] = {}
@@ -186,27 +188,38 @@ class Hosted:
                     )
                 if self.world.random.random() < 0.05 and not self.world.quiet:
                     return OpError("it failed")
-                self.pending = (step, self.counter + 1)
-                fetched = np.full(9, self.counter + 1, np.int64)
+                value = self.counter + (job.program == COUNT)
+                if any(each != value for each in self.pending.values()):
+                    self.world.violate(f"step {step} computes before what it follows has committed")
+                self.pending[step] = value
+                fetched = np.full(9, value, np.int64)
                 self.world.computed.add((self.session, self.epoch, step, self.index))
                 return Computed({"y": fetched}, [], {"cpu:0": 1})
             case Commit():
                 self.world.applied(self.session, self.epoch, step, self.index, "commit")
-                if self.pending is None or self.pending[0] != step:
+                if step not in self.pending:
                     self.world.violate(f"worker {self.index} commits step {step} uncomputed")
-                else:
-                    self.counter = self.pending[1]
-                self.pending = None
+                self.counter = self.pending.pop(step)
                 self._forget(step)
             case Abort():
-                self.world.applied(self.session, self.epoch, step, self.index, "abort")
-                self.pending = None
+                for each in self._open(step):
+                    self.world.applied(self.session, self.epoch, each, self.index, "abort")
+                    self.pending.pop(each, None)
                 self._forget(step)
             case Write():
                 self.counter = int(run.arrays["n"][0])
             case Read():
                 return np.full(3, self.counter, np.int64)
         return None
+
+    def _open(self, last: int) -> list[int]:
+        """The steps up to one that began here and were not decided."""
+        mine = [key for key in self.world.started if (*key[:2], key[3]) == self.key]
+        return sorted(key[2] for key in mine if key[2] <= last and not self.world.knows(key))
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.session, self.epoch, self.index
 
     def _forget(self, step: int) -> None:
         self.mail = {number: array for number, array in self.mail.items() if number > step}
@@ -468,11 +481,18 @@ class User:
         if self.committed >= self.steps:
             self.ask(lambda request: Read(request, "n"), self._ended)
             return
+        counts = self.world.quiet or self.world.random.random() < 0.7
+        due = self.steps - self.committed - counts
         self.step += 1
-        self._run(self.step)
-        if self.machine is not None and self.committed + 1 < self.steps and self._is_ahead():
+        self._run(self.step, counts)
+        while self.machine is not None and self._is_ahead():
+            if self.world.random.random() < 0.3:
+                counts = not counts
+            if counts and not due:
+                break
+            due -= counts
             self.step += 1
-            self._run(self.step, follows=self.step - 1)
+            self._run(self.step, counts, follows=self.step - 1)
         if self.world.random.random() < 0.05 and not self.world.quiet:
             self.later(self.world.random.uniform(0, 0.1), lambda: self.handle(c.Cancel()))
 
@@ -480,22 +500,27 @@ class User:
         """Whether to begin a step before the one before it is decided."""
         return bool(self.begun) and not self.world.quiet and self.world.random.random() < 0.4
 
-    def _run(self, step: int, follows: int = -1) -> None:
+    def _run(self, step: int, counts: bool, follows: int = -1) -> None:
         self.request += 1
-        request = self.request
-        compute = Compute(request, "p", {}, [], False, DEADLINE, follows=follows)
+        request, program = self.request, COUNT if counts else LOOK
+        compute = Compute(
+            request, program, {}, [], False, DEADLINE, follows=follows, free=not counts
+        )
         orders = {index: c.Order(compute) for index in self.everyone}
-        self._begin(orders, partial(self._stepped, step), step, follows)
+        self._begin(orders, partial(self._stepped, step, counts), step, follows)
         if follows >= 0:  # its user looks at the one before first
             self.later(self.world.random.uniform(0, 0.2), lambda: self._release(request))
 
     def _release(self, request: int) -> None:
         if request in self.begun:
-            self.handle(c.Release(request))
+            if request == min(self.begun):
+                self.handle(c.Release(request))
+            else:
+                self.later(0.01, lambda: self._release(request))
 
-    def _stepped(self, step: int, replies: c.Replies) -> None:
+    def _stepped(self, step: int, counts: bool, replies: c.Replies) -> None:
         self.world.decided(self.name, self.epoch, step, "commit")
-        self.committed += 1
+        self.committed += counts
         self._expect(replies, "y", self.committed)
         if self.begun:
             return
@@ -536,7 +561,8 @@ class Zombie:
             self.handle(event)
         hosted = (worker.hosted.get(self.name) for worker in self.world.workers)
         self.fenced = any(each is not None and each.epoch > self.epoch for each in hosted)
-        compute = Compute(self.request, "p", {}, [], False, DEADLINE)
+        self.handle(c.Cancel())  # what it had begun ahead
+        compute = Compute(self.request, COUNT, {}, [], False, DEADLINE)
         orders = {index: c.Order(compute) for index in range(len(self.world.workers))}
         self.handle(c.Begin(self.request, orders, DEADLINE, self.step))
         self.tick()

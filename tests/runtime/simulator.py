@@ -153,6 +153,10 @@ class World:
         if verdict == "commit" and decided != verdict:
             self.violate(f"worker {worker} commits step {step} of {session} by itself")
 
+    def knows(self, key: tuple[str, int, int, int]) -> bool:
+        """Whether a worker was told how a step ended: session, epoch, step, worker."""
+        return key in self._applied
+
     def ended(self, session: str, epoch: int) -> None:
         """A user is done: every worker was told of every step of this epoch that it began."""
         for key in self.started - self._applied.keys():
