@@ -265,6 +265,8 @@ class RemoteHosts:
             SessionError: cancelled, closed, an unknown program, or a step that is not new.
         """
         with self._stepping:
+            if trace and self._loop is not None:
+                self._loop.meet_clocks()
             told = dict(bindings)
             request, orders = self._orders(program, step, told, feeds, trace, deadline, -1)
             with self._activity.step(step):

@@ -235,6 +235,16 @@ class Loop:
         """The workers that are lost, and why."""
         return self._machine.lost()
 
+    def meet_clocks(self, seconds: float = 1.0) -> None:
+        """Waits until each worker's clock has told itself once: without that, what a traced step
+        measured there cannot be put beside what was measured here."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(
+            not (self._machine.is_lost(worker) or self._machine.clock(worker).trips)
+            for worker, _ in enumerate(self._addresses)
+        ):
+            time.sleep(1e-3)  # meanwhile the loop's own thread drives the sockets
+
     def awaited(self) -> list[int]:
         """The workers whose replies an operation waits for."""
         return self._machine.awaited()
