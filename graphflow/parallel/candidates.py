@@ -143,10 +143,14 @@ def tensor_rules(loss: Tensor) -> dict[Tensor, tuple[str | None, ...]]:
     for node in Graph([loss]).nodes:
         weight = next((t for t in node.inputs[1:] if _is_weight(t)), None)
         if node.op.name == "matmul" and weight is not None and weight.ndim == 2:
+            by_columns: tuple[str | None, ...] = (None, "model")
+            by_rows = by_columns[::-1]
+            if node.attrs["transpose_b"]:  # as layers keep theirs
+                by_columns, by_rows = by_rows, by_columns
             if node.inputs[0] in cut:
-                rules.setdefault(weight, ("model", None))
+                rules.setdefault(weight, by_rows)
                 continue
-            rules.setdefault(weight, (None, "model"))
+            rules.setdefault(weight, by_columns)
             cut.add(node.outputs[0])
         elif any(t in cut for t in node.inputs) and node.outputs[0].ndim:
             cut.update(node.outputs)

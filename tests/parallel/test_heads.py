@@ -11,6 +11,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.parallel import Data, Shard
+from graphflow.parallel.candidates import tensor_rules
 
 SIZE, HEADS = 16, 4
 RULES = {"*attention/weight": ("model",), "*linear1/weight": ("model",)}
@@ -54,6 +55,17 @@ def test_a_block_takes_two_all_reduces_each_way_and_gathers_nothing(shards: int)
     strategy = Shard({"model": shards}, RULES)
     report = strategy.report(model(strategy, blocks=3)[0])
     assert [c.kind for c in report.collectives] == ["all-reduce"] * (4 * 3)
+
+
+def test_the_search_cuts_the_blocks_of_layers_in_that_way_too() -> None:
+    x = gf.placeholder("float64", (None, 6, SIZE), name="x")
+    h = gf.nn.TransformerBlock(SIZE, HEADS, dtype="float64", name="block")(x)
+    loss = gf.mean(h * h)
+    train = gf.optim.SGD(0.1).minimize(
+        loss, strategy=(strategy := Shard({"model": 2}, tensor_rules(loss)))
+    )
+    report = strategy.report([loss, train])
+    assert [c.kind for c in report.collectives] == ["all-reduce"] * 4
 
 
 @pytest.mark.parametrize("shards", [2, 3, 4])
