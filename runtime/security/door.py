@@ -218,6 +218,8 @@ class Door:
                 self.wake()
             elif self._drains > visitor.drains + 1:
                 self._drop(visitor, f"a message of over {under_way} bytes did not come to its end")
+            else:  # a reader that was woken once may have found the socket empty once
+                self.wake()
         beyond = len(self._visitors) - self._cap
         if beyond > 0:
             least = sorted(
