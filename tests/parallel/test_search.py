@@ -114,6 +114,7 @@ def test_the_choice_has_a_report_and_goes_into_no_product() -> None:
 # What is not simulated ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # simulates every candidate
 def test_what_is_not_simulated_would_not_have_been_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     x, loss = network(256)
     some = auto(loss, FAST, shapes={x: (4096, 256)}, quiet=True)
