@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,12 @@ def bits(found: list[Any]) -> list[bytes]:
     return [np.asarray(each).tobytes() for each in found]
 
 
+def quick(names: Iterable[str], one: str) -> list[Any]:
+    """All names, of which only one is for the default run: each starts two to four processes, and
+    takes two to five seconds."""
+    return [n if n == one else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
 FOUR: dict[str, Callable[[], Any]] = {
     "pipeline, data": lambda: Pipeline(2, "1f1b", 3) * Data(2),
     "pipeline, data, sharded state": lambda: Pipeline(2, "zb-h1", 3) * Data(2, shard_state=True),
@@ -67,14 +73,7 @@ FOUR: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # Each starts four processes: five seconds.
-        name if name == "pipeline, data" else pytest.param(name, marks=pytest.mark.slow)
-        for name in FOUR
-    ],
-)
+@pytest.mark.parametrize("name", quick(FOUR, "pipeline, data"))
 def test_four_workers_give_the_bits_of_one_process(name: str) -> None:
     here = trained(FOUR[name]())
     for a, b in zip(here, trained(None), strict=True):
@@ -99,14 +98,7 @@ TWO: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # Two clusters of processes each: three seconds.
-        name if name == "pipeline" else pytest.param(name, marks=pytest.mark.slow)
-        for name in TWO
-    ],
-)
+@pytest.mark.parametrize("name", quick(TWO, "pipeline"))
 def test_what_carries_tensors_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = bits(trained(TWO[name]()))
     assert bits(trained(TWO[name](), gf.Cluster.local(2, threads=1))) == here
@@ -114,14 +106,7 @@ def test_what_carries_tensors_changes_no_bit(name: str, monkeypatch: pytest.Monk
     assert bits(trained(TWO[name](), gf.Cluster.local(2, threads=1))) == here
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # Two processes each, and four files: two seconds.
-        name if name == "pipeline" else pytest.param(name, marks=pytest.mark.slow)
-        for name in TWO
-    ],
-)
+@pytest.mark.parametrize("name", quick(TWO, "pipeline"))
 def test_every_strategy_is_drawn_traced_and_planned_again(name: str, tmp_path: Path) -> None:
     x, loss, train = step(TWO[name]())
     wanted = trained(TWO[name]())
