@@ -14,7 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)],
         cwd=tmp_path,
@@ -30,6 +30,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     assert any("plan of" in line for line in rest) and any("matmul" in line for line in rest)
     assert "Where each node runs" in (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert (tmp_path / "checkpoint" / "manifest.json").is_file()
+    assert (tmp_path / "steps").is_dir()
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:
