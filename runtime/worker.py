@@ -122,7 +122,7 @@ class WorkerProcess:
                 self._guard = Guard(self._context, key, ring or Keyring())
             self._listener = transport_of(listen).Listener(
                 self._context, listen, insecure=insecure, guard=self._guard,
-                most=connections, wake=self._bell.ring,
+                most=connections, wake=self._look_again,
             )  # fmt: skip
         except BaseException:
             if self._guard is not None:
@@ -276,6 +276,11 @@ class WorkerProcess:
                 self._stopping = True
         if self._unread:
             self._listen()
+
+    def _look_again(self) -> None:
+        """Has whoever drives the sockets look at the listener; from the door's thread."""
+        self._unread = True
+        self._bell.ring()
 
     def _listen(self) -> None:
         for _ in range(_BATCH):

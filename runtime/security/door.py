@@ -41,8 +41,7 @@ STRIKES = 16.0
 STRANGER = 1 / 256
 """What a valid message counts that belongs to no session: 4,096 at once, 256 a second."""
 
-_LOOK_SECONDS = 0.05
-_LOOK_SECONDS_EACH = 1e-4  # more, for each connection: looking at one takes some 10 µs
+_LOOK_SECONDS = 0.2
 _CLOSE_LOOK_SECONDS = 0.01  # while somebody has much under way
 _MUCH = UNDER_WAY // 4
 _FEWEST, _MOST = 16, 4096
@@ -228,9 +227,7 @@ class Door:
             )
             for visitor in least[:beyond]:
                 self._drop(visitor, f"there are over {self._cap} connections")
-        if much:
-            return _CLOSE_LOOK_SECONDS
-        return _LOOK_SECONDS + _LOOK_SECONDS_EACH * len(self._visitors)
+        return _CLOSE_LOOK_SECONDS if much else _LOOK_SECONDS
 
     def _measure(self, visitor: _Visitor, now: float) -> None:
         with _Connection(visitor.descriptor, visitor.peer) as connection:
