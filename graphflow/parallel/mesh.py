@@ -152,8 +152,8 @@ class Cuts:
             row = size // split.outer
             return row * split.outer == size and self.can(row, Split(split.axes, split.unit))
         base = size // split.unit
-        if isinstance(base, int) and isinstance(size, int):
-            return size % int(split.unit) == 0 and base >= self.mesh.parts(split.axes)  # type: ignore[arg-type]
+        if isinstance(base, int):
+            return base * split.unit == size and base >= self.mesh.parts(split.axes)
         symbol = _linear(base)
         if symbol is None:
             return False
@@ -163,6 +163,11 @@ class Cuts:
             return False
         known = self.symbols.setdefault(symbol, split.axes)
         return known[: len(split.axes)] == split.axes
+
+    def otherwise(self, size: Size, split: Split) -> tuple[str, ...]:
+        """The axes along which a size's symbol is cut already, if they are others than these."""
+        known = self.symbols.get(_linear(size) or "", split.axes)
+        return () if known[: len(split.axes)] == split.axes else known
 
     def pieces(self, size: Size, split: Split) -> list[Piece]:
         """The piece of a size at each place."""
@@ -180,6 +185,9 @@ class Cuts:
             start, stop = _nested(size // unit, at)
             return Piece(start * unit, (stop - start) * unit, size)
         base = size // split.unit
+        if isinstance(base, int):  # of so many units of symbolic size
+            start, stop = _nested(base, at)
+            return Piece(start * split.unit, (stop - start) * split.unit, size)
         symbol = _linear(base)
         if symbol is None:
             raise ShardingError(f"a size {size} cannot be cut along {', '.join(split.axes)}")

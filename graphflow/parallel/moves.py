@@ -103,6 +103,17 @@ class Moves:
         self._known: dict[tuple[Value, Layout], Value] = {}
         self._seen: dict[Any, tuple[Tensor, ...]] = {}
 
+    def noted(self) -> tuple[int, int]:
+        """How much was moved so far, for `forget`."""
+        return len(self.made), len(self._known)
+
+    def forget(self, before: tuple[int, int]) -> None:
+        """Take back what was moved since, of which nothing is used."""
+        made, known = before
+        del self.made[made:]
+        for key in list(self._known)[known:]:
+            del self._known[key]
+
     # Layouts ------------------------------------------------------------------------------------
 
     def same(self, size: Any, a: Split, b: Split) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.device import DeviceName
+from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Node, Tensor, made_by
@@ -164,12 +165,19 @@ def _fitting(tensor: Tensor, layout: Layout, cuts: Cuts, training: bool) -> Layo
     """A layout with as many cuts as leave no piece empty.
 
     Raises:
-        ShardingError: there are too many in a step of training.
+        ShardingError: there are too many in a step of training, or a size is cut in two ways.
     """
     for d, (size, split) in enumerate(zip(tensor.shape, layout.dims, strict=True)):
         fitting = cuts.longest(size, split)
         if fitting != split and tensor.node.op.name == "placeholder":
             if training:
+                if known := cuts.otherwise(size, split):
+                    raise ShardingError(
+                        f"{tensor.name!r} (made at {tensor.node.location}) is cut along "
+                        f"{' × '.join(split.axes)}, but its size {size} is that of another "
+                        f"placeholder, which is cut along {' × '.join(known)}; cut both alike, or "
+                        "give the sizes names of their own"
+                    )
                 told = f"{cuts.told(size)} (of {tensor.name!r}, made at {tensor.node.location})"
                 raise too_small(told, split.axes, cuts.mesh)
             layout = layout.with_dim(d, fitting)

@@ -322,6 +322,15 @@ def test_rules_that_cannot_be_followed_are_refused_with_the_remedy(rules: Any, t
         trained(Shard({"m": 4}, rules))
 
 
+def test_a_size_that_is_cut_in_two_ways_is_refused_with_the_remedy() -> None:
+    a, b = (gf.placeholder("float64", ("B", 3), name=name) for name in "ab")
+    w = gf.variable(np.ones((3, 3)), name="w")
+    strategy = Shard({"d": 2, "e": 2}, {"a": ("d",), "b": ("e",)})
+    train = gf.optim.SGD(0.1).minimize(gf.mean(a @ w @ b.T), strategy=strategy)
+    with pytest.raises(ShardingError, match=r"'b'.*size B is that of another .* along d; cut both"):
+        strategy.report(train)
+
+
 @pytest.mark.parametrize("make", [
     lambda: Data(0), lambda: Data(True), lambda: Data(2, accumulate=0),
     lambda: Data(2, shard_state=1), lambda: Data(2, bucket=-1), lambda: Shard({}),
