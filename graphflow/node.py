@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphflow.device import DeviceName
 from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.location import Location, user_location
-from graphflow.scopes import current_device, current_scope
+from graphflow.scopes import current_device, current_scope, is_name
 from graphflow.spec import Equation, TensorSpec, recorded_equations
 from graphflow.tensor import Tensor
 
@@ -100,9 +100,9 @@ def make_node(
     """
     scope = current_scope.get()
     location = scope.location or user_location()
-    if name is not None and not (isinstance(name, str) and name):
+    if name is not None and not is_name(name):
         raise ArgumentError(
-            f"{op.name} at {location}: name is a str that is not empty, not {name!r}"
+            f"{op.name} at {location}: name is a str that is not empty, and Unicode, not {name!r}"
         )
     try:
         with recorded_equations() as equations:

@@ -72,15 +72,24 @@ current_scope: ContextVar[NameScope] = ContextVar("name_scope", default=_TOP)
 current_device: ContextVar[DeviceName] = ContextVar("device_scope", default=_ANYWHERE)
 
 
+def is_name(name: Any) -> bool:
+    """Whether this is text that files and other programs can hold, too: half a surrogate pair can
+    be told to nobody."""
+    if not isinstance(name, str) or not name:
+        return False
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def name_scope(name: str) -> AbstractContextManager[None]:
     """Prefix the names of nodes built in the block: `with gf.name_scope("tower"):`.
 
     Raises:
         ArgumentError: no name.
     """
-    if not (isinstance(name, str) and name):
+    if not is_name(name):
         raise ArgumentError(
-            f"gf.name_scope at {user_location()}: a name is a str that is not empty, not {name!r}"
+            f"gf.name_scope at {user_location()}: a name is a str that is not empty, and Unicode, "
+            f"not {name!r}"
         )
     return _scope(prefix=f"{current_scope.get().prefix}{name}/")
 
