@@ -66,8 +66,11 @@ class Dim:
     def __mul__(self, other: Size) -> Size:
         if not _is_size(other):
             return NotImplemented
+        if not isinstance(other, Dim):
+            scaled = {m: c * int(other) for m, c in self.terms.items()}
+            return self if other == 1 else _simplest(scaled)
         terms: dict[Monomial, int] = {}
-        for (m1, c1), (m2, c2) in itertools.product(self.terms.items(), _terms(other).items()):
+        for (m1, c1), (m2, c2) in itertools.product(self.terms.items(), other.terms.items()):
             m = tuple(sorted(m1 + m2, key=repr))
             terms[m] = terms.get(m, 0) + c1 * c2
         return _simplest(terms)
@@ -114,6 +117,8 @@ def floordiv(a: Size, b: Size) -> Size:
     """a // b: exact division of polynomials where it exists, else an opaque size."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
+    if isinstance(b, int) and b == 1:
+        return a
     quotient = _divide_exactly(a, b)
     return quotient if quotient is not None else Dim({(("floordiv", a, b),): 1})
 

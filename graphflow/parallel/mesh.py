@@ -142,6 +142,7 @@ class Cuts:
         self.symbols: dict[str, tuple[str, ...]] = {}
         self._fed = fed or {}
         self._known: dict[Any, Mapping[Place, tuple[Size, Size]]] = {}
+        self._pieces: dict[tuple[Size, Split, Place], Piece] = {}
         self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
 
     def can(self, size: Size, split: Split) -> bool:
@@ -174,8 +175,17 @@ class Cuts:
         return [self.piece(size, split, place) for place in self.mesh.places]
 
     def piece(self, size: Size, split: Split, place: Place) -> Piece:
+        """The piece of a size at a place. Where many places cut a symbol, the start of one is a sum
+        over those before it: each is worked out once."""
         if not split:
             return Piece(0, size, size)
+        key = (size, split, tuple([self.mesh.at(place, axis) for axis in split.axes]))
+        found = self._pieces.get(key)
+        if found is None:
+            found = self._pieces[key] = self._piece(size, split, place)
+        return found
+
+    def _piece(self, size: Size, split: Split, place: Place) -> Piece:
         if split.outer != 1:  # the start is that in each row
             row = self.piece(size // split.outer, Split(split.axes, split.unit), place)
             return Piece(row.start, row.size * split.outer, size)

@@ -85,6 +85,10 @@ class Sharded:
     moves: tuple[Move, ...]
     values: Mapping[Tensor, Value] = field(repr=False, default_factory=dict)
     staged: Staged | None = None
+    _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[slice, ...]]] = field(
+        repr=False, default_factory=dict
+    )
+    """What placeholders are fed for the sizes that came last: of each, a sum over those before."""
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of all symbols, those of pieces too."""
@@ -101,8 +105,12 @@ class Sharded:
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> dict[Node, Array]:
         """What the placeholders of shards are fed: their part of what the user feeds."""
+        key = frozenset(sizes.items())
+        if key not in self._parts:
+            self._parts.clear()
+            self._parts[key] = {node: share.index(sizes) for node, share in self.shares.items()}
         return {
-            node: contiguous(arrays[share.placeholder][share.index(sizes)])
+            node: contiguous(arrays[share.placeholder][self._parts[key][node]])
             for node, share in self.shares.items()
             if share.placeholder in arrays
         }

@@ -14,8 +14,10 @@ import graphflow as gf
 from graphflow.errors import ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
+from graphflow.parallel.mesh import Cuts
 from graphflow.parallel.schedule import Schedule, Task, run, staleness
 from graphflow.parallel.schedules import SCHEDULES, one_f_one_b, pipedream
+from graphflow.parallel.shard import Share
 from graphflow.parallel.stages import stages_of
 from graphflow.placement.notices import taken
 from graphflow.placement.plan import Interval, Measured
@@ -504,3 +506,25 @@ def test_more_microbatches_than_can_be_written_are_refused_at_once(size: Any, nu
     train = gf.optim.SGD(0.1).minimize(gf.mean(gf.tanh(x @ w)), strategy=strategy)
     with pytest.raises(ScheduleError, match=r"1,000,000 micro-batches .* nodes .* at most"):
         strategy.report([train], gf.Cluster.local(1))
+
+
+def test_where_a_micro_batch_begins_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a sum over all before it: worked out for each node or in each step, a thousand
+    micro-batches would take a minute to write and a second a step."""
+    worked, number = [], 24
+    for owner, name in ((Cuts, "_piece"), (Share, "index")):
+        before = getattr(owner, name)
+
+        def counted(*given: Any, before: Any = before, name: str = name) -> Any:
+            worked.append((name, *given[1:]))
+            return before(*given)
+
+        monkeypatch.setattr(owner, name, counted)
+    x, y, loss = tower()
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=P(2, microbatches=number))
+    with gf.Session() as s:
+        for _ in range(3):
+            s.run([loss, train], {x: np.ones((number + 1, WIDTH)), y: np.ones((number + 1, WIDTH))})
+    pieces = [each for each in worked if each[0] == "_piece"]
+    assert len(set(pieces)) == len(pieces)
+    assert len(worked) - len(pieces) == 2 * number
