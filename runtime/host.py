@@ -27,7 +27,7 @@ from graphflow.runtime.backend import Backend, backend_for, blas_limit
 from graphflow.runtime.collectives.exchanges import Exchanges, Member, Part
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.executor import Program, Span
-from graphflow.runtime.messages import EDGE_BITS, TAKEN, Computed, Key, Parcel, Usage
+from graphflow.runtime.messages import EDGE_BITS, EXCHANGE, TAKEN, Computed, Key, Parcel, Usage
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.security.limits import Limits
 from graphflow.structure import symbols_of
@@ -44,7 +44,7 @@ _ENDS = ("send", "recv", "collective_start")
 _SLICE = 0.002
 """Seconds between two looks of a thread at whether anybody receives what it waits for."""
 
-_WORDS = ("collective/", TAKEN)
+_WORDS = (EXCHANGE, TAKEN)
 """What keys of what goes between devices begin with, beside edges, which are numbered."""
 
 _WORD = np.zeros(0, np.uint8)

@@ -25,6 +25,9 @@ EDGE_BITS = 32
 """Of the key of a tensor in a step: its edge; above them is its number, for an edge in a loop."""
 TAKEN = "taken/"
 """What keys begin with that tell how much of an edge in a loop was received."""
+EXCHANGE = "collective/"
+"""What keys begin with of what ranks tell each other; then come the program, "/", and the number of
+the group."""
 Small = tuple[Key, str, list[Count], bytes, Count]
 """A small array in a message: its name, dtype, shape, bytes in C order, and their checksum."""
 WAIT, SEND = "recv/", "send/"

@@ -4,6 +4,7 @@ and by tcp alone; the same bits, and ends of steps that fail."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import CheckError, StepTimeout, WorkerLost
+from graphflow.errors import CheckError, LinkLost, StepTimeout, WorkerLost
 from graphflow.op import Node
 from graphflow.ops.collectives import groups_of
 from graphflow.runtime import coordinator
@@ -221,3 +222,25 @@ def test_a_group_of_which_a_rank_is_not_wanted_goes_over_edges() -> None:
     parts = cut([f"/worker:{i}/cpu:0" for i in range(3)], fetched=1)
     names = [n.op.name for part in parts.values() for n in part.graph.nodes]
     assert names.count("all_reduce") == 1 and names.count("send") == 2
+
+
+def test_a_lost_link_of_an_exchange_or_an_edge_names_the_tensor_and_the_users_line() -> None:
+    """Whatever a worker says that it has sent: only what is known is told."""
+    devices = ["cpu:0", "cpu:1"]
+    fetches, feeds = everything(devices, (5, 3), "ring", "sum")
+    with gf.Session(gf.Cluster.here(devices)) as s:
+        s.run(fetches, feeds)
+        compiled = s._deployment.known(fetches)
+        assert compiled is not None
+
+        def told(edge: Any) -> str:
+            return str(compiled.explained(LinkLost("cut", source=0, target=1, step=3, edge=edge)))
+
+        for key in ("collective/p0/0/offer", "collective/p0/1/0/1/2"):
+            assert re.fullmatch(
+                r"cut; it is of \w+ '[^']+', made at .*test_collectives_sessions\.py:\d+.*",
+                told(key),
+            )
+        for key in ("collective/p0/99/offer", "collective/", "collective/p0/x/1", "", "taken/", None,
+                    "taken/x/1", 2**70, -1):  # fmt: skip
+            assert told(key) == "cut"
