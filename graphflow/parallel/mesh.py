@@ -18,6 +18,9 @@ from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
 from graphflow.spec import Dim, Size, evaluate
 
+SYMBOLS = 1024
+"""Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
+
 Place = tuple[int, ...]
 """The place of a shard: its number along each axis of the mesh."""
 
@@ -213,6 +216,12 @@ class Cuts:
         is before each one, and what it is."""
         key = (symbol, tuple(axes), depth)
         if key not in self._known:
+            if (count := self.mesh.parts(axes)) > SYMBOLS:
+                raise ShardingError(
+                    f"a size that only a feed fixes, {symbol!r}, is cut into {count:,} pieces, and "
+                    f"{SYMBOLS:,} is the most; give its placeholder a number, or make "
+                    f"{' × '.join(axes)} of the mesh smaller"
+                )
             found: dict[Place, tuple[Size, Size]] = {}
             before: Size = 0
             for head in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[:depth])):

@@ -176,10 +176,11 @@ def _fitting(tensor: Tensor, layout: Layout, cuts: Cuts, training: bool) -> Layo
         ShardingError: there are too many in a step of training, or a size is cut in two ways.
     """
     for d, (size, split) in enumerate(zip(tensor.shape, layout.dims, strict=True)):
+        known = cuts.otherwise(size, split)
         fitting = cuts.longest(size, split)
         if fitting != split and tensor.node.op.name == "placeholder":
             if training:
-                if known := cuts.otherwise(size, split):
+                if known:
                     raise ShardingError(
                         f"{tensor.name!r} (made at {tensor.node.location}) is cut along "
                         f"{' × '.join(split.axes)}, but its size {size} is that of another "

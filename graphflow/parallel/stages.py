@@ -74,6 +74,11 @@ def _listed(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[
                         f"{node.name!r} (made at {node.location}) is in stages {found[node]} and "
                         f"{number}; leave it out of one"
                     )
+        if not any(found.get(node) == number for node in nodes):
+            raise ScheduleError(
+                f"stage {number} computes nothing: it has placeholders, constants or variables only; "
+                "give it what reads them, or leave it out"
+            )
     missing = [node for node in nodes if node not in found]
     if missing:
         told = ", ".join(f"{n.name!r} ({n.location})" for n in missing[:5])

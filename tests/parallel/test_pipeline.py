@@ -426,6 +426,8 @@ def backwards(stages: int, microbatches: int) -> Schedule:
         (lambda: divided(P(2, lambda p, m: 1)), ScheduleError, r"<lambda> gives a schedule.*not 1"),
         (lambda: divided(P(2, one_f_one_b(3, 2))), ScheduleError, "2 stages, but the schedule"),
         (lambda: P(2, "2f2b"), ScheduleError, "schedule is one of gpipe, 1f1b.*not '2f2b'"),
+        (lambda: P(2, "Interleave"), ScheduleError, "not 'Interleave'; did you mean 'interleaved'"),
+        (lambda: divided(P(3)), ShardingError, "a batch of 4.*is smaller than the 6 micro"),
         (lambda: P(2, "1f1b", 0), ScheduleError, "microbatches is a number from 1 up, not 0"),
         (lambda: P(2) * 3, ScheduleError, "goes with one Data or Shard, not 3"),
         (lambda: divided(P(9, "1f1b", 2)), ScheduleError, "9 stages for a network of"),
