@@ -76,8 +76,8 @@ def _listed(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[
                     )
         if not any(found.get(node) == number for node in nodes):
             raise ScheduleError(
-                f"stage {number} computes nothing: it has placeholders, constants or variables only; "
-                "give it what reads them, or leave it out"
+                f"stage {number} computes nothing: it has only placeholders, constants or "
+                "variables; give it what reads them, or leave it out"
             )
     missing = [node for node in nodes if node not in found]
     if missing:
