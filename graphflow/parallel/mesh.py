@@ -144,6 +144,7 @@ class Cuts:
         self.nominal = nominal
         self.symbols: dict[str, tuple[str, ...]] = {}
         self._fed = fed or {}
+        self._usual = _Nominal(self)
         self._known: dict[Any, Mapping[Place, tuple[Size, Size]]] = {}
         self._pieces: dict[tuple[Size, Split, Place], Piece] = {}
         self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
@@ -270,10 +271,10 @@ class Cuts:
         return str(size) if known is None else f"{known} (size {symbol!r})"
 
     def guess(self, size: Size) -> int:
-        """A size, or what stands for one that is not known yet."""
+        """A size, or what stands for one that is not known yet: pieces have their share of that."""
         if not isinstance(size, Dim):
             return int(size)
-        return evaluate(size, _Nominal(self.nominal))
+        return evaluate(size, self._usual)
 
 
 def too_small(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
@@ -286,14 +287,20 @@ def too_small(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
 
 
 class _Nominal(dict[str, int]):
-    """Every symbol has one size; pieces of it, too."""
+    """Every symbol has one size, which its pieces share."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, cuts: Cuts) -> None:
         super().__init__()
-        self._size = size
+        self._cuts = cuts
 
     def __missing__(self, key: str) -> int:
-        return self._size
+        symbol = key.partition("@")[0]
+        axes = self._cuts.symbols.get(symbol, ())
+        size = max(self._cuts.nominal, self._cuts.mesh.parts(axes))
+        if key == symbol or not axes:
+            return size
+        self.update(self._cuts.bindings({symbol: size}))
+        return self[key]
 
 
 def _leaf(symbol: str, axes: Sequence[str], numbers: Sequence[int]) -> str:

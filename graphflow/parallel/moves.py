@@ -487,8 +487,10 @@ class Moves:
         return parts[places[0]]
 
     def group_bytes(self, value: Value, axis: str) -> int:
-        """Bytes of a part, times the number of groups along an axis."""
-        turns = self.mesh.parts([a for a in self.mesh.names if a in self.mesh.local])
+        """Bytes of a part, times the number of groups along an axis: of those that take turns, each
+        has a part of its own only where the value is cut along them."""
+        alike = [a for a in self.mesh.names if a in self.mesh.local - value.layout.axes()]
+        turns = self.mesh.parts(alike)
         groups = len(self.mesh.places) // self.mesh.sizes[axis] // turns
         many = self.mesh.sizes[axis] if any(axis in s.axes for s in value.layout.dims) else 1
         return self.nbytes(value.spec, value.layout) * groups * many

@@ -25,7 +25,7 @@ from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule
 from graphflow.parallel.schedules import SCHEDULES
 from graphflow.parallel.shard import Pieces, Sharded
-from graphflow.parallel.stages import origin_of, stages_of
+from graphflow.parallel.stages import stages_of
 from graphflow.parallel.strategies import check_places, devices_for, report_of
 from graphflow.parallel.unrolled import unrolled
 from graphflow.placement.cluster import Cluster
@@ -194,8 +194,8 @@ class Pipeline:
 
     def _stage(self, graph: Graph, count: int, cluster: Cluster) -> None:
         """Find the stages of a forward pass, once: what is fetched without it later keeps them."""
-        loss = loss_of(graph)
-        if loss is None or loss.node in self._found:
+        losses = losses_of(graph)
+        if all(loss.node in self._found for loss in losses):
             return
         stages = count if isinstance(self.stages, str) else self.stages
         wanted = stages if isinstance(stages, int) else len(stages)
@@ -203,7 +203,7 @@ class Pipeline:
             raise ScheduleError(
                 f"{wanted} stages, but the schedule has {count}; give the pipeline as many"
             )
-        self._found.update(stages_of(loss, stages, cluster))
+        self._found.update(stages_of(losses, stages, cluster))
 
 
 def _are_stages(stages: Any) -> bool:
@@ -305,12 +305,10 @@ def _check_beside(beside: Any, where: str) -> None:
         )
 
 
-def loss_of(graph: Graph) -> Tensor | None:
-    """What a training graph differentiates: of the nodes that gradients were made for, the one that
-    was built last. Its value need not be part of the graph."""
-    origins = {origin_of(node) for node in graph.nodes if node.origin is not None}
-    made = [node for node in origins if node.op.name != "variable"]
-    return max(made, key=lambda node: node.serial).outputs[0] if made else None
+def losses_of(graph: Graph) -> list[Tensor]:
+    """What the steps of training in a graph make smaller. It need not be part of the graph."""
+    losses = [node.attrs.get("loss") for node in graph.of_op("group")]
+    return list(dict.fromkeys(loss for loss in losses if loss is not None))
 
 
 def _trains(graph: Graph) -> bool:

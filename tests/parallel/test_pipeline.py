@@ -193,7 +193,7 @@ def test_a_report_says_what_each_stage_has_and_hands_on() -> None:
     assert (
         first.nodes + last.nodes == len(Graph([loss]).nodes) - 2 - LAYERS
     )  # placeholders, weights
-    each = 64 * WIDTH * 8  # a size that only a feed fixes counts as 64
+    each = 64 // 4 * WIDTH * 8  # a size that only a feed fixes counts as 64
     assert (first.forward, first.backward) == (each, 0)
     assert (last.forward, last.backward) == (0, each)
     assert report.between == report.bytes == 4 * 2 * each
@@ -202,6 +202,66 @@ def test_a_report_says_what_each_stage_has_and_hands_on() -> None:
     told = str(report)
     assert all("  " + line in told for line in gf.parallel.draw(one_f_one_b(2, 4)).splitlines())
     assert "layer2, layer3, loss" in told and f"{4 * 2 * each:,} bytes a step from stage" in told
+
+
+def with_terms(strategy: Any, clipped: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """A chain whose loss is a sum, of which no term has a gradient of the sum's own, and the last
+    is no more than a term for a weight; gradients are clipped together."""
+    h = x = gf.placeholder("float64", ("B", WIDTH), name="x")
+    weights = [gf.variable(value, name=f"w{i}") for i, value in enumerate(WEIGHTS)]
+    for i, w in enumerate(weights):
+        with gf.name_scope(f"layer{i}"):
+            h = gf.tanh(h @ w)
+    with gf.name_scope("loss"):
+        loss = gf.mean(gf.square(h - x)) + 0.01 * gf.sum(gf.square(weights[0]))
+    clip = (lambda g: gf.optim.clip_by_global_norm(g, 0.1)[0]) if clipped else None
+    return x, loss, gf.optim.SGD(0.1).minimize(loss, strategy=strategy, transform=clip)
+
+
+def trained_with_terms(strategy: Any) -> list[Any]:
+    x, loss, train = with_terms(strategy, clipped=True)
+    with gf.Session() as s:
+        losses = [s.run([loss, train], {x: X + i})[0] for i in range(3)]
+        return [*losses, *(s.get(v.outputs[0]) for v in Graph([loss]).variables)]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "gpipe"])
+def test_a_loss_of_several_terms_is_in_stages_as_a_whole(schedule: str) -> None:
+    strategy = P([["layer0", "layer1"], ["layer2", "layer3", "loss"]], schedule, 3)
+    _, loss, train = with_terms(strategy)
+    report = strategy.report([loss, train], gf.Cluster.local(2))
+    whole = [n for n in Graph([loss]).nodes if n.op.name not in ("constant", "placeholder")]
+    assert sum(stage.nodes for stage in report.stages) == len(whole) - LAYERS
+    assert sum(stage.parameters for stage in report.stages) == LAYERS * WIDTH**2
+    for a, b in zip(trained_with_terms(strategy), trained_with_terms(None), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_a_step_without_flush_has_a_loss_of_several_terms() -> None:
+    x, loss, train = with_terms(P(2, "pipedream", 3))
+    with gf.Session() as s:
+        first, second = (float(s.run([loss, train], {x: X})[0]) for _ in range(2))
+        assert second < first
+
+
+def test_two_losses_of_one_strategy_are_in_its_stages() -> None:
+    strategy = P(2, "1f1b", 2)
+    x, loss, train = with_terms(strategy)
+    mine = gf.variable(np.ones((WIDTH, WIDTH)), name="mine")
+    other = gf.mean(gf.square(gf.tanh(x @ mine) - x))
+    both = gf.optim.Adam(0.1).minimize(other, strategy=strategy)
+    report = strategy.report([loss, train, both], gf.Cluster.local(2))
+    assert sum(stage.parameters for stage in report.stages) == (LAYERS + 1) * WIDTH**2
+
+
+def test_gradients_that_are_clipped_together_stay_where_they_are() -> None:
+    """Of the stages' norms only numbers travel."""
+    strategy = P([["layer0", "layer1"], ["layer2", "layer3", "loss"]], "1f1b", 3)
+    plain, clipped = (
+        strategy.report(with_terms(strategy, clip)[2], gf.Cluster.local(2)).between
+        for clip in (False, True)
+    )
+    assert plain < clipped <= plain + 4 * 8
 
 
 def test_a_plan_shows_the_schedule_predicted_and_measured(tmp_path: Path) -> None:
