@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import CheckpointError
-from graphflow.spec import Span, as_dtype, part_of, show_shape, stretches
+from graphflow.spec import Span, as_dtype, part_of, show_shape
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
@@ -213,7 +213,7 @@ def _places(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
     rows = [_rows(span[2]) if len(span) > 2 else 1 for span in spans]
     ends = [tuple(map(_count, span[:2])) for span in spans]
     fits = len(spans) == len(shape) and all(
-        len(span) in (2, 3) and start <= stop and count != 0 and stretches(count) * stop <= size
+        len(span) in (2, 3) and start <= stop and count != 0 and Span(0, stop, count).size <= size
         for span, (start, stop), count, size in zip(spans, ends, rows, shape, strict=True)
     )
     if not fits or sum(count != 1 for count in rows) > 1:
