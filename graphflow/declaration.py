@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from graphflow.spec import Shape, Size, TensorSpec
+from graphflow.spec import Outer, Shape, Size, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Sharding:
             a partial result. `.` is an axis that is needed whole; a capital is one that an `expand`
             is needed for.
         scale: of (tensor, axis), inputs first, that has so many elements for each of its letter's.
-        outer: of (tensor, axis) that has its letter's elements so many times over, in rows.
+        outer: of (tensor, axis) that has its letter's elements so many times over, in rows; or in
+            rows of such lengths.
         alternatives: other rules that hold as well, for axes that this one needs whole.
         placeless: `build` does not look at where a piece begins.
         linear: sets of inputs, together in each of which the op is linear: partial sums may pass.
@@ -67,7 +68,7 @@ class Sharding:
     expand: Callable[..., Any] | None = None
     view: bool = False
     apart: str | None = None
-    outer: Mapping[tuple[int, int], Size] = field(default_factory=dict)
+    outer: Mapping[tuple[int, int], Outer] = field(default_factory=dict)
     alternatives: tuple[Sharding, ...] = ()
     placeless: bool = False
 

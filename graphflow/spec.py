@@ -218,23 +218,38 @@ def symbols(size: Size) -> Iterator[str]:
                 yield from symbols(atom[2])
 
 
+Outer = Size | tuple[int, ...]
+"""Of how many stretches of equal length an axis consists; or of which lengths these are."""
+
+
+def stretches(outer: Outer) -> Size:
+    """How many stretches of length 1 there are."""
+    return sum(outer) if isinstance(outer, tuple) else outer
+
+
 class Span(NamedTuple):
-    """The part of an axis from start to stop; of each of `rows` stretches of equal length."""
+    """The part of an axis from start to stop; of each of `rows` stretches of equal length, or of
+    stretches of such lengths, as many times."""
 
     start: int
     stop: int
-    rows: int = 1
+    rows: int | tuple[int, ...] = 1
 
     @property
     def size(self) -> int:
-        return (self.stop - self.start) * self.rows
+        return (self.stop - self.start) * int(stretches(self.rows))  # type: ignore[arg-type]
 
     def within(self, size: int) -> Any:
         """What an array of this size along the axis is indexed by."""
         if self.rows == 1:
             return slice(self.start, self.stop)
-        ahead = np.arange(self.rows)[:, None] * (size // self.rows)
-        return (ahead + np.arange(self.start, self.stop)).reshape(-1)
+        lengths = self.rows if isinstance(self.rows, tuple) else (1,) * self.rows
+        each, before, found = size // sum(lengths), 0, []
+        for length in lengths:
+            ahead = before * each
+            found.append(np.arange(ahead + length * self.start, ahead + length * self.stop))
+            before += length
+        return np.concatenate(found)
 
 
 def part_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:

@@ -500,6 +500,8 @@ class RemoteHosts:
             until, self._apart = time.monotonic() + _REOPEN_SECONDS, set()
             self._connect(cluster, until, epoch, max(seconds, _MEET_SECONDS))
         except (RendezvousTimeout, SessionError) as error:
+            if self._loop is not None:  # one that is frozen, but was not missed yet
+                self._suspects |= {*self._loop.strangers()}
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
         self._suspects.clear()
         return cluster
@@ -654,7 +656,7 @@ class RemoteHosts:
         try:
             replies = self._ask(hello.request, {w: Order(hello) for w in workers}, _left(until))
         except RendezvousTimeout as error:
-            raise self._refused() or error from None
+            raise self._refused() or self._frozen() or error from None
         for worker in workers:
             welcome = replies.messages[worker]
             assert isinstance(welcome, Welcome)
@@ -696,7 +698,19 @@ class RemoteHosts:
         return RendezvousTimeout(
             f"{where} and this process do not trust each other's keys; there, run `graphflow keys "
             "add` with the .public file of this machine's key; here, check that the cluster file "
-            "has the worker's key (`graphflow keys list` shows both)"
+            "has the worker's key (`graphflow keys list` shows both), and that it is not frozen"
+        )
+
+    def _frozen(self) -> RendezvousTimeout | None:
+        """What to say if workers did not answer though their ports are open."""
+        assert self._loop is not None
+        silent = self._loop.silent()
+        if not silent:
+            return None
+        where = ", ".join(f"worker {w} at {self._addresses[w]}" for w in silent)
+        return RendezvousTimeout(
+            f"{where} took the connection and said nothing: its process is frozen or overloaded, "
+            "or it is no graphflow worker"
         )
 
     def _check_devices(self, cluster: Cluster, worker: int, welcome: Welcome) -> None:

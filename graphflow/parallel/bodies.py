@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from graphflow.errors import GraphflowError
 from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, made_by, make_node
+from graphflow.parallel.layouts import Layout, Value, whole
 from graphflow.parallel.mesh import WHOLE, Place, Split
-from graphflow.parallel.moves import Layout, Moves, Value, whole
+from graphflow.parallel.moves import Moves
 from graphflow.parallel.propagate import propagate
 from graphflow.spec import TensorSpec
 from graphflow.tracing import parameter

@@ -15,8 +15,8 @@ from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
+from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
-from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.propagate import is_slot
 from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
-from graphflow.spec import Dim, Size, evaluate
+from graphflow.spec import Dim, Outer, Size, evaluate, stretches
 
 SYMBOLS = 1024
 """Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
@@ -49,14 +49,20 @@ class Piece(NamedTuple):
 class Split:
     """How a size is cut: along which axes of the mesh, the first one outermost, in multiples of a
     unit. What was several axes and became one may be cut along an inner one of these: then it has
-    `outer` rows, of each of which a shard has a piece."""
+    `outer` rows, of each of which a shard has a piece. These are of equal length; or of such
+    lengths, where queries stand beside fewer keys and values."""
 
     axes: tuple[str, ...] = ()
     unit: Size = 1
-    outer: Size = 1
+    outer: Outer = 1
 
     def __bool__(self) -> bool:
         return bool(self.axes)
+
+    @property
+    def rows(self) -> Size:
+        """How many rows of length 1 there are."""
+        return stretches(self.outer)
 
     def without_last(self) -> Split:
         return self.first(len(self.axes) - 1)
@@ -65,9 +71,18 @@ class Split:
         """Along the first few axes only."""
         return Split(self.axes[:count], self.unit, self.outer) if count else WHOLE
 
-    def scaled(self, factor: Size, outer: Size = 1) -> Split:
-        """The same, each element being `factor` many, in `outer` times as many rows."""
-        return Split(self.axes, self.unit * factor, self.outer * outer) if self.axes else self
+    def scaled(self, factor: Size, outer: Outer = 1) -> Split:
+        """The same, each element being `factor` many, in `outer` times as many rows; whole where
+        that cannot be said, rows being of unlike lengths."""
+        if not self.axes:
+            return self
+        if 1 in (self.outer, outer):
+            rows = self.outer if outer == 1 else outer
+        elif isinstance(self.outer, tuple) or isinstance(outer, tuple):
+            return WHOLE
+        else:
+            rows = self.outer * outer
+        return Split(self.axes, self.unit * factor, rows)
 
 
 WHOLE = Split()
@@ -154,8 +169,8 @@ class Cuts:
         if not split:
             return True
         if split.outer != 1:
-            row = size // split.outer
-            return row * split.outer == size and self.can(row, Split(split.axes, split.unit))
+            row = size // split.rows
+            return row * split.rows == size and self.can(row, Split(split.axes, split.unit))
         base = size // split.unit
         if isinstance(base, int):
             return base * split.unit == size and base >= self.mesh.parts(split.axes)
@@ -191,8 +206,8 @@ class Cuts:
 
     def _piece(self, size: Size, split: Split, place: Place) -> Piece:
         if split.outer != 1:  # the start is that in each row
-            row = self.piece(size // split.outer, Split(split.axes, split.unit), place)
-            return Piece(row.start, row.size * split.outer, size)
+            row = self.piece(size // split.rows, Split(split.axes, split.unit), place)
+            return Piece(row.start, row.size * split.rows, size)
         at = [(self.mesh.at(place, a), self.mesh.sizes[a]) for a in split.axes]
         if isinstance(size, int):
             unit = evaluate(split.unit, {})

@@ -18,8 +18,8 @@ from math import inf, prod
 from graphflow.device import DeviceName
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
+from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import Mesh, Place, Split
-from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.staged import Staged

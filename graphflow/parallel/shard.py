@@ -20,8 +20,9 @@ from graphflow.graph import Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Node, Tensor, made_by
 from graphflow.parallel.emit import Emitter
+from graphflow.parallel.layouts import Layout, Move, Value, whole
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split, too_small
-from graphflow.parallel.moves import Layout, Move, Moves, Value, whole
+from graphflow.parallel.moves import Moves
 from graphflow.parallel.propagate import by_heads, propagate
 from graphflow.parallel.staged import Staged
 from graphflow.passes import MergeBodies
@@ -372,8 +373,9 @@ class _Division:
 
 def _span(piece: Piece, split: Split) -> Span:
     """A piece of known size."""
-    start, rows = int(piece.start), int(split.outer)  # type: ignore[arg-type]
-    return Span(start, start + int(piece.size) // rows, rows)  # type: ignore[arg-type]
+    start, size = int(piece.start), int(piece.size // split.rows)  # type: ignore[arg-type]
+    rows = split.outer if isinstance(split.outer, tuple) else int(split.outer)  # type: ignore[arg-type]
+    return Span(start, start + size, rows)
 
 
 __all__ = ["Pieces", "Share", "Sharded", "divided"]

@@ -30,9 +30,10 @@ Signature = tuple[str, tuple[int, ...]]
 """A variable's dtype, by name, and its shape."""
 
 
-Part = tuple[str, tuple[tuple[int, ...], ...]]
+Part = tuple[str, tuple[tuple[Any, ...], ...]]
 """A piece of a variable: its name in the shards, and where it starts and stops along every axis; a
-third number, where it does so in each of so many stretches of one length."""
+third entry, where it does so in each of so many stretches of one length, or in those of such
+lengths."""
 
 
 @dataclass(frozen=True)
@@ -206,19 +207,31 @@ def _shard(told: Any) -> Shard:
     return Shard(_text(told["file"]), _text(told["sha256"]), _count(told["bytes"]), variables)
 
 
-def _places(told: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _places(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
     """Where a piece starts and stops along every axis of its variable."""
-    spans = tuple(tuple(map(_count, _list(span))) for span in _list(told))
-    rows = [span[2] if len(span) > 2 else 1 for span in spans]
+    spans = [_list(span) for span in _list(told)]
+    rows = [_rows(span[2]) if len(span) > 2 else 1 for span in spans]
+    ends = [tuple(map(_count, span[:2])) for span in spans]
     fits = len(spans) == len(shape) and all(
-        len(span) in (2, 3) and span[0] <= span[1] and count > 0 and span[1] * count <= size
-        for span, count, size in zip(spans, rows, shape, strict=True)
+        len(span) in (2, 3) and start <= stop and count != 0 and Span(0, stop, count).size <= size
+        for span, (start, stop), count, size in zip(spans, ends, rows, shape, strict=True)
     )
-    if not fits or sum(count > 1 for count in rows) > 1:
+    if not fits or sum(count != 1 for count in rows) > 1:
         raise CheckpointError(
             f"its manifest cannot be read: {told!r:.100} is no part of {show_shape(shape)}"
         )
-    return spans
+    return tuple(
+        (*end, count) if count != 1 else end for end, count in zip(ends, rows, strict=True)
+    )
+
+
+def _rows(told: Any) -> int | tuple[int, ...]:
+    """How many rows an axis consists of, or of which lengths."""
+    if not isinstance(told, list):
+        return _count(told)
+    if not told or 0 in told:
+        raise CheckpointError(f"its manifest cannot be read: {told!r:.100} are no lengths of rows")
+    return tuple(map(_count, told))
 
 
 def fingerprint(variables: Mapping[str, Signature]) -> str:

@@ -15,7 +15,9 @@ from graphflow.compiled import Compiled
 from graphflow.errors import ArgumentError, OpError
 from graphflow.graph import Graph
 from graphflow.passes import optimize
+from graphflow.placement.cost import lessons
 from graphflow.placement.learned import Learned
+from graphflow.runtime.partition import partition
 from graphflow.runtime.survey import Survey
 from graphflow.trial import agreed, may_be_tried, try_out
 
@@ -174,3 +176,30 @@ def test_the_first_plan_of_a_session_rests_on_it(monkeypatch: pytest.MonkeyPatch
     with gf.Session(TWO) as session:  # kept for the next
         session.run(fetches, {x: np.ones((32, 64), "float32")})
         assert session.plan(fetches).makespan > slow / 2
+
+
+def test_micro_batches_are_tried_out_in_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which they were built, all would find a layer's weights in the cache."""
+    orders: list[list[int]] = []
+
+    def noted(graph: Graph, devices: Any, order: Any, *rest: Any) -> Any:
+        orders.append([node.turn for node in order or ()])
+        return partition(graph, devices, order, *rest)
+
+    monkeypatch.setattr("graphflow.trial.partition", noted)
+    fetches, x = training()
+    sizes = dims(fetches, x)
+    assert try_out(Learned("a"), TWO, Survey(), compiled(fetches), sizes) > 0
+    cut = gf.parallel.Pipeline(2, microbatches=4).divide(Graph(fetches), TWO)
+    made = Compiled(tuple(cut.graph.outputs), cut.graph, optimize(cut.graph))
+    assert try_out(Learned("a"), TWO, Survey(), made, cut.bindings(sizes)) > 0
+    plain, turned = orders
+    assert not plain and [t for t in turned if t >= 0] == sorted(t for t in turned if t >= 0)
+    assert [n.turn for n in made.graph.nodes if n.turn >= 0] != [t for t in turned if t >= 0]
+
+
+def test_products_that_read_other_operands_across_are_other_lessons() -> None:
+    fetches, x = training()
+    made = compiled(fetches).graph
+    known = lessons(made, TWO, dims(fetches, x), {}).values()
+    assert {"matmul", "matmul·a"} <= {each.bucket.op for each in known}

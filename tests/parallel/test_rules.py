@@ -15,8 +15,8 @@ from graphflow.graph import Graph
 from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY, Op, Sample
 from graphflow.opcheck import draw
+from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import Mesh, Split
-from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.rules import rule_of
 from graphflow.parallel.shard import Sharded, divided
 
