@@ -34,7 +34,7 @@ from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.foreign import check_modules
-from graphflow.runtime.host import DRAWS
+from graphflow.runtime.host import DRAWS, FAILED
 from graphflow.runtime.hosts import NOBODY, Ready, Saving, Written
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
@@ -160,6 +160,7 @@ class RemoteHosts:
         self._requests = itertools.count(1)
         self._programs: dict[str, _Program] = {}
         self._last_step = -1
+        self._failed = 0  # steps
         self._stepping = threading.Lock()
         self._ops = list(ops)
         self._told_draining: Callable[[], None] | None = None
@@ -269,8 +270,12 @@ class RemoteHosts:
                 self._loop.meet_clocks()
             told = dict(bindings)
             request, orders = self._orders(program, step, told, feeds, trace, deadline, -1)
-            with self._activity.step(step):
-                return self._fetched(self._ask(request, orders, deadline, step))
+            try:
+                with self._activity.step(step):
+                    return self._fetched(self._ask(request, orders, deadline, step))
+            except BaseException:
+                self._failed += 1
+                raise
 
     def begin(
         self,
@@ -307,12 +312,15 @@ class RemoteHosts:
                 # Its own deadline runs from when it may compute.
                 seconds = 2 * begun.deadline + SLACK
                 return self._fetched(self._loop.finish(begun.request, begun.pending, seconds))
-            except KeyboardInterrupt:
-                self.cancel()
+            except BaseException as error:
+                self._failed += 1
+                if isinstance(error, KeyboardInterrupt):
+                    self.cancel()
                 raise
 
     def undo(self, begun: Sequence[Begun]) -> None:
         """Ends steps that were begun and are not decided: nothing of them happens."""
+        self._failed += 1
         self.cancel()
         for each in begun:
             with suppress(GraphflowError):
@@ -338,6 +346,8 @@ class RemoteHosts:
         if step <= self._last_step:
             raise SessionError(f"step {step} is not after step {self._last_step}")
         self._last_step = step
+        if self._failed:
+            bindings[FAILED] = self._failed
         request = next(self._requests)
         orders = {}
         fed = 0

@@ -34,6 +34,9 @@ from graphflow.structure import symbols_of
 
 Array = np.ndarray[Any, Any]
 
+FAILED = "@failed"
+"""Among a step's sizes: how many steps of the session have failed before it. Ways of exchanges that
+were agreed before the last of them are forgotten, also by workers that took no part in it."""
 DRAWS = "@draws"
 """Among a step's bindings: the number of steps committed before it, from which random ops draw. A
 step that is tried again gets a new step number (its key on the wire) but draws the same."""
@@ -419,6 +422,7 @@ class _Session:
         self._programs: dict[str, _Loaded] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
         self._computed: dict[int, list[Program]] = {}  # steps that are not settled
+        self._failed = 0  # steps, when exchanges last agreed on their ways
         self._last: tuple[str, dict[str, int], list[Program]] | None = None  # of the last step
         self._departures: list[tuple[int, int]] | None = None
         self._traced = False
@@ -479,7 +483,10 @@ class _Session:
         trace: bool,
         deadline: float,
     ) -> Computed:
-        draws = bindings.pop(DRAWS, step)
+        draws, failed = bindings.pop(DRAWS, step), bindings.pop(FAILED, 0)
+        if failed != self._failed:
+            self._failed = failed
+            self.exchanges.abort()
         programs = self._programs_of(program, bindings, draws)
         self.mail.deadline = monotonic() + deadline
         self._departures, self.mail.arrivals = ([], []) if trace else (None, None)

@@ -7,7 +7,8 @@ same on all devices, so that no two of them wait for each other; a program that 
 do takes that work over.
 
 The way between workers is agreed when a group first meets (`site.py`). A step that fails forgets
-all of them on every worker, so nothing of it is left.
+all of them on every worker, so nothing of it is left: at once where it ran, and with the next step
+where it did not.
 """
 
 from __future__ import annotations

@@ -131,6 +131,27 @@ def test_a_step_that_fails_on_one_worker_leaves_the_next_one_right(size: int) ->
 
 
 @pytest.mark.parametrize("size", [10, 1 << 20])
+@pytest.mark.parametrize("ahead", [False, True], ids=["step by step", "ahead"])
+def test_a_step_that_fails_where_others_took_no_part_leaves_their_exchanges_right(
+    size: int, ahead: bool
+) -> None:
+    """Workers agree on a way once, and forget it together, or they would wait for each other."""
+    ys, x = reduced(size, guard=False)
+    with gf.device("/worker:1"):
+        alone = gf.debug.check(gf.constant(1.0), gf.constant(False), "as it was told to")
+    feeds = [{x: np.full(size, value, "f4")} for value in range(6)]
+    with gf.Session(gf.Cluster.local(2), deadline=20.0, trial=False) as s:
+        for _ in range(2):
+            if ahead:
+                found = [y for y, _ in zip(s.run(ys, feeds, steps=6), range(4), strict=False)]
+            else:
+                found = [s.run(ys, each) for each in feeds]
+            assert all((y == 2 * v + 1).all() for v, both in enumerate(found) for y in both)
+            with pytest.raises(CheckError):
+                s.run(alone)
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
 def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: int) -> None:
     ys, x = reduced(size, guard=False)
     feeds = {x: np.ones(size, "f4")}
