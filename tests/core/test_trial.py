@@ -4,7 +4,6 @@ touches anything outside."""
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,7 @@ from graphflow.trial import agreed, may_be_tried, try_out
 
 TWO = gf.Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
 
-
-@pytest.fixture(autouse=True)
-def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def training() -> tuple[list[Any], gf.Tensor]:
@@ -41,8 +37,8 @@ def compiled(fetches: list[Any]) -> Compiled:
     return Compiled(tuple(fetches), graph, optimize(graph))
 
 
-def dims(fetches: list[Any], x: gf.Tensor) -> dict[str, int]:
-    return {str(x.shape[0]): 32}
+def dims(fetches: list[Any], x: gf.Tensor, rows: int = 32) -> dict[str, int]:
+    return {str(x.shape[0]): rows}
 
 
 def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None:
@@ -56,8 +52,9 @@ def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None
 
 def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fetches, x = training()
+    many = dims(fetches, x, 4096)  # so that no node is as short as a look at the clock
     quiet, noisy = Learned("a"), Learned("a")
-    try_out(quiet, TWO, Survey(), compiled(fetches), dims(fetches, x))
+    try_out(quiet, TWO, Survey(), compiled(fetches), many)
     random, taken = np.random.default_rng(0), 0
 
     def clock() -> int:
@@ -67,7 +64,7 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
         return time.thread_time_ns() + taken
 
     monkeypatch.setattr("graphflow.trial.thread_time_ns", clock)
-    try_out(noisy, TWO, Survey(), compiled(fetches), dims(fetches, x))
+    try_out(noisy, TWO, Survey(), compiled(fetches), many)
     ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in quiet._nodes]
     assert len(ratios) > 5 and np.median(ratios) == pytest.approx(1.0, rel=0.5)
     assert max(ratios) < 10  # a slice is thousands of times what these nodes take
