@@ -20,7 +20,7 @@ from graphflow.parallel.buckets import Buckets
 from graphflow.parallel.choosing import Choosing
 from graphflow.parallel.layouts import Layout, Value, whole
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
-from graphflow.parallel.moves import Moves
+from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.propagate import propagate
 from graphflow.parallel.rules import Rule, rule_of
 
@@ -104,7 +104,7 @@ class Emitter:
                 used = {a for e, s in enumerate(dims) if e != d for a in s.axes}
                 if used & set(dims[d].axes):
                     dims[d] = WHOLE
-            value = self.moves.to(value, Layout(tuple(dims), partial), node, tensor.name)
+            value = self.moves.to(value, Layout(tuple(dims), partial), node, called(tensor.node))
             for d, letter in windows:
                 value = self._window(node, rule, splits[letter], letter, d, i, value, ranges)
             parts.append(value.parts)
@@ -128,7 +128,7 @@ class Emitter:
             piece = self.cuts.piece(rule.sizes[letter], split, place)
             own[letter] = rule.sharding.needs(letter, piece.start, piece.stop)
             wanted.append(own[letter])
-        parts = self.moves.windows(value, d, wanted, node, node.inputs[number].name)
+        parts = self.moves.windows(value, d, wanted, node, called(node.inputs[number].node))
         return Value(value.spec, value.layout.with_dim(d, WHOLE), parts)
 
     def _at_places(
@@ -326,7 +326,9 @@ class Emitter:
         values = []
         for tensor in node.inputs:
             self._buckets.empty(tensor)
-            whole_value = self.moves.to(self.values[tensor], whole(tensor.ndim), node, tensor.name)
+            whole_value = self.moves.to(
+                self.values[tensor], whole(tensor.ndim), node, called(tensor.node)
+            )
             values.append(whole_value)
         with self.moves.at(self.mesh.places[0], node):
             made = make_node(node.op, tuple(v.parts[0] for v in values), node.attrs, node.name)

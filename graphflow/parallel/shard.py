@@ -22,7 +22,7 @@ from graphflow.op import REGISTRY, Node, Tensor, made_by
 from graphflow.parallel.emit import Emitter
 from graphflow.parallel.layouts import Layout, Move, Value, whole
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split, too_small
-from graphflow.parallel.moves import Moves
+from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.propagate import by_heads, propagate
 from graphflow.parallel.staged import Staged
 from graphflow.passes import MergeBodies
@@ -342,7 +342,7 @@ class _Division:
         variable, given = node.inputs
         self.emitter.settle(node)
         layout = self.emitter.values[variable].layout
-        value = self.moves.to(self.emitter.values[given], layout, node, given.name)
+        value = self.moves.to(self.emitter.values[given], layout, node, called(given.node))
         targets = self.emitter.values[variable].parts
         made: dict[Tensor, Tensor] = {}
         parts = []

@@ -439,6 +439,16 @@ def test_a_report_tells_the_lines_that_cause_collectives() -> None:
 # Checkpoints ------------------------------------------------------------------------------------
 
 
+def test_a_report_calls_what_an_op_is_made_of_by_the_op() -> None:
+    """A norm along an axis that is cut is written by simpler ops, which nobody wrote."""
+    x = gf.placeholder("float64", (4, 8), name="x")
+    loss = gf.mean(gf.square(gf.nn.LayerNorm(8, dtype="float64", name="norm")(x)))
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=(cut := Shard({"m": 2}, {"x": (None, "m")})))
+    found = cut.report([loss, train]).collectives
+    assert [move for move in found if move.cause.startswith("norm/")]
+    assert not [move for move in found if "moves/" in move.cause + move.tensor]
+
+
 @pytest.mark.parametrize(
     "other", [None, Data(3, shard_state=True), Shard({"model": 2}, {"w1": (None, "model")})]
 )
