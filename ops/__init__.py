@@ -8,6 +8,7 @@ from graphflow.ops import (
     activations,
     adaptive,
     attention_packed,
+    attention_rows,
     batch_norm,
     bitwise,
     collectives,
@@ -66,7 +67,7 @@ from graphflow.ops import (
 )
 
 __all__ = [
-    "activations", "adaptive", "attention_packed", "batch_norm", "bitwise", "collectives", "comm",
+    "activations", "adaptive", "attention_packed", "attention_rows", "batch_norm", "bitwise", "collectives", "comm",
     "complex", "control", "conv", "convert", "correlation", "creation", "debug", "decompose",
     "deform", "determinant", "einsum", "elementwise", "embedding", "extrema", "fft", "fourier",
     "getitem", "grid", "host", "index", "linalg", "linear_algebra", "magnitude", "nn", "norm",
