@@ -72,7 +72,7 @@ def _total(counts: Sequence[int]) -> int:
 
 def _into(xp: Any, out: Any, x: Any, *mask: Any, heads: int, shared: int, **attrs: Any) -> None:
     attend_views(
-        xp, (*_views(out[0], heads), out[1]), *_views(x, heads, shared, shared), mask, attrs
+        xp, (*_views(out[0], heads), out[1]), _views(x, heads, shared, shared), mask, attrs
     )
 
 
@@ -134,7 +134,7 @@ def _grad_into(
     outs = _views(out, heads, shared, shared)
     (gh,), (yh,) = (_views(a, heads) for a in (g, y))
     delta, given = xp.empty(logs.shape, logs.dtype), _views(x, heads, shared, shared)
-    attend_views_back(xp, outs, gh, delta, *given, logs, mask, attrs, y=yh)
+    attend_views_back(xp, outs, gh, delta, given, logs, mask, attrs, y=yh)
 
 
 def _grad_kernel(xp: Any, g: Any, x: Any, *rest: Any, **attrs: Any) -> Any:

@@ -20,9 +20,9 @@ from graphflow.spec import TensorSpec, spec
 # Kernels, over arrays (…, heads, T, d) whose heads may stand anywhere -----------------------------
 
 
-def attend_views(xp: Any, out: Any, q: Any, k: Any, v: Any, mask: Any, attrs: Any) -> None:
-    """Attention into a view y and the logarithms of the sums."""
-    y, logs = out
+def attend_views(xp: Any, out: Any, heads: Sequence[Any], mask: Any, attrs: Any) -> None:
+    """Attention of q, k and v into a view y and the logarithms of the sums."""
+    (y, logs), (q, k, v) = out, heads
     if attend.is_native(xp, q, k, v, attrs["softcap"]):
         attend.forward(y, logs, q, k, v, mask, native_pattern(**attrs))
         return
@@ -33,10 +33,11 @@ def attend_views(xp: Any, out: Any, q: Any, k: Any, v: Any, mask: Any, attrs: An
 
 
 def attend_views_back(
-    xp: Any, outs: Any, g: Any, delta: Any, q: Any, k: Any, v: Any, logs: Any, mask: Any,
+    xp: Any, outs: Any, g: Any, delta: Any, heads: Sequence[Any], logs: Any, mask: Any,
     attrs: Any, y: Any = None,
 ) -> None:  # fmt: skip
     """Gradients into views; with y, delta is computed first, where it is told to be."""
+    q, k, v = heads
     if attend.is_native(xp, q, k, v, attrs["softcap"]):
         attend.backward(outs, g, delta, q, k, v, logs, mask, native_pattern(**attrs), y=y)
         return
@@ -78,12 +79,12 @@ def _views(*arrays: Any) -> list[Any]:
 def _infer(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, *mask: TensorSpec, **attrs: Any
 ) -> tuple[TensorSpec, TensorSpec]:
-    y, logs = infer_pairs(*map(_turned, (q, k, v)), mask)
+    y, logs = infer_pairs(_turned(q), _turned(k), _turned(v), mask)
     return _turned(y), logs
 
 
 def _into(xp: Any, out: Any, q: Any, k: Any, v: Any, *mask: Any, **attrs: Any) -> None:
-    attend_views(xp, (*_views(out[0]), out[1]), *_views(q, k, v), mask, attrs)
+    attend_views(xp, (*_views(out[0]), out[1]), _views(q, k, v), mask, attrs)
 
 
 def _kernel(xp: Any, q: Any, k: Any, v: Any, *mask: Any, **attrs: Any) -> Any:
@@ -99,7 +100,7 @@ def _grad_into(
     **attrs: Any,
 ) -> None:  # fmt: skip
     (g,) = _views(g)
-    attend_views_back(xp, _views(*out), g, delta, *_views(q, k, v), logs, mask, attrs)
+    attend_views_back(xp, _views(*out), g, delta, _views(q, k, v), logs, mask, attrs)
 
 
 def _grad_kernel(
@@ -150,7 +151,11 @@ def _cost(name: str, *which: int) -> Any:
 _Q, _K, _V = (spec("float32", (2, *shape)) for shape in ((3, 4, 2), (4, 2, 2), (4, 2, 3)))
 _Y, _LOGS = spec("float32", (2, 3, 4, 3)), spec("float32", (2, 4, 3))
 _ATTRS: dict[str, Any] = {"scale": 0.6, "left": None, "right": None, "offset": 0, "softcap": None}
-_OTHER = {**_ATTRS, "right": 1, "softcap": 1.5}
+_CASES: tuple[tuple[tuple[TensorSpec, ...], dict[str, Any]], ...] = (
+    ((), _ATTRS),
+    ((), {**_ATTRS, "right": 1, "softcap": 1.5}),
+    ((spec("bool", (2, 1, 1, 4)),), _ATTRS),
+)  # fmt: skip
 
 # Results in rows, and the log-sum-exp of each query's scores, (…, heads, T).
 attention_rows: Op = register(
@@ -163,7 +168,7 @@ attention_rows: Op = register(
         batch=batching.attended(3),
         cost=_cost("attention", 0, 1, 2),
         autocast="low",
-        samples=(sample(_Q, _K, _V, **_ATTRS), sample(_Q, _K, _V, **_OTHER)),
+        samples=tuple(sample(_Q, _K, _V, *mask, **attrs) for mask, attrs in _CASES),
         doc="Attention whose heads stand in rows, (…, T, heads, d).",
     )
 )
@@ -177,8 +182,8 @@ attention_rows_grad: Op = register(
         batch=batching.attended(6),
         cost=_cost("attention_grad", 0, 2, 3, 4),
         samples=tuple(
-            sample(_Y, _LOGS, _Q, _K, _V, _LOGS, low=-1.0, high=1.0, **attrs)
-            for attrs in (_ATTRS, _OTHER)
+            sample(_Y, _LOGS, _Q, _K, _V, _LOGS, *mask, low=-1.0, high=1.0, **attrs)
+            for mask, attrs in _CASES
         ),
         doc="The gradients of attention whose heads stand in rows.",
     )

@@ -20,8 +20,8 @@ from graphflow.passes.transposes import FoldTransposes
 from graphflow.pauses import without_collection
 
 DEFAULT: tuple[Pass, ...] = (
-    MergeBodies(), FoldConstants(), FoldHeads(), FoldTransposes(), JoinPads(), MergeDuplicates(), InlineCalls(),
-    AccumulateProducts(),
+    MergeBodies(), FoldConstants(), FoldHeads(), FoldTransposes(), JoinPads(), MergeDuplicates(),
+    InlineCalls(), AccumulateProducts(),
 )  # fmt: skip
 
 
@@ -34,6 +34,6 @@ def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
 
 
 __all__ = [
-    "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldHeads", "FoldTransposes", "InlineCalls", "JoinPads",
-    "MergeBodies", "MergeDuplicates", "Pass", "optimize",
+    "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldHeads", "FoldTransposes", "InlineCalls",
+    "JoinPads", "MergeBodies", "MergeDuplicates", "Pass", "optimize",
 ]  # fmt: skip
