@@ -266,9 +266,22 @@ class Emitter:
         )
 
     def settle(self, node: Node) -> None:
-        """Exchange the sums that a node reads."""
+        """Exchange the sums that a node reads; those over turns that a device took, for a reader on
+        another one, are made where the turns were: it is sent one tensor, and not each turn's."""
         for tensor in node.inputs:
             self._buckets.empty(tensor)
+            layout = self.values[tensor].layout
+            rest = tuple(p for p in layout.partial if p[0] not in self.mesh.local)
+            if rest != layout.partial and self._elsewhere(tensor, node):
+                there = Layout(layout.dims, rest)
+                value = self.moves.to(self.values[tensor], there, tensor.node, tensor.name)
+                self.values[tensor] = value
+
+    def _elsewhere(self, tensor: Tensor, reader: Node) -> bool:
+        return any(
+            self.moves.device(tensor.node, place) != self.moves.device(reader, place)
+            for place in self.mesh.places
+        )
 
     # Expansion ------------------------------------------------------------------------------------
 
