@@ -19,6 +19,7 @@ from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
+from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.layouts import Layout
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
 from graphflow.parallel.report import Report
@@ -59,7 +60,7 @@ class Shard:
     mesh: Mapping[str, int]
     rules: Mapping[Any, Sequence[Axis]] = field(default_factory=dict)
     batch: str | None = None
-    bucket: int = 4 << 20
+    bucket: int = BUCKET
     devices: Sequence[str] | None = None
 
     def __post_init__(self) -> None:

@@ -264,6 +264,18 @@ def test_gradients_that_are_clipped_together_stay_where_they_are() -> None:
     assert plain < clipped <= plain + 4 * 8
 
 
+def test_replicas_of_a_stage_exchange_its_small_gradients_together() -> None:
+    strategy = P([["layer0", "layer1"], ["layer2", "layer3", "loss"]], "1f1b", 3)
+    product = strategy * gf.parallel.Data(2)
+    _, loss, train = with_terms(product)
+    report = product.report([loss, train], gf.Cluster.local(4))
+    weights = 2 * LAYERS * WIDTH**2 * 8
+    large = [move for move in report.collectives if move.bytes > 64]
+    assert [move.bytes for move in large if "all-reduce" in move.kind] == [weights // 2] * 2
+    alone = gf.parallel.Data(2, bucket=0)
+    assert len((strategy * alone).report(train, gf.Cluster.local(4)).collectives) >= LAYERS
+
+
 def test_a_plan_shows_the_schedule_predicted_and_measured(tmp_path: Path) -> None:
     x, y, loss = tower()
     schedule = one_f_one_b(2, 3)
