@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
 
@@ -66,13 +66,10 @@ from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
 from graphflow.runtime.transport.tcp import leave
 from graphflow.runtime.wire import Borrowed, decode_frames, encode, lent
 
-if TYPE_CHECKING:
-    pass
-
-_LINKED = (Hello, Open, Ping)
+_LINKED = frozenset((Hello, Open, Ping))
 """What shows a worker the way that can take everything."""
 
-_ORDINARY = (Begin, Received, Release)  # nobody is lost by these alone
+_ORDINARY = frozenset((Begin, Received, Release))  # nobody is lost by these alone
 
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _RETRY = 0.005  # seconds, while a connection's queue is full
@@ -172,6 +169,7 @@ class Loop:
             self._sleeper.add(channel.monitor.getsockopt(zmq.FD), ~worker)
         self._stopping = False
         self._failure: BaseException | None = None
+        self._main = threading.main_thread().ident
         name = f"coordinator-{session[:8]}"
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
         self._thread.start()
@@ -197,7 +195,7 @@ class Loop:
     def finish(self, request: int, pending: Pending, seconds: float) -> Replies:
         """Runs an operation that was started to its end; raises as `ask`."""
         until = time.monotonic() + seconds
-        if threading.get_ident() == threading.main_thread().ident:
+        if threading.get_ident() == self._main:
             self._await_interruptibly(pending, until)
         else:
             self._await(pending, until, [])
@@ -439,7 +437,7 @@ class Loop:
                 continue
             match action:
                 case Settle():
-                    is_loss |= isinstance(action.outcome, WorkerLost)
+                    is_loss |= type(action.outcome) is WorkerLost
                     self._settle(action)
                 case Attach(worker, token):
                     with suppress(TransportError):
@@ -462,7 +460,7 @@ class Loop:
         lane = self._lanes[action.worker]
         if lane is not None:
             number = action.envelope.sequence
-            if isinstance(action.message, _LINKED):
+            if type(action.message) in _LINKED:
                 lane.past = number
             elif lane.carries(frames, number, action.acknowledged):
                 return
