@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 # An environment belongs to one series of Python and one pyproject.toml: its stamp says which.
 CREATED := $(VENV)/.created-$(SERIES)
 
+# Tests start hundreds of processes: none of them is to compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint bench fuzz soak clean
 

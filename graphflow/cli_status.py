@@ -164,7 +164,7 @@ def shown(answers: Answers) -> RenderableType:
     for worker, answer in answers:
         if isinstance(answer, GraphflowError):
             text = str(answer) if worker.address in str(answer) else f"{worker.address}: {answer}"
-            parts += ["", Text(printable(text), style="bold red")]
+            parts += [*([""] if parts else []), Text(printable(text), style="bold red")]
     return Group(*parts)
 
 

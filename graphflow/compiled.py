@@ -3,6 +3,7 @@ alone."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import Measured, Plan
 from graphflow.runtime.hosts import Hosts, Ready
 from graphflow.runtime.layout import plan_layout
-from graphflow.runtime.messages import EDGE_BITS
+from graphflow.runtime.messages import EDGE_BITS, EXCHANGE, TAKEN, Key
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.trace import Exchange, Trace
 from graphflow.spec import evaluate
@@ -30,6 +31,8 @@ from graphflow.structure import bind, concerns, fed_sizes
 Array = np.ndarray[Any, Any]
 TIMED = 31
 """Steps whose time is remembered."""
+_OF_GROUP = re.compile(rf"{EXCHANGE}[^/]+/([0-9]{{1,9}})/")
+_OF_EDGE = re.compile(rf"{TAKEN}([0-9]{{1,9}})/")
 _Shapes = frozenset[tuple[Node, tuple[int, ...]]]
 
 
@@ -305,13 +308,14 @@ class Compiled:
         }
 
     def explained(self, error: LinkLost) -> LinkLost:
-        """An error of a link, with what its edge was to carry."""
-        edge = error.edge % 2**EDGE_BITS if isinstance(error.edge, int) else None
+        """An error of a link, with what it was to carry: a tensor, or a part of an exchange."""
+        op, attribute, number = _sent(error.edge)
         for part in self.partitions.values():
             for node in part.graph.walk():
-                if node.op.name == "recv" and node.attrs["edge"] == edge:
-                    told = _carried(part.graph.names.get(node, node.name), edge)
-                    error.args = (f"{error}; it carries {told!r}, made at {node.location}",)
+                if node.op.name == op and node.attrs[attribute] == number:
+                    name = _carried(part.graph.names.get(node, node.name), number)
+                    what = f"is of {node.attrs['kind']}" if op != "recv" else "carries"
+                    error.args = (f"{error}; it {what} {name!r}, made at {node.location}",)
                     return error
         return error
 
@@ -358,9 +362,20 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
         )
 
 
+def _sent(key: Key | None) -> tuple[str, str, int]:
+    """Where the other end of what was sent is: op, attribute and its value; -1 is nowhere."""
+    if isinstance(key, str):
+        group, taken = _OF_GROUP.match(key), _OF_EDGE.match(key)
+        if group is not None:
+            return "collective_start", "group", int(group[1])
+        return "recv", "edge", int(taken[1]) if taken is not None else -1
+    return "recv", "edge", -1 if key is None else key % 2**EDGE_BITS
+
+
 def _carried(name: str, edge: int) -> str:
-    """The tensor that a receiving node is named after: "recv/tower0/relu/3" has edge 3."""
-    return name.removeprefix("recv/").removesuffix(f"/{edge}")
+    """The tensor that a node is named after: "recv/tower0/relu/3" has edge 3, "start/grad" starts
+    an exchange."""
+    return name.removeprefix("start/").removeprefix("recv/").removesuffix(f"/{edge}")
 
 
 def _own_value(output: Tensor, arrays: Mapping[Node, Array]) -> Array | None:

@@ -90,7 +90,7 @@ class Optimizer:
         if scaling is None:
             grads = gradients(loss, chosen)
             grads = grads if transform is None else transform(grads)
-            return self._apply(grads, chosen, strategy=strategy)
+            return self._apply(grads, chosen, strategy=strategy, loss=loss)
         if not isinstance(scaling, LossScaling):
             raise ArgumentError(
                 f"minimize at {user_location()}: scaling is a gf.optim.LossScaling, not {scaling!r}"
@@ -99,7 +99,7 @@ class Optimizer:
         grads = scaling.unscaled(gradients(loss, chosen, [_as(scale, loss)]), scale)
         finite = all_finite(grads)
         grads = grads if transform is None else transform(grads)
-        return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy)
+        return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy, loss)
 
     def apply(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> Tensor:
         """A node that updates variables by given gradients; fetching it gives None.
@@ -120,6 +120,7 @@ class Optimizer:
         finite: Tensor | None = None,
         more: Sequence[Tensor] = (),
         strategy: Any = None,
+        loss: Tensor | None = None,
     ) -> Tensor:
         """As `apply`, but if not `finite`, all keeps its value. `more`: updates in any case."""
         for what, given in (("gradients", grads), ("variables", variables)):
@@ -160,7 +161,7 @@ class Optimizer:
                     updates += [*target.updates, target.assigned(variable, _as(new, variable))]
             if finite is not None:
                 updates = [only_if(finite, update) for update in updates]
-            how = {} if strategy is None else {"strategy": strategy}
+            how = {} if strategy is None else {"strategy": strategy, "loss": loss}
             group: Tensor = REGISTRY["group"](*updates, *more, name="step", **how)
         return group
 

@@ -11,8 +11,8 @@ is done again for the state alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,25 +115,42 @@ class Recovery:
             GraphflowError: as the step itself.
         """
         if self._uncertain:
-            self.save()
+            self._make_certain()
         before = self._steps.committed
-        try:
+        with self._interruptible():
             values = self.guarded(lambda: self._run(tensors, feeds))
-        except KeyboardInterrupt:
-            self._uncertain = self._keeps  # the workers may have committed it, or not
-            raise
-        self._failures = 0
-        if self._keeps:
-            copies = {node: np.array(value) for node, value in feeds.items()}
-            size = _ENTRY + sum(value.nbytes for value in copies.values())
-            self._note(Ran(tuple(tensors), copies, before), size)
+            self._failures = 0
+            if self._keeps:
+                copies = {node: np.array(value) for node, value in feeds.items()}
+                size = _ENTRY + sum(value.nbytes for value in copies.values())
+                self._note(Ran(tuple(tensors), copies, before), size)
         return values
 
     def set(self, node: Node, value: Array) -> None:
         """Set a variable."""
-        self.guarded(lambda: self._state.set(node, value))
-        if self._keeps:
-            self._note(Given(node, value), _ENTRY + value.nbytes)
+        with self._interruptible():
+            self.guarded(lambda: self._state.set(node, value))
+            if self._keeps:
+                self._note(Given(node, value), _ENTRY + value.nbytes)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """After Ctrl-C in the block, workers may have done what it does, or not."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._uncertain = self._keeps
+            raise
+
+    def _make_certain(self) -> None:
+        """Write the state as it is after an interrupted step. Where that cannot be, nothing leads
+        on to it, but the training goes on."""
+        try:
+            self.save()
+        except CheckpointError as error:
+            _log.tell("recovery.lost", step=self._steps.committed, reason=str(error))
+            self._stretches.clear()
+            self._uncertain = False
 
     def guarded(self, operation: Callable[[], T]) -> T:
         """Do something with the workers, again if one of them is lost meanwhile.
@@ -345,7 +362,7 @@ class Recovery:
         Raises:
             StateLost: there is none.
         """
-        why = "none has been written since what was kept for doing steps again became too much"
+        why = "none was written since a step was interrupted, or what was kept became too much"
         for place in reversed(range(len(self._stretches))):
             stretch = self._stretches[place]
             if not stretch.written:

@@ -66,8 +66,11 @@ class Dim:
     def __mul__(self, other: Size) -> Size:
         if not _is_size(other):
             return NotImplemented
+        if not isinstance(other, Dim):
+            scaled = {m: c * int(other) for m, c in self.terms.items()}
+            return self if other == 1 else _simplest(scaled)
         terms: dict[Monomial, int] = {}
-        for (m1, c1), (m2, c2) in itertools.product(self.terms.items(), _terms(other).items()):
+        for (m1, c1), (m2, c2) in itertools.product(self.terms.items(), other.terms.items()):
             m = tuple(sorted(m1 + m2, key=repr))
             terms[m] = terms.get(m, 0) + c1 * c2
         return _simplest(terms)
@@ -114,6 +117,8 @@ def floordiv(a: Size, b: Size) -> Size:
     """a // b: exact division of polynomials where it exists, else an opaque size."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
+    if isinstance(b, int) and b == 1:
+        return a
     quotient = _divide_exactly(a, b)
     return quotient if quotient is not None else Dim({(("floordiv", a, b),): 1})
 
@@ -213,23 +218,38 @@ def symbols(size: Size) -> Iterator[str]:
                 yield from symbols(atom[2])
 
 
+Outer = Size | tuple[int, ...]
+"""Of how many stretches of equal length an axis consists; or of which lengths these are."""
+
+
+def stretches(outer: Outer) -> Size:
+    """How many stretches of length 1 there are."""
+    return sum(outer) if isinstance(outer, tuple) else outer
+
+
 class Span(NamedTuple):
-    """The part of an axis from start to stop; of each of `rows` stretches of equal length."""
+    """The part of an axis from start to stop; of each of `rows` stretches of equal length, or of
+    stretches of such lengths, as many times."""
 
     start: int
     stop: int
-    rows: int = 1
+    rows: int | tuple[int, ...] = 1
 
     @property
     def size(self) -> int:
-        return (self.stop - self.start) * self.rows
+        return (self.stop - self.start) * int(stretches(self.rows))  # type: ignore[arg-type]
 
     def within(self, size: int) -> Any:
         """What an array of this size along the axis is indexed by."""
         if self.rows == 1:
             return slice(self.start, self.stop)
-        ahead = np.arange(self.rows)[:, None] * (size // self.rows)
-        return (ahead + np.arange(self.start, self.stop)).reshape(-1)
+        lengths = self.rows if isinstance(self.rows, tuple) else (1,) * self.rows
+        each, before, found = size // sum(lengths), 0, []
+        for length in lengths:
+            ahead = before * each
+            found.append(np.arange(ahead + length * self.start, ahead + length * self.stop))
+            before += length
+        return np.concatenate(found)
 
 
 def part_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:

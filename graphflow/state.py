@@ -181,7 +181,7 @@ class State:
             pieces = tuple(
                 (
                     self._name(piece),
-                    tuple(tuple(s) if s.rows > 1 else (s.start, s.stop) for s in spans),
+                    tuple(tuple(s) if s.rows != 1 else (s.start, s.stop) for s in spans),
                 )
                 for piece, spans in _distinct(self.pieces[node]).items()
             )

@@ -23,7 +23,7 @@ from graphflow.op import (
     Sample,
     Streams,
     Tensor,
-    _name_scope,
+    current_scope,
     located,
     next_stream,
     register,
@@ -54,7 +54,7 @@ class Seeded:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _name_scope.reset(self._token)
+        current_scope.reset(self._token)
 
 
 def seed(value: int) -> Seeded:
@@ -70,7 +70,7 @@ def seed(value: int) -> Seeded:
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not 0 <= value < 2**64:
             raise ArgumentError(f"a seed is an int in [0, 2**64), not {value!r}")
-    return Seeded(_name_scope.set(replace(_name_scope.get(), streams=Streams(int(value)))))
+    return Seeded(current_scope.set(replace(current_scope.get(), streams=Streams(int(value)))))
 
 
 def _infer_random(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphflow.op import FUNCTIONS, Op, Sharding, Tensor, make_node
 from graphflow.spec import Shape, Size, TensorSpec, broadcast_shapes, floordiv, product
@@ -98,54 +98,74 @@ def alike(*specs: TensorSpec, **attrs: Any) -> Sharding:
 # Shapes -----------------------------------------------------------------------------------------
 
 
+class _Way(NamedTuple):
+    """An axis of the input and one of the output that are cut alike, and how, see `Sharding`."""
+
+    axes: tuple[int, int]
+    scale: dict[tuple[int, int], Size]
+    outer: dict[tuple[int, int], Size]
+
+
 def reshaped(x: TensorSpec, shape: Shape) -> Sharding:
     """reshape: sizes that stay, and the first of those that become one, or of which one becomes
     several; these are cut in multiples of the rest. By other rules the later of such sizes are cut,
     in rows."""
     have, want = list(x.shape), list(shape)
-    left, right = ["."] * len(have), ["."] * len(want)
+    blocks = [_ways(have, want, range(*i), range(*j)) for i, j in _blocks(have, want)]
+    first = [ways[0] for ways in blocks]
+    others = [
+        _along([*first[:n], way, *first[n + 1 :]], len(have), len(want))
+        for n, ways in enumerate(blocks)
+        for way in ways[1:]
+    ]
+    return replace(_along(first, len(have), len(want)), alternatives=tuple(others))
+
+
+def _along(ways: Sequence[_Way | None], left: int, right: int) -> Sharding:
+    """A rule by which axes go together in some ways, a letter for each."""
+    names = (["."] * left, ["."] * right)
     scale: dict[tuple[int, int], Size] = {}
-    rows: list[Sharding] = []
-    names = fresh()
-    for i, j in _blocks(have, want):
-        first = [a for a in range(*i) if have[a] != 1]
-        other = [b for b in range(*j) if want[b] != 1]
-        if not first or not other:
-            continue
-        if len(other) == 1:
-            rows += [_inner(have, want, first, k, other[0], 0) for k in range(1, len(first))]
-        elif len(first) == 1:
-            rows += [_inner(want, have, other, k, first[0], 1) for k in range(1, len(other))]
-        size = _common(have[first[0]], want[other[0]])
-        if size is None:
-            continue
-        left[first[0]] = right[other[0]] = next(names)
-        for key, whole in (((0, first[0]), have[first[0]]), ((1, other[0]), want[other[0]])):
-            if whole != size:
-                scale[key] = floordiv(whole, size)
+    outer: dict[tuple[int, int], Size] = {}
+    for way, letter in zip([w for w in ways if w is not None], fresh(), strict=False):
+        for side, axis in zip(names, way.axes, strict=True):
+            side[axis] = letter
+        scale |= way.scale
+        outer |= way.outer
     return Sharding(
-        equation(["".join(left)], ["".join(right)]), scale, linear=((0,),), sizes="shape",
-        view=True, alternatives=tuple(rows),
+        equation(["".join(names[0])], ["".join(names[1])]), scale, outer=outer, linear=((0,),),
+        sizes="shape", view=True,
     )  # fmt: skip
 
 
-def _inner(
-    several: Sequence[Size], one: Sequence[Size], axes: Sequence[int], k: int, at: int, side: int
-) -> Sharding:
-    """The rule by which the axis number k of several that are one elsewhere may be cut.
+def _ways(
+    have: Sequence[Size], want: Sequence[Size], i: Sequence[int], j: Sequence[int]
+) -> list[_Way | None]:
+    """How a stretch of axes that becomes another may be cut: by the first axes of both, if they
+    have a measure in common; where several are one elsewhere, by the others of these."""
+    first, other = [a for a in i if have[a] != 1], [b for b in j if want[b] != 1]
+    if not first or not other:
+        return [None]
+    size = _common(have[first[0]], want[other[0]])
+    ends = {(0, first[0]): have[first[0]], (1, other[0]): want[other[0]]}
+    scale = {} if size is None else {k: floordiv(n, size) for k, n in ends.items() if n != size}
+    ways = [None if size is None else _Way((first[0], other[0]), scale, {})]
+    if len(other) == 1:
+        ways += [_inner(have, first, k, other[0], 0) for k in range(1, len(first))]
+    elif len(first) == 1:
+        ways += [_inner(want, other, k, first[0], 1) for k in range(1, len(other))]
+    return ways
+
+
+def _inner(several: Sequence[Size], axes: Sequence[int], k: int, at: int, side: int) -> _Way:
+    """The axis number k of several that are one elsewhere.
 
     Args:
         side: 0 if the several are the input's.
     """
-    apart = "".join("a" if a == axes[k] else "." for a in range(len(several)))
-    merged = "".join("a" if a == at else "." for a in range(len(one)))
     key = (1 - side, at)
     behind, before = (product([several[a] for a in part]) for part in (axes[k + 1 :], axes[:k]))
-    ends = (apart, merged) if side == 0 else (merged, apart)
-    return Sharding(
-        equation([ends[0]], [ends[1]]), {key: behind} if behind != 1 else {}, outer={key: before},
-        linear=((0,),), sizes="shape", view=True,
-    )  # fmt: skip
+    both = (axes[k], at) if side == 0 else (at, axes[k])
+    return _Way(both, {key: behind} if behind != 1 else {}, {key: before})
 
 
 def _blocks(

@@ -76,12 +76,13 @@ assign = register(
     )
 )
 
-# Fetches None; makes its inputs happen. `strategy`: how the graph is divided before it is placed.
+# Fetches None; makes its inputs happen. `strategy`: how the graph is divided before it is placed;
+# `loss`: what a step of training makes smaller, whose own value it may have no need of.
 group = register(
     Op(
         "group",
-        infer=lambda *specs, strategy=None: TensorSpec((0,), np.dtype("bool")),
-        kernel=lambda xp, *arrays, strategy=None: xp.zeros(0, "bool"),
+        infer=lambda *specs, strategy=None, loss=None: TensorSpec((0,), np.dtype("bool")),
+        kernel=lambda xp, *arrays, strategy=None, loss=None: xp.zeros(0, "bool"),
         cost=_nothing,
         pure=False,
     )

@@ -23,7 +23,7 @@ from graphflow.passes.duplicates import key_of
 from graphflow.placement.body_memory import body_memory
 from graphflow.placement.cluster import CLIENT, Cluster
 from graphflow.placement.hardware import Links, classes, link_classes, link_matrices, rates
-from graphflow.placement.learned import Bucket, Learned, half_octaves
+from graphflow.placement.learned import ACROSS, Bucket, Learned, half_octaves
 from graphflow.placement.limits import Limits, teams
 from graphflow.placement.problem import Ints, Problem
 from graphflow.placement.rates import STATELESS, Rates, op_class, work
@@ -363,7 +363,7 @@ class _Builder:
         amount = work(node.op, inputs, outputs, attrs, self.bindings)
         flops = predicted * 1e9 if is_control(node.op) else amount.flops
         return Bucket(
-            device, busy, op_class(node.op), node.op.name,
+            device, busy, op_class(node.op), _variant(node.op.name, attrs),
             outputs[0].dtype.name if outputs else "",
             half_octaves(flops), half_octaves(amount.bytes),
         )  # fmt: skip
@@ -495,6 +495,13 @@ class _Builder:
                 if maker is not None and prefer[maker] < 0:
                     prefer[maker] = self.index[node.inputs[0].node]
         return prefer
+
+
+def _variant(name: str, attrs: Mapping[str, Any]) -> str:
+    """An op, and which operands its kernel reads across: products of a few rows take twice as long
+    by one way as by another, though they have as much to do."""
+    across = "".join(side for side in "ab" if attrs.get(f"transpose_{side}"))
+    return f"{name}{ACROSS}{across}" if across else name
 
 
 def _correct_links(

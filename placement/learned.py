@@ -23,7 +23,7 @@ from typing import Any
 from graphflow.errors import PlanError
 from graphflow.placement.calibrate import Link, fit_link, machine_key, profile_path
 
-FORMAT = 2
+FORMAT = 3
 SAMPLES = 31
 """Ratios kept of each bucket, the latest."""
 RECENT = 9
@@ -37,6 +37,8 @@ LIMITS = (1e-3, 1e3)
 """A ratio beyond is no lesson about speed: a process was suspended, or a clock went wrong."""
 SLOWEST = 1e3
 """Seconds of a transfer, likewise."""
+ACROSS = "·"
+"""Between an op's name and the operands that a product reads across (transposed)."""
 _CLOSEST = 5
 _REACH = 8.0
 """Steps between buckets (half an octave each) over which half of a lesson carries."""
@@ -49,7 +51,8 @@ class Bucket:
     Args:
         device: the kind of device, by machine and threads: "|cpu|1".
         busy: whether its neighbours compute, too.
-        op, kind, dtype: the op, its class (see `rates.op_class`), of its first output.
+        op, kind, dtype: the op (of a product, with its `ACROSS`), its class (see `rates.op_class`),
+            of its first output.
         flops, bytes: of a node, in half octaves; of one with bodies, what these are predicted to
             take in ns stands for its flops.
     """
@@ -155,7 +158,7 @@ class Learned:
             own = self._nodes.get(known)
             if own:
                 return supported(own)
-        alike = self._by_family.get((bucket.device, "op", bucket.op))
+        alike = self._by_family.get((bucket.device, "op", _plain(bucket)))
         if not alike:
             alike = self._by_family.get((bucket.device, "bound", _bound(bucket)))
         if not alike:
@@ -172,7 +175,7 @@ class Learned:
             self._families = {}
             for bucket, ratios in self._nodes.items():
                 told = (bucket, supported(ratios))
-                for family in (("op", bucket.op), ("bound", _bound(bucket))):
+                for family in (("op", _plain(bucket)), ("bound", _bound(bucket))):
                     self._families.setdefault((bucket.device, *family), []).append(told)
         return self._families
 
@@ -246,6 +249,11 @@ def _bound(bucket: Bucket) -> str:
     return bucket.kind if bucket.kind in ("matmul", "random", "alias") else "memory"
 
 
+def _plain(bucket: Bucket) -> str:
+    """The op, however it reads its operands."""
+    return bucket.op.partition(ACROSS)[0]
+
+
 def _add(known: dict[Any, list[float]], key: Any, value: float) -> None:
     """Append a value; where there are too many keys, the least recent one goes."""
     values = known.pop(key, [])
@@ -257,6 +265,7 @@ def _add(known: dict[Any, list[float]], key: Any, value: float) -> None:
 
 def _distance(wanted: Bucket, other: Bucket) -> int:
     apart = abs(wanted.flops - other.flops) + abs(wanted.bytes - other.bytes)
+    apart += 2 * (wanted.op != other.op and _plain(wanted) == _plain(other))
     return apart + 4 * (wanted.dtype != other.dtype) + (wanted.busy != other.busy)
 
 

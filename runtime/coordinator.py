@@ -34,7 +34,7 @@ from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.foreign import check_modules
-from graphflow.runtime.host import DRAWS
+from graphflow.runtime.host import DRAWS, FAILED
 from graphflow.runtime.hosts import NOBODY, Ready, Saving, Written
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
@@ -161,6 +161,7 @@ class RemoteHosts:
         self._requests = itertools.count(1)
         self._programs: dict[str, _Program] = {}
         self._last_step = -1
+        self._failed = 0  # steps
         self._stepping = threading.Lock()
         self._ops = list(ops)
         self._told_draining: Callable[[], None] | None = None
@@ -286,6 +287,7 @@ class RemoteHosts:
         try:
             replies = self._ask(request, orders, order.deadline, step)
         except BaseException as error:
+            self._failed += 1
             self._activity.aborted(step, time.monotonic() - began, error)
             raise
         self._activity.committed(step, time.monotonic() - began, replies.nbytes)
@@ -329,6 +331,7 @@ class RemoteHosts:
                 seconds = 2 * begun.deadline + SLACK
                 replies = self._loop.finish(begun.request, begun.pending, seconds)
             except BaseException as error:
+                self._failed += 1
                 if isinstance(error, KeyboardInterrupt):
                     self.cancel()
                 self._activity.aborted(begun.step, time.monotonic() - began, error)
@@ -338,6 +341,7 @@ class RemoteHosts:
 
     def undo(self, begun: Sequence[Begun]) -> None:
         """Ends steps that were begun and are not decided: nothing of them happens."""
+        self._failed += 1
         self.cancel()
         for each in begun:
             with suppress(GraphflowError):
@@ -361,6 +365,8 @@ class RemoteHosts:
         if step <= self._last_step:
             raise SessionError(f"step {step} is not after step {self._last_step}")
         self._last_step = step
+        if self._failed:
+            order.bindings[FAILED] = self._failed
         request = next(self._requests)
         orders = {}
         for worker in loaded.workers:
@@ -509,6 +515,8 @@ class RemoteHosts:
             until, self._apart = time.monotonic() + _REOPEN_SECONDS, set()
             self._connect(cluster, until, epoch, max(seconds, _MEET_SECONDS))
         except (RendezvousTimeout, SessionError) as error:
+            if self._loop is not None:  # one that is frozen, but was not missed yet
+                self._suspects |= {*self._loop.strangers()}
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
         self._suspects.clear()
         return cluster
@@ -663,7 +671,7 @@ class RemoteHosts:
         try:
             replies = self._ask(hello.request, {w: Order(hello) for w in workers}, _left(until))
         except RendezvousTimeout as error:
-            raise self._refused() or error from None
+            raise self._refused() or self._frozen() or error from None
         for worker in workers:
             welcome = replies.messages[worker]
             assert isinstance(welcome, Welcome)
@@ -705,7 +713,19 @@ class RemoteHosts:
         return RendezvousTimeout(
             f"{where} and this process do not trust each other's keys; there, run `graphflow keys "
             "add` with the .public file of this machine's key; here, check that the cluster file "
-            "has the worker's key (`graphflow keys list` shows both)"
+            "has the worker's key (`graphflow keys list` shows both), and that it is not frozen"
+        )
+
+    def _frozen(self) -> RendezvousTimeout | None:
+        """What to say if workers did not answer though their ports are open."""
+        assert self._loop is not None
+        silent = self._loop.silent()
+        if not silent:
+            return None
+        where = ", ".join(f"worker {w} at {self._addresses[w]}" for w in silent)
+        return RendezvousTimeout(
+            f"{where} took the connection and said nothing: its process is frozen or overloaded, "
+            "or it is no graphflow worker"
         )
 
     def _check_devices(self, cluster: Cluster, worker: int, welcome: Welcome) -> None:

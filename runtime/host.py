@@ -27,13 +27,16 @@ from graphflow.runtime.backend import Backend, backend_for, blas_limit
 from graphflow.runtime.collectives.exchanges import Exchanges, Member, Part
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.executor import Program, Span
-from graphflow.runtime.messages import EDGE_BITS, TAKEN, Computed, Key, Parcel, Usage
+from graphflow.runtime.messages import EDGE_BITS, EXCHANGE, TAKEN, Computed, Key, Parcel, Usage
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.security.limits import Limits
 from graphflow.structure import symbols_of
 
 Array = np.ndarray[Any, Any]
 
+FAILED = "@failed"
+"""Among a step's sizes: how many steps of the session have failed before it. Ways of exchanges that
+were agreed before the last of them are forgotten, also by workers that took no part in it."""
 DRAWS = "@draws"
 """Among a step's bindings: the number of steps committed before it, from which random ops draw. A
 step that is tried again gets a new step number (its key on the wire) but draws the same."""
@@ -44,7 +47,7 @@ _ENDS = ("send", "recv", "collective_start")
 _SLICE = 0.002
 """Seconds between two looks of a thread at whether anybody receives what it waits for."""
 
-_WORDS = ("collective/", TAKEN)
+_WORDS = (EXCHANGE, TAKEN)
 """What keys of what goes between devices begin with, beside edges, which are numbered."""
 
 _WORD = np.zeros(0, np.uint8)
@@ -431,6 +434,7 @@ class _Session:
         self._programs: dict[str, _Loaded] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
         self._computed: dict[int, list[Program]] = {}  # steps that are not settled
+        self._failed = 0  # steps, when exchanges last agreed on their ways
         self._last: tuple[str, dict[str, int], list[Program]] | None = None  # of the last step
         self._departures: list[tuple[int, int]] | None = None
         self._traced = False
@@ -492,7 +496,10 @@ class _Session:
         deadline: float,
     ) -> Computed:
         sizes = dict(bindings)
-        draws = sizes.pop(DRAWS, step)
+        draws, failed = sizes.pop(DRAWS, step), sizes.pop(FAILED, 0)
+        if failed != self._failed:
+            self._failed = failed
+            self.exchanges.abort()
         programs = self._programs_of(program, sizes, draws)
         self.mail.deadline = monotonic() + deadline
         if not trace:

@@ -101,7 +101,9 @@ EVENTS: Mapping[str, Event] = {
     "session.recovering": _event(_W, "a session lost a worker and begins anew", "step reason"),
     "session.recovered": _event(_W, "a session goes on", "step epoch workers replayed seconds"),
     "session.drained": _event(_W, "a session was asked to end, and did", "step folder"),
-    "recovery.lost": _event(_W, "too much to keep since the last checkpoint", "step reason"),
+    "recovery.lost": _event(
+        _W, "steps since the last checkpoint could not be done again", "step reason"
+    ),
     # Peers
     "message.refused": _event(_W, "a message is not valid", "peer reason", limit=5),
     "key.refused": _event(_W, "a connection showed no trusted key", "address key", limit=5),

@@ -251,6 +251,14 @@ class Loop:
         """The workers with which the last handshake failed: keys that are not trusted."""
         return [worker for worker, channel in enumerate(self._channels) if channel.refused]
 
+    def silent(self) -> list[int]:
+        """The workers that took a connection, and have said nothing on it yet."""
+        return [worker for worker, channel in enumerate(self._channels) if channel.silent]
+
+    def strangers(self) -> list[int]:
+        """The workers that have not answered since the session began."""
+        return self._machine.strangers()
+
     def stop(self) -> None:
         """Ends the thread and frees the sockets. Idempotent."""
         self._stopping = True

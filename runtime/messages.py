@@ -26,6 +26,9 @@ EDGE_BITS = 32
 """Of the key of a tensor in a step: its edge; above them is its number, for an edge in a loop."""
 TAKEN = "taken/"
 """What keys begin with that tell how much of an edge in a loop was received."""
+EXCHANGE = "collective/"
+"""What keys begin with of what ranks tell each other; then come the program, "/", and the number of
+the group."""
 Small = bytes
 """A small array in a message, with its name and their checksum: see `wire.small`."""
 WAIT, SEND = "recv/", "send/"

@@ -307,7 +307,12 @@ class _Asked:
             return RendezvousTimeout(
                 f"somebody listens at {self._address}, but there are keys that are not trusted: "
                 "there, run `graphflow keys add` with the .public file of this machine's key; here,"
-                " check the worker's key; or a key is needed here and was not given"
+                " check the worker's key; or a key is needed here and was not given; or it hangs"
+            )
+        if self.channel.silent:
+            return RendezvousTimeout(
+                f"somebody listens at {self._address}, but said nothing within {seconds:g} s: a "
+                "worker that is frozen or overloaded, or no graphflow worker"
             )
         return RendezvousTimeout(
             f"nobody answered at {self._address} within {seconds:g} s; "

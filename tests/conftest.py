@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,3 +53,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             missing = _why_no_gpu()
             if missing is not None:
                 item.add_marker(pytest.mark.skip(reason=f"{missing}: force with --run-gpu"))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own: no kernel is in it, and nothing that steps taught. How fast
+    this machine is, which takes seconds to measure, is taken over from the user's."""
+    from graphflow.placement import calibrate
+
+    calibrate.profile()
+    measured = calibrate.profile_path()
+    if measured.exists():
+        shutil.copy(measured, tmp_path)
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+    return tmp_path

@@ -2,20 +2,22 @@
 
 A body is cut as its operands are, if nothing has to travel inside it: a recurrent network over a
 batch, say, whose weights' gradients are sums that each place carries along for itself. A call that
-needs an exchange is put in the place of what it holds; a loop or a branch gets its operands whole.
+needs an exchange is put in the place of what it holds; a loop or a branch gets its operands whole
+along those axes of the mesh that ask for one: replicas keep their shares where weights are cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, takewhile
 from typing import TYPE_CHECKING, Any
 
 from graphflow.errors import GraphflowError
 from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, made_by, make_node
-from graphflow.parallel.mesh import WHOLE, Place
-from graphflow.parallel.moves import Layout, Moves, Value, whole
+from graphflow.parallel.layouts import Layout, Value, whole
+from graphflow.parallel.mesh import WHOLE, Place, Split
+from graphflow.parallel.moves import Moves
 from graphflow.parallel.propagate import propagate
 from graphflow.spec import TensorSpec
 from graphflow.tracing import parameter
@@ -49,30 +51,58 @@ class Still(Moves):
 
 
 def emit_control(emitter: Emitter, node: Node) -> None:
-    """Write a node that holds bodies."""
+    """Write a node that holds bodies, as much in pieces as it can be."""
+    call = node.op.name == "call"
+    for axes in _choices(emitter, node):
+        work = _Control(emitter, node, axes)
+        before = emitter.moves.noted()
+        try:
+            match node.op.name:
+                case "call":
+                    work.call()
+                case "cond":
+                    work.cond()
+                case "scan":
+                    work.scan()
+                case _:
+                    work.while_loop()
+            return
+        except Communicates:
+            emitter.moves.forget(before)
+            if call:
+                break
     work = _Control(emitter, node)
-    try:
-        match node.op.name:
-            case "call":
-                work.call()
-            case "cond":
-                work.cond()
-            case "scan":
-                work.scan()
-            case _:
-                work.while_loop()
-    except Communicates:
-        if node.op.name == "call":
-            work.inline()
-        else:
-            work.whole()
+    if call:
+        work.inline()
+    else:
+        work.whole()
+
+
+def _choices(emitter: Emitter, node: Node) -> Iterator[frozenset[str]]:
+    """Axes of the mesh along which operands may stay cut: all, then all but one, …; none is left
+    out where that brings the fewest bytes together."""
+    values = [emitter.values[t] for t in node.inputs]
+    cut = sorted({axis for v in values for d in v.layout.dims for axis in d.axes})
+
+    def gathered(kept: tuple[str, ...]) -> int:
+        loose = [v for v in values if any(a not in kept for d in v.layout.dims for a in d.axes)]
+        return sum(emitter.cuts.guess(v.spec.size) for v in loose)
+
+    for count in range(len(cut), -1, -1):
+        for kept in sorted(combinations(cut, count), key=gathered):
+            yield frozenset(kept)
 
 
 class _Control:
-    """A node that holds bodies, on its way through an emitter."""
+    """A node that holds bodies, on its way through an emitter.
 
-    def __init__(self, emitter: Emitter, node: Node) -> None:
+    Args:
+        axes: of the mesh, along which operands stay cut.
+    """
+
+    def __init__(self, emitter: Emitter, node: Node, axes: frozenset[str] = frozenset()) -> None:
         self.emitter = emitter
+        self.axes = axes
         self.moves = emitter.moves
         self.node = node
         self.places = emitter.mesh.places
@@ -170,13 +200,17 @@ class _Control:
     # Parts ----------------------------------------------------------------------------------------
 
     def _operands(self) -> list[Value]:
-        """The operands as they are, sums made."""
+        """The operands as they are along the axes that stay, sums made."""
         found = []
         for tensor in self.node.inputs:
             value = self.emitter.values[tensor]
-            layout = replace(value.layout, partial=())
+            layout = Layout(tuple(self._kept(split) for split in value.layout.dims))
             found.append(self.moves.to(value, layout, self.node, tensor.name))
         return found
+
+    def _kept(self, split: Split) -> Split:
+        count = len(list(takewhile(self.axes.__contains__, split.axes)))
+        return split.first(count)
 
     def _steady(
         self,

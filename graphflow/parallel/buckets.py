@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from graphflow.op import Node, Tensor
-from graphflow.parallel.moves import Layout, Moves, Value
+from graphflow.parallel.layouts import Layout, Value
+from graphflow.parallel.moves import Moves
 from graphflow.parallel.together import scattered, summed
 
 SMALL = 16

@@ -15,13 +15,15 @@ from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
+from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
-from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.propagate import is_slot
 from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.strategies import (
     Shard,
+    check_bucket,
+    check_places,
     devices_for,
     no_product,
     report_of,
@@ -82,8 +84,7 @@ class Data:
                 raise ShardingError(
                     f"{where}: {what} is True or False, not {getattr(self, what)!r}"
                 )
-        if isinstance(self.bucket, bool) or not isinstance(self.bucket, int) or self.bucket < 0:
-            raise ShardingError(f"{where}: bucket is a number of bytes, not {self.bucket!r}")
+        check_bucket(self.bucket, where)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -116,6 +117,7 @@ class Data:
         Raises:
             ShardingError: see above.
         """
+        check_places(graph, self.mesh)
         owners = devices_for({DATA: self.replicas}, cluster, self.devices)
         devices = [owner for owner in owners for _ in range(self.accumulate)]
         mesh = Mesh(self.mesh, devices, frozenset({MICRO}) & set(self.mesh))

@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 
 from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
-from graphflow.spec import Dim, Size, evaluate
+from graphflow.spec import Dim, Outer, Size, evaluate, stretches
+
+SYMBOLS = 1024
+"""Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
 
 Place = tuple[int, ...]
 """The place of a shard: its number along each axis of the mesh."""
@@ -46,14 +49,20 @@ class Piece(NamedTuple):
 class Split:
     """How a size is cut: along which axes of the mesh, the first one outermost, in multiples of a
     unit. What was several axes and became one may be cut along an inner one of these: then it has
-    `outer` rows, of each of which a shard has a piece."""
+    `outer` rows, of each of which a shard has a piece. These are of equal length; or of such
+    lengths, where queries stand beside fewer keys and values."""
 
     axes: tuple[str, ...] = ()
     unit: Size = 1
-    outer: Size = 1
+    outer: Outer = 1
 
     def __bool__(self) -> bool:
         return bool(self.axes)
+
+    @property
+    def rows(self) -> Size:
+        """How many rows of length 1 there are."""
+        return stretches(self.outer)
 
     def without_last(self) -> Split:
         return self.first(len(self.axes) - 1)
@@ -62,9 +71,18 @@ class Split:
         """Along the first few axes only."""
         return Split(self.axes[:count], self.unit, self.outer) if count else WHOLE
 
-    def scaled(self, factor: Size, outer: Size = 1) -> Split:
-        """The same, each element being `factor` many, in `outer` times as many rows."""
-        return Split(self.axes, self.unit * factor, self.outer * outer) if self.axes else self
+    def scaled(self, factor: Size, outer: Outer = 1) -> Split:
+        """The same, each element being `factor` many, in `outer` times as many rows; whole where
+        that cannot be said, rows being of unlike lengths."""
+        if not self.axes:
+            return self
+        if 1 in (self.outer, outer):
+            rows = self.outer if outer == 1 else outer
+        elif isinstance(self.outer, tuple) or isinstance(outer, tuple):
+            return WHOLE
+        else:
+            rows = self.outer * outer
+        return Split(self.axes, self.unit * factor, rows)
 
 
 WHOLE = Split()
@@ -141,7 +159,9 @@ class Cuts:
         self.nominal = nominal
         self.symbols: dict[str, tuple[str, ...]] = {}
         self._fed = fed or {}
+        self._usual = _Nominal(self)
         self._known: dict[Any, Mapping[Place, tuple[Size, Size]]] = {}
+        self._pieces: dict[tuple[Size, Split, Place], Piece] = {}
         self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
 
     def can(self, size: Size, split: Split) -> bool:
@@ -149,11 +169,11 @@ class Cuts:
         if not split:
             return True
         if split.outer != 1:
-            row = size // split.outer
-            return row * split.outer == size and self.can(row, Split(split.axes, split.unit))
+            row = size // split.rows
+            return row * split.rows == size and self.can(row, Split(split.axes, split.unit))
         base = size // split.unit
-        if isinstance(base, int) and isinstance(size, int):
-            return size % int(split.unit) == 0 and base >= self.mesh.parts(split.axes)  # type: ignore[arg-type]
+        if isinstance(base, int):
+            return base * split.unit == size and base >= self.mesh.parts(split.axes)
         symbol = _linear(base)
         if symbol is None:
             return False
@@ -164,22 +184,39 @@ class Cuts:
         known = self.symbols.setdefault(symbol, split.axes)
         return known[: len(split.axes)] == split.axes
 
+    def otherwise(self, size: Size, split: Split) -> tuple[str, ...]:
+        """The axes along which a size's symbol is cut already, if they are others than these."""
+        known = self.symbols.get(_linear(size) or "", split.axes)
+        return () if known[: len(split.axes)] == split.axes else known
+
     def pieces(self, size: Size, split: Split) -> list[Piece]:
         """The piece of a size at each place."""
         return [self.piece(size, split, place) for place in self.mesh.places]
 
     def piece(self, size: Size, split: Split, place: Place) -> Piece:
+        """The piece of a size at a place. Where many places cut a symbol, the start of one is a sum
+        over those before it: each is worked out once."""
         if not split:
             return Piece(0, size, size)
+        key = (size, split, tuple([self.mesh.at(place, axis) for axis in split.axes]))
+        found = self._pieces.get(key)
+        if found is None:
+            found = self._pieces[key] = self._piece(size, split, place)
+        return found
+
+    def _piece(self, size: Size, split: Split, place: Place) -> Piece:
         if split.outer != 1:  # the start is that in each row
-            row = self.piece(size // split.outer, Split(split.axes, split.unit), place)
-            return Piece(row.start, row.size * split.outer, size)
+            row = self.piece(size // split.rows, Split(split.axes, split.unit), place)
+            return Piece(row.start, row.size * split.rows, size)
         at = [(self.mesh.at(place, a), self.mesh.sizes[a]) for a in split.axes]
         if isinstance(size, int):
             unit = evaluate(split.unit, {})
             start, stop = _nested(size // unit, at)
             return Piece(start * unit, (stop - start) * unit, size)
         base = size // split.unit
+        if isinstance(base, int):  # of so many units of symbolic size
+            start, stop = _nested(base, at)
+            return Piece(start * split.unit, (stop - start) * split.unit, size)
         symbol = _linear(base)
         if symbol is None:
             raise ShardingError(f"a size {size} cannot be cut along {', '.join(split.axes)}")
@@ -195,6 +232,12 @@ class Cuts:
         is before each one, and what it is."""
         key = (symbol, tuple(axes), depth)
         if key not in self._known:
+            if (count := self.mesh.parts(axes)) > SYMBOLS:
+                raise ShardingError(
+                    f"a size that only a feed fixes, {symbol!r}, is cut into {count:,} pieces, and "
+                    f"{SYMBOLS:,} is the most; give its placeholder a number, or make "
+                    f"{' × '.join(axes)} of the mesh smaller"
+                )
             found: dict[Place, tuple[Size, Size]] = {}
             before: Size = 0
             for head in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[:depth])):
@@ -243,10 +286,10 @@ class Cuts:
         return str(size) if known is None else f"{known} (size {symbol!r})"
 
     def guess(self, size: Size) -> int:
-        """A size, or what stands for one that is not known yet."""
+        """A size, or what stands for one that is not known yet: pieces have their share of that."""
         if not isinstance(size, Dim):
             return int(size)
-        return evaluate(size, _Nominal(self.nominal))
+        return evaluate(size, self._usual)
 
 
 def too_small(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
@@ -259,14 +302,20 @@ def too_small(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
 
 
 class _Nominal(dict[str, int]):
-    """Every symbol has one size; pieces of it, too."""
+    """Every symbol has one size, which its pieces share."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, cuts: Cuts) -> None:
         super().__init__()
-        self._size = size
+        self._cuts = cuts
 
     def __missing__(self, key: str) -> int:
-        return self._size
+        symbol = key.partition("@")[0]
+        axes = self._cuts.symbols.get(symbol, ())
+        size = max(self._cuts.nominal, self._cuts.mesh.parts(axes))
+        if key == symbol or not axes:
+            return size
+        self.update(self._cuts.bindings({symbol: size}))
+        return self[key]
 
 
 def _leaf(symbol: str, axes: Sequence[str], numbers: Sequence[int]) -> str:

@@ -1,86 +1,23 @@
-"""Values that are shared out over a mesh, and the moves from one layout to another.
+"""Moves of values from one layout to another.
 
-A value has a part at each place: a piece along the axes that are split, the whole along the others;
-or a partial result, which all parts together (their sum, largest, …) make whole. Every move is a
-set of nodes of the graph: slices where a piece is, and concatenations or sums where it is wanted.
+Every move is a set of nodes of the graph: slices where a piece is, and concatenations or sums where
+it is wanted; large exchanges are collectives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 from graphflow.device import DeviceName
-from graphflow.errors import ShardingError
-from graphflow.op import FUNCTIONS, REGISTRY, Location, Node, Tensor, made_by
+from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by
 from graphflow.parallel.collectives import all_gather, all_reduce, reduce_scatter
-from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Piece, Place, Split
+from graphflow.parallel.halos import seen
+from graphflow.parallel.layouts import Layout, Move, Value
+from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split
+from graphflow.parallel.parts import combined_all, cut, joined, taken
 from graphflow.spec import Shape, TensorSpec, product
-
-Partial = tuple[tuple[str, str], ...]
-"""Along which axes of the mesh a value is partial, and how parts are combined."""
-
-_COMBINED: dict[str, str] = {
-    "max": "maximum", "min": "minimum", "prod": "multiply", "any": "logical_or",
-    "all": "logical_and",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a tensor lies on a mesh."""
-
-    dims: tuple[Split, ...]
-    partial: Partial = ()
-
-    def axes(self) -> set[str]:
-        """The axes of the mesh in use."""
-        return {a for split in self.dims for a in split.axes} | {a for a, _ in self.partial}
-
-    def with_dim(self, d: int, split: Split) -> Layout:
-        return replace(self, dims=(*self.dims[:d], split, *self.dims[d + 1 :]))
-
-    def __str__(self) -> str:
-        told = ", ".join("×".join(split.axes) or "·" for split in self.dims)
-        rest = "".join(f" {kind} over {axis}" for axis, kind in self.partial)
-        return f"({told}){rest}"
-
-
-def whole(rank: int) -> Layout:
-    """Every place has everything."""
-    return Layout((WHOLE,) * rank)
-
-
-@dataclass(frozen=True, eq=False)
-class Value:
-    """What stands for a tensor: a part at each place."""
-
-    spec: TensorSpec
-    layout: Layout
-    parts: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Move:
-    """A collective that was inserted.
-
-    Attributes:
-        kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "halo".
-        axis: of the mesh.
-        tensor: the name of what moves.
-        bytes: that travel between places, in all.
-        cause: the node that asked for it.
-        location: the user's line.
-    """
-
-    kind: str
-    axis: str
-    tensor: str
-    bytes: int
-    cause: str
-    location: Location
 
 
 class Moves:
@@ -102,6 +39,17 @@ class Moves:
         self.made: list[Move] = []
         self._known: dict[tuple[Value, Layout], Value] = {}
         self._seen: dict[Any, tuple[Tensor, ...]] = {}
+
+    def noted(self) -> tuple[int, int]:
+        """How much was moved so far, for `forget`."""
+        return len(self.made), len(self._known)
+
+    def forget(self, before: tuple[int, int]) -> None:
+        """Take back what was moved since, of which nothing is used."""
+        made, known = before
+        del self.made[made:]
+        for key in list(self._known)[known:]:
+            del self._known[key]
 
     # Layouts ------------------------------------------------------------------------------------
 
@@ -325,26 +273,31 @@ class Moves:
         layout = value.layout.with_dim(d, value.layout.dims[d].without_last())
         note("all-gather", axis, (self.mesh.sizes[axis] - 1) * self.group_bytes(value, axis))
 
-        rows = value.layout.dims[d].outer
+        outer = value.layout.dims[d].outer
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
             if axis in self.mesh.local:
                 with self.at(group[0], note.cause):
-                    return [joined(own, d, rows)] * len(own)
-            if rows == 1:
-                with self.between(note.cause):
-                    return all_gather(own, axis=d)
-            apart = []
-            for place, part in zip(group, own, strict=True):
-                with self.at(place, note.cause):
-                    apart.append(in_rows(part, d, rows))
+                    return [joined(own, d, outer)] * len(own)
             with self.between(note.cause):
-                wholes = all_gather(apart, axis=d + 1)
+                wholes = all_gather(own, axis=d)
+            return (
+                wholes
+                if outer == 1
+                else [in_order(w, p) for w, p in zip(wholes, group, strict=True)]
+            )
+
+        def in_order(whole: Tensor, place: Place) -> Tensor:
+            """Pieces one after the other, stretch by stretch."""
+            group = self.mesh.group(place, axis)
+            pieces = [self.cuts.piece(value.spec.shape[d], value.layout.dims[d], p) for p in group]
+            begin: Any = 0
             found = []
-            for place, all_rows in zip(group, wholes, strict=True):
-                with self.at(place, note.cause):
-                    found.append(flat(all_rows, d))
-            return found
+            with self.at(place, note.cause):
+                for piece in pieces:
+                    found.append(cut(whole, d, begin, piece.size))
+                    begin = begin + piece.size
+                return joined(found, d, outer)
 
         return self._by_groups(value, layout, axis, build)
 
@@ -378,11 +331,8 @@ class Moves:
         def build(place: Place) -> Tensor:
             piece = self.cuts.piece(size, split, place)
             origin = self._origin(size, before, place)
-            part, rows = self.part(value, place), split.outer
-            if rows == 1:
-                return cut(part, d, piece.start - origin, piece.size)
-            own = cut(in_rows(part, d, rows), d + 1, piece.start - origin, piece.size // rows)
-            return flat(own, d)
+            own = piece.size // split.rows
+            return taken(self.part(value, place), d, split.outer, piece.start - origin, own)
 
         return self._each(value, layout, None, build)
 
@@ -415,45 +365,8 @@ class Moves:
         devices = tuple(self.device(cause, place) for place in self.mesh.places)
         key = (value, d, tuple(ranges), devices)
         if key not in self._seen:
-            self._seen[key] = self._windows(value, d, ranges, Note(self, cause, name), kind)
+            self._seen[key] = seen(self, value, d, ranges, Note(self, cause, name), kind)
         return self._seen[key]
-
-    def _windows(
-        self, value: Value, d: int, ranges: Sequence[tuple[Any, Any]], note: Note, kind: str
-    ) -> tuple[Tensor, ...]:
-        cause = note.cause
-        split = value.layout.dims[d]
-        size = value.spec.shape[d]
-        found = []
-        travels = 0
-        sent: dict[Any, Tensor] = {}
-        row = self.nbytes(value.spec, value.layout.with_dim(d, WHOLE)) // max(
-            1, self.cuts.guess(size)
-        )
-        for place, (start, stop) in zip(self.mesh.places, ranges, strict=True):
-            pieces = []
-            group = self.mesh.group(place, split.axes[0]) if split else [place]
-            for other in group:
-                own = self.cuts.piece(size, split, other)
-                first, last = max(start, own.start), min(stop, own.stop)
-                if first >= last:
-                    continue
-                part = self.part(value, other)
-                if other != place:
-                    travels += (last - first) * row
-                key = (part, first, last)
-                if key not in sent:
-                    with self.at(other, cause):
-                        sent[key] = cut(part, d, first - own.start, last - first)
-                pieces.append(sent[key])
-            with self.at(place, cause):
-                if not pieces:
-                    pieces = [cut(self.part(value, place), d, 0, 0)]
-                joined = pieces[0] if len(pieces) == 1 else FUNCTIONS["concat"](pieces, axis=d)
-            found.append(joined)
-        if travels and split.axes[0] not in self.mesh.local:
-            note(kind, split.axes[0], travels)
-        return tuple(found)
 
     def at_first(self, value: Value, cause: Node) -> Tensor:
         """The whole tensor, at the first place only: what is fetched."""
@@ -476,8 +389,10 @@ class Moves:
         return parts[places[0]]
 
     def group_bytes(self, value: Value, axis: str) -> int:
-        """Bytes of a part, times the number of groups along an axis."""
-        turns = self.mesh.parts([a for a in self.mesh.names if a in self.mesh.local])
+        """Bytes of a part, times the number of groups along an axis: of those that take turns, each
+        has a part of its own only where the value is cut along them."""
+        alike = [a for a in self.mesh.names if a in self.mesh.local - value.layout.axes()]
+        turns = self.mesh.parts(alike)
         groups = len(self.mesh.places) // self.mesh.sizes[axis] // turns
         many = self.mesh.sizes[axis] if any(axis in s.axes for s in value.layout.dims) else 1
         return self.nbytes(value.spec, value.layout) * groups * many
@@ -498,61 +413,4 @@ class Note:
             )
 
 
-def combined_all(kind: str, parts: Sequence[Tensor]) -> Tensor:
-    """Partial results as one."""
-    if kind == "mean":
-        mean: Tensor = combined_all("sum", parts) / len(parts)
-        return mean
-    return reduce(lambda a, b: combined(kind, a, b), parts)
-
-
-def combined(kind: str, a: Tensor, b: Tensor) -> Tensor:
-    """Two partial results as one."""
-    if kind == "sum":
-        result: Tensor = a + b
-        return result
-    if kind not in _COMBINED:
-        raise ShardingError(f"partial results cannot be combined by {kind!r}")
-    result = FUNCTIONS[_COMBINED[kind]](a, b)
-    return result
-
-
-def in_rows(x: Tensor, d: int, rows: Any) -> Tensor:
-    """An axis as two, rows and what is in each."""
-    shape = (*x.shape[:d], rows, x.shape[d] // rows, *x.shape[d + 1 :])
-    apart: Tensor = FUNCTIONS["reshape"](x, shape)
-    return apart
-
-
-def flat(x: Tensor, d: int) -> Tensor:
-    """What `in_rows` did, undone."""
-    shape = (*x.shape[:d], x.shape[d] * x.shape[d + 1], *x.shape[d + 2 :])
-    one: Tensor = FUNCTIONS["reshape"](x, shape)
-    return one
-
-
-def joined(parts: Sequence[Tensor], d: int, rows: Any = 1) -> Tensor:
-    """Pieces along an axis as one, row by row."""
-    if rows == 1:
-        whole_one: Tensor = FUNCTIONS["concat"](parts, axis=d)
-        return whole_one
-    return flat(FUNCTIONS["concat"]([in_rows(x, d, rows) for x in parts], axis=d + 1), d)
-
-
-def cut(x: Tensor, d: int, start: Any, size: Any) -> Tensor:
-    """Elements of a tensor along an axis; a constant is cut here and now."""
-    if x.shape[d] == size and isinstance(start, int) and start == 0:
-        return x
-    if x.node.op.name == "constant" and isinstance(start, int) and isinstance(size, int):
-        index = (slice(None),) * d + (slice(start, start + size),)
-        piece: Tensor = REGISTRY["constant"](value=x.node.attrs["value"][index].copy())
-        return piece
-    starts = tuple(start if i == d else 0 for i in range(x.ndim))
-    sizes = tuple(size if i == d else s for i, s in enumerate(x.shape))
-    part: Tensor = REGISTRY["slice"](x, start=starts, size=sizes, step=(1,) * x.ndim)
-    return part
-
-
-__all__ = [
-    "Layout", "Move", "Moves", "Note", "Partial", "Piece", "Value", "combined", "cut", "whole",
-]  # fmt: skip
+__all__ = ["Moves", "Note"]

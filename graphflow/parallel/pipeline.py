@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 
 from graphflow.device import DeviceName
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
+from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import Mesh, Place, Split
-from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.staged import Staged
@@ -107,18 +107,29 @@ def _ways(schedule: Schedule) -> list[list[int]]:
 
 
 def every_stage(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
-    """A stage for all nodes: gradients and updates are where what they are made for is, and what
-    else is fetched, where the last thing is that it reads."""
+    """A stage for all nodes: gradients and updates are where what they are made for is; what is
+    made of gradients (clipped ones), where most is that it reads; and what else is fetched, where
+    the last thing is."""
     found: dict[Node, int] = {}
+    late: set[Node] = set()  # gradients, and what is made of them
     for node in graph.nodes:
         origin = origin_of(node)
         if node in stages:
             found[node] = stages[node]
         elif origin in stages:
             found[node] = stages[origin]
+            late.add(node)
+        elif any(t.node in late for t in node.inputs):
+            _, found[node] = max((_many(t), found[t.node]) for t in node.inputs)
+            late.add(node)
         else:
             found[node] = max((found[t.node] for t in node.inputs), default=0)
     return found
+
+
+def _many(tensor: Tensor) -> float:
+    """The elements of a tensor; what the batch is an axis of has more than any other."""
+    return tensor.size if isinstance(tensor.size, int) else inf
 
 
 def _of(where: Mapping[Node, int], node: Node) -> int:

@@ -6,6 +6,7 @@ gf.parallel.Pipeline(2, "zb-h1") * gf.parallel.Data(2)
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,14 +19,14 @@ from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.cotangents import added_where_they_are
-from graphflow.parallel.mesh import Mesh
+from graphflow.parallel.mesh import SYMBOLS, Mesh
 from graphflow.parallel.pipeline import MICRO, WAY, pipelined, with_merged_bodies
 from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule
 from graphflow.parallel.schedules import SCHEDULES
 from graphflow.parallel.shard import Pieces, Sharded
-from graphflow.parallel.stages import origin_of, stages_of
-from graphflow.parallel.strategies import devices_for, report_of
+from graphflow.parallel.stages import stages_of
+from graphflow.parallel.strategies import check_places, devices_for, report_of
 from graphflow.parallel.unrolled import unrolled
 from graphflow.placement.cluster import Cluster
 
@@ -35,8 +36,6 @@ _ON_A_DEVICE = {"interleaved": 2, "zb-v": 2}
 
 NODES = 500_000
 """The nodes that a pipeline may have, about."""
-SYMBOLS = 1024
-"""The micro-batches that a batch of a size which only a feed fixes may have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +77,11 @@ class Pipeline:
         given = self.schedule
         named = isinstance(given, str) and given in SCHEDULES
         if not (named or isinstance(given, Schedule) or callable(given)):
+            close = difflib.get_close_matches(str(given).lower(), SCHEDULES, 1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
             raise ScheduleError(
                 f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
-                f"not {given!r}"
+                f"not {given!r}{meant}"
             )
         if not _are_stages(self.stages):
             raise ScheduleError(
@@ -113,7 +114,9 @@ class Pipeline:
         """Micro-batches, as far as they were said."""
         if isinstance(self.schedule, Schedule):
             return self.schedule.microbatches
-        return self.microbatches or 1
+        if self.microbatches is not None or isinstance(self.stages, str):
+            return self.microbatches or 1
+        return 2 * (self.stages if isinstance(self.stages, int) else len(self.stages))
 
     def divide(
         self,
@@ -130,9 +133,10 @@ class Pipeline:
         outer = dict(self.beside.mesh) if self.beside is not None else {}
         each = prod(outer.values())
         batch = batch_of(graph, self.batch)
-        if self.microbatches is not None and _trains(graph):
-            _check_batch(batch, self.microbatches, fed or {})
+        if _trains(graph):
+            _check_batch(batch, self._number(), fed or {})
         _check_number(graph, batch, self._number())
+        check_places(graph, outer)
         schedule = self.planned(cluster, each)
         self._stage(graph, schedule.stages, cluster)
         found = devices_for({"stage": schedule.devices, **outer}, cluster, self.devices)
@@ -190,8 +194,8 @@ class Pipeline:
 
     def _stage(self, graph: Graph, count: int, cluster: Cluster) -> None:
         """Find the stages of a forward pass, once: what is fetched without it later keeps them."""
-        loss = loss_of(graph)
-        if loss is None or loss.node in self._found:
+        losses = losses_of(graph)
+        if all(loss.node in self._found for loss in losses):
             return
         stages = count if isinstance(self.stages, str) else self.stages
         wanted = stages if isinstance(stages, int) else len(stages)
@@ -199,7 +203,7 @@ class Pipeline:
             raise ScheduleError(
                 f"{wanted} stages, but the schedule has {count}; give the pipeline as many"
             )
-        self._found.update(stages_of(loss, stages, cluster))
+        self._found.update(stages_of(losses, stages, cluster))
 
 
 def _are_stages(stages: Any) -> bool:
@@ -260,10 +264,11 @@ def _check_batch(batch: Sequence[Tensor], microbatches: int, fed: Mapping[str, i
         size = tensor.shape[0]
         count = size if isinstance(size, int) else fed.get(str(size))
         if count is not None and count < microbatches:
+            fewer = f", or give it microbatches={count} at most" if count else ""
             raise ShardingError(
                 f"a batch of {count} (of {tensor.name!r}, made at {tensor.node.location}) is "
                 f"smaller than the {microbatches} micro-batches of the Pipeline; feed at least "
-                f"{microbatches}, or give it microbatches={count} at most"
+                f"{microbatches}{fewer}"
             )
 
 
@@ -276,7 +281,7 @@ def _check_number(graph: Graph, batch: Sequence[Tensor], microbatches: int) -> N
     nodes = len(graph.nodes)
     most = max(1, NODES // max(1, nodes))
     if not all(isinstance(tensor.shape[0], int) for tensor in batch):
-        most = min(most, SYMBOLS)  # each has a symbol for its size, and begins at a sum of them
+        most = min(most, SYMBOLS)
     if microbatches > most:
         raise ScheduleError(
             f"a Pipeline of {microbatches:,} micro-batches would write the {nodes:,} nodes of its "
@@ -300,12 +305,10 @@ def _check_beside(beside: Any, where: str) -> None:
         )
 
 
-def loss_of(graph: Graph) -> Tensor | None:
-    """What a training graph differentiates: of the nodes that gradients were made for, the one that
-    was built last. Its value need not be part of the graph."""
-    origins = {origin_of(node) for node in graph.nodes if node.origin is not None}
-    made = [node for node in origins if node.op.name != "variable"]
-    return max(made, key=lambda node: node.serial).outputs[0] if made else None
+def losses_of(graph: Graph) -> list[Tensor]:
+    """What the steps of training in a graph make smaller. It need not be part of the graph."""
+    losses = [node.attrs.get("loss") for node in graph.of_op("group")]
+    return list(dict.fromkeys(loss for loss in losses if loss is not None))
 
 
 def _trains(graph: Graph) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graphflow.op import Node, Tensor
+from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import WHOLE, Cuts, Split
-from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.rules import Rule, rule_of, rules_of
 
 ROUNDS = 20

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphflow.parallel.moves import Move
+from graphflow.parallel.layouts import Move
 from graphflow.parallel.schedule import Timeline, draw
 from graphflow.parallel.shard import Sharded
 from graphflow.parallel.staged import StageRow, between, rows, timeline, told_names

@@ -9,7 +9,7 @@ from typing import Any
 from graphflow.op import Node, Sharding
 from graphflow.ops import sharding as rules
 from graphflow.parallel.mesh import Split
-from graphflow.spec import Size, floordiv
+from graphflow.spec import Outer, Size, floordiv, stretches
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Rule:
     def scale(self, tensor: int, axis: int) -> Size:
         return self.sharding.scale.get((tensor, axis), 1)
 
-    def outer(self, tensor: int, axis: int) -> Size:
+    def outer(self, tensor: int, axis: int) -> Outer:
         return self.sharding.outer.get((tensor, axis), 1)
 
     def split(self, split: Split, tensor: int, axis: int) -> Split:
@@ -34,8 +34,8 @@ class Rule:
     def letters_split(self, split: Split, tensor: int, axis: int) -> Split | None:
         """How the letter of an axis is cut that is cut so; None where that cannot be said."""
         rows, factor = self.outer(tensor, axis), self.scale(tensor, axis)
-        outer, unit = floordiv(split.outer, rows), floordiv(split.unit, factor)
-        if outer * rows != split.outer:
+        outer, unit = _times(split.outer, rows), floordiv(split.unit, factor)
+        if outer is None:
             return None
         if unit * factor != split.unit:
             return Split(split.axes) if rows == split.outer == 1 else None
@@ -44,6 +44,16 @@ class Rule:
     def windows(self, letter: str) -> bool:
         """Whether a letter needs more of the first input than its own piece."""
         return letter in self.sharding.windows
+
+
+def _times(rows: Outer, each: Outer) -> Outer | None:
+    """How many times as many rows there are; None where that cannot be said."""
+    if each == 1 or rows == each:
+        return rows if each == 1 else 1
+    if isinstance(rows, tuple) or isinstance(each, tuple):
+        return None
+    times = floordiv(rows, each)
+    return times if times * each == rows else None
 
 
 def rules_of(node: Node) -> list[Rule]:
@@ -81,6 +91,8 @@ def _taken_apart(node: Node, found: Sharding) -> Rule:
             if number in found.windowed and letter in found.windows:
                 continue
             if letter != "." and size != 1:
-                times = found.scale.get((number, axis), 1) * found.outer.get((number, axis), 1)
+                times = found.scale.get((number, axis), 1) * stretches(
+                    found.outer.get((number, axis), 1)
+                )
                 sizes[letter] = floordiv(size, times)
     return Rule(found, inputs, outputs, sizes)

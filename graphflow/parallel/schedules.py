@@ -273,8 +273,16 @@ def _sizes(name: str, stages: int, microbatches: int, **others: int) -> tuple[in
     for what, given in (("stages", stages), ("microbatches", microbatches), *others.items()):
         if not isinstance(given, int) or isinstance(given, bool) or given < 1:
             raise ScheduleError(f"{name}: {what} is a number from 1 up, not {given!r}")
+    if stages * microbatches > TASKS:
+        raise ScheduleError(
+            f"{name}: {stages:,} stages of {microbatches:,} micro-batches are more tasks than can "
+            f"be written, which is {TASKS:,}; give it fewer of either"
+        )
     return stages, microbatches
 
+
+TASKS = 1_000_000
+"""The micro-batches of all stages that a schedule may have: it is written out."""
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,

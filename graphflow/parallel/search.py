@@ -5,6 +5,7 @@ planned in the simulator with what the cluster was measured to take.
     train = gf.optim.Adam(1e-3).minimize(loss, strategy=found)
 
 candidates ─closed forms→ in order ─written, tried out, simulated→ until none of the rest can win
+and showing them would take more than a moment
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ from graphflow.trial import try_out
 
 BUDGET = 60_000
 """Nodes of strategies that are written and simulated: some seconds. The best `LEAST` are anyway."""
+SPARE = 20_000
+"""Of these, for strategies that cannot win by closed forms: they are shown beside the others."""
 LEAST = 3
 SHOWN = 10
 """Strategies that were not simulated, and are printed."""
@@ -199,7 +202,8 @@ def auto(
     Data, tensor and pipeline parallelism and their combinations, over the cluster's fastest
     devices, some or all; splits into stages by the planner; several schedules and numbers of
     micro-batches; with recomputation where it does not fit in memory without. Closed forms say in
-    which order; strategies are written and simulated until no other can be faster, or enough were.
+    which order; strategies are written and simulated until no other can be faster, or enough were;
+    of those that cannot, as many as take a moment, so that their seconds can be compared.
 
     Args:
         cluster: default: this process.
@@ -308,8 +312,9 @@ class _Search:
         while queue:
             rough, candidate = queue.pop(0)
             nodes = len(self._source.nodes) * candidate.places
-            enough = simulated >= LEAST and best < inf and spent + nodes > BUDGET
-            if len(candidate.devices) > 1 and (rough.least >= best or enough):
+            room = SPARE if rough.least >= best else BUDGET
+            enough = simulated >= LEAST and best < inf and spent + nodes > room
+            if len(candidate.devices) > 1 and enough:
                 strategy = self._strategy(candidate)
                 tried.append(Tried(candidate.name, strategy, rough.about, 0, simulated=False))
                 continue

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from graphflow.device import DeviceName
+from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Node, Tensor, made_by
 from graphflow.parallel.emit import Emitter
+from graphflow.parallel.layouts import Layout, Move, Value, whole
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split, too_small
-from graphflow.parallel.moves import Layout, Move, Moves, Value, whole
+from graphflow.parallel.moves import Moves
 from graphflow.parallel.propagate import by_heads, propagate
 from graphflow.parallel.staged import Staged
 from graphflow.passes import MergeBodies
@@ -84,6 +86,10 @@ class Sharded:
     moves: tuple[Move, ...]
     values: Mapping[Tensor, Value] = field(repr=False, default_factory=dict)
     staged: Staged | None = None
+    _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[slice, ...]]] = field(
+        repr=False, default_factory=dict
+    )
+    """What placeholders are fed for the sizes that came last: of each, a sum over those before."""
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of all symbols, those of pieces too."""
@@ -100,8 +106,12 @@ class Sharded:
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> dict[Node, Array]:
         """What the placeholders of shards are fed: their part of what the user feeds."""
+        key = frozenset(sizes.items())
+        if key not in self._parts:
+            self._parts.clear()
+            self._parts[key] = {node: share.index(sizes) for node, share in self.shares.items()}
         return {
-            node: contiguous(arrays[share.placeholder][share.index(sizes)])
+            node: contiguous(arrays[share.placeholder][self._parts[key][node]])
             for node, share in self.shares.items()
             if share.placeholder in arrays
         }
@@ -164,12 +174,20 @@ def _fitting(tensor: Tensor, layout: Layout, cuts: Cuts, training: bool) -> Layo
     """A layout with as many cuts as leave no piece empty.
 
     Raises:
-        ShardingError: there are too many in a step of training.
+        ShardingError: there are too many in a step of training, or a size is cut in two ways.
     """
     for d, (size, split) in enumerate(zip(tensor.shape, layout.dims, strict=True)):
+        known = cuts.otherwise(size, split)
         fitting = cuts.longest(size, split)
         if fitting != split and tensor.node.op.name == "placeholder":
             if training:
+                if known:
+                    raise ShardingError(
+                        f"{tensor.name!r} (made at {tensor.node.location}) is cut along "
+                        f"{' × '.join(split.axes)}, but its size {size} is that of another "
+                        f"placeholder, which is cut along {' × '.join(known)}; cut both alike, or "
+                        "give the sizes names of their own"
+                    )
                 told = f"{cuts.told(size)} (of {tensor.name!r}, made at {tensor.node.location})"
                 raise too_small(told, split.axes, cuts.mesh)
             layout = layout.with_dim(d, fitting)
@@ -355,8 +373,9 @@ class _Division:
 
 def _span(piece: Piece, split: Split) -> Span:
     """A piece of known size."""
-    start, rows = int(piece.start), int(split.outer)  # type: ignore[arg-type]
-    return Span(start, start + int(piece.size) // rows, rows)  # type: ignore[arg-type]
+    start, size = int(piece.start), int(piece.size // split.rows)  # type: ignore[arg-type]
+    rows = split.outer if isinstance(split.outer, tuple) else int(split.outer)  # type: ignore[arg-type]
+    return Span(start, start + size, rows)
 
 
 __all__ = ["Pieces", "Share", "Sharded", "divided"]

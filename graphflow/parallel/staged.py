@@ -14,7 +14,7 @@ from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.parallel.mesh import Cuts
 from graphflow.parallel.schedule import Schedule, Task, Timeline, run, sequence
-from graphflow.spec import product
+from graphflow.spec import Dim, product
 from graphflow.structure import symbols_of
 
 if TYPE_CHECKING:
@@ -57,6 +57,16 @@ class Staged:
             for s in range(schedule.stages)
         )
         return cls(schedule, stages, tuple(found), beside)
+
+    @property
+    def teams(self) -> dict[DeviceName, tuple[DeviceName, ...]]:
+        """For each device those that work on its tasks together."""
+        found = {}
+        for group in self.devices:
+            for start in range(0, len(group), self.beside):
+                team = group[start : start + self.beside]
+                found.update(dict.fromkeys(team, team))
+        return found
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -142,21 +152,29 @@ def told_names(names: Sequence[str]) -> str:
     return f"{names[0]} … {names[-1]} ({len(names)})"
 
 
-def _sent(staged: Staged, cut: Graph, cuts: Cuts) -> dict[Task, int]:
-    """Bytes that each task hands to other devices: a tensor once to each."""
+def _sent(staged: Staged, cut: Graph, cuts: Cuts) -> dict[Task | None, int]:
+    """Bytes that each task hands to devices of other stages, a tensor once to each; None stands for
+    what is in no task: weights, updates, norms of gradients.
+
+    What travels in collectives, and between the devices that share a stage, is told as such.
+    """
     tasks = staged.tasks
-    found: dict[Task, int] = {}
+    home = staged.teams
+    found: dict[Task | None, int] = {}
     known: set[tuple[Tensor, DeviceName]] = set()
     for node in cut.nodes:
-        if node.turn < 0:
+        if node.device not in home or node.op.joint is not None:
             continue
         for tensor in node.inputs:
             maker = tensor.node
-            if maker.turn < 0 or maker.device == node.device or (tensor, node.device) in known:
+            there = home.get(maker.device, home[node.device])
+            free = not maker.inputs and maker.op.name != "variable"  # it is wherever it is read
+            if free or there == home[node.device] or (tensor, node.device) in known:
                 continue
             known.add((tensor, node.device))
             size = cuts.guess(product(tensor.shape)) * tensor.spec.dtype.itemsize
-            found[tasks[maker.turn]] = found.get(tasks[maker.turn], 0) + size
+            task = tasks[maker.turn] if maker.turn >= 0 else None
+            found[task] = found.get(task, 0) + size
     return found
 
 
@@ -165,7 +183,7 @@ def timeline(staged: Staged, cut: Graph, cuts: Cuts, cluster: Cluster) -> Timeli
     transfers take no time."""
     from graphflow.placement.cost import build_problems
 
-    bindings = dict.fromkeys(symbols_of(cut.nodes), cuts.nominal)
+    bindings = {symbol: cuts.guess(Dim.symbol(symbol)) for symbol in symbols_of(cut.nodes)}
     problem = build_problems(cut, cluster, bindings)[1]
     index = {name: i for i, name in enumerate(problem.devices)}
     seconds = problem.problem.compute

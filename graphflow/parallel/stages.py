@@ -29,9 +29,11 @@ SWIFT = 1e18
 
 
 def stages_of(
-    loss: Tensor, stages: int | Sequence[Any], cluster: Cluster | None = None
+    loss: Tensor | Sequence[Tensor],
+    stages: int | Sequence[Any],
+    cluster: Cluster | None = None,
 ) -> dict[Node, int]:
-    """The stage of each node that a loss depends on.
+    """The stage of each node that a loss depends on, or several losses.
 
     Args:
         stages: how many; or a list with, for each stage, a name scope, a tensor, or a list of
@@ -43,7 +45,7 @@ def stages_of(
         ScheduleError: a node is in no stage or in two, a scope has no nodes, a stage reads from a
             later one, or there are more stages than nodes to divide.
     """
-    graph = Graph([loss])
+    graph = Graph([loss] if isinstance(loss, Tensor) else loss)
     nodes = [n for n in graph.nodes if n.op.name not in (*FREE, "variable")]
     if isinstance(stages, int) and not isinstance(stages, bool):
         found = _divided(graph, nodes, stages, cluster)
@@ -74,6 +76,11 @@ def _listed(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[
                         f"{node.name!r} (made at {node.location}) is in stages {found[node]} and "
                         f"{number}; leave it out of one"
                     )
+        if not any(found.get(node) == number for node in nodes):
+            raise ScheduleError(
+                f"stage {number} computes nothing: it has only placeholders, constants or "
+                "variables; give it what reads them, or leave it out"
+            )
     missing = [node for node in nodes if node not in found]
     if missing:
         told = ", ".join(f"{n.name!r} ({n.location})" for n in missing[:5])

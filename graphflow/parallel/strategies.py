@@ -19,8 +19,8 @@ from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
+from graphflow.parallel.layouts import Layout
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
-from graphflow.parallel.moves import Layout
 from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.placement.cluster import Cluster
@@ -29,6 +29,8 @@ from graphflow.strategy import strategy_of
 from graphflow.structure import flatten
 
 Axis = str | Sequence[str] | None
+NODES = 4_000_000
+"""The nodes that a graph of shards may have, about."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,7 @@ class Shard:
                 f"{where}: batch is an axis of the mesh ({', '.join(self.mesh)}), "
                 f"not {self.batch!r}"
             )
+        check_bucket(self.bucket, where)
 
     def divide(
         self,
@@ -86,6 +89,7 @@ class Shard:
         Raises:
             ShardingError: see above.
         """
+        check_places(graph, self.mesh)
         mesh = Mesh(dict(self.mesh), devices_for(self.mesh, cluster, self.devices))
         training = strategy_of(graph) is not None
         given = self.layouts(graph, mesh, strict=training)
@@ -167,6 +171,31 @@ def check_mesh(mesh: Mapping[str, int], what: str) -> None:
             raise ShardingError(f"{where}: an axis of a mesh has a name, not {name!r}")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {size!r}")
+
+
+def check_bucket(bucket: Any, where: str) -> None:
+    """Refuse what is no number of bytes.
+
+    Raises:
+        ShardingError: see above.
+    """
+    if isinstance(bucket, bool) or not isinstance(bucket, int) or bucket < 0:
+        raise ShardingError(f"{where}: bucket is a number of bytes, not {bucket!r}")
+
+
+def check_places(graph: Graph, mesh: Mapping[str, int]) -> None:
+    """Refuse a mesh that is larger than a graph can be written for.
+
+    Raises:
+        ShardingError: see above.
+    """
+    count, nodes = prod(mesh.values()), len(graph.nodes)
+    if count * nodes > NODES:
+        told = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
+        raise ShardingError(
+            f"the mesh ({told}) has {count:,} places, for each of which the {nodes:,} nodes of the "
+            f"step would be written; make it smaller, {max(1, NODES // nodes):,} places at most"
+        )
 
 
 def devices_for(

@@ -11,8 +11,10 @@ from dataclasses import replace
 
 from graphflow.op import FUNCTIONS, Node, Tensor
 from graphflow.parallel.collectives import all_reduce, reduce_scatter
+from graphflow.parallel.layouts import Layout, Value
 from graphflow.parallel.mesh import Place
-from graphflow.parallel.moves import Layout, Moves, Note, Value, cut
+from graphflow.parallel.moves import Moves, Note
+from graphflow.parallel.parts import cut
 from graphflow.spec import product
 
 

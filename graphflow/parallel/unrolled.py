@@ -20,8 +20,8 @@ from graphflow.errors import ScheduleError
 from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by, make_node
 from graphflow.parallel.batch import equal_sizes
+from graphflow.parallel.layouts import whole
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Split
-from graphflow.parallel.moves import whole
 from graphflow.parallel.pipeline import MICRO, every_stage, phases_of
 from graphflow.parallel.schedule import Schedule, Task, sequence, staleness
 from graphflow.parallel.shard import Pieces, Sharded, Share

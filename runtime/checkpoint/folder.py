@@ -196,7 +196,7 @@ def _read(source: Path, shard: Shard, step: int) -> bytes:
         data = (source / shard.file).read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"its shard {shard.file} is missing; use an older one") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name that no file can have
         raise CheckpointError(f"{error}; use an older one") from error
     if hashlib.sha256(data).hexdigest() == shard.sha256:
         return data

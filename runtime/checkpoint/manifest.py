@@ -23,15 +23,17 @@ Array = np.ndarray[Any, Any]
 FORMAT = 2
 """1 had one shard, "state.safetensors", and no digest of its own."""
 _FIRST_STATE = "state.safetensors"
+_LARGEST = 2**62  # of steps, epochs and sizes
 _LISTED = 8  # differences of a kind that an error names
 
 Signature = tuple[str, tuple[int, ...]]
 """A variable's dtype, by name, and its shape."""
 
 
-Part = tuple[str, tuple[tuple[int, ...], ...]]
+Part = tuple[str, tuple[tuple[Any, ...], ...]]
 """A piece of a variable: its name in the shards, and where it starts and stops along every axis; a
-third number, where it does so in each of so many stretches of one length."""
+third entry, where it does so in each of so many stretches of one length, or in those of such
+lengths."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Manifest:
         found = {n: stored[n] for n in self.variables if n not in self.pieces}
         for name, parts in self.pieces.items():
             dtype, shape = self.variables[name]
+            if sum(stored[piece].size for piece, _ in parts) < math.prod(shape):
+                raise CheckpointError(f"its pieces do not make up {name} {show_shape(shape)}")
             found[name] = value = np.zeros(shape, as_dtype(dtype))
             for piece, spans in parts:
                 place = part_of([Span(*span) for span in spans], shape)
@@ -141,39 +145,93 @@ class Manifest:
             CheckpointError: damaged, or of a newer format.
         """
         try:
-            told = json.loads(data)
+            told = json.loads(data, object_pairs_hook=_once)
             if told["format"] > FORMAT:
                 raise CheckpointError(
                     f"it has format {told['format']}, this version reads up to {FORMAT}; update "
                     "graphflow"
                 )
             variables = {
-                str(name): (as_dtype(dtype).name, tuple(int(size) for size in shape))
+                name: (as_dtype(_text(dtype)).name, tuple(map(_count, _list(shape))))
                 for name, (dtype, shape) in told["variables"].items()
             }
             if told["format"] == 1:
-                only = Shard(
-                    _FIRST_STATE, str(told["sha256"][_FIRST_STATE]), None, tuple(variables)
-                )
-                return cls(int(told["step"]), (only,), variables)
+                only = Shard(_FIRST_STATE, _text(told["sha256"][_FIRST_STATE]), None, (*variables,))
+                return cls(_count(told["step"]), (only,), variables)
             if told.pop("digest") != _digest(told):
                 raise CheckpointError("its manifest was changed: the digest differs")
-            shards = tuple(
-                Shard(s["file"], s["sha256"], s["bytes"], tuple(s["variables"]))
-                for s in told["shards"]
-            )
             pieces = {
                 name: tuple(
-                    (piece, tuple(tuple(Span(*span)[: len(span)]) for span in spans))
-                    for piece, spans in parts
+                    (_text(piece), _places(spans, variables[name][1])) for piece, spans in parts
                 )
                 for name, parts in told.get("pieces", {}).items()
             }
-            return cls(int(told["step"]), shards, variables, int(told["epoch"]), pieces)
+            shards = tuple(map(_shard, told["shards"]))
+            return cls(_count(told["step"]), shards, variables, _count(told["epoch"]), pieces)
         except CheckpointError:
             raise
         except Exception as error:  # whatever a file can be instead of a manifest
             raise CheckpointError(f"its manifest cannot be read: {error!r}") from error
+
+
+# What a manifest may hold; all else is a CheckpointError ------------------------------------------
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise CheckpointError("its manifest cannot be read: it has a key twice")
+    return found
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise CheckpointError(f"its manifest cannot be read: {value!r:.100} is no name")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise CheckpointError(f"its manifest cannot be read: {value!r:.100} is no list")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        raise CheckpointError(f"its manifest cannot be read: {value!r:.100} is no count or size")
+    return value
+
+
+def _shard(told: Any) -> Shard:
+    variables = tuple(map(_text, _list(told["variables"])))
+    return Shard(_text(told["file"]), _text(told["sha256"]), _count(told["bytes"]), variables)
+
+
+def _places(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
+    """Where a piece starts and stops along every axis of its variable."""
+    spans = [_list(span) for span in _list(told)]
+    rows = [_rows(span[2]) if len(span) > 2 else 1 for span in spans]
+    ends = [tuple(map(_count, span[:2])) for span in spans]
+    fits = len(spans) == len(shape) and all(
+        len(span) in (2, 3) and start <= stop and count != 0 and Span(0, stop, count).size <= size
+        for span, (start, stop), count, size in zip(spans, ends, rows, shape, strict=True)
+    )
+    if not fits or sum(count != 1 for count in rows) > 1:
+        raise CheckpointError(
+            f"its manifest cannot be read: {told!r:.100} is no part of {show_shape(shape)}"
+        )
+    return tuple(
+        (*end, count) if count != 1 else end for end, count in zip(ends, rows, strict=True)
+    )
+
+
+def _rows(told: Any) -> int | tuple[int, ...]:
+    """How many rows an axis consists of, or of which lengths."""
+    if not isinstance(told, list):
+        return _count(told)
+    if not told or 0 in told:
+        raise CheckpointError(f"its manifest cannot be read: {told!r:.100} are no lengths of rows")
+    return tuple(map(_count, told))
 
 
 def fingerprint(variables: Mapping[str, Signature]) -> str:

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from graphflow.errors import CheckpointError, StaleEpoch
@@ -67,7 +68,7 @@ class Store:
             self.token = noted["token"] if noted else secrets.token_hex(16)
             # Above what wrote the checkpoints, too: else what is written now would count as older.
             written = (_epoch(folder) or 0 for folder in folders(self.root))
-            self.epoch = max(int(noted["epoch"]) if noted else 0, *written, 0)
+            self.epoch = 1 + max(int(noted["epoch"]) if noted else 0, *written, 0)
             self._note()
         except OSError as error:
             raise CheckpointError(
@@ -80,16 +81,20 @@ class Store:
     def advance(self) -> int:
         """Begin the next epoch: all that is of earlier ones is fenced.
 
+        Where the directory cannot be read or written, workers know of it all the same, and it is
+        noted with the next checkpoint.
+
         Raises:
             StaleEpoch: another process has begun one.
-            OSError: it cannot be written.
         """
-        self.check()
-        self._note()
+        with suppress(OSError):
+            self.check()
+        self.epoch += 1
+        with suppress(OSError):
+            self._note()
         return self.epoch
 
     def _note(self) -> None:
-        self.epoch += 1
         told = {
             "session": self.session,
             "token": self.token,
@@ -97,6 +102,12 @@ class Store:
             "owner": self._owner,
         }
         files.replace_file(self.root / _SESSION, json.dumps(told).encode())
+
+    def _note_again(self) -> None:
+        """Note what is not there any more, or could not be written when it was time."""
+        there = self._read_session()
+        if there is None or there["epoch"] != str(self.epoch):
+            self._note()
 
     def check(self) -> None:
         """Make sure that the directory is still this session's.
@@ -134,11 +145,16 @@ class Store:
             CheckpointError, StaleEpoch: it cannot be written.
         """
         target = self.root / f"step-{step:08d}"
-        self.check()
+        draft = None
         try:
+            self.check()
             files.clean(self.root)  # a worker may have gone on writing to one that had failed
-            return Draft.begin(target, step, self.epoch)
+            draft = Draft.begin(target, step, self.epoch)
+            self._note_again()
+            return draft
         except OSError as error:
+            if draft is not None:
+                draft.discard()
             raise CheckpointError(unwritable(target, error)) from error
 
     def prune(self) -> None:

@@ -7,7 +7,8 @@ same on all devices, so that no two of them wait for each other; a program that 
 do takes that work over.
 
 The way between workers is agreed when a group first meets (`site.py`). A step that fails forgets
-all of them on every worker, so nothing of it is left.
+all of them on every worker, so nothing of it is left: at once where it ran, and with the next step
+where it did not.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from graphflow.runtime.collectives.parcels import Parcels, Post
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.shared import Mapped, Slots, is_small
 from graphflow.runtime.collectives.site import Line, Place, Site, within
-from graphflow.runtime.messages import Parcel
+from graphflow.runtime.messages import EXCHANGE, Parcel
 from graphflow.runtime.transport.segment import Segment
 
 _SLICE = 0.02  # seconds between two looks at whether a step was given up
@@ -97,7 +98,7 @@ class Exchanges:
 
     def line(self, step: int, key: Sequence[Any], told: str) -> Line:
         """How the workers of a group talk about their way."""
-        prefix = f"collective/{'/'.join(map(str, key))}"
+        prefix = f"{EXCHANGE}{'/'.join(map(str, key))}"
 
         def tell(what: str, worker: int, data: bytes) -> None:
             array = np.frombuffer(data, np.uint8)

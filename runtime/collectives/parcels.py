@@ -18,7 +18,7 @@ from graphflow.errors import ProtocolError
 from graphflow.ops.reduction_order import combining, finish, starts
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.rounds import all_reduce, spread
-from graphflow.runtime.messages import Parcel
+from graphflow.runtime.messages import EXCHANGE, Parcel
 
 PART = 1 << 20
 """Bytes that travel together."""
@@ -43,7 +43,7 @@ class Post:
     def send(self, step: int, what: Collective, source: int, target: int, tag: str, array: Array
              ) -> None:  # fmt: skip
         """Send an array, of which nothing is kept: it may change afterwards."""
-        key = f"collective/{self.prefix}/{source}/{target}/{tag}"
+        key = f"{EXCHANGE}{self.prefix}/{source}/{target}/{tag}"
         copy = np.array(array)  # it travels while its buffer is used again
         self.outbox(Parcel(self.session, step, key, what.workers[target], copy, owned=True))
 
@@ -55,7 +55,7 @@ class Post:
             ProtocolError: it is not.
             GraphflowError: the step was given up.
         """
-        key = f"collective/{self.prefix}/{source}/{target}/{tag}"
+        key = f"{EXCHANGE}{self.prefix}/{source}/{target}/{tag}"
         told = (
             f"{what.kind} {self.name}: the part of rank {source} on {what.devices[source]} for "
             f"rank {target} on {what.devices[target]}"

@@ -112,7 +112,7 @@ class LocalWorker:
         if line is None:
             what = f"did not start within {time.monotonic() - started:.1f} s"
         else:
-            what = f"ended before it listened, {self.ended(1.0) or 'it printed ' + line!r}"
+            what = f"ended before it listened, {self.ended(1.0) or f'after it printed {line!r}'}"
         raise RendezvousTimeout(f"local worker {self.index} {what}; it wrote:\n{self.tail()}")
 
     def ended(self, seconds: float) -> Ended | None:

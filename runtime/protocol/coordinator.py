@@ -146,6 +146,10 @@ class CoordinatorMachine:
         operations = list(self._operations.values())
         return sorted({worker for each in operations for worker in tuple(each.waiting)})
 
+    def strangers(self) -> list[int]:
+        """The workers that have not answered yet."""
+        return [index for index, peer in enumerate(self._peers) if not peer.welcomed]
+
     def clock(self, worker: int) -> Clock:
         """How a worker's clock stands to ours, to look at."""
         return self._peers[worker].clock

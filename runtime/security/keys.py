@@ -95,11 +95,19 @@ def _checked_role(role: str, where: str) -> str:
 
 
 def keys_folder() -> Path:
-    """Where keys are, unless told otherwise."""
-    if own := os.environ.get("GRAPHFLOW_KEYS"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".config") / "graphflow" / "keys"
+    """Where keys are, unless told otherwise.
+
+    Raises:
+        KeyFileError: it is in the home of a user who is not there.
+    """
+    own, base = os.environ.get("GRAPHFLOW_KEYS"), os.environ.get("XDG_CONFIG_HOME")
+    try:
+        if own:
+            return Path(own).expanduser()
+        config = Path(base).expanduser() if base else Path.home() / ".config"
+    except RuntimeError as error:
+        raise KeyFileError(f"where are keys? {error}; set GRAPHFLOW_KEYS to a folder") from None
+    return config / "graphflow" / "keys"
 
 
 class Keyring:
@@ -265,10 +273,10 @@ def _write(path: Path, text: str, mode: int) -> None:
                 os.fchmod(handle, mode)
                 file.write(text + "\n")
             os.link(draft, path)
+        except FileExistsError:
+            raise KeyFileError(f"{path} is there already; give another name") from None
         finally:
             os.unlink(draft)
-    except FileExistsError:
-        raise KeyFileError(f"{path} is there already; give another name") from None
     except OSError as error:
         raise KeyFileError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ in its I/O thread, so they tell a dead or stopped process from one whose Python 
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
 import socket
@@ -42,6 +43,13 @@ _EVENTS, _POLLIN, _RCVMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
 _BEAT_MS = 1000
 _SILENCE_MS = 2000  # after a beat: a stopped worker is noticed within 3 s
 _CONNECT_MS = 500
+_NO_DETAIL = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+_FAILURES = (
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH), int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL), _NO_DETAIL,
+)  # fmt: skip
+_WATCHED = sum(_FAILURES) + int(
+    zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+)
 _LEFT: list[zmq.Context[Any]] = []
 _PATIENCE_MS = 30_000  # of a worker towards those who connect to it
 
@@ -332,7 +340,11 @@ class Channel:
             )
         self.address = address
         self.refused = False
-        """Whether somebody listens there who has not shaken hands: keys that are not trusted."""
+        """Whether somebody there has not come to the end of the handshake: keys that are not
+        trusted, which a worker takes its time for."""
+        self.silent = False
+        """Whether a connection without keys is there, and nobody has said anything yet."""
+        self._sealed = bool(key)
         self._lock = threading.Lock()
         self.socket = _socket(context, zmq.DEALER)
         _options(self.socket, sealed=bool(key))
@@ -345,8 +357,7 @@ class Channel:
         self.socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self.monitor: zmq.Socket[bytes] | None = None
         if watch:
-            events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-            self.monitor = self.socket.get_monitor_socket(events)
+            self.monitor = self.socket.get_monitor_socket(_WATCHED)
         self.socket.connect(str(parts))
 
     def send(self, frames: Frames) -> bool:
@@ -383,13 +394,19 @@ class Channel:
         """What has happened to the link since the last call: True for up, False for down."""
         found = []
         while self.monitor is not None and self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)["event"]
+            told = recv_monitor_message(self.monitor)
+            event = told["event"]
             if event == zmq.EVENT_CONNECTED:
-                self.refused = True  # until the handshake is done
-                continue
-            up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self.refused = self.refused and not up
-            found.append(up)
+                self.refused |= self._sealed  # until the handshake is done
+            self.silent = event == zmq.EVENT_CONNECTED and not self._sealed
+            if (
+                event in _FAILURES
+            ):  # of which this number is ZeroMQ's for a handshake without an end
+                self.refused |= event != _NO_DETAIL or told["value"] != errno.EAGAIN
+            elif event != zmq.EVENT_CONNECTED:
+                up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self.refused = self.refused and not up
+                found.append(up)
         return found
 
     def close(self) -> None:

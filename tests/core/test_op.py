@@ -267,6 +267,17 @@ def test_streams_are_numbered_from_the_seed() -> None:
 # The registry -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["", None, 3, "\ud800", "half \udfff"])
+def test_a_name_is_text_that_can_be_written_down(name: Any) -> None:
+    """A checkpoint whose names no other program reads could not be read by us, either."""
+    with pytest.raises(ArgumentError, match="name"), gf.name_scope(name):
+        pass
+    if name is not None:
+        with pytest.raises(ArgumentError, match=r"variable at .*name"):
+            gf.variable(1.0, name=name)
+    assert gf.variable(1.0, name="größe 🙂\n").node.name == "größe 🙂\n"
+
+
 def test_an_ops_name_is_its_own() -> None:
     with pytest.raises(GraphError, match=r"'add' at .* is registered twice.*graphflow itself"):
         register(Op("add", infer=lambda x: x))

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -535,6 +536,144 @@ def test_a_damaged_base_is_left_for_the_one_before(losing: Losing, tmp_path: Pat
         losing.at = {11}
         assert s.run(add).tolist() == [11] * 3
         assert losing.opened == 1
+
+
+def _full(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+
+
+def _replaced(make: Callable[[Path], None]) -> Callable[[Path, pytest.MonkeyPatch], None]:
+    def trouble(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (root / "session.json").unlink()
+        make(root / "session.json")
+
+    return trouble
+
+
+TROUBLES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
+    "a full disk": _full,
+    "a note that is gone": _replaced(lambda path: None),
+    "a folder in place of the note": _replaced(Path.mkdir),
+    "a link that leads to itself": _replaced(lambda path: path.symlink_to(path)),
+    "a note that makes no sense": _replaced(lambda path: void(path.write_text("{}"))),
+}
+
+
+def void(_: object) -> None:
+    """Nothing."""
+
+
+@pytest.mark.fault(36)
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_worker_that_is_lost_while_nothing_can_be_noted_is_replaced(
+    trouble: str, losing: Losing, tmp_path: Path
+) -> None:
+    """The last checkpoint is there, and that is all that a recovery needs."""
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=4) as s:
+        for _ in range(6):
+            s.run(add)
+            landed(s)
+        with pytest.MonkeyPatch.context() as patch:
+            TROUBLES[trouble](tmp_path, patch)
+            losing.at = {7}
+            assert s.run(add).tolist() == [7] * 3
+            assert s.run(add).tolist() == [8] * 3
+            landed(s)
+        if (tmp_path / "session.json").is_dir():
+            (tmp_path / "session.json").rmdir()
+        elif (tmp_path / "session.json").is_symlink():
+            (tmp_path / "session.json").unlink()
+        s.save()
+        assert json.loads((tmp_path / "session.json").read_text())["epoch"] == 2
+        assert read_manifest(tmp_path / "step-00000008").epoch == 2
+    assert losing.opened == 1
+    with gf.Session(checkpoint=tmp_path) as s:
+        assert s.step == 8
+
+
+def test_a_folder_that_was_removed_is_there_again_with_the_next_checkpoint(
+    losing: Losing, tmp_path: Path
+) -> None:
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path / "c", every="1h") as s:
+        for _ in range(3):
+            s.run(add)
+        shutil.rmtree(tmp_path / "c")
+        losing.at = {4}
+        assert s.run(add).tolist() == [4] * 3  # from the beginning: nothing was written before
+        s.save()
+        assert kept(tmp_path / "c") == ["session.json", "step-00000004"]
+        for _ in range(2):
+            s.run(add)
+            s.save()
+        shutil.rmtree(tmp_path / "c")
+        losing.at = set(range(1, 1000))
+        with pytest.raises(StateLost, match="is no checkpoint"):
+            s.run(add)
+
+
+# Interrupted ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["run", "set"])
+def test_ctrl_c_after_the_deed_and_before_its_note_leaves_a_way_back(
+    how: str, losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, add = counting()
+    note, raising = recovery_module.Recovery._note, [True]
+
+    def interrupted(self: Any, entry: Any, nbytes: int) -> None:
+        if raising and raising.pop():
+            raise KeyboardInterrupt
+        note(self, entry, nbytes)
+
+    with gf.Session(checkpoint=tmp_path, every="1h") as s:
+        raising.clear()
+        monkeypatch.setattr(recovery_module.Recovery, "_note", interrupted)
+        s.run(add)
+        raising.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            s.run(add) if how == "run" else s.set(count, [2, 2, 2])
+        assert s.run(add).tolist() == [3] * 3
+        losing.at = {4 if how == "run" else 3}
+        assert s.run(add).tolist() == [4] * 3
+        assert losing.opened == 1
+
+
+def test_after_ctrl_c_training_goes_on_though_the_disk_is_full(
+    losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graphflow.runtime.hosts import LocalHosts
+
+    _, add = counting()
+    step, numbers = LocalHosts.step, []
+
+    def interrupted(hosts: Any, program: str, number: int, *rest: Any, **more: Any) -> Any:
+        numbers.append(number)
+        told = step(hosts, program, number, *rest, **more)
+        if number == 2:
+            raise KeyboardInterrupt
+        return told
+
+    monkeypatch.setattr(LocalHosts, "step", interrupted)
+    with gf.Session(checkpoint=tmp_path, every=5) as s:
+        s.run(add)
+        with pytest.raises(KeyboardInterrupt):
+            s.run(add)
+        with pytest.MonkeyPatch.context() as patch:
+            _full(tmp_path, patch)
+            assert s.run(add).tolist() == [3] * 3
+            assert s.run(add).tolist() == [4] * 3
+            assert "No space left" in str(s.checkpoint_error)
+        s.run(add)  # a checkpoint is due, and leads on
+        landed(s)
+        losing.at = {6}
+        assert s.run(add).tolist() == [6] * 3
+    assert losing.opened == 1
 
 
 def test_losses_without_end_are_given_up(losing: Losing, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ touches anything outside."""
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,15 @@ from graphflow.compiled import Compiled
 from graphflow.errors import ArgumentError, OpError
 from graphflow.graph import Graph
 from graphflow.passes import optimize
+from graphflow.placement.cost import lessons
 from graphflow.placement.learned import Learned
+from graphflow.runtime.partition import partition
 from graphflow.runtime.survey import Survey
 from graphflow.trial import agreed, may_be_tried, try_out
 
 TWO = gf.Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
 
-
-@pytest.fixture(autouse=True)
-def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def training() -> tuple[list[Any], gf.Tensor]:
@@ -39,8 +37,8 @@ def compiled(fetches: list[Any]) -> Compiled:
     return Compiled(tuple(fetches), graph, optimize(graph))
 
 
-def dims(fetches: list[Any], x: gf.Tensor) -> dict[str, int]:
-    return {str(x.shape[0]): 32}
+def dims(fetches: list[Any], x: gf.Tensor, rows: int = 32) -> dict[str, int]:
+    return {str(x.shape[0]): rows}
 
 
 def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None:
@@ -54,8 +52,9 @@ def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None
 
 def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fetches, x = training()
+    many = dims(fetches, x, 4096)  # so that no node is as short as a look at the clock
     quiet, noisy = Learned("a"), Learned("a")
-    try_out(quiet, TWO, Survey(), compiled(fetches), dims(fetches, x))
+    try_out(quiet, TWO, Survey(), compiled(fetches), many)
     random, taken = np.random.default_rng(0), 0
 
     def clock() -> int:
@@ -65,7 +64,7 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
         return time.thread_time_ns() + taken
 
     monkeypatch.setattr("graphflow.trial.thread_time_ns", clock)
-    try_out(noisy, TWO, Survey(), compiled(fetches), dims(fetches, x))
+    try_out(noisy, TWO, Survey(), compiled(fetches), many)
     ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in quiet._nodes]
     assert len(ratios) > 5 and np.median(ratios) == pytest.approx(1.0, rel=0.5)
     assert max(ratios) < 10  # a slice is thousands of times what these nodes take
@@ -174,3 +173,30 @@ def test_the_first_plan_of_a_session_rests_on_it(monkeypatch: pytest.MonkeyPatch
     with gf.Session(TWO) as session:  # kept for the next
         session.run(fetches, {x: np.ones((32, 64), "float32")})
         assert session.plan(fetches).makespan > slow / 2
+
+
+def test_micro_batches_are_tried_out_in_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which they were built, all would find a layer's weights in the cache."""
+    orders: list[list[int]] = []
+
+    def noted(graph: Graph, devices: Any, order: Any, *rest: Any) -> Any:
+        orders.append([node.turn for node in order or ()])
+        return partition(graph, devices, order, *rest)
+
+    monkeypatch.setattr("graphflow.trial.partition", noted)
+    fetches, x = training()
+    sizes = dims(fetches, x)
+    assert try_out(Learned("a"), TWO, Survey(), compiled(fetches), sizes) > 0
+    cut = gf.parallel.Pipeline(2, microbatches=4).divide(Graph(fetches), TWO)
+    made = Compiled(tuple(cut.graph.outputs), cut.graph, optimize(cut.graph))
+    assert try_out(Learned("a"), TWO, Survey(), made, cut.bindings(sizes)) > 0
+    plain, turned = orders
+    assert not plain and [t for t in turned if t >= 0] == sorted(t for t in turned if t >= 0)
+    assert [n.turn for n in made.graph.nodes if n.turn >= 0] != [t for t in turned if t >= 0]
+
+
+def test_products_that_read_other_operands_across_are_other_lessons() -> None:
+    fetches, x = training()
+    made = compiled(fetches).graph
+    known = lessons(made, TWO, dims(fetches, x), {}).values()
+    assert {"matmul", "matmul·a"} <= {each.bucket.op for each in known}

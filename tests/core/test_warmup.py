@@ -163,8 +163,7 @@ def test_what_is_not_fetched_is_told() -> None:
         s.warmup("loss")
 
 
-def test_local_workers_prepare_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+def test_local_workers_prepare_ahead(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
     x = gf.placeholder("float32", ("batch", 5), name="x")
     with gf.device("/worker:0"):
@@ -173,7 +172,7 @@ def test_local_workers_prepare_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyP
         z = gf.exp(gf.sin(y)) + 0.375
 
     def kept() -> set[str]:
-        return {path.name for path in (tmp_path / "kernels").iterdir()}
+        return {path.name for path in (own_cache / "kernels").iterdir()}
 
     with gf.Session(gf.Cluster.local(workers=2, threads=1)) as s:
         s.warmup([y, z], {x: [(4, 5), (8, 5)]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -181,9 +182,11 @@ def test_an_exchange_of_workers_that_do_not_reach_each_other_ends_by_name(wired:
             each.spared = 1  # ours, who came first
             cut = time.monotonic()
             each.sever()
-            with pytest.raises(LinkLost, match=r"worker 0 at .*worker 1|worker 1 at .*worker 0"):
+            told = r"worker 0 at .*worker 1|worker 1 at .*worker 0"
+            with pytest.raises(LinkLost, match=told) as caught:
                 while True:
                     s.run([loss, train], fed)
+            assert re.search(r"it is of all_\w+ '.*made at .*test_network.py", str(caught.value))
             assert time.monotonic() - cut < DEAD + 1.0
             each.heal()
             s.run([loss, train], fed)

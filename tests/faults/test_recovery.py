@@ -209,6 +209,25 @@ def test_a_frozen_worker_is_replaced_and_its_process_ends(
         assert frozen[0] not in pids(s) and not Path(f"/proc/{frozen[0]}").exists()
 
 
+@pytest.mark.fault(2)
+def test_a_worker_that_freezes_while_another_is_replaced_is_replaced_too(
+    curves: Mapping[int, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes connections, as its system does, and never answers; nobody has missed it yet."""
+    monkeypatch.setattr("graphflow.runtime.coordinator._REOPEN_SECONDS", 5.0)
+    frozen = []
+
+    def strike(number: int) -> None:
+        if number == 6:
+            frozen.append(pids(s)[0])
+            os.kill(frozen[0], signal.SIGSTOP)
+            kill(s, 1)
+
+    with local(checkpoint=tmp_path / "c", every=5) as s:
+        assert train(s, Model(2), strike) == curves[2]
+        assert frozen[0] not in pids(s) and not Path(f"/proc/{frozen[0]}").exists()
+
+
 @SLOW
 def test_a_session_that_looks_for_better_placements_recovers_too(tmp_path: Path) -> None:
     def run(**options: Any) -> list[Any]:

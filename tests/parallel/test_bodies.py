@@ -82,6 +82,32 @@ def test_each_replica_runs_its_own_loop_on_its_share(kind: str, op: str) -> None
     assert any("@data=0" in s for s in sizes) and not any("+" in s for s in sizes)
 
 
+@pytest.mark.parametrize("kind", ["scan", "while"])
+@pytest.mark.parametrize("rule", [{"u": ("model",)}, {"w": (None, "model"), "u": (None, "model")}])
+def test_replicas_keep_their_shares_where_weights_in_a_body_are_cut(kind: str, rule: Any) -> None:
+    strategy = Data(2) * Shard({"model": 2}, rule)
+    model = recurrent(strategy, kind)
+    report = strategy.report(model.fetches)
+    assert {m.kind for m in report.collectives if m.axis == "data"} == {"all-reduce"}
+    loops = [n for n in report.division.graph.nodes if n.op.name in ("scan", "while_loop")]
+    assert {n.name.partition(",")[0] for n in loops} == {"data=0", "data=1"}
+    assert difference(model.train(), recurrent(None, kind).train()) < 1e-12
+    pipeline = gf.parallel.Pipeline(2, "1f1b", 2) * strategy
+    assert difference(recurrent(pipeline, kind).train(), recurrent(None, kind).train()) < 1e-12
+
+
+def test_what_was_tried_in_vain_is_not_reported() -> None:
+    """A loop reads a sum, and gathers a weight that is cut: the sum is made once."""
+    x = gf.placeholder("float64", (5, 6, 4), name="x")
+    w, u = (gf.variable(np.ones((4, 4)) / 9, name=name) for name in "wu")
+    _, h = gf.scan(lambda h, row: (gf.tanh(row + h @ u),) * 2, gf.zeros((6, 4), "float64"), x @ w)
+    loss = gf.mean(h)
+    strategy = Shard({"m": 2}, {"w": ("m",), "u": ("m",)})
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    found = strategy.report([loss, train]).collectives
+    assert [m.bytes for m in found if m.kind == "all-reduce"] == [2 * 5 * 6 * 4 * 8]
+
+
 def test_two_workers_run_a_body_each() -> None:
     here = recurrent(Data(2)).train()
     there = recurrent(Data(2)).train(gf.Cluster.local(2))

@@ -19,8 +19,8 @@ from graphflow.graph import Graph
 from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY, Op, Sample, Tensor
 from graphflow.opcheck import doubled, draw, inferred
+from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import Cuts, Mesh, Split
-from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.shard import Sharded, divided
 from graphflow.spec import evaluate as evaluate_size
 
@@ -42,24 +42,22 @@ def resized(op: Op, sample: Sample, rng: random.Random) -> Sample:
         n: n if n < 2 else rng.choice([n, n, n + 1, 2 * n, n + 3, 5, 7]) for n in sizes
     }
     inputs = tuple(s.with_shape(tuple(others[n] for n in s.shape)) for s in sample.inputs)
-    found = replace(sample, inputs=inputs)
-    try:
-        inferred(op, found, found.inputs)
-        op.run(np, draw(found, op.name), found.attrs)
-    except (GraphflowError, ArithmeticError, LookupError, TypeError, ValueError):
-        return sample
-    return found
+    return taken(op, replace(sample, inputs=inputs)) or sample
 
 
 def exact(op: Op, sample: Sample) -> Sample:
     """The sample in float64, if the op takes that."""
-    wide = doubled(sample)
+    return taken(op, doubled(sample)) or sample
+
+
+def taken(op: Op, sample: Sample) -> Sample | None:
+    """The sample, if the op takes it."""
     try:
-        inferred(op, wide, wide.inputs)
-        op.run(np, draw(wide, op.name), wide.attrs)
+        inferred(op, sample, sample.inputs)
+        op.run(np, draw(sample, op.name), sample.attrs)
     except (GraphflowError, ArithmeticError, LookupError, TypeError, ValueError):
-        return sample
-    return wide
+        return None
+    return sample
 
 
 def laid_out(

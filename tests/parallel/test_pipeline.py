@@ -14,8 +14,10 @@ import graphflow as gf
 from graphflow.errors import ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
+from graphflow.parallel.mesh import Cuts
 from graphflow.parallel.schedule import Schedule, Task, run, staleness
 from graphflow.parallel.schedules import SCHEDULES, one_f_one_b, pipedream
+from graphflow.parallel.shard import Share
 from graphflow.parallel.stages import stages_of
 from graphflow.placement.notices import taken
 from graphflow.placement.plan import Interval, Measured
@@ -191,7 +193,7 @@ def test_a_report_says_what_each_stage_has_and_hands_on() -> None:
     assert (
         first.nodes + last.nodes == len(Graph([loss]).nodes) - 2 - LAYERS
     )  # placeholders, weights
-    each = 64 * WIDTH * 8  # a size that only a feed fixes counts as 64
+    each = 64 // 4 * WIDTH * 8  # a size that only a feed fixes counts as 64
     assert (first.forward, first.backward) == (each, 0)
     assert (last.forward, last.backward) == (0, each)
     assert report.between == report.bytes == 4 * 2 * each
@@ -200,6 +202,66 @@ def test_a_report_says_what_each_stage_has_and_hands_on() -> None:
     told = str(report)
     assert all("  " + line in told for line in gf.parallel.draw(one_f_one_b(2, 4)).splitlines())
     assert "layer2, layer3, loss" in told and f"{4 * 2 * each:,} bytes a step from stage" in told
+
+
+def with_terms(strategy: Any, clipped: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """A chain whose loss is a sum, of which no term has a gradient of the sum's own, and the last
+    is no more than a term for a weight; gradients are clipped together."""
+    h = x = gf.placeholder("float64", ("B", WIDTH), name="x")
+    weights = [gf.variable(value, name=f"w{i}") for i, value in enumerate(WEIGHTS)]
+    for i, w in enumerate(weights):
+        with gf.name_scope(f"layer{i}"):
+            h = gf.tanh(h @ w)
+    with gf.name_scope("loss"):
+        loss = gf.mean(gf.square(h - x)) + 0.01 * gf.sum(gf.square(weights[0]))
+    clip = (lambda g: gf.optim.clip_by_global_norm(g, 0.1)[0]) if clipped else None
+    return x, loss, gf.optim.SGD(0.1).minimize(loss, strategy=strategy, transform=clip)
+
+
+def trained_with_terms(strategy: Any) -> list[Any]:
+    x, loss, train = with_terms(strategy, clipped=True)
+    with gf.Session() as s:
+        losses = [s.run([loss, train], {x: X + i})[0] for i in range(3)]
+        return [*losses, *(s.get(v.outputs[0]) for v in Graph([loss]).variables)]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "gpipe"])
+def test_a_loss_of_several_terms_is_in_stages_as_a_whole(schedule: str) -> None:
+    strategy = P([["layer0", "layer1"], ["layer2", "layer3", "loss"]], schedule, 3)
+    _, loss, train = with_terms(strategy)
+    report = strategy.report([loss, train], gf.Cluster.local(2))
+    whole = [n for n in Graph([loss]).nodes if n.op.name not in ("constant", "placeholder")]
+    assert sum(stage.nodes for stage in report.stages) == len(whole) - LAYERS
+    assert sum(stage.parameters for stage in report.stages) == LAYERS * WIDTH**2
+    for a, b in zip(trained_with_terms(strategy), trained_with_terms(None), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_a_step_without_flush_has_a_loss_of_several_terms() -> None:
+    x, loss, train = with_terms(P(2, "pipedream", 3))
+    with gf.Session() as s:
+        first, second = (float(s.run([loss, train], {x: X})[0]) for _ in range(2))
+        assert second < first
+
+
+def test_two_losses_of_one_strategy_are_in_its_stages() -> None:
+    strategy = P(2, "1f1b", 2)
+    x, loss, train = with_terms(strategy)
+    mine = gf.variable(np.ones((WIDTH, WIDTH)), name="mine")
+    other = gf.mean(gf.square(gf.tanh(x @ mine) - x))
+    both = gf.optim.Adam(0.1).minimize(other, strategy=strategy)
+    report = strategy.report([loss, train, both], gf.Cluster.local(2))
+    assert sum(stage.parameters for stage in report.stages) == (LAYERS + 1) * WIDTH**2
+
+
+def test_gradients_that_are_clipped_together_stay_where_they_are() -> None:
+    """Of the stages' norms only numbers travel."""
+    strategy = P([["layer0", "layer1"], ["layer2", "layer3", "loss"]], "1f1b", 3)
+    plain, clipped = (
+        strategy.report(with_terms(strategy, clip)[2], gf.Cluster.local(2)).between
+        for clip in (False, True)
+    )
+    assert plain < clipped <= plain + 4 * 8
 
 
 def test_a_plan_shows_the_schedule_predicted_and_measured(tmp_path: Path) -> None:
@@ -424,6 +486,8 @@ def backwards(stages: int, microbatches: int) -> Schedule:
         (lambda: divided(P(2, lambda p, m: 1)), ScheduleError, r"<lambda> gives a schedule.*not 1"),
         (lambda: divided(P(2, one_f_one_b(3, 2))), ScheduleError, "2 stages, but the schedule"),
         (lambda: P(2, "2f2b"), ScheduleError, "schedule is one of gpipe, 1f1b.*not '2f2b'"),
+        (lambda: P(2, "Interleave"), ScheduleError, "not 'Interleave'; did you mean 'interleaved'"),
+        (lambda: divided(P(3)), ShardingError, "a batch of 4.*is smaller than the 6 micro"),
         (lambda: P(2, "1f1b", 0), ScheduleError, "microbatches is a number from 1 up, not 0"),
         (lambda: P(2) * 3, ScheduleError, "goes with one Data or Shard, not 3"),
         (lambda: divided(P(9, "1f1b", 2)), ScheduleError, "9 stages for a network of"),
@@ -504,3 +568,25 @@ def test_more_microbatches_than_can_be_written_are_refused_at_once(size: Any, nu
     train = gf.optim.SGD(0.1).minimize(gf.mean(gf.tanh(x @ w)), strategy=strategy)
     with pytest.raises(ScheduleError, match=r"1,000,000 micro-batches .* nodes .* at most"):
         strategy.report([train], gf.Cluster.local(1))
+
+
+def test_where_a_micro_batch_begins_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a sum over all before it: worked out for each node or in each step, a thousand
+    micro-batches would take a minute to write and a second a step."""
+    worked, number = [], 24
+    for owner, name in ((Cuts, "_piece"), (Share, "index")):
+        before = getattr(owner, name)
+
+        def counted(*given: Any, before: Any = before, name: str = name) -> Any:
+            worked.append((name, *given[1:]))
+            return before(*given)
+
+        monkeypatch.setattr(owner, name, counted)
+    x, y, loss = tower()
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=P(2, microbatches=number))
+    with gf.Session() as s:
+        for _ in range(3):
+            s.run([loss, train], {x: np.ones((number + 1, WIDTH)), y: np.ones((number + 1, WIDTH))})
+    pieces = [each for each in worked if each[0] == "_piece"]
+    assert len(set(pieces)) == len(pieces)
+    assert len(worked) - len(pieces) == 2 * number

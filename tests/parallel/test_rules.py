@@ -15,8 +15,8 @@ from graphflow.graph import Graph
 from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY, Op, Sample
 from graphflow.opcheck import draw
+from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import Mesh, Split
-from graphflow.parallel.moves import Layout, whole
 from graphflow.parallel.rules import rule_of
 from graphflow.parallel.shard import Sharded, divided
 
@@ -203,3 +203,22 @@ def test_axes_that_are_merged_and_parted_again_keep_their_cut(data: Any) -> None
     feeds = {x: np.random.default_rng(0).normal(size=shape)}
     for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
         assert np.allclose(have, want, rtol=1e-12, atol=1e-12)
+
+
+def test_what_becomes_one_axis_is_cut_in_it_beside_another_one() -> None:
+    """(T, B, D) -> (T·B, D), batch and features cut, as a recurrent layer's gradients are."""
+    x = gf.placeholder("float64", (5, 6, 4), name="x")
+    both = gf.reshape(x, (30, 4))
+    mesh = Mesh({"d": 2, "m": 2}, [DeviceName()] * 4)
+    cut = Layout((Split(), Split(("d",)), Split(("m",))))
+    division = divided(Graph([gf.sum(both)]), mesh, {x: cut})
+    assert not division.moves  # but what is fetched is added up at the first place
+
+
+def test_units_of_a_size_that_a_feed_fixes_are_cut() -> None:
+    """(5, n) -> (5·n): the five are cut, in units of n."""
+    x = gf.placeholder("float64", (5, "n"), name="x")
+    one = gf.reshape(x, (-1,))
+    division = divided(Graph([gf.sum(one)]), mesh_of(2), {x: cut_along(0, 2)})
+    assert not division.moves
+    assert [str(part.shape[0]) for part in division.values[one].parts] == ["3*n", "2*n"]

@@ -169,6 +169,7 @@ CROSSING = (
         (lambda: Schedule("mine", 2, 1, ((F, W, B), (*LAST, Task("W", 1, 0)))), "needs B of"),
         (lambda: Schedule("mine", 2, 1, ((F, B, W), LAST)), "misses W.* at stage 1; add it"),
         (lambda: Schedule("mine", 2, 1, ((F, B), (*LAST, F))), "repeats F of.*; leave it in one"),
+        (lambda: gpipe(10**9, 2), "1,000,000,000 stages of 2 .* more tasks than can be written"),
         (lambda: run(one_f_one_b(2, 2), [1, 2, 3], 1), "each of the 2 stages"),
         (lambda: run(one_f_one_b(2, 2), 1, -1), "0 or more"),
         (lambda: run(one_f_one_b(2, 2), float("nan"), 1), "forward is nan"),

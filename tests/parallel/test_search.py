@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -275,8 +274,8 @@ def test_for_other_devices_than_the_first_the_choice_trains_where_there_is_one()
 
 
 @pytest.mark.slow  # starts workers, a session for each strategy that is measured
-def test_what_is_measured_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_what_is_measured_decides() -> None:
     x, loss = network(64)
     found = auto(loss, gf.Cluster.local(2, threads=1), shapes={x: (64, 64)}, measure=2, quiet=True)
     times = [each.measured for each in found.tried if each.measured is not None]

@@ -322,12 +322,36 @@ def test_rules_that_cannot_be_followed_are_refused_with_the_remedy(rules: Any, t
         trained(Shard({"m": 4}, rules))
 
 
+def test_a_size_that_is_cut_in_two_ways_is_refused_with_the_remedy() -> None:
+    a, b = (gf.placeholder("float64", ("B", 3), name=name) for name in "ab")
+    w = gf.variable(np.ones((3, 3)), name="w")
+    strategy = Shard({"d": 2, "e": 2}, {"a": ("d",), "b": ("e",)})
+    train = gf.optim.SGD(0.1).minimize(gf.mean(a @ w @ b.T), strategy=strategy)
+    with pytest.raises(ShardingError, match=r"'b'.*size B is that of another .* along d; cut both"):
+        strategy.report(train)
+
+
+@pytest.mark.parametrize("strategy", [
+    Data(10**9), Data(10**30), Shard({"d": 10**9}), Data(2, accumulate=10**9),
+    gf.parallel.Pipeline(2) * Data(10**9),
+])  # fmt: skip
+def test_more_places_than_can_be_written_are_refused_at_once(strategy: Any) -> None:
+    with pytest.raises(ShardingError, match=r"places, for each of which the .* nodes .* at most"):
+        strategy.report(mlp(strategy).fetches)
+
+
+def test_a_batch_of_open_size_is_cut_into_so_many_pieces_and_no_more() -> None:
+    with pytest.raises(ShardingError, match=r"cut into 2,000 pieces, and 1,024 is the most; give"):
+        Data(2000).report(mlp(Data(2000)).fetches)
+
+
 @pytest.mark.parametrize("make", [
     lambda: Data(0), lambda: Data(True), lambda: Data(2, accumulate=0),
     lambda: Data(2, shard_state=1), lambda: Data(2, bucket=-1), lambda: Shard({}),
     lambda: Shard({"a b": 2}), lambda: Shard({"a": 0}), lambda: Shard(3),
     lambda: Shard({"a": 2}, ["w"]), lambda: Shard({"a": 2}, batch="b"),
-    lambda: Shard({"a": 2}, batch=5),
+    lambda: Shard({"a": 2}, batch=5), lambda: Shard({"a": 2}, bucket="4"),
+    lambda: Shard({"a": 2}, bucket=-1),
 ])  # fmt: skip
 def test_strategies_refuse_what_makes_no_sense(make: Any) -> None:
     with pytest.raises(ShardingError):

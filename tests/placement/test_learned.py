@@ -87,6 +87,15 @@ def test_an_op_that_was_never_seen_takes_after_what_is_bound_by_the_same_on_its_
     assert known.factor(like(EXP, device="|gpu|1")) == 1.0
 
 
+def test_a_product_that_reads_an_operand_across_is_another_one_of_the_same_op() -> None:
+    known = taught(3.0, bucket=MATMUL)
+    across = like(MATMUL, op="matmul·b")
+    assert 1.0 < known.factor(across) < 3.0
+    known.observe(across, 1.5e-3, 1e-3)
+    assert known.factor(across) == pytest.approx(1.5)
+    assert known.factor(MATMUL) == pytest.approx(3.0)
+
+
 @pytest.mark.parametrize("measured", [0.0, -1.0, 1e9, float("nan"), float("inf")])
 def test_what_cannot_be_a_speed_teaches_nothing(measured: float) -> None:
     known = Learned()

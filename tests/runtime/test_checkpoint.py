@@ -162,6 +162,63 @@ DAMAGES = {
 }
 
 
+LIES: dict[str, dict[str, Any]] = {
+    "a step below zero": {"step": -1},
+    "a step that no machine counts to": {"step": 10**30},
+    "a step that is no whole number": {"step": 1.5},
+    "a step that is a truth": {"step": True},
+    "an epoch of text": {"epoch": "2"},
+    "no variables": {"variables": None},
+    "a size below zero": {"variables": {"w": ["float32", [-2]]}},
+    "a size that no memory has": {"variables": {"w": ["float32", [10**12]]}},
+    "a dtype of objects": {"variables": {"w": ["O", [2]]}},
+    "sizes of text": {"variables": {"w": ["float32", "22"]}},
+    "pieces of nothing": {"pieces": {"v": [["w", [[0, 2]]]]}},
+    "a piece beyond its variable": {"pieces": {"w": [["w", [[1, 3]]]]}},
+    "a piece of another number of axes": {"pieces": {"w": [["w", [[0, 2], [0, 1]]]]}},
+    "a piece that ends before it begins": {"pieces": {"w": [["w", [[2, 0]]]]}},
+    "a piece of text": {"pieces": {"w": [["w", [["0", 2]]]]}},
+    "a piece without a name": {"pieces": {"w": [[None, [[0, 2]]]]}},
+    "too few pieces": {
+        "variables": {"w": ["float32", [10**12]]}, "pieces": {"w": [["w", [[0, 2]]]]},
+    },
+    "a shard without a name": {"shards": [{"file": None}]},
+    "a shard of another folder": {"shards": [{"file": "../c/worker-0.safetensors"}]},
+    "a shard of a name with a zero": {"shards": [{"file": "a\0b"}]},
+    "a shard of half a letter": {"shards": [{"file": "\ud800"}]},
+    "a shard of nothing known": {"shards": [{"variables": ["w", []]}]},
+    "a shard of so many bytes": {"shards": [{"bytes": -1}]},
+}  # fmt: skip
+
+
+@pytest.mark.fault(38, 40)
+@pytest.mark.parametrize("name", LIES)
+def test_a_manifest_that_lies_is_refused_though_its_digest_is_right(
+    name: str, tmp_path: Path
+) -> None:
+    """Not only damage: whoever writes a manifest writes its digest, too."""
+    from graphflow.runtime.checkpoint.manifest import _digest
+
+    save(Checkpoint({"w": np.ones(2, "float32")}, 4), tmp_path / "c")
+    told = json.loads((tmp_path / "c" / MANIFEST).read_text())
+    del told["digest"]
+    lie = dict(LIES[name])
+    if "shards" in lie:
+        lie["shards"] = [{**told["shards"][0], **lie["shards"][0]}]
+    told |= lie
+    (tmp_path / "c" / MANIFEST).write_text(json.dumps({**told, "digest": _digest(told)}))
+    with pytest.raises(CheckpointError, match="cannot read checkpoint"):
+        load(tmp_path / "c")
+
+
+def test_a_manifest_with_a_key_twice_is_refused(tmp_path: Path) -> None:
+    save(Checkpoint({"w": np.ones(2, "float32")}, 4), tmp_path / "c")
+    text = (tmp_path / "c" / MANIFEST).read_text()
+    (tmp_path / "c" / MANIFEST).write_text(text.replace('"step": 4', '"step": 3, "step": 4'))
+    with pytest.raises(CheckpointError, match="a key twice"):
+        load(tmp_path / "c")
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_checkpoint_is_refused_and_changes_nothing(name: str, tmp_path: Path) -> None:
     damage, told = DAMAGES[name]

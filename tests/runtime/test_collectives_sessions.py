@@ -4,6 +4,7 @@ and by tcp alone; the same bits, and ends of steps that fail."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import CheckError, StepTimeout, WorkerLost
+from graphflow.errors import CheckError, LinkLost, StepTimeout, WorkerLost
 from graphflow.op import Node
 from graphflow.ops.collectives import groups_of
 from graphflow.runtime import coordinator
@@ -130,6 +131,27 @@ def test_a_step_that_fails_on_one_worker_leaves_the_next_one_right(size: int) ->
 
 
 @pytest.mark.parametrize("size", [10, 1 << 20])
+@pytest.mark.parametrize("ahead", [False, True], ids=["step by step", "ahead"])
+def test_a_step_that_fails_where_others_took_no_part_leaves_their_exchanges_right(
+    size: int, ahead: bool
+) -> None:
+    """Workers agree on a way once, and forget it together, or they would wait for each other."""
+    ys, x = reduced(size, guard=False)
+    with gf.device("/worker:1"):
+        alone = gf.debug.check(gf.constant(1.0), gf.constant(False), "as it was told to")
+    feeds = [{x: np.full(size, value, "f4")} for value in range(6)]
+    with gf.Session(gf.Cluster.local(2), deadline=20.0, trial=False) as s:
+        for _ in range(2):
+            if ahead:
+                found = [y for y, _ in zip(s.run(ys, feeds, steps=6), range(4), strict=False)]
+            else:
+                found = [s.run(ys, each) for each in feeds]
+            assert all((y == 2 * v + 1).all() for v, both in enumerate(found) for y in both)
+            with pytest.raises(CheckError):
+                s.run(alone)
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
 def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: int) -> None:
     ys, x = reduced(size, guard=False)
     feeds = {x: np.ones(size, "f4")}
@@ -221,3 +243,25 @@ def test_a_group_of_which_a_rank_is_not_wanted_goes_over_edges() -> None:
     parts = cut([f"/worker:{i}/cpu:0" for i in range(3)], fetched=1)
     names = [n.op.name for part in parts.values() for n in part.graph.nodes]
     assert names.count("all_reduce") == 1 and names.count("send") == 2
+
+
+def test_a_lost_link_of_an_exchange_or_an_edge_names_the_tensor_and_the_users_line() -> None:
+    """Whatever a worker says that it has sent: only what is known is told."""
+    devices = ["cpu:0", "cpu:1"]
+    fetches, feeds = everything(devices, (5, 3), "ring", "sum")
+    with gf.Session(gf.Cluster.here(devices)) as s:
+        s.run(fetches, feeds)
+        compiled = s._deployment.known(fetches)
+        assert compiled is not None
+
+        def told(edge: Any) -> str:
+            return str(compiled.explained(LinkLost("cut", source=0, target=1, step=3, edge=edge)))
+
+        (group, *_) = {start.group for start in compiled.exchanges({}).values()}
+        for rest in ("offer", "0/1/2"):
+            text = told(f"collective/p0/{group}/{rest}")
+            assert re.match(r"cut; it is of \w+ '[^']+', made at .*_sessions\.py:\d+", text)
+        for key in ("collective/p0/99/offer", "collective/", "collective/p0/x/1", "", "taken/"):
+            assert told(key) == "cut"
+        for key in (None, "taken/x/1", 2**31):
+            assert told(key) == "cut"

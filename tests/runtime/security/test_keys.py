@@ -255,6 +255,19 @@ def test_a_wrong_argument_is_one_line_and_no_traceback(
     assert told.strip() and "Traceback" not in told
 
 
+def test_a_folder_that_cannot_be_is_told_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_KEYS", "~nobody-of-this-name/keys")
+    with pytest.raises(KeyFileError, match="GRAPHFLOW_KEYS"):
+        Keyring()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("file", "loop"):
+        with pytest.raises(KeyFileError, match="cannot be written"):
+            Keyring(tmp_path / name).new("alice", COORDINATOR)
+
+
 def test_the_folder_is_where_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,205 @@
+"""Choosing how a node is cut, so that the fewest bytes travel: along which letters of its op's
+equation the axes of a mesh go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from graphflow.op import Node, Tensor
+from graphflow.parallel.layouts import Layout, Value
+from graphflow.parallel.mesh import Cuts, Mesh, Split
+from graphflow.parallel.rules import Rule, rules_of
+from graphflow.spec import TensorSpec, product
+
+KEEP = "+"
+"""A choice: partial sums are handed on."""
+FLOPS_A_BYTE = 40.0
+"""Floating point operations that are as dear as a byte which travels."""
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Chooses by how inputs lie, and by how outputs would best lie.
+
+    Args:
+        values: what stands for each tensor so far.
+        wishes: layouts that tensors would best have.
+        readers: the nodes that read each tensor; None stands for a fetch.
+    """
+
+    mesh: Mesh
+    cuts: Cuts
+    values: Mapping[Tensor, Value]
+    wishes: Mapping[Tensor, Layout]
+    readers: Mapping[Tensor, Sequence[Node | None]]
+
+    def rule(self, node: Node) -> Rule:
+        """The rule of a node's op that has most of what is cut of its inputs."""
+        first, *others = rules_of(node)
+
+        def fits(rule: Rule, i: int, d: int, split: Split) -> bool:
+            own = rule.letters_split(split, i, d) if split else None
+            letter = rule.inputs[i][d]
+            return own is not None and self.cuts.can(rule.sizes.get(letter, 0), own)
+
+        def known(rule: Rule) -> int:
+            return sum(
+                fits(rule, i, d, split)
+                for i, t in enumerate(node.inputs)
+                for d, split in enumerate(self.values[t].layout.dims)
+            )
+
+        return max([first, *others], key=known) if others else first
+
+    def letters(
+        self, node: Node, rule: Rule
+    ) -> tuple[dict[str, Split], dict[str, tuple[tuple[int, ...], str]]]:
+        """How each letter is cut, and along which axes of the mesh partial sums are handed on, by
+        which inputs."""
+        axes: dict[str, list[str]] = {}
+        kept: dict[str, tuple[tuple[int, ...], str]] = {}
+        flops = self._flops(node)
+        for m in self.mesh.names:
+            best: tuple[tuple[bool, float], str | None] | None = None
+            for choice in self._choices(node, rule, m, axes):
+                cost = self._cost(node, rule, m, choice, flops)
+                if best is None or cost < best[0]:
+                    best = (cost, choice)
+            assert best is not None
+            if best[1] == KEEP:
+                kept[m] = (self._linear(node, rule, m), "sum")
+            elif best[1] is not None:
+                axes.setdefault(best[1], []).append(m)
+        return {c: self._split(node, rule, c, tuple(a)) for c, a in axes.items()}, kept
+
+    def _choices(
+        self, node: Node, rule: Rule, m: str, axes: Mapping[str, list[str]]
+    ) -> list[str | None]:
+        """Letters that inputs or wishes for outputs have cut along an axis of the mesh; to hand on
+        partial sums; None for neither."""
+        found: list[str | None] = []
+        if self._linear(node, rule, m):
+            found.append(KEEP)
+        layouts = [
+            (n, self.values[t].layout) for n, t in zip(rule.inputs, node.inputs, strict=True)
+        ]
+        layouts += [
+            (n, self.wishes[t])
+            for n, t in zip(rule.outputs, node.outputs, strict=True)
+            if t in self.wishes
+        ]
+        for names, layout in layouts:
+            for letter, split in zip(names, layout.dims, strict=True):
+                fresh = letter != "." and m in split.axes and letter not in found
+                if fresh and self._can(rule, letter, (*axes.get(letter, ()), m)):
+                    found.append(letter)
+        return [*found, None]
+
+    def _can(self, rule: Rule, letter: str, axes: tuple[str, ...]) -> bool:
+        size = rule.sizes.get(letter)
+        if size is None or not self.cuts.can(size, Split(axes)):
+            return False
+        if letter.isupper():
+            return rule.sharding.expand is not None
+        if rule.windows(letter):
+            return len(axes) == 1 and isinstance(size, int)
+        return True
+
+    def _linear(self, node: Node, rule: Rule, m: str) -> tuple[int, ...]:
+        """The inputs that are partial along an axis of the mesh, if these may be handed on: the op
+        is linear in them, and no more bytes are summed later than would be now."""
+        partial = tuple(
+            i for i, t in enumerate(node.inputs) if (m, "sum") in self.values[t].layout.partial
+        )
+        if not partial or any(
+            a == m and k != "sum" for t in node.inputs for a, k in self.values[t].layout.partial
+        ):
+            return ()
+        if partial not in rule.sharding.linear or len(node.outputs) > 1:
+            return ()
+        if any(len(self.readers.get(node.inputs[i], ())) > 1 for i in partial):
+            return ()
+        if rule.sharding.view:
+            return partial
+        before = sum(self._bytes(node.inputs[i].spec) for i in partial)
+        return partial if self._bytes(node.specs[0]) < before else ()
+
+    def _bytes(self, spec: TensorSpec) -> int:
+        return self.cuts.guess(product(spec.shape)) * spec.dtype.itemsize
+
+    def _flops(self, node: Node) -> float:
+        if node.op.cost is None:
+            return float(self.cuts.guess(node.specs[0].size))
+        return float(
+            self.cuts.guess(node.op.cost(*[t.spec for t in node.inputs], **node.attrs).flops)
+        )
+
+    def _cost(
+        self, node: Node, rule: Rule, m: str, choice: str | None, flops: float
+    ) -> tuple[bool, float]:
+        """Whether more than halos of inputs has to travel for a choice along an axis of the mesh;
+        and bytes that do, with those of the outputs and what is computed twice.
+
+        What is cut already is computed with as it is, if that is possible: who cuts the weights of
+        two layers wants the sum of the second to travel, and not the weights, small as they may be.
+        """
+        n = self.mesh.sizes[m]
+        travels = False
+        total = 0.0
+        for tensor, names in zip(node.inputs, rule.inputs, strict=True):
+            layout = self.values[tensor].layout
+            size = self._bytes(tensor.spec) * (n - 1)
+            at = next((d for d, s in enumerate(layout.dims) if m in s.axes), None)
+            wanted = choice is not None and choice in names
+            if at is not None:
+                if not (wanted and names[at] == choice):
+                    total += size / n if wanted else size
+                    travels = True
+                elif rule.windows(choice or ""):
+                    total += size / n / 100
+            elif any(a == m for a, _ in layout.partial) and choice != KEEP:
+                total += size if wanted else 2 * size
+                travels = True
+        for tensor, names in zip(node.outputs, rule.outputs, strict=True):
+            size = self._bytes(tensor.spec) * (n - 1)
+            wish = self.wishes.get(tensor)
+            at = next((d for d, s in enumerate(wish.dims) if m in s.axes), None) if wish else None
+            if choice is None:
+                continue
+            if choice == KEEP or choice not in names:
+                total += size if at is not None else 2 * size
+            elif at is None:
+                total += size
+            elif names[at] != choice:
+                total += size / n
+        if choice is None or choice == KEEP:
+            total += (n - 1) * flops / FLOPS_A_BYTE
+        elif choice.isupper():
+            total += 16.0
+        return travels, total * (1e-3 if m in self.mesh.local else 1.0)
+
+    def _split(self, node: Node, rule: Rule, letter: str, axes: tuple[str, ...]) -> Split:
+        """How a letter is cut: in the pieces of inputs that are cut along the same axes."""
+        every = [
+            (i, n, self.values[t].layout)
+            for i, (n, t) in enumerate(zip(rule.inputs, node.inputs, strict=True))
+        ]
+        every += [
+            (len(node.inputs) + o, n, self.wishes[t])
+            for o, (n, t) in enumerate(zip(rule.outputs, node.outputs, strict=True))
+            if t in self.wishes
+        ]
+        sharding = rule.sharding
+        stretches = (sharding.build is not None and not sharding.placeless) or rule.windows(letter)
+        for number, names, layout in every:
+            for d, split in enumerate(layout.dims):
+                if names[d] != letter or split.axes != axes:
+                    continue
+                own = rule.letters_split(split, number, d)
+                if own is None or own == Split(axes) or (stretches and own.outer != 1):
+                    continue
+                if self.cuts.can(rule.sizes[letter], own):
+                    return own
+        return Split(axes)

@@ -1,0 +1,58 @@
+"""Halos: what windows at one place see of the pieces of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphflow.op import FUNCTIONS, Tensor
+from graphflow.parallel.layouts import Value
+from graphflow.parallel.mesh import Place
+from graphflow.parallel.parts import cut
+from graphflow.spec import product
+
+if TYPE_CHECKING:
+    from graphflow.parallel.moves import Moves, Note
+
+
+def seen(
+    moves: Moves, value: Value, d: int, ranges: Sequence[tuple[Any, Any]], note: Note, kind: str
+) -> tuple[Tensor, ...]:
+    """The elements start to stop along `d` for each place, cut out where they are, and sent."""
+    split, size = value.layout.dims[d], value.spec.shape[d]
+    sent: dict[Any, Tensor] = {}
+    received: dict[tuple[Tensor, Any], int] = {}
+
+    def pieces(place: Place, start: Any, stop: Any) -> list[Tensor]:
+        found = []
+        for other in moves.mesh.group(place, split.axes[0]) if split else [place]:
+            own = moves.cuts.piece(size, split, other)
+            first, last = max(start, own.start), min(stop, own.stop)
+            if first >= last:
+                continue
+            part = moves.part(value, other)
+            key = (part, first, last)
+            if key not in sent:
+                with moves.at(other, note.cause):
+                    sent[key] = cut(part, d, first - own.start, last - first)
+            if other != place:
+                piece = sent[key]
+                to = moves.device(note.cause, place) if moves.mesh.local else place
+                elements = moves.cuts.guess(product(piece.shape))
+                received[piece, to] = elements * piece.dtype.itemsize
+            found.append(sent[key])
+        return found
+
+    parts = []
+    for place, (start, stop) in zip(moves.mesh.places, ranges, strict=True):
+        own = pieces(place, start, stop)
+        with moves.at(place, note.cause):
+            if not own:
+                own = [cut(moves.part(value, place), d, 0, 0)]
+            parts.append(own[0] if len(own) == 1 else FUNCTIONS["concat"](own, axis=d))
+    if received and split.axes[0] not in moves.mesh.local:
+        note(kind, split.axes[0], sum(received.values()))
+    return tuple(parts)
+
+
+__all__ = ["seen"]

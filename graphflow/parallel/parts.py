@@ -1,0 +1,95 @@
+"""What a place does with parts of tensors that it has: it cuts, joins and combines them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from graphflow.errors import ShardingError
+from graphflow.op import FUNCTIONS, REGISTRY, Tensor
+from graphflow.spec import Outer
+
+_COMBINED: dict[str, str] = {
+    "max": "maximum", "min": "minimum", "prod": "multiply", "any": "logical_or",
+    "all": "logical_and",
+}  # fmt: skip
+
+
+def combined_all(kind: str, parts: Sequence[Tensor]) -> Tensor:
+    """Partial results as one."""
+    if kind == "mean":
+        mean: Tensor = combined_all("sum", parts) / len(parts)
+        return mean
+    return reduce(lambda a, b: combined(kind, a, b), parts)
+
+
+def combined(kind: str, a: Tensor, b: Tensor) -> Tensor:
+    """Two partial results as one."""
+    if kind == "sum":
+        result: Tensor = a + b
+        return result
+    if kind not in _COMBINED:
+        raise ShardingError(f"partial results cannot be combined by {kind!r}")
+    result = FUNCTIONS[_COMBINED[kind]](a, b)
+    return result
+
+
+def taken(x: Tensor, d: int, outer: Outer, start: Any, size: Any) -> Tensor:
+    """Of each stretch of an axis so many elements (times its length, where these are unlike)."""
+    if outer == 1:
+        return cut(x, d, start, size)
+    if not isinstance(outer, tuple):
+        return _flat(cut(_in_rows(x, d, outer), d + 1, start, size), d)
+    each = x.shape[d] // sum(outer)
+    found, before = [], 0
+    for length in outer:
+        found.append(cut(x, d, before * each + length * start, length * size))
+        before += length
+    row: Tensor = FUNCTIONS["concat"](found, axis=d)
+    return row
+
+
+def joined(parts: Sequence[Tensor], d: int, outer: Outer = 1) -> Tensor:
+    """Pieces along an axis as one, stretch by stretch."""
+    if outer == 1:
+        whole_one: Tensor = FUNCTIONS["concat"](parts, axis=d)
+        return whole_one
+    if not isinstance(outer, tuple):
+        return _flat(FUNCTIONS["concat"]([_in_rows(x, d, outer) for x in parts], axis=d + 1), d)
+    found, before = [], 0
+    for length in outer:
+        for part in parts:
+            each = part.shape[d] // sum(outer)
+            found.append(cut(part, d, before * each, length * each))
+        before += length
+    row: Tensor = FUNCTIONS["concat"](found, axis=d)
+    return row
+
+
+def _in_rows(x: Tensor, d: int, rows: Any) -> Tensor:
+    """An axis as two, rows and what is in each."""
+    shape = (*x.shape[:d], rows, x.shape[d] // rows, *x.shape[d + 1 :])
+    apart: Tensor = FUNCTIONS["reshape"](x, shape)
+    return apart
+
+
+def _flat(x: Tensor, d: int) -> Tensor:
+    """What `_in_rows` did, undone."""
+    shape = (*x.shape[:d], x.shape[d] * x.shape[d + 1], *x.shape[d + 2 :])
+    one: Tensor = FUNCTIONS["reshape"](x, shape)
+    return one
+
+
+def cut(x: Tensor, d: int, start: Any, size: Any) -> Tensor:
+    """Elements of a tensor along an axis; a constant is cut here and now."""
+    if x.shape[d] == size and isinstance(start, int) and start == 0:
+        return x
+    if x.node.op.name == "constant" and isinstance(start, int) and isinstance(size, int):
+        index = (slice(None),) * d + (slice(start, start + size),)
+        piece: Tensor = REGISTRY["constant"](value=x.node.attrs["value"][index].copy())
+        return piece
+    starts = tuple(start if i == d else 0 for i in range(x.ndim))
+    sizes = tuple(size if i == d else s for i, s in enumerate(x.shape))
+    part: Tensor = REGISTRY["slice"](x, start=starts, size=sizes, step=(1,) * x.ndim)
+    return part

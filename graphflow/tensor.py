@@ -1,0 +1,290 @@
+"""Tensor: an output of a node, with Python's operators; and what becomes one.
+
+The operators look their function up by name in `FUNCTIONS`, so this module knows no particular op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from graphflow.errors import DTypeError, GraphError
+from graphflow.location import told
+from graphflow.registry import FUNCTIONS, REGISTRY
+from graphflow.scopes import current_scope
+from graphflow.spec import (
+    Dim,
+    Shape,
+    Size,
+    TensorSpec,
+    as_dtype,
+    complex_dtype,
+    is_inexact,
+    kind,
+    limits,
+    promote,
+)
+
+if TYPE_CHECKING:
+    from graphflow.node import Node
+
+
+def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def operator(self: Tensor, other: Any) -> Any:
+        if not _convertible(other):
+            return NotImplemented
+        return FUNCTIONS[name](other, self) if swapped else FUNCTIONS[name](self, other)
+
+    return operator
+
+
+def _unary(name: str) -> Callable[[Any], Any]:
+    def operator(self: Tensor) -> Any:
+        return FUNCTIONS[name](self)
+
+    return operator
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[name](self, *args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = f"`gf.{name}(self, ...)`."
+    return method
+
+
+class Tensor:
+    """The output number `index` of a node: symbolic, typed, usable with Python's operators.
+
+    `==` builds a node, so tensors are told apart by `is`; as dictionary keys they go by identity.
+    """
+
+    __slots__ = ("__weakref__", "index", "node")
+    __array_ufunc__ = None  # numpy arrays leave mixed operators to us
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node = node
+        self.index = index
+
+    @property
+    def spec(self) -> TensorSpec:
+        return self.node.specs[self.index]
+
+    @property
+    def shape(self) -> Shape:
+        return self.node.specs[self.index].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.node.specs[self.index].dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> Size:
+        return self.spec.size
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def real(self) -> Tensor:
+        """The real part; a real tensor itself."""
+        part: Tensor = FUNCTIONS["real"](self)
+        return part
+
+    @property
+    def imag(self) -> Tensor:
+        """The imaginary part; zeros for a real tensor."""
+        part: Tensor = FUNCTIONS["imag"](self)
+        return part
+
+    @property
+    def T(self) -> Tensor:
+        return self if self.ndim < 2 else self.mT
+
+    @property
+    def mT(self) -> Tensor:
+        transposed: Tensor = FUNCTIONS["matrix_transpose"](self)
+        return transposed
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name!r} {self.spec} at {self.node.location}>"
+
+    __hash__ = object.__hash__
+
+    def _no_value(self, what: str) -> GraphError:
+        return GraphError(
+            f"{self.name} (made at {self.node.location}) has no {what} while the graph is built: "
+            "it is symbolic; use gf.where for choices, Session.run for values"
+        )
+
+    def __bool__(self) -> bool:
+        raise self._no_value("truth value")
+
+    def __int__(self) -> int:
+        raise self._no_value("integer value")
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        raise self._no_value("float value")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._no_value("array")
+
+    def __len__(self) -> int:
+        if not self.ndim or not isinstance(self.shape[0], int):
+            raise self._no_value("length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([self[i] for i in range(len(self))])
+
+    __add__, __radd__ = _binary("add"), _binary("add", True)
+    __sub__, __rsub__ = _binary("subtract"), _binary("subtract", True)
+    __mul__, __rmul__ = _binary("multiply"), _binary("multiply", True)
+    __truediv__, __rtruediv__ = _binary("divide"), _binary("divide", True)
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _binary("floor_divide", True)
+    __mod__, __rmod__ = _binary("remainder"), _binary("remainder", True)
+    __pow__, __rpow__ = _binary("pow"), _binary("pow", True)
+    __matmul__, __rmatmul__ = _binary("matmul"), _binary("matmul", True)
+    __lt__, __le__ = _binary("less"), _binary("less_equal")
+    __gt__, __ge__ = _binary("greater"), _binary("greater_equal")
+    __eq__ = _binary("equal")
+    __ne__ = _binary("not_equal")
+    __and__, __rand__ = _binary("bitwise_and"), _binary("bitwise_and", True)
+    __or__, __ror__ = _binary("bitwise_or"), _binary("bitwise_or", True)
+    __xor__, __rxor__ = _binary("bitwise_xor"), _binary("bitwise_xor", True)
+    __lshift__ = _binary("bitwise_left_shift")
+    __rlshift__ = _binary("bitwise_left_shift", True)
+    __rshift__ = _binary("bitwise_right_shift")
+    __rrshift__ = _binary("bitwise_right_shift", True)
+    __invert__ = _unary("bitwise_invert")
+    __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("abs")
+    __getitem__ = _method("getitem")
+
+    sum, mean, max, min, prod = map(_method, ("sum", "mean", "max", "min", "prod"))
+    var, std, any, all = map(_method, ("var", "std", "any", "all"))
+    argmax, argmin, conj = _method("argmax"), _method("argmin"), _method("conj")
+    astype, reshape, squeeze = _method("astype"), _method("reshape"), _method("squeeze")
+
+
+def _convertible(value: Any) -> bool:
+    return isinstance(
+        value, Tensor | bool | int | float | complex | np.ndarray | np.generic | list | tuple | Dim
+    )
+
+
+# What plain Python numbers and lists become, by the dtype that numpy gives them.
+PLAIN = {"float64": "float32", "complex128": "complex64"}
+_PLAIN_DTYPES = {np.dtype(given): np.dtype(taken) for given, taken in PLAIN.items()}
+
+
+def as_tensor(value: Any, dtype: Any = None) -> Tensor:
+    """A tensor as it is; arrays, lists and Python scalars as constants (lists of floats become
+    float32, of complex numbers complex64); a symbolic size as the number that it is (int64).
+
+    Raises:
+        DTypeError: the value has no supported dtype.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if not _convertible(value):
+        raise DTypeError(f"cannot make a tensor of {type(value).__name__} {value!r}")
+    if isinstance(value, Dim):
+        size: Tensor = REGISTRY["size_of"](size=value, dtype=as_dtype(dtype or "int64").name)
+        return size
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DTypeError(f"{value!r} is no regular array: {error}") from None
+    if dtype is None and not isinstance(value, np.ndarray | np.generic):
+        dtype = _PLAIN_DTYPES.get(array.dtype)
+    given = as_dtype(array.dtype)
+    wanted = given if dtype is None else as_dtype(dtype)
+    if wanted is given:
+        array = array.astype(wanted)
+    else:
+        with np.errstate(over="ignore"):  # beyond the dtype is inf, as for any op
+            array = array.astype(wanted)
+    array.flags.writeable = False
+    constant: Tensor = REGISTRY["constant"](value=array)
+    return constant
+
+
+def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Inputs converted to their common dtype; Python scalars are weak and take the tensors', a
+    complex one the complex dtype of the floats'.
+
+    Raises:
+        DTypeError: kinds would mix, or a scalar does not fit.
+    """
+    try:
+        strong: Sequence[Tensor] = [as_tensor(x) for x in inputs if type(x) not in _RANKS]
+        if op_name in REGISTRY and current_scope.get().autocast is not None:
+            strong = autocasted(strong, REGISTRY[op_name].autocast)
+        if not strong:
+            strong = [as_tensor(max(inputs, key=lambda x: list(_RANKS).index(type(x))))]
+        dtype = strong[0].dtype
+        same = True
+        for tensor in strong[1:]:
+            if tensor.dtype is not dtype:
+                same = False
+                dtype = promote(dtype, tensor.dtype)
+        if same and len(strong) == len(inputs):
+            return tuple(strong)
+        if kind(dtype) == "float" and any(type(x) is complex for x in inputs):
+            dtype = complex_dtype(dtype)
+        scalars = iter(strong)
+        converted = (_weak(x, dtype) if _is_scalar(x) else next(scalars) for x in inputs)
+        return tuple(t if t.dtype == dtype else FUNCTIONS["astype"](t, dtype) for t in converted)
+    except DTypeError as error:
+        raise told(op_name, error) from None
+
+
+def autocasted(tensors: Sequence[Tensor], to: Literal["low", "high"] | None) -> Sequence[Tensor]:
+    """Inputs in the dtypes in which a `gf.autocast` block computes what declares `to`."""
+    scope = current_scope.get().autocast
+    if scope is None or to is None:
+        return tensors
+    return [scope.cast(t, to) for t in tensors]
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether a value is a Python scalar (np.float64 is a float, but keeps its dtype), or a size,
+    which counts as one."""
+    return type(value) in _RANKS
+
+
+_RANKS = {bool: "bool", int: "int", Dim: "int", float: "float", complex: "complex"}
+
+
+def _weak(scalar: Any, dtype: np.dtype[Any]) -> Tensor:
+    rank = ("bool", "int", "float", "complex")
+    scalar_kind = _RANKS[type(scalar)]
+    if rank.index(scalar_kind) > rank.index(kind(dtype)) or (
+        not is_inexact(dtype) and scalar_kind != kind(dtype)
+    ):
+        raise DTypeError(
+            f"Python scalar {scalar!r} does not fit {dtype}; convert the tensor with .astype first"
+        )
+    if not isinstance(scalar, Dim) and not _in_range(scalar, dtype):
+        raise DTypeError(f"Python scalar {scalar!r} is outside the range of {dtype}")
+    return as_tensor(scalar, dtype)
+
+
+def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype holds a number, or nearly; floats hold infinities and NaN."""
+    if kind(dtype) == "bool":
+        return True
+    low, high = limits(dtype)
+    if is_inexact(dtype):
+        return not any(high < abs(part) < np.inf for part in (scalar.real, scalar.imag))
+    return bool(low <= scalar <= high)
