@@ -325,6 +325,14 @@ class CoordinatorMachine:
         operation = self._operations.get(request)
         if operation is None:
             return []
+        before = self._step(operation.begin.follows) if operation.begin.follows >= 0 else None
+        if before is not None and before.held:
+            error = SessionError(
+                f"{operation.what} was to be decided before {before.what}, which it follows; "
+                "finish steps in the order in which they were begun"
+            )
+            operation.failure = error  # it ends when that one does, as workers have to see it
+            return [Settle(request, error)]
         operation.held = False
         return [] if operation.waiting else self._end(operation, None)
 
