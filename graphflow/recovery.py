@@ -143,8 +143,8 @@ class Recovery:
             raise
 
     def _make_certain(self) -> None:
-        """Write the state as it is after an interrupted step. Where that cannot be, nothing leads
-        on to it, but the training goes on."""
+        """Write the state as it is after an interrupted step, or another checkpoint. Where that
+        cannot be, nothing leads on to it, but the training goes on."""
         try:
             self.save()
         except CheckpointError as error:
@@ -245,11 +245,17 @@ class Recovery:
             self.wait()
 
     def begin_at(self, folder: Path) -> None:
-        """The state is that of a checkpoint from now on, and what was kept leads nowhere."""
+        """The state is that of a checkpoint from now on, and what was kept leads nowhere.
+
+        It is written anew among our own: the user may save something else in its place.
+        """
         self.wait()
         self.saver.store.advance()  # what is written from now on is newer than what was before
         self.saver.saved = -1
         self._stretches = [Stretch(folder, written=True)]
+        if self._keeps:
+            self._make_certain()
+            self._drop_before(self._last_written())
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -362,7 +368,10 @@ class Recovery:
         Raises:
             StateLost: there is none.
         """
-        why = "none was written since a step was interrupted, or what was kept became too much"
+        why = (
+            "none was written since a step was interrupted, another checkpoint was loaded, or what "
+            "was kept became too much"
+        )
         for place in reversed(range(len(self._stretches))):
             stretch = self._stretches[place]
             if not stretch.written:

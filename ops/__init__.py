@@ -8,6 +8,7 @@ from graphflow.ops import (
     activations,
     adaptive,
     attention_packed,
+    attention_rows,
     batch_norm,
     bitwise,
     collectives,
@@ -66,14 +67,14 @@ from graphflow.ops import (
 )
 
 __all__ = [
-    "activations", "adaptive", "attention_packed", "batch_norm", "bitwise", "collectives", "comm",
-    "complex", "control", "conv", "convert", "correlation", "creation", "debug", "decompose",
-    "deform", "determinant", "einsum", "elementwise", "embedding", "extrema", "fft", "fourier",
-    "getitem", "grid", "host", "index", "linalg", "linear_algebra", "magnitude", "nn", "norm",
-    "places", "pool", "pool_max", "pool_mean", "product", "random", "reduce", "resize", "roi",
-    "sampling", "scatter", "search", "select", "shape", "signal", "singular", "softmax",
-    "solve", "sort", "sparse", "state", "suppression", "transcendental", "unfold", "vision",
-    "window",
+    "activations", "adaptive", "attention_packed", "attention_rows", "batch_norm", "bitwise",
+    "collectives", "comm", "complex", "control", "conv", "convert", "correlation", "creation",
+    "debug", "decompose", "deform", "determinant", "einsum", "elementwise", "embedding", "extrema",
+    "fft", "fourier", "getitem", "grid", "host", "index", "linalg", "linear_algebra", "magnitude",
+    "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product", "random", "reduce",
+    "resize", "roi", "sampling", "scatter", "search", "select", "shape", "signal", "singular",
+    "softmax", "solve", "sort", "sparse", "state", "suppression", "transcendental", "unfold",
+    "vision", "window",
 ]  # fmt: skip
 
 

@@ -12,12 +12,18 @@ from typing import Any
 from graphflow.errors import ShapeError
 from graphflow.op import FUNCTIONS, REGISTRY, Cost, Op, Tensor, register, sample
 from graphflow.ops import batching, sharding_coupled
-from graphflow.ops.attention import attention_kernels, infer_pairs, native_pattern
+from graphflow.ops.attention import infer_pairs
+from graphflow.ops.attention_rows import (
+    apart_from,
+    attend_views,
+    attend_views_back,
+    swaps,
+    turned,
+)
 from graphflow.ops.convert import astype
-from graphflow.ops.kernels import attend
 from graphflow.ops.reduce import sum
 from graphflow.ops.rules import is_zeros, require_kind
-from graphflow.ops.shape import permute_dims, reshape, reshape_op
+from graphflow.ops.shape import reshape
 from graphflow.ops.window import concat
 from graphflow.ops.window import window as part_of
 from graphflow.spec import Size, TensorSpec, product, show_shape, spec
@@ -65,15 +71,9 @@ def _total(counts: Sequence[int]) -> int:
 
 
 def _into(xp: Any, out: Any, x: Any, *mask: Any, heads: int, shared: int, **attrs: Any) -> None:
-    q, k, v = _views(x, heads, shared, shared)
-    (y,) = _views(out[0], heads)
-    if attend.is_native(xp, q, k, v, attrs["softcap"]):
-        attend.forward(y, out[1], q, k, v, mask, native_pattern(**attrs))
-        return
-    forward, _ = attention_kernels()
-    found, logs = forward(xp, *map(xp.ascontiguousarray, (q, k, v)), *mask, **attrs)
-    xp.copyto(y, found)
-    xp.copyto(out[1], logs)
+    attend_views(
+        xp, (*_views(out[0], heads), out[1]), _views(x, heads, shared, shared), mask, attrs
+    )
 
 
 def _kernel(xp: Any, x: Any, *mask: Any, heads: int, shared: int, **attrs: Any) -> Any:
@@ -93,28 +93,20 @@ def _vjp(
     none = (None,) * len(mask)
     if is_zeros(gs[1]):
         return packed_grad(gs[0], x, *ys, *mask, **attrs), *none
-    (apart,) = _apart(x)
+    (apart,) = apart_from([x])
     parted = _parted(apart, *mask, **attrs)
     (found,) = FUNCTIONS["gradients"](list(parted), [apart], list(gs))
     return found, *none
 
 
-def _apart(*inputs: Tensor) -> list[Tensor]:
-    """Aliases of tensors that do not depend on each other, though what they stand for may."""
-    return [reshape_op(x, shape=x.shape) for x in inputs]
-
-
 def _heads(x: Tensor, start: int, count: int, depth: int) -> Tensor:
     """Some of the heads side by side in (…, T, heads·d), as (…, heads, T, d)."""
     mine = part_of(x, x.ndim - 1, start * depth, count * depth)
-    rank = x.ndim
-    order = (*range(rank - 2), rank - 1, rank - 2, rank)
-    return permute_dims(reshape(mine, (*x.shape[:-1], count, depth)), order)
+    return turned(reshape(mine, (*x.shape[:-1], count, depth)))
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    rank = x.ndim
-    swapped = permute_dims(x, (*range(rank - 3), rank - 2, rank - 3, rank - 1))
+    swapped = turned(x)
     return reshape(swapped, (*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1]))
 
 
@@ -139,18 +131,10 @@ def _grad_into(
     xp: Any, out: Any, g: Any, x: Any, y: Any, logs: Any, *mask: Any, heads: int, shared: int,
     **attrs: Any,
 ) -> None:  # fmt: skip
-    q, k, v = _views(x, heads, shared, shared)
     outs = _views(out, heads, shared, shared)
     (gh,), (yh,) = (_views(a, heads) for a in (g, y))
-    if attend.is_native(xp, q, k, v, attrs["softcap"]):
-        delta = xp.empty(logs.shape, logs.dtype)
-        attend.backward(outs, gh, delta, q, k, v, logs, mask, native_pattern(**attrs), y=yh)
-        return
-    _, backward = attention_kernels()
-    delta = (gh.astype(logs.dtype) * yh.astype(logs.dtype)).sum(-1)
-    given = map(xp.ascontiguousarray, (gh, delta, q, k, v))
-    for view, found in zip(outs, backward(xp, *given, logs, *mask, **attrs), strict=True):
-        xp.copyto(view, found)
+    delta, given = xp.empty(logs.shape, logs.dtype), _views(x, heads, shared, shared)
+    attend_views_back(xp, outs, gh, delta, given, logs, mask, attrs, y=yh)
 
 
 def _grad_kernel(xp: Any, g: Any, x: Any, *rest: Any, **attrs: Any) -> Any:
@@ -160,7 +144,7 @@ def _grad_kernel(xp: Any, g: Any, x: Any, *rest: Any, **attrs: Any) -> Any:
 
 
 def _grad_vjp(h: Tensor, dx: Tensor, *inputs: Tensor, **attrs: Any) -> Sequence[Tensor | None]:
-    apart, mask = _apart(*inputs[:4]), inputs[4:]
+    apart, mask = apart_from(inputs[:4]), inputs[4:]
     parted = _parted_grad(*apart, *mask, **attrs)
     found = FUNCTIONS["gradients"]([parted], apart, [h])
     return *found, *(None,) * len(mask)
@@ -297,12 +281,9 @@ def packed(tensors: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
 
 def _source(x: Tensor) -> tuple[Tensor, int] | None:
     """The tensor (…, T, n) of whose last axis x (…, heads, T, d) is a part, and where it begins."""
-    rank = x.ndim
-    node = x.node
-    swapped = (*range(rank - 3), rank - 2, rank - 3, rank - 1)
-    if node.op.name != "permute_dims" or tuple(node.attrs["axes"]) != swapped:
+    if not swaps(x):
         return None
-    node = node.inputs[0].node
+    node = x.node.inputs[0].node
     if node.op.name != "reshape" or node.inputs[0].shape[:-1] != node.specs[0].shape[:-2]:
         return None
     part = node.inputs[0]

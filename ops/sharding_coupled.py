@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.op import FUNCTIONS, Sharding, Tensor, make_node
 from graphflow.ops.sharding import capital, equation, letters
-from graphflow.spec import Dim, Size, TensorSpec, product
+from graphflow.spec import Dim, Outer, Size, TensorSpec, product
 
 G = FUNCTIONS
 Axes = tuple[int, ...]
@@ -308,36 +308,42 @@ def attention_mask_grad(*specs: TensorSpec, **attrs: Any) -> Sharding:
 
 
 def packed(*specs: TensorSpec, heads: int, shared: int, **attrs: Any) -> Sharding:
-    """attention_packed and its gradient: cut along the batch, and along heads, which queries, keys
-    and values have side by side; where several share keys these are stretches of unlike length, and
-    stay whole."""
+    """attention_packed and its gradient: cut along the batch, and along heads of keys, which
+    queries, keys and values have side by side, in stretches of unlike length where queries share
+    keys."""
     x = specs[0]
     front = letters(x.rank - 2)
-    head = "." if heads != shared else letters(1, front)
-    depth = x.shape[-1] // (3 * heads) if len(specs) < 4 else x.shape[-1] // heads
+    head = letters(1, front)
+    each = heads // shared
+    depth = x.shape[-1] // (heads + 2 * shared if len(specs) < 4 else heads)
     kinds = ["x", "m"] if len(specs) < 4 else ["y", "x", "y", "l", "m"]
     outs = ["y", "l"] if len(specs) < 4 else ["x"]
     names = {"x": front + "." + head, "y": front + "." + head, "l": front + head + "."}
     texts = []
     scale: dict[tuple[int, int], Size] = {}
-    outer: dict[tuple[int, int], Size] = {}
+    outer: dict[tuple[int, int], Outer] = {}
     for number, kind in enumerate([*kinds[: len(specs)], *outs]):
         if kind == "m":
             mask = specs[number].shape
             own = (front + head + "..")[x.rank + 1 - len(mask) :]
             texts.append("".join("." if n == 1 else c for n, c in zip(mask, own, strict=True)))
+            if head in texts[-1] and each != 1:
+                scale[number, texts[-1].index(head)] = each
             continue
         texts.append(names[kind])
-        if kind != "l" and head != ".":
+        if kind == "l" and each != 1:
+            scale[number, x.rank - 2] = each
+        elif kind == "x":
             scale[number, x.rank - 1] = depth
-            if kind == "x":
-                outer[number, x.rank - 1] = 3
+            outer[number, x.rank - 1] = 3 if each == 1 else (each, 1, 1)
+        elif kind == "y":
+            scale[number, x.rank - 1] = depth * each
 
     def build(op: Any, cut: Any, *inputs: Tensor, **attrs: Any) -> Any:
-        count = cut.size.get(head, heads)
-        each = {"heads": count, "shared": count} if head != "." else {}
-        made = make_node(op, inputs, {**attrs, **each}).outputs
+        count = cut.size[head]
+        own = {"heads": count * each, "shared": count}
+        made = make_node(op, inputs, {**attrs, **own}).outputs
         return made if len(made) > 1 else made[0]
 
     text = equation(texts[: len(specs)], texts[len(specs) :])
-    return Sharding(text, scale, build=build, placeless=True, outer=outer)
+    return Sharding(text, scale, build=build, placeless=each == 1, outer=outer)

@@ -22,7 +22,7 @@ import numpy as np
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, OpError, SessionError, StepTimeout, VariableError
 from graphflow.op import Node
-from graphflow.placement.host import cores
+from graphflow.placement.host import cores, everywhere
 from graphflow.runtime.backend import Backend, backend_for, blas_limit
 from graphflow.runtime.collectives.exchanges import Exchanges, Member, Part
 from graphflow.runtime.collectives.pieces import Collective
@@ -218,7 +218,8 @@ class Host:
         """Calibrate this machine: plain data for the cost model."""
         from graphflow.placement.calibrate import measure_machine
 
-        return measure_machine(self.devices)
+        with everywhere():
+            return measure_machine(self.devices)
 
     def _of(self, session: str) -> _Session:
         state = self._sessions.get(session)

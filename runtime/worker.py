@@ -31,7 +31,7 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
-from graphflow.placement.host import host_memory
+from graphflow.placement.host import host_memory, keep_to
 from graphflow.runtime.clock import identity
 from graphflow.runtime.endpoint import MetricsServer
 from graphflow.runtime.hosting import HostedSession, HostFactory, default_factory
@@ -675,7 +675,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoints", help="the directory of the session's checkpoints")
     parser.add_argument("--metrics", help="where metrics are served, such as 127.0.0.1:9100")
     parser.add_argument("--recorder", help=argparse.SUPPRESS)  # two descriptors of a `Recorder`
+    parser.add_argument("--core", type=int, action="append", default=[], help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    keep_to(given.core)
     if given.recorder:
         record(*map(int, given.recorder.split(",")))
     configure_by_environment()

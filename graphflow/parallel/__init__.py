@@ -8,6 +8,7 @@ from graphflow.parallel.collectives import (
     reduce_scatter,
 )
 from graphflow.parallel.data import Data
+from graphflow.parallel.gpt import GPT
 from graphflow.parallel.pipelines import Pipeline
 from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule, Task, draw, run, staleness
@@ -23,7 +24,7 @@ from graphflow.parallel.schedules import (
 )
 from graphflow.parallel.search import Search, auto
 from graphflow.parallel.strategies import Shard
-from graphflow.parallel.whatif import GPT, what_if
+from graphflow.parallel.whatif import what_if
 
 __all__ = [
     "GPT",

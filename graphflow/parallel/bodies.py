@@ -17,7 +17,7 @@ from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, made_by, make_node
 from graphflow.parallel.layouts import Layout, Value, whole
 from graphflow.parallel.mesh import WHOLE, Place, Split
-from graphflow.parallel.moves import Moves
+from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.propagate import propagate
 from graphflow.spec import TensorSpec
 from graphflow.tracing import parameter
@@ -178,7 +178,7 @@ class _Control:
     def whole(self) -> None:
         """The node at each place, with whole operands."""
         values = [
-            self.moves.to(self.emitter.values[t], whole(t.ndim), self.node, t.name)
+            self.moves.to(self.emitter.values[t], whole(t.ndim), self.node, called(t.node))
             for t in self.node.inputs
         ]
         layouts = [whole(s.rank) for s in self.node.specs]
@@ -205,7 +205,7 @@ class _Control:
         for tensor in self.node.inputs:
             value = self.emitter.values[tensor]
             layout = Layout(tuple(self._kept(split) for split in value.layout.dims))
-            found.append(self.moves.to(value, layout, self.node, tensor.name))
+            found.append(self.moves.to(value, layout, self.node, called(tensor.node)))
         return found
 
     def _kept(self, split: Split) -> Split:

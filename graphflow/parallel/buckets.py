@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, Value
-from graphflow.parallel.moves import Moves
+from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.together import scattered, summed
 
 SMALL = 16
@@ -68,7 +68,7 @@ class Buckets:
             layout = layout.with_dim(d, wanted.dims[d])
         if len(value.layout.partial) > 1:  # what takes turns is added up first
             within = Layout(value.layout.dims, tuple(across))
-            value = self._values[tensor] = self._moves.to(value, within, cause, tensor.name)
+            value = self._values[tensor] = self._moves.to(value, within, cause, called(tensor.node))
         self._wanted[tensor] = layout
         size = self._moves.nbytes(value.spec, value.layout)
         key = (axis, tensor.dtype.name, wanted is not None)
@@ -101,7 +101,7 @@ class Buckets:
         layouts = [self._wanted.pop(t) for t in tensors]
         axis, _, in_pieces = key
         if len(values) == 1:
-            sums = [self._moves.to(values[0], layouts[0], cause, tensors[0].name)]
+            sums = [self._moves.to(values[0], layouts[0], cause, called(tensors[0].node))]
         elif in_pieces:
             sums = scattered(self._moves, values, layouts, axis, cause)
         else:

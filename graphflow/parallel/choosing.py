@@ -36,20 +36,28 @@ class Choosing:
     readers: Mapping[Tensor, Sequence[Node | None]]
 
     def rule(self, node: Node) -> Rule:
-        """The rule of a node's op that has most of what is cut of its inputs."""
-        first, *others = rules_of(node)
+        """The rule of a node's op that has most of what is cut of its inputs, and then of what
+        would best be of its outputs."""
+        first, *others = rules_of(node, self.readers)
+        have = [self.values[t].layout for t in node.inputs]
+        want = [self.wishes.get(t) for t in node.outputs]
 
-        def fits(rule: Rule, i: int, d: int, split: Split) -> bool:
-            own = rule.letters_split(split, i, d) if split else None
-            letter = rule.inputs[i][d]
-            return own is not None and self.cuts.can(rule.sizes.get(letter, 0), own)
+        def fits(rule: Rule, number: int, d: int, split: Split) -> bool:
+            own = rule.letters_split(split, number, d) if split else None
+            letter = (*rule.inputs, *rule.outputs)[number][d]
+            if own is None or (rule.windows(letter) and own.outer != 1):
+                return False
+            return self.cuts.can(rule.sizes.get(letter, 0), own)
 
-        def known(rule: Rule) -> int:
+        def count(rule: Rule, first: int, layouts: Sequence[Layout | None]) -> int:
             return sum(
-                fits(rule, i, d, split)
-                for i, t in enumerate(node.inputs)
-                for d, split in enumerate(self.values[t].layout.dims)
+                fits(rule, first + i, d, split)
+                for i, layout in enumerate(layouts)
+                for d, split in enumerate(layout.dims if layout else ())
             )
+
+        def known(rule: Rule) -> tuple[int, int]:
+            return count(rule, 0, have), count(rule, len(have), want)
 
         return max([first, *others], key=known) if others else first
 

@@ -16,9 +16,8 @@ from graphflow.parallel.stages import origin_of
 
 
 def added_where_they_are(graph: Graph, stages: Mapping[Node, int]) -> Graph:
-    """The graph in which parts of an activation's cotangent are added up before they leave a stage.
-
-    Those of a variable stay as they are: its stage adds them up over micro-batches, too.
+    """The graph in which parts of a cotangent are added up before they leave a stage: of an
+    activation that several read there, of a variable that several stages share.
 
     Args:
         graph: with gradients, before it is cut into micro-batches.
@@ -51,7 +50,7 @@ def _adds_parts(node: Node, stages: Mapping[Node, int]) -> bool:
     origin = origin_of(node)
     made = node.op.name == "add" and node not in stages and origin in stages
     alike = all(t.shape == node.outputs[0].shape for t in node.inputs)
-    return made and alike and origin.op.name != "variable"
+    return made and alike
 
 
 def _in_stages(parts: list[Tensor], node: Node, stages: Mapping[Node, int]) -> tuple[Tensor] | None:

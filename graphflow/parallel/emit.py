@@ -20,7 +20,7 @@ from graphflow.parallel.buckets import Buckets
 from graphflow.parallel.choosing import Choosing
 from graphflow.parallel.layouts import Layout, Value, whole
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
-from graphflow.parallel.moves import Moves
+from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.propagate import propagate
 from graphflow.parallel.rules import Rule, rule_of
 
@@ -104,7 +104,7 @@ class Emitter:
                 used = {a for e, s in enumerate(dims) if e != d for a in s.axes}
                 if used & set(dims[d].axes):
                     dims[d] = WHOLE
-            value = self.moves.to(value, Layout(tuple(dims), partial), node, tensor.name)
+            value = self.moves.to(value, Layout(tuple(dims), partial), node, called(tensor.node))
             for d, letter in windows:
                 value = self._window(node, rule, splits[letter], letter, d, i, value, ranges)
             parts.append(value.parts)
@@ -128,7 +128,7 @@ class Emitter:
             piece = self.cuts.piece(rule.sizes[letter], split, place)
             own[letter] = rule.sharding.needs(letter, piece.start, piece.stop)
             wanted.append(own[letter])
-        parts = self.moves.windows(value, d, wanted, node, node.inputs[number].name)
+        parts = self.moves.windows(value, d, wanted, node, called(node.inputs[number].node))
         return Value(value.spec, value.layout.with_dim(d, WHOLE), parts)
 
     def _at_places(
@@ -266,9 +266,22 @@ class Emitter:
         )
 
     def settle(self, node: Node) -> None:
-        """Exchange the sums that a node reads."""
+        """Exchange the sums that a node reads; those over turns that a device took, for a reader on
+        another one, are made where the turns were: it is sent one tensor, and not each turn's."""
         for tensor in node.inputs:
             self._buckets.empty(tensor)
+            layout = self.values[tensor].layout
+            rest = tuple(p for p in layout.partial if p[0] not in self.mesh.local)
+            if rest != layout.partial and self._elsewhere(tensor, node):
+                there = Layout(layout.dims, rest)
+                value = self.moves.to(self.values[tensor], there, tensor.node, tensor.name)
+                self.values[tensor] = value
+
+    def _elsewhere(self, tensor: Tensor, reader: Node) -> bool:
+        return any(
+            self.moves.device(tensor.node, place) != self.moves.device(reader, place)
+            for place in self.mesh.places
+        )
 
     # Expansion ------------------------------------------------------------------------------------
 
@@ -326,7 +339,9 @@ class Emitter:
         values = []
         for tensor in node.inputs:
             self._buckets.empty(tensor)
-            whole_value = self.moves.to(self.values[tensor], whole(tensor.ndim), node, tensor.name)
+            whole_value = self.moves.to(
+                self.values[tensor], whole(tensor.ndim), node, called(tensor.node)
+            )
             values.append(whole_value)
         with self.moves.at(self.mesh.places[0], node):
             made = make_node(node.op, tuple(v.parts[0] for v in values), node.attrs, node.name)

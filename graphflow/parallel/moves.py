@@ -19,6 +19,9 @@ from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split
 from graphflow.parallel.parts import combined_all, cut, joined, taken
 from graphflow.spec import Shape, TensorSpec, product
 
+BETWEEN = "moves/"
+"""The scope of what is made for an op, and is none of the user's."""
+
 
 class Moves:
     """Moves values between layouts, and notes what travels.
@@ -180,7 +183,7 @@ class Moves:
 
     def between(self, cause: Node) -> made_by:
         """Nodes built in the block are at several places: where what they read is."""
-        return made_by(cause, "moves/", DeviceName())
+        return made_by(cause, BETWEEN, DeviceName())
 
     def part(self, value: Value, place: Place) -> Tensor:
         """The part of a value at a place."""
@@ -409,8 +412,15 @@ class Note:
     def __call__(self, kind: str, axis: str, travels: int) -> None:
         if axis not in self.moves.mesh.local:
             self.moves.made.append(
-                Move(kind, axis, self.name, int(travels), self.cause.name, self.cause.location)
+                Move(kind, axis, self.name, int(travels), called(self.cause), self.cause.location)
             )
 
 
-__all__ = ["Moves", "Note"]
+def called(node: Node) -> str:
+    """What a node is called for the user: of what an op was expanded into, the op's name."""
+    while node.name.startswith(BETWEEN) and node.origin is not None:
+        node = node.origin
+    return node.name
+
+
+__all__ = ["Moves", "Note", "called"]

@@ -26,12 +26,16 @@ def propagate(
         given: annotations, which stay as they are.
     """
     spread = _Spread(given, cuts)
+    readers: dict[Tensor, list[Node | None]] = {}
+    for node in nodes:
+        for tensor in node.inputs:
+            readers.setdefault(tensor, []).append(node)
     rules: dict[Node, list[Rule]] = {}
     for node in nodes:
         if node.op.name == "assign":
             continue
         if node.inputs or node.op.sharding is not None:
-            rules[node] = rules_of(node)
+            rules[node] = rules_of(node, readers)
     for _ in range(ROUNDS):
         spread.changed = False
         for node in nodes:
@@ -48,7 +52,7 @@ def by_heads(
 ) -> dict[Tensor, Layout]:
     """Annotations, in which variables that map to queries, keys and values at once are cut by the
     heads of each, and not in stretches of all."""
-    starts = [n for n in nodes if n.op.name == "attention_packed"]
+    starts = [n for n in nodes if n.op.name in ("attention", "attention_packed")]
     cut = {
         split
         for tensor, layout in given.items()
@@ -68,14 +72,19 @@ def by_heads(
 
 
 def _fused(nodes: Sequence[Node], split: Split, cuts: Cuts) -> dict[Tensor, Layout]:
-    """Layouts by heads of what attention reads side by side."""
+    """Layouts by heads of what attention reads, side by side or each by itself."""
     found = {}
     for node in nodes:
-        rule, x = rule_of(node), node.inputs[0]
-        last = x.ndim - 1
-        rows = rule.split(split, 0, last)
-        if rows.outer != 1 and cuts.can(x.shape[last], rows):
-            found[x] = whole(x.ndim).with_dim(last, rows)
+        rule = rule_of(node)
+        packed = node.op.name == "attention_packed"
+        letter = rule.inputs[0][-1 if packed else -3]
+        for i, (tensor, names) in enumerate(zip(node.inputs, rule.inputs, strict=True)):
+            if letter not in names or i > (0 if packed else 2):
+                continue
+            d = names.index(letter)
+            own = rule.split(split, i, d)
+            if cuts.can(tensor.shape[d], own):
+                found[tensor] = whole(tensor.ndim).with_dim(d, own)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from graphflow.op import Node, Sharding
 from graphflow.ops import sharding as rules
 from graphflow.parallel.mesh import Split
+from graphflow.parallel.stretches import Readers, along, stretch_of
 from graphflow.spec import Outer, Size, floordiv, stretches
 
 
@@ -56,9 +57,16 @@ def _times(rows: Outer, each: Outer) -> Outer | None:
     return times if times * each == rows else None
 
 
-def rules_of(node: Node) -> list[Rule]:
-    """The rules of a node's op: the first is for most cases."""
+def rules_of(node: Node, readers: Readers) -> list[Rule]:
+    """The rules of a node's op: the first is for most cases.
+
+    Args:
+        readers: the nodes that read each tensor.
+    """
     first = rule_of(node)
+    stretch = stretch_of(node, readers)
+    if stretch is not None:
+        return [_taken_apart(node, along(node, stretch, first.sharding)), first]
     others = [_taken_apart(node, each) for each in first.sharding.alternatives]
     return [first, *others]
 

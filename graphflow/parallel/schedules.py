@@ -68,7 +68,8 @@ def pipedream(
 
 def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     """1F1B in which each device holds several stages, every p-th one. Idle (p-1)(f+b)/v for v of
-    them, f and b being those of all stages of a device together.
+    them, f and b being those of all stages of a device together; device s stores at most
+    min(mv, pv+p-1-2s) micro-batches of one stage (v > 1).
 
     Args:
         stages: of the network: p·v.
@@ -96,14 +97,16 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
         backward = [_chunk_task("B", k, device, p, chunks) for k in range(m * chunks)]
         # The first backward pass comes when one micro-batch of each of the first p has gone all the
         # way, and then a task of each sort by turns.
-        ahead = min((p - device - 1) * 2 + (chunks - 1) * p, m * chunks)
+        after = (p - device - 1) * (1 if chunks == 1 else 2)  # of one stage a device: 1F1B
+        ahead = min(after + (chunks - 1) * p, m * chunks)
         orders.append(_merged(forward, backward, ahead + 1 if ahead < m * chunks else ahead))
     return Schedule(f"interleaved 1F1B ({chunks} stages a device)", total, m, _frozen(orders))
 
 
 def zb_h1(stages: int, microbatches: int) -> Schedule:
-    """1F1B with the gradients of weights put off into what would be idle. Idle (p-1)(f+b-w); no
-    device stores more than p micro-batches, as much as the first one does in 1F1B.
+    """1F1B with the gradients of weights put off into what would be idle. Idle (p-1)(f+b-w) for m
+    from p up and w no longer than f and b; no device stores more than p micro-batches, as much as
+    the first one does in 1F1B.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
     """
@@ -114,7 +117,8 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
 
 def zb_h2(stages: int, microbatches: int) -> Schedule:
     """As ZB-H1, with as many forward passes ahead as leave nothing idle where f = b = w. Idle
-    (p-1)(f+b-2w) between batches that follow one another; up to 2p-1 micro-batches are stored.
+    (p-1)(f+b-2w) between batches that follow one another, for m from 2p-1 up and w no longer than f
+    and b; up to 2p-1 micro-batches are stored.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
     """

@@ -25,6 +25,7 @@ from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split, too_small
 from graphflow.parallel.moves import Moves
 from graphflow.parallel.propagate import by_heads, propagate
 from graphflow.parallel.staged import Staged
+from graphflow.parallel.updates import Updates
 from graphflow.passes import MergeBodies
 from graphflow.spec import Span, evaluate, part_of
 from graphflow.strategy import strategy_of
@@ -156,7 +157,7 @@ def divided(
             readers.setdefault(tensor, []).append(node)
     for tensor in graph.outputs:
         readers.setdefault(tensor, []).append(None)
-    work = _Division(graph, Emitter(moves, wishes, readers, bucket, apart), known or {})
+    work = _Division(graph, Emitter(moves, wishes, readers, bucket, apart), known or {}, bucket)
     outputs = work.run()
     return Sharded(
         graph,
@@ -207,7 +208,9 @@ def _layouts_of(graph: Graph, known: Mapping[Node, Pieces]) -> dict[Tensor, Layo
 class _Division:
     """One graph on its way through an emitter."""
 
-    def __init__(self, graph: Graph, emitter: Emitter, known: Mapping[Node, Pieces]) -> None:
+    def __init__(
+        self, graph: Graph, emitter: Emitter, known: Mapping[Node, Pieces], bucket: int
+    ) -> None:
         self.graph = graph
         self.emitter = emitter
         self.moves = emitter.moves
@@ -218,9 +221,12 @@ class _Division:
         self.variables: dict[Node, Pieces] = {}
         self._initial: dict[Node, Array] = {}  # whole ones, of which parts are cut
         self._groups: dict[Tensor, list[Tensor]] = {}
+        self._updates = Updates(emitter.moves, bucket, self._assigned)
 
     def run(self) -> list[Tensor]:
         for node in self.graph.nodes:
+            if any(t.node.op.name == "assign" for t in node.inputs):
+                self._updates.flush()
             match node.op.name:
                 case "placeholder":
                     self._placeholder(node)
@@ -232,6 +238,7 @@ class _Division:
                     self._group(node)
                 case _:
                     self.emitter.node(node)
+        self._updates.flush()
         return self._with_all_updates([self._fetched(t) for t in self.graph.outputs])
 
     def _with_all_updates(self, outputs: list[Tensor]) -> list[Tensor]:
@@ -342,8 +349,11 @@ class _Division:
         variable, given = node.inputs
         self.emitter.settle(node)
         layout = self.emitter.values[variable].layout
-        value = self.moves.to(self.emitter.values[given], layout, node, given.name)
-        targets = self.emitter.values[variable].parts
+        self._updates.add(node, self.emitter.values[given], layout)
+
+    def _assigned(self, node: Node, value: Value) -> None:
+        """The assignments of all places, of a value that lies as the variable does."""
+        targets = self.emitter.values[node.inputs[0]].parts
         made: dict[Tensor, Tensor] = {}
         parts = []
         for place, target, part in zip(self.mesh.places, targets, value.parts, strict=True):
@@ -351,7 +361,7 @@ class _Division:
                 with self.moves.at(place, node):
                     made[target] = REGISTRY["assign"](target, part)
             parts.append(made[target])
-        self._keep(node.outputs[0], layout, parts)
+        self._keep(node.outputs[0], value.layout, parts)
 
     def _group(self, node: Node) -> None:
         members: dict[Tensor, None] = {}

@@ -1,7 +1,8 @@
-"""Several partial sums in one exchange: flat and one after the other, added up, taken apart again.
+"""Several tensors in one exchange: flat and one after the other, added up or gathered, taken apart
+again.
 
 Small tensors each cost an exchange as much as large ones do, so those that are finished about the
-same time go together (`buckets.py`).
+same time go together (`buckets.py`, `updates.py`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from graphflow.op import FUNCTIONS, Node, Tensor
-from graphflow.parallel.collectives import all_reduce, reduce_scatter
+from graphflow.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from graphflow.parallel.layouts import Layout, Value
 from graphflow.parallel.mesh import Place
 from graphflow.parallel.moves import Moves, Note
-from graphflow.parallel.parts import cut
+from graphflow.parallel.parts import cut, joined
 from graphflow.spec import product
 
 
@@ -76,6 +77,43 @@ def scattered(
     return sums
 
 
+def gathered(moves: Moves, values: Sequence[Value], axis: str, cause: Node) -> list[Value]:
+    """Several values of which each place of a group has a piece, whole at all of them."""
+    dims = [next(d for d, s in enumerate(v.layout.dims) if axis in s.axes) for v in values]
+
+    def build(group: Sequence[Place]) -> list[list[Tensor]]:
+        rows = [
+            _row(moves, place, cause, [moves.part(v, place) for v in values]) for place in group
+        ]
+        with moves.between(cause):
+            wholes = all_gather(rows, axis=0)
+        return [taken(place, group, row) for place, row in zip(group, wholes, strict=True)]
+
+    def taken(place: Place, group: Sequence[Place], row: Tensor) -> list[Tensor]:
+        pieces: list[list[Tensor]] = [[] for _ in values]
+        begin = 0
+        with moves.at(place, cause):
+            for other in group:
+                for own, value in zip(pieces, values, strict=True):
+                    size = _size(moves, value, value.layout, other)
+                    shape = moves.local_shape(value.spec.shape, value.layout, other)
+                    own.append(FUNCTIONS["reshape"](cut(row, 0, begin, size), shape))
+                    begin += size
+            return [
+                joined(own, d, value.layout.dims[d].outer)
+                for own, value, d in zip(pieces, values, dims, strict=True)
+            ]
+
+    layouts = [
+        v.layout.with_dim(d, v.layout.dims[d].without_last())
+        for v, d in zip(values, dims, strict=True)
+    ]
+    travels = sum(moves.group_bytes(value, axis) for value in values)
+    note = Note(moves, cause, f"{len(values)} new values")
+    note("all-gather", axis, (moves.mesh.sizes[axis] - 1) * travels)
+    return _by_groups(moves, values, layouts, axis, build)
+
+
 def _size(moves: Moves, value: Value, layout: Layout, place: Place) -> int:
     """Elements of the part of a value at a place, by its layout."""
     return int(product(moves.local_shape(value.spec.shape, layout, place)))  # type: ignore[arg-type]
@@ -101,29 +139,44 @@ def _taken_apart(
     cause: Node,
     exchange: Callable[[Sequence[Place]], Sequence[Tensor]],
 ) -> list[Value]:
-    """The parts of what a group gets in one exchange; groups that have the same parts at the same
-    devices get the same."""
-    found: list[dict[Place, Tensor]] = [{} for _ in values]
-    known: dict[tuple[Tensor, ...], list[Place]] = {}
+    """The parts of what a group gets in one exchange, one after the other."""
+
+    def build(group: Sequence[Place]) -> list[list[Tensor]]:
+        found = []
+        for place, row in zip(group, exchange(group), strict=True):
+            own, begin = [], 0
+            for value, layout in zip(values, layouts, strict=True):
+                size = _size(moves, value, layout, place)
+                shape = moves.local_shape(value.spec.shape, layout, place)
+                with moves.at(place, cause):
+                    own.append(FUNCTIONS["reshape"](cut(row, 0, begin, size), shape))
+                begin += size
+            found.append(own)
+        return found
+
+    return _by_groups(moves, values, layouts, axis, build)
+
+
+def _by_groups(
+    moves: Moves,
+    values: Sequence[Value],
+    layouts: Sequence[Layout],
+    axis: str,
+    build: Callable[[Sequence[Place]], Sequence[Sequence[Tensor]]],
+) -> list[Value]:
+    """What is built for each place of a group, a part of each value; groups that have the same parts
+    at the same devices get the same."""
+    found: dict[Place, Sequence[Tensor]] = {}
+    known: dict[tuple[Tensor, ...], Sequence[Sequence[Tensor]]] = {}
     for group in moves.mesh.groups(axis):
         own = tuple(moves.part(v, place) for place in group for v in values)
-        twin = known.setdefault(own, group)
-        if twin is not group:
-            for parts in found:
-                parts.update({p: parts[q] for p, q in zip(group, twin, strict=True)})
-            continue
-        for place, row in zip(group, exchange(group), strict=True):
-            begin = 0
-            for value, layout, parts in zip(values, layouts, found, strict=True):
-                shape = moves.local_shape(value.spec.shape, layout, place)
-                size = _size(moves, value, layout, place)
-                with moves.at(place, cause):
-                    parts[place] = FUNCTIONS["reshape"](cut(row, 0, begin, size), shape)
-                begin += size
+        if own not in known:
+            known[own] = build(group)
+        found.update(zip(group, known[own], strict=True))
     return [
-        Value(value.spec, layout, tuple(parts[p] for p in moves.mesh.places))
-        for value, layout, parts in zip(values, layouts, found, strict=True)
+        Value(value.spec, layout, tuple(found[p][i] for p in moves.mesh.places))
+        for i, (value, layout) in enumerate(zip(values, layouts, strict=True))
     ]
 
 
-__all__ = ["scattered", "summed"]
+__all__ = ["gathered", "scattered", "summed"]

@@ -14,13 +14,14 @@ from graphflow.passes.base import Pass
 from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
 from graphflow.passes.constants import FoldConstants
 from graphflow.passes.duplicates import MergeDuplicates
+from graphflow.passes.heads import FoldHeads
 from graphflow.passes.pads import JoinPads
 from graphflow.passes.transposes import FoldTransposes
 from graphflow.pauses import without_collection
 
 DEFAULT: tuple[Pass, ...] = (
-    MergeBodies(), FoldConstants(), FoldTransposes(), JoinPads(), MergeDuplicates(), InlineCalls(),
-    AccumulateProducts(),
+    MergeBodies(), FoldConstants(), FoldHeads(), FoldTransposes(), JoinPads(), MergeDuplicates(),
+    InlineCalls(), AccumulateProducts(),
 )  # fmt: skip
 
 
@@ -33,6 +34,6 @@ def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
 
 
 __all__ = [
-    "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldTransposes", "InlineCalls", "JoinPads",
-    "MergeBodies", "MergeDuplicates", "Pass", "optimize",
+    "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldHeads", "FoldTransposes", "InlineCalls",
+    "JoinPads", "MergeBodies", "MergeDuplicates", "Pass", "optimize",
 ]  # fmt: skip

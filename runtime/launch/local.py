@@ -19,6 +19,7 @@ from typing import IO, TextIO
 
 from graphflow.errors import RendezvousTimeout
 from graphflow.modules import folders
+from graphflow.placement.host import shares_of_cores
 from graphflow.runtime.launch import child
 from graphflow.runtime.launch.memory_kills import MemoryKills
 from graphflow.runtime.recorder import OUT_OF_MEMORY, Recorder
@@ -57,6 +58,7 @@ class LocalWorker:
         host: str | None,
         ops: Sequence[str] = (),
         checkpoints: str | None = None,
+        cores: Sequence[Sequence[int]] = (),
     ) -> None:
         self.index = index
         command = [sys.executable, "-P", child.__file__, "--listen", listen]
@@ -73,6 +75,8 @@ class LocalWorker:
             command += ["--ops-path", folder]
         if checkpoints is not None:
             command += ["--checkpoints", checkpoints]
+        for core in cores[index] if cores else ():
+            command += ["--core", str(core)]
         pipe = subprocess.PIPE
         self._recorder = Recorder()
         kept = self._recorder.descriptors
@@ -219,6 +223,7 @@ class LocalWorkers:
         self._start = partial(
             LocalWorker, listen=listen, devices=devices, threads=threads, host=host, ops=ops,
             checkpoints=checkpoints,
+            cores=shares_of_cores(count, threads * len(devices)) if threads is not None else (),
         )  # fmt: skip
         self._workers: list[LocalWorker] = []
         # Also when the object is dropped without `stop`, and when the interpreter ends.

@@ -677,6 +677,28 @@ def test_after_ctrl_c_training_goes_on_though_the_disk_is_full(
     assert losing.opened == 1
 
 
+def test_a_checkpoint_that_was_loaded_may_be_saved_over(losing: Losing, tmp_path: Path) -> None:
+    """What was done since it was loaded would be done to what is there now, twice."""
+    count, add = counting()
+    with gf.Session(checkpoint=tmp_path / "c", every="1h") as s:
+        s.run(add)
+        s.save(tmp_path / "best")
+        s.run(add)
+        s.load(tmp_path / "best")
+        assert s.step == 1
+        s.run(add)
+        s.save(tmp_path / "best")
+        s.run(add)
+        losing.at = {5}
+        assert s.run(add).tolist() == [4] * 3
+        assert losing.opened == 1 and s.step == 4
+        s.load(tmp_path / "best")
+        shutil.rmtree(tmp_path / "best")
+        losing.at = {9}
+        assert s.run(add).tolist() == [3] * 3
+        assert losing.opened == 2 and s.get(count).tolist() == [3] * 3
+
+
 def test_losses_without_end_are_given_up(losing: Losing, tmp_path: Path) -> None:
     count, add = counting()
     with gf.Session(checkpoint=tmp_path, every=4) as s:

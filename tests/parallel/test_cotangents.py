@@ -61,3 +61,44 @@ def test_a_gradient_that_is_fetched_is_the_same() -> None:
         with gf.Session() as s:
             found.append(s.run([gradient, train], {x: value})[0])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-12, atol=1e-15)
+
+
+def tied(strategy: Any) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
+    """A network whose last stage reads the weight of the first one several times."""
+    random = np.random.default_rng(0)
+    x = gf.placeholder("float64", ("n", 5), name="x")
+    shared = gf.variable(random.normal(size=(5, 5)) / 2, name="shared")
+    with gf.name_scope("first"):
+        h = gf.tanh(x @ shared)
+    with gf.name_scope("between"):
+        h = gf.tanh(h @ gf.variable(random.normal(size=(5, 5)), name="between"))
+    with gf.name_scope("last"):
+        for _ in range(3):
+            h = gf.tanh(h @ shared)
+        loss = gf.mean(gf.square(h - x))
+    return x, loss, gf.optim.SGD(0.1, momentum=0.9).minimize(loss, strategy=strategy)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "pipedream"])
+def test_the_gradient_of_a_shared_weight_is_sent_once(schedule: str) -> None:
+    strategy = gf.parallel.Pipeline(["first", "between", "last"], schedule, microbatches=4)
+    x, loss, train = tied(strategy)
+    plan = gf.plan([loss, train], gf.Cluster.local(3), {x: (12, 5)})
+    names = plan.cluster.devices
+    sent = Counter((t.source, t.target) for t in plan.transfers if t.bytes == 5 * 5 * 8)
+    # one that does not flush updates, and so sends, after each micro-batch
+    assert sent[names[2], names[0]] == (4 if schedule == "pipedream" else 1)
+
+
+@pytest.mark.parametrize("beside", [None, gf.parallel.Data(2)], ids=["alone", "data"])
+def test_a_shared_weight_is_trained_as_on_one_device(beside: Any) -> None:
+    strategy = gf.parallel.Pipeline(["first", "between", "last"], "1f1b", microbatches=3)
+    found = []
+    for each in (strategy if beside is None else strategy * beside, None):
+        x, loss, train = tied(each)
+        random = np.random.default_rng(1)
+        with gf.Session() as s:
+            losses = [s.run([loss, train], {x: random.normal(size=(7, 5))})[0] for _ in range(3)]
+            found.append([*losses, *(s.get(v.outputs[0]) for v in Graph([loss]).variables)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)

@@ -50,11 +50,24 @@ def close(a: list[Any], b: list[Any]) -> bool:
     return all(np.allclose(x, y, rtol=1e-12, atol=1e-12) for x, y in zip(a, b, strict=True))
 
 
+SLOPES = -np.arange(1.0, 5.0)[:, None, None] * np.arange(6.0)[None, None]
+"""What is added to scores, of each head its own (ALiBi)."""
+KINDS: list[dict[str, Any]] = [
+    {}, {"rotary": 1e4}, {"shared": 2}, {"shared": 2, "rotary": 1e4}, {"mask": np.zeros((6, 6))},
+    {"mask": SLOPES}, {"mask": SLOPES, "shared": 2}, {"mask": np.tri(6, dtype=bool), "shared": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", KINDS, ids=lambda o: ",".join(o) or "plain")
 @pytest.mark.parametrize("shards", [2, 4])
-def test_a_block_takes_two_all_reduces_each_way_and_gathers_nothing(shards: int) -> None:
+def test_a_block_takes_two_all_reduces_each_way_and_gathers_nothing(
+    shards: int, options: dict[str, Any]
+) -> None:
+    if shards > options.get("shared", HEADS):
+        return
     strategy = Shard({"model": shards}, RULES)
-    report = strategy.report(model(strategy, blocks=3)[0])
-    assert [c.kind for c in report.collectives] == ["all-reduce"] * (4 * 3)
+    report = strategy.report(model(strategy, blocks=2, **options)[0])
+    assert [c.kind for c in report.collectives] == ["all-reduce"] * (4 * 2)
 
 
 def test_the_search_cuts_the_blocks_of_layers_in_that_way_too() -> None:
@@ -74,7 +87,7 @@ def test_shards_by_heads_train_as_one_device(shards: int, mask: Any) -> None:
     assert close(trained(Shard({"model": shards}, RULES), mask=mask), trained(None, mask=mask))
 
 
-@pytest.mark.parametrize("options", [{"shared": 2}, {"rotary": 1e4}, {"norm_first": False}])
+@pytest.mark.parametrize("options", [*KINDS, {"norm_first": False}, {"shared": 1}])
 def test_any_attention_may_have_its_weight_cut(options: Any) -> None:
     assert close(trained(Shard({"model": 2}, RULES), **options), trained(None, **options))
 
@@ -125,3 +138,29 @@ def test_what_was_trained_whole_goes_on_by_heads() -> None:
             rest = [float(s.run(fetches, {x: batch})[0]) for _ in range(2)]
             found.append([first, *rest, s.get(weight)])
     assert close(*found)
+
+
+def test_weights_with_fewer_keys_than_queries_are_read_set_and_saved_whole(tmp_path: Path) -> None:
+    batch = np.random.default_rng(1).normal(size=(3, 6, SIZE))
+    options: dict[str, Any] = {"shared": 2, "rotary": 1e4}
+    fetches, x, (weight, *_) = model(strategy := Shard({"model": 2}, RULES), **options)
+    pieces = strategy.report(fetches).division.variables[weight.node]
+    value = np.arange(32.0 * SIZE).reshape(32, SIZE)
+    for i, (span, _) in enumerate(pieces.spans):
+        rows = [
+            *range(8 * i, 8 * i + 8),
+            *range(16 + 4 * i, 20 + 4 * i),
+            *range(24 + 4 * i, 28 + 4 * i),
+        ]
+        assert np.array_equal(value[span.within(32)], value[rows])
+    with gf.Session(gf.Cluster.local(2)) as s:
+        s.run(fetches, {x: batch})
+        s.set(weight, value / value.size)
+        assert np.array_equal(s.get(weight), value / value.size)
+        s.save(tmp_path / "cut")
+        expected = float(s.run(fetches, {x: batch})[0])
+    fetches, x, (weight, *_) = model(None, **options)
+    with gf.Session() as s:
+        s.load(tmp_path / "cut")
+        assert np.array_equal(s.get(weight), value / value.size)
+        assert np.isclose(float(s.run(fetches, {x: batch})[0]), expected, rtol=1e-12)

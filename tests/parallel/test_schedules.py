@@ -45,8 +45,13 @@ def test_1f1b_stores_as_many_micro_batches_as_stages_follow(p: int, m: int) -> N
 def test_interleaving_divides_the_idle_time_by_the_stages_of_a_device(
     p: int, v: int, groups: int, f: int, b: int
 ) -> None:
-    idle = run(interleaved(p * v, groups * p, v), f, b).idle
-    assert idle == (float((p - 1) * (v * f + v * b) / v),) * p
+    m = groups * p
+    timeline = run(interleaved(p * v, m, v), f, b)
+    assert timeline.idle == (float((p - 1) * (v * f + v * b) / v),) * p
+    assert timeline.stored == tuple(
+        min(m * v, p * v + p - 1 - 2 * s if v > 1 else p - s) for s in range(p)
+    )
+    assert interleaved(p, m, 1).orders == one_f_one_b(p, m).orders
 
 
 @given(st.integers(1, 6), st.integers(0, 8), SECONDS, SECONDS, SECONDS)
@@ -60,6 +65,16 @@ def test_weight_gradients_that_are_put_off_fill_idle_time(
     assert max(first.stored) <= p
     assert max(second.stored) <= 2 * p - 1
     assert max(second.idle) == (p - 1) * max(0, f + b - 2 * w)
+
+
+@given(st.integers(1, 7), st.integers(0, 8), SECONDS, SECONDS, SECONDS)
+def test_few_micro_batches_are_idle_as_long_where_as_many_as_devices_suffice(
+    p: int, more: int, f: int, b: int, w: int
+) -> None:
+    first = run(zb_h1(p, p + more), f, b, min(w, f, b))
+    assert max(first.idle) == (p - 1) * (f + b - min(w, f, b))
+    few = run(zb_h2(p, max(1, p - 1)), f, b, min(w, f, b))
+    assert max(few.idle) >= (p - 1) * max(0, f + b - 2 * min(w, f, b))
 
 
 @given(st.integers(1, 8), st.integers(0, 12))

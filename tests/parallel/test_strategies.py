@@ -79,13 +79,13 @@ def test_small_gradients_share_one_exchange() -> None:
     assert count(Data(2, bucket=0).report(mlp(Data(2, bucket=0)).fetches)) == {"all-reduce": 3}
 
 
-@pytest.mark.parametrize("bucket, scatters", [(4 << 20, 1), (0, 3)])
+@pytest.mark.parametrize("bucket, exchanges", [(4 << 20, 1), (0, 3)])
 def test_shares_of_the_state_take_scatters_and_gathers_of_as_many_bytes(
-    bucket: int, scatters: int
+    bucket: int, exchanges: int
 ) -> None:
     strategy = Data(2, shard_state=True, bucket=bucket)
     report = strategy.report(mlp(strategy).fetches)
-    assert count(report) == {"reduce-scatter": scatters, "all-gather": 3}
+    assert count(report) == {"reduce-scatter": exchanges, "all-gather": exchanges}
     assert report.bytes == 2 * 8 * (6 * 8 + 8 + 8 * 3)
     slots = [n for n in report.division.variables if "adam_mean" in n.name]
     for slot in slots:
@@ -437,6 +437,16 @@ def test_a_report_tells_the_lines_that_cause_collectives() -> None:
 
 
 # Checkpoints ------------------------------------------------------------------------------------
+
+
+def test_a_report_calls_what_an_op_is_made_of_by_the_op() -> None:
+    """A norm along an axis that is cut is written by simpler ops, which nobody wrote."""
+    x = gf.placeholder("float64", (4, 8), name="x")
+    loss = gf.mean(gf.square(gf.nn.LayerNorm(8, dtype="float64", name="norm")(x)))
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=(cut := Shard({"m": 2}, {"x": (None, "m")})))
+    found = cut.report([loss, train]).collectives
+    assert [move for move in found if move.cause.startswith("norm/")]
+    assert not [move for move in found if "moves/" in move.cause + move.tensor]
 
 
 @pytest.mark.parametrize(

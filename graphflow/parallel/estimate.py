@@ -1,0 +1,205 @@
+"""A step of training a large GPT with one layout of it, estimated.
+
+    GPT + Layout + Site ─costs of a block, schedule task by task, rings over links→ Estimate
+
+The layout is Megatron-LM's: tensor parallel devices lie next to each other, then replicas, then the
+stages of a pipeline.
+
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", SC 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from graphflow.parallel.gpt import GPT, Cost, block, head
+from graphflow.parallel.schedule import run
+from graphflow.parallel.schedules import interleaved, one_f_one_b
+from graphflow.placement.products import Wire, product, wire
+
+ADAM = 18
+"""Bytes that a weight takes while it is trained in mixed precision with Adam: 2 for itself, 4 for
+its gradient, 12 for its float32 copy and two slots."""
+RESERVED = 0.08
+"""Of a device's memory: the context, libraries' workspaces, fragments."""
+
+
+class Layout(NamedTuple):
+    """How a GPT lies on devices, and how its batch goes through them; see `Estimate`."""
+
+    data: int
+    model: int
+    stages: int
+    chunks: int
+    micro: int
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A step of training with one strategy.
+
+    Attributes:
+        data, model, stages: devices along each axis of the mesh.
+        chunks: stages that each device of a pipeline has.
+        micro: samples of a micro-batch.
+        recompute: whether a block's forward pass is computed again.
+        seconds: of a step.
+        bubble: share of the pipeline's time that is idle.
+        memory: bytes of the device that needs most.
+        sent: bytes that a device sends in a step, by what for: "model", "stages", "data".
+        flops: that a device reaches, flop/s, what is recomputed counted (as the literature does).
+    """
+
+    data: int
+    model: int
+    stages: int
+    chunks: int
+    micro: int
+    recompute: bool
+    seconds: float
+    bubble: float
+    memory: int
+    sent: dict[str, float]
+    flops: float
+
+    def __str__(self) -> str:
+        sent = ", ".join(f"{what} {nbytes / 1e9:.2f}" for what, nbytes in self.sent.items())
+        return (
+            f"data {self.data:>4} × model {self.model} × stages {self.stages:>2}"
+            f"{f' × {self.chunks}' if self.chunks > 1 else '    '}  micro {self.micro}"
+            f"{' recompute' if self.recompute else '          '}  {self.seconds:8.2f} s  "
+            f"bubble {self.bubble:5.1%}  {self.memory / 1e9:6.1f} GB  "
+            f"{self.flops / 1e12:6.1f} Tflop/s  sends {sent} GB"
+        )
+
+
+@dataclass(frozen=True)
+class Site:
+    """What devices and links there are."""
+
+    hardware: str
+    hosts_of: int
+    network: str
+
+    @property
+    def memory(self) -> float:
+        return product(self.hardware).memory * (1 - RESERVED)
+
+    @property
+    def bandwidth(self) -> float:
+        return product(self.hardware).bandwidth
+
+    def link(self, span: int) -> Wire:
+        """Between neighbours of a group that spans so many devices."""
+        return wire(product(self.hardware).peer if span <= self.hosts_of else self.network)
+
+    def all_reduce(self, ranks: int, size: float, apart: int) -> float:
+        """Seconds of a sum over ranks, of which each host has as many as fit: rings go through the
+        network's links of all of them.
+
+        Args:
+            apart: devices from one rank to the next.
+        """
+        if ranks == 1:
+            return 0.0
+        link = self.link(ranks * apart)
+        beside = max(1, self.hosts_of // apart) if ranks * apart > self.hosts_of else 1
+        bandwidth = min(beside * link.bandwidth, wire(product(self.hardware).peer).bandwidth)
+        return 2 * (ranks - 1) * (link.latency + size / ranks / max(bandwidth, link.bandwidth))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a device has of a model: bytes of weights and slots, weights, blocks of a stage,
+    micro-batches, bytes between stages, and costs."""
+
+    weights: float
+    layers: int
+    count: int
+    boundary: float
+    block: Cost
+    head: Cost
+
+
+def _parts(model: GPT, site: Site, batch: int, layout: Layout) -> _Parts:
+    data, tensor, stages, chunks, micro, _ = layout
+    return _Parts(
+        _weights(model, layout),
+        model.layers // stages // chunks,
+        batch // data // micro,
+        micro * model.sequence * model.width * 2.0,
+        block(model, site.hardware, tensor, micro),
+        head(model, site.hardware, tensor, micro),
+    )
+
+
+def _weights(model: GPT, layout: Layout) -> float:
+    """Of the first stage, which has the embeddings."""
+    blocks = model.layers * model.weights_of_a_block / layout.stages
+    return (blocks + model.weights_of_the_ends) / layout.model
+
+
+def fits(model: GPT, site: Site, batch: int, layout: Layout) -> bool:
+    """Whether it fits in memory; the graph of a block is made only where the weights do."""
+    if _weights(model, layout) * ADAM > site.memory:
+        return False
+    return _memory(_parts(model, site, batch, layout), layout) <= site.memory
+
+
+def _memory(parts: _Parts, layout: Layout) -> float:
+    """Bytes of the device that needs most: of a pipeline's first one, which stores most
+    micro-batches, or of its last one, which has the scores of the vocabulary."""
+    _, _, stages, chunks, _, recompute = layout
+    first = float(min(parts.count, stages))
+    if chunks > 1:
+        first = min(parts.count, stages + (stages - 1) / chunks)
+    own = parts.layers * chunks
+
+    def kept(stored: float) -> float:
+        if recompute:
+            return stored * own * parts.boundary + parts.block.kept
+        return stored * own * parts.block.kept
+
+    ends = kept(first if stages == 1 else 1.0) + parts.head.kept
+    return parts.weights * ADAM + max(kept(first), ends)
+
+
+def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = True) -> Estimate:
+    """One layout; its pipeline task by task, or by closed forms."""
+    data, tensor, stages, chunks, _, recompute = layout
+    parts = _parts(model, site, batch, layout)
+    block, head, count = parts.block, parts.head, parts.count
+    reduce = site.all_reduce(tensor, parts.boundary, 1)
+    forward = parts.layers * (block.forward + 2 * reduce)
+    backward = parts.layers * (block.backward + 2 * reduce) + (forward if recompute else 0.0)
+    last = head.forward + head.backward
+    link = site.link(stages * tensor * data if stages > 1 else 1)
+    transfer = link.latency + parts.boundary / tensor / link.bandwidth
+    total = stages * chunks
+    if exact:
+        schedule = one_f_one_b(total, count) if chunks == 1 else interleaved(total, count, chunks)
+        ends = [0.0] * (total - 1) + [1.0]
+        pipeline = run(
+            schedule,
+            [forward + end * head.forward for end in ends],
+            [backward + end * head.backward for end in ends],
+            transfer=transfer,
+        ).makespan
+    else:
+        each = forward + backward
+        pipeline = count * (chunks * each + last) + (stages - 1) * (each + 2 * transfer)
+    reduced = site.all_reduce(data, parts.weights * 2.0, tensor)
+    seconds = pipeline + reduced + parts.weights * (ADAM + 8) / site.bandwidth
+    busy = count * (chunks * (forward + backward) + last / stages)
+    sent = {
+        "model": 4 * 2 * (tensor - 1) / tensor * parts.boundary * parts.layers * chunks * count,
+        "stages": 2 * parts.boundary / tensor * count * chunks * (stages > 1),
+        "data": 2 * (data - 1) / data * parts.weights * 2.0,
+    }
+    return Estimate(
+        *layout, seconds, max(0.0, 1 - busy / pipeline), int(_memory(parts, layout)), sent,
+        model.flops(batch, recompute) / seconds / (data * tensor * stages),
+    )  # fmt: skip
