@@ -163,7 +163,6 @@ class Saver:
     """Writes the checkpoints of a session, one at a time.
 
     Attributes:
-        error: why the last checkpoint could not be written; None if it could.
         flight: the one that is being written.
         saved: the step of the last one that was begun.
         fenced: whether it was told that another process has taken the directory over.
@@ -173,7 +172,7 @@ class Saver:
         self, store: Store, every: Every, hosts: Hosts, state: State, steps: Steps
     ) -> None:
         self.store = store
-        self.error: CheckpointError | None = None
+        self._error: CheckpointError | None = None
         self.flight: Flight | None = None
         self.saved = -1
         self.fenced = False
@@ -208,6 +207,14 @@ class Saver:
         self._steps.committed = self.saved = self._looked = checkpoint.step
         _log.tell("session.resumed", folder=str(folder), step=checkpoint.step)
         return folder
+
+    @property
+    def error(self) -> CheckpointError | None:
+        """Why the last checkpoint that ended could not be written; None if it could."""
+        outcome = self.flight.outcome if self.flight is not None else None
+        if isinstance(outcome, CheckpointError):
+            return outcome  # the next step will tell it, too
+        return None if isinstance(outcome, str) else self._error
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint; if so, the next one is due an interval later."""
@@ -271,7 +278,7 @@ class Saver:
         if isinstance(flight.outcome, CheckpointError):
             self._failed(flight.step, flight.outcome)
         else:
-            self.error = None
+            self._error = None
             self._count("written")
             _log.tell("checkpoint.written", step=flight.step, folder=flight.outcome,
                       seconds=round(time.monotonic() - flight.started, 3))  # fmt: skip
@@ -280,8 +287,8 @@ class Saver:
     def _failed(self, step: int, error: BaseException) -> None:
         known = isinstance(error, CheckpointError)
         told = str(error) if known else unwritable(self.store.root / f"step-{step:08d}", error)
-        self.error = error if isinstance(error, CheckpointError) else CheckpointError(told)
-        self.error.__cause__ = error.__cause__ if known else error
+        self._error = error if isinstance(error, CheckpointError) else CheckpointError(told)
+        self._error.__cause__ = error.__cause__ if known else error
         self._count("failed")
         _log.tell("checkpoint.failed", step=step, reason=told)
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from graphflow.runtime.clock import Clock
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 
 _RECENT = 64  # steps over which the rate is taken
+_CARRIED = 64  # tensors that are counted together
+_CARRYING = {
+    how: (f"graphflow_{how}_bytes_total", f"graphflow_{how}_tensors_total")
+    for how in ("sent", "received")
+}
 
 _log = Log("graphflow.worker")
 _coordinator_log = Log("graphflow.coordinator")
@@ -36,6 +42,7 @@ class Activity:
         self._meters = meters
         self._job: tuple[Any, int, float] | None = None  # what, of which step, since when
         self._programs: set[str] = set()
+        self._carried: deque[tuple[str, str, Key, int]] = deque()  # by edges, and not counted yet
         self._ends: deque[float] = deque(maxlen=_RECENT)
 
     def begin(self, job: Any, step: int) -> None:
@@ -52,6 +59,7 @@ class Activity:
         self._job = None
         failed = isinstance(outcome, BaseException)
         if type(job) is Compute:
+            self._count()
             self._computed(step, seconds, outcome if failed else None)
         elif type(job) is Commit and not failed:
             self.committed += 1
@@ -79,13 +87,24 @@ class Activity:
 
     def sent(self, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor went to another worker."""
-        counts = {"graphflow_sent_bytes_total": nbytes, "graphflow_sent_tensors_total": 1}
-        self._meters.add_all(counts, peer, _edge(edge))
+        self._carry("sent", peer, edge, nbytes)
 
     def received(self, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor came from another worker."""
-        counts = {"graphflow_received_bytes_total": nbytes, "graphflow_received_tensors_total": 1}
-        self._meters.add_all(counts, peer, _edge(edge))
+        self._carry("received", peer, edge, nbytes)
+
+    def _carry(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
+        """Counted when the job is over: somebody waits for what it does."""
+        self._carried.append((how, peer, edge, nbytes))
+        if len(self._carried) > _CARRIED:
+            self._count()
+
+    def _count(self) -> None:
+        with suppress(IndexError):
+            while True:
+                how, peer, edge, nbytes = self._carried.popleft()
+                names = _CARRYING[how]
+                self._meters.add_all({names[0]: nbytes, names[1]: 1}, peer, _edge(edge))
 
     def report(self) -> dict[str, Any]:
         """Plain data for `status`; times are ages in seconds."""
@@ -119,6 +138,7 @@ class SessionActivity:
         self.session = session
         self.opened = time.monotonic()
         self.meters = Meters()
+        self._fed = 0  # bytes, of steps that have not ended
         self._lost: set[int] = set()
 
     def watch(self, machine: CoordinatorMachine, addresses: Sequence[str]) -> None:
@@ -147,14 +167,16 @@ class SessionActivity:
         self.meters.watch("graphflow_round_trip_seconds", lambda: clocks(lambda c: c.round_trip))
         self.meters.watch("graphflow_clock_error_seconds", lambda: clocks(error))
 
-    def step(self, step: int) -> _Step:
-        """A step as a block: it commits if the block ends, else it changed nothing."""
-        return _Step(self, step)
+    def fed(self, nbytes: int) -> None:
+        """A step, which has not ended yet, is fed so much."""
+        self._fed += nbytes
 
-    def committed(self, step: int, seconds: float) -> None:
-        """A step is decided."""
-        self.meters.add("graphflow_steps_total", 1, "committed")
-        self.meters.observe("graphflow_step_seconds", seconds)
+    def committed(self, step: int, seconds: float, fetched: int) -> None:
+        """A step is decided, and so many bytes of it were fetched."""
+        meters, fed, self._fed = self.meters, self._fed, 0
+        meters.add("graphflow_steps_total", 1, "committed")
+        meters.observe("graphflow_step_seconds", seconds)
+        meters.add_all({"graphflow_feed_bytes_total": fed, "graphflow_fetch_bytes_total": fetched})
         if _coordinator_log.hears("step.committed"):
             _coordinator_log.tell(
                 "step.committed", session=self.session, step=step, seconds=seconds
@@ -184,27 +206,6 @@ class SessionActivity:
             "session.ended", session=self.session, seconds=time.monotonic() - self.opened,
             steps=int(self.meters.value("graphflow_steps_total", "committed")),
         )  # fmt: skip
-
-
-class _Step:
-    """A block that is a step. No generator: each step over workers comes by here."""
-
-    __slots__ = ("_activity", "_started", "_step")
-
-    def __init__(self, activity: SessionActivity, step: int) -> None:
-        self._activity, self._step = activity, step
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        seconds = time.monotonic() - self._started
-        if error is None:
-            self._activity.committed(self._step, seconds)
-        else:
-            self._activity.aborted(self._step, seconds, error)
 
 
 def _edge(key: Key) -> str:

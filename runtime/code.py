@@ -47,6 +47,8 @@ from graphflow.runtime.text import Text
 from graphflow.runtime.windows import InLoops
 from graphflow.spec import nbytes
 
+_EDGES = ("send", "recv")
+
 
 class Code:
     """A program of a partition: its lines, over names bound to buffers and kernels.
@@ -466,9 +468,12 @@ class Code:
 
     @property
     def is_native(self) -> bool:
-        """Whether it is generated kernels throughout."""
+        """Whether it is generated kernels throughout, and edges."""
         lines = (*self._text.lines[len(self._feeds) :], *self.commit.lines)
-        return self.backend.xp is np and all(isinstance(line, Segment) for line in lines)
+        return self.backend.xp is np and all(
+            isinstance(line, Segment) or (isinstance(line, tuple) and line[0].op.name in _EDGES)
+            for line in lines
+        )
 
     def computing(self, name: str = "compute") -> Callable[..., Any]:
         """The compute part as a function (feeds, step, draws) -> fetched values."""

@@ -47,7 +47,6 @@ from graphflow.runtime.messages import (
     Done,
     Forget,
     Hello,
-    Key,
     Load,
     Measure,
     Measured,
@@ -60,10 +59,12 @@ from graphflow.runtime.messages import (
     Read,
     Save,
     Saved,
+    Small,
     Span,
     StepResult,
     Welcome,
     Write,
+    changed,
 )
 from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
 from graphflow.runtime.protocol.orders import (
@@ -101,7 +102,7 @@ class _Program:
 
     workers: Sequence[int]
     feeds: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    fetches: Sequence[str] = ()
+    fetches: Sequence[tuple[int, str]] = ()
     free: bool = False  # a step of it changes nothing that another one reads, or that is seen
 
 
@@ -214,7 +215,7 @@ class RemoteHosts:
         self._programs[program] = _Program(
             list(partitions),
             {w: [name for part in mine for name in part.feeds] for w, mine in partitions.items()},
-            [name for mine in partitions.values() for part in mine for name in part.fetches],
+            [(w, name) for w, mine in partitions.items() for part in mine for name in part.fetches],
             not any(_is_seen(part) for mine in partitions.values() for part in mine),
         )
 
@@ -268,14 +269,29 @@ class RemoteHosts:
         with self._stepping:
             if trace and self._loop is not None:
                 self._loop.meet_clocks()
-            told = dict(bindings)
-            request, orders = self._orders(program, step, told, feeds, trace, deadline, -1)
-            try:
-                with self._activity.step(step):
-                    return self._fetched(self._ask(request, orders, deadline, step))
-            except BaseException:
-                self._failed += 1
-                raise
+            loaded = self._loaded(program)
+            order = Compute(0, program, dict(bindings), [], trace, deadline)
+            return _result(self._step(loaded, order, step, feeds))
+
+    def _step(
+        self,
+        loaded: _Program,
+        order: Compute,
+        step: int,
+        feeds: Mapping[int, Mapping[str, Array]],
+    ) -> Replies:
+        """Runs a step, of which `order` says all but its request and its feeds; by one thread at a
+        time."""
+        request, orders = self._orders(loaded, order, step, feeds)
+        began = time.monotonic()
+        try:
+            replies = self._ask(request, orders, order.deadline, step)
+        except BaseException as error:
+            self._failed += 1
+            self._activity.aborted(step, time.monotonic() - began, error)
+            raise
+        self._activity.committed(step, time.monotonic() - began, replies.nbytes)
+        return replies
 
     def begin(
         self,
@@ -295,28 +311,33 @@ class RemoteHosts:
         with self._stepping:
             if self._loop is None:
                 raise SessionError("the session is closed")
-            told = dict(bindings)
-            request, orders = self._orders(
-                program, step, told, feeds, False, deadline, follows, ahead=True
+            loaded = self._loaded(program)
+            order = Compute(
+                0, program, dict(bindings), [], False, deadline, follows=follows, free=loaded.free
             )
+            request, orders = self._orders(loaded, order, step, feeds)
             begin = Begin(request, orders, deadline, step, follows, held=True)
             return Begun(step, deadline, request, self._loop.submit(begin))
 
     def finish(self, begun: Begun) -> StepResult:
         """Decides a step that was begun, the first of those that are not decided; as `step`."""
-        with self._stepping, self._activity.step(begun.step):
+        with self._stepping:
             if self._loop is None:
                 raise SessionError("the session is closed")
+            began = time.monotonic()
             self._loop.add(Release(begun.request))
             try:
                 # Its own deadline runs from when it may compute.
                 seconds = 2 * begun.deadline + SLACK
-                return self._fetched(self._loop.finish(begun.request, begun.pending, seconds))
+                replies = self._loop.finish(begun.request, begun.pending, seconds)
             except BaseException as error:
                 self._failed += 1
                 if isinstance(error, KeyboardInterrupt):
                     self.cancel()
+                self._activity.aborted(begun.step, time.monotonic() - began, error)
                 raise
+            self._activity.committed(begun.step, time.monotonic() - began, replies.nbytes)
+            return _result(replies)
 
     def undo(self, begun: Sequence[Begun]) -> None:
         """Ends steps that were begun and are not decided: nothing of them happens."""
@@ -327,76 +348,55 @@ class RemoteHosts:
                 if self._loop is not None:
                     self._loop.finish(each.request, each.pending, SLACK)
 
-    def _orders(
-        self,
-        program: str,
-        step: int,
-        bindings: dict[str, int],
-        feeds: Mapping[int, Mapping[str, Array]],
-        trace: bool,
-        deadline: float,
-        follows: int,
-        *,
-        ahead: bool = False,
-    ) -> tuple[int, dict[int, Order]]:
-        """What the workers of a program are told of a step, under a new request."""
+    def _loaded(self, program: str) -> _Program:
         loaded = self._programs.get(program)
         if loaded is None:
             raise SessionError(f"program {program!r} is not loaded")
+        return loaded
+
+    def _orders(
+        self,
+        loaded: _Program,
+        order: Compute,
+        step: int,
+        feeds: Mapping[int, Mapping[str, Array]],
+    ) -> tuple[int, dict[int, Order]]:
+        """What the workers of a program are told of a step, under a new request."""
         if step <= self._last_step:
             raise SessionError(f"step {step} is not after step {self._last_step}")
         self._last_step = step
         if self._failed:
-            bindings[FAILED] = self._failed
+            order.bindings[FAILED] = self._failed
         request = next(self._requests)
         orders = {}
-        fed = 0
         for worker in loaded.workers:
-            given = feeds.get(worker) or {}
-            order = Compute(
-                request, program, bindings, [], trace, deadline, small=[], follows=follows,
-                free=ahead and loaded.free,
-            )  # fmt: skip
-            orders[worker] = self._compute(order, worker, given)
-            for array in given.values():
-                fed += array.nbytes
-        if fed:
-            self.meters.add("graphflow_feed_bytes_total", fed)
+            given = feeds.get(worker)
+            if given:
+                orders[worker] = self._fed(changed(order, request=request), worker, given)
+            else:
+                orders[worker] = Order(changed(order, request=request))
         return request, orders
 
-    def _fetched(self, replies: Replies) -> StepResult:
-        result = _result(replies)
-        nbytes = 0
-        for array in result.fetches.values():
-            nbytes += array.nbytes
-        if nbytes:
-            self.meters.add("graphflow_fetch_bytes_total", nbytes)
-        return result
-
-    def _compute(self, order: Compute, worker: int, fed: Mapping[str, Array]) -> Order:
+    def _fed(self, order: Compute, worker: int, feeds: Mapping[str, Array]) -> Order:
         """The order with its feeds: in it, in shared memory, or before it."""
-        if not fed:
-            return Order(order)
+        inside: list[Small] = []
+        before: list[str] = []
         arrays = []
-        room = SMALL_TOGETHER
-        for name, array in fed.items():
-            array = np.asarray(array)
+        room, nbytes = SMALL_TOGETHER, 0
+        for name, array in feeds.items():
+            nbytes += array.nbytes
             found = small(name, array) if room > 0 else None
             if found is not None:
-                order.small.append(found)
-                room -= len(found[3])
+                inside.append(found)
+                room -= len(found)
             else:
-                order.feeds.append(name)
-                sent = self._lend(worker, "feed", order.request, name, array)
+                before.append(name)
+                sent: Array | Chunk = array
+                if self._loop is not None:
+                    sent = self._loop.lend(worker, "feed", order.request, name, array)
                 arrays.append(("feed", name, sent))
-        return Order(order, arrays)
-
-    def _lend(
-        self, worker: int, purpose: str, request: int, name: Key, array: Array
-    ) -> Array | Chunk:
-        if self._loop is None:
-            return array
-        return self._loop.lend(worker, purpose, request, name, array)
+        self._activity.fed(nbytes)
+        return Order(changed(order, feeds=before, small=inside), arrays)
 
     def cancel(self) -> None:
         """Aborts the step that runs, if any: its caller gets SessionError, unless it was decided
@@ -436,15 +436,20 @@ class RemoteHosts:
         if not loaded.feeds:
             return None
 
+        order = Compute(0, program, {}, [], False, math.inf)
+
         def run(
             step: int, draws: int, feeds: Mapping[str, Array], deadline: float
         ) -> list[Array] | None:
             if self._programs.get(program) is not loaded:
                 return None
-            given = {w: {name: feeds[name] for name in names} for w, names in loaded.feeds.items()}
-            told = {**bindings, DRAWS: draws}
-            fetched = self.step(program, step, told, given, False, deadline).fetches
-            return [fetched[name] for name in loaded.fetches]
+            given = {}
+            for worker, names in loaded.feeds.items():
+                given[worker] = {name: feeds[name] for name in names}
+            told = changed(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
+            with self._stepping:
+                arrays = self._step(loaded, told, step, given).arrays
+            return [_owned(arrays[worker][name]) for worker, name in loaded.fetches]
 
         return run
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import UnionType
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -21,7 +21,7 @@ Check = Callable[[Any, str], Any]
 T = TypeVar("T")
 
 DEPTH_CAP = 8  # nesting of plain data
-_END = 1 << 63  # of integers
+END = 1 << 63  # of integers
 
 _PLAIN = "plain data"
 
@@ -37,12 +37,14 @@ class Fields(Generic[T]):
         self._checks = [(name, check_of(hints[name])) for name in self.names]
         types = [_types_of(hints[name]) for name in self.names]
         self._usual = frozenset(product(*types))
-        counts = [_is_count(hints[name]) for name in self.names]
-        self._counts = tuple(at for at, is_count in enumerate(counts) if is_count)
+        counts = [at for at, name in enumerate(self.names) if _is_count(hints[name])]
+        integers = [at for at, name in enumerate(self.names) if hints[name] is int]
+        self._counts = _several(counts)
+        self._integers = _several(integers)
         self._inner = [
             (at, name, check)
             for at, (name, check) in enumerate(self._checks)
-            if not counts[at] and hints[name] not in (str, bool, bytes)
+            if at not in (*counts, *integers) and hints[name] not in (str, bool, bytes)
         ]
         self.of = _getter(kind, self.names)
         """What is sent for a value: its fields in order."""
@@ -56,9 +58,12 @@ class Fields(Generic[T]):
         """
         if tuple(map(type, values)) not in self._usual:
             return self._made(self._checked(values))
-        for at in self._counts:
-            if not 0 <= values[at] < _END:
-                raise _wrong(values[at], self.names[at], "zero or more, of 63 bits")
+        if self._counts is not None:
+            counts = self._counts(values)
+            if min(counts) < 0 or max(counts) >= END:
+                self._checked(values)
+        if self._integers is not None and max(self._integers(values)) >= END:
+            self._checked(values)
         if self._inner:
             values = list(values)
             for at, name, check in self._inner:
@@ -78,6 +83,11 @@ class Fields(Generic[T]):
 
     def _unlike(self, what: str) -> ProtocolError:
         return ProtocolError(f"{self._kind.__name__} has {what}, not {list(self.names)}")
+
+
+def _several(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
+    """What gets the numbers at some places as a tuple; None where there are no places."""
+    return itemgetter(*places, places[-1]) if places else None
 
 
 def _getter(kind: type[T], names: Sequence[str]) -> Callable[[T], Sequence[Any]]:
@@ -153,13 +163,13 @@ def _check_exactly(kind: type) -> Check:
 
 
 def _check_int(value: Any, name: str) -> Any:
-    if type(value) is not int or not -_END <= value < _END:
+    if type(value) is not int or not -END <= value < END:
         raise _wrong(value, name, "an integer of 64 bits")
     return value
 
 
 def _check_count(value: Any, name: str) -> Any:
-    if type(value) is not int or not 0 <= value < _END:
+    if type(value) is not int or not 0 <= value < END:
         raise _wrong(value, name, "zero or more, of 63 bits")
     return value
 
@@ -178,7 +188,7 @@ def _check_counts(value: Any, name: str) -> Any:
     if type(value) is not tuple:
         raise _wrong(value, name, "a list")
     for item in value:
-        if type(item) is not int or not 0 <= item < _END:
+        if type(item) is not int or not 0 <= item < END:
             raise _wrong(item, name, "zero or more, of 63 bits")
     return list(value)
 
@@ -187,10 +197,13 @@ def _check_list(hint: Any) -> Check:
     if _is_count(hint):
         return _check_counts
     check = check_of(hint)
+    alike = {frozenset((hint,))} if hint in (str, bytes) else set()
 
     def check_items(value: Any, name: str) -> Any:
         if type(value) is not tuple:
             raise _wrong(value, name, "a list")
+        if not value or frozenset(map(type, value)) in alike:
+            return list(value)
         return [check(item, name) for item in value]
 
     return check_items

@@ -138,7 +138,7 @@ class Host:
             OpError: a kernel failed.
             StepTimeout: a tensor did not come in time.
         """
-        return self._of(session).compute(program, step, dict(bindings), feeds, trace, deadline)
+        return self._of(session).compute(program, step, bindings, feeds, trace, deadline)
 
     def ready(self, session: str, program: str, bindings: Mapping[str, int]) -> Program | None:
         """The one that computes a program's steps of these sizes, compiled; None where a step takes
@@ -222,9 +222,10 @@ class Host:
             return measure_machine(self.devices)
 
     def _of(self, session: str) -> _Session:
-        if session not in self._sessions:
+        state = self._sessions.get(session)
+        if state is None:
             raise SessionError(f"session {session!r} is not open on worker {self.worker}")
-        return self._sessions[session]
+        return state
 
 
 class Mail:
@@ -243,16 +244,17 @@ class Mail:
         self.wake: Callable[[], None] = lambda: None
         """Has the thread that receives look at whether what it waits for has come otherwise."""
         self._receiving: set[int] = set()  # threads
+        self._waiting = 0  # threads, for whom nobody receives but others
         self.arrivals: list[tuple[int, int]] | None = None
         self.waits: dict[tuple[int, Key], tuple[str, float]] = {}
         """What is being waited for, and since when."""
 
     def put(self, step: int, edge: Key, array: Any) -> None:
-        with self._changed:
-            if step <= self._finished:
-                return  # late for a step that is over
-            self._arrays[step, edge] = (array, monotonic_ns())
-            self._changed.notify_all()
+        if step <= self._finished:
+            return  # late for a step that is over
+        self._arrays[step, edge] = (array, monotonic_ns())
+        if step <= self._finished:  # just now
+            self._arrays.pop((step, edge), None)
         self._tell()
 
     def take(self, step: int, edge: Key, what: str) -> Any:
@@ -287,12 +289,16 @@ class Mail:
                         "is that worker slow or stuck? give Session a longer deadline"
                     )
                 if self._receives(over, left):
-                    with self._changed:  # another device's thread may go on receiving
-                        self._changed.notify_all()
+                    if self._waiting:  # another device's thread may go on receiving
+                        self._notify()
                     continue
                 with self._changed:
-                    if not over():  # and whoever drives may be about to stop
-                        self._changed.wait(min(left, _SLICE))
+                    self._waiting += 1
+                    try:
+                        if not over():  # and whoever drives may be about to stop
+                            self._changed.wait(min(left, _SLICE))
+                    finally:
+                        self._waiting -= 1
         finally:
             del self.waits[key]
         if key not in self._arrays:
@@ -300,8 +306,14 @@ class Mail:
             raise self._cancelled[1]
 
     def _tell(self) -> None:
+        if self._waiting:
+            self._notify()
         if self._receiving - {get_ident()}:  # this is another device's thread, and no socket's
             self.wake()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _receives(self, over: Callable[[], bool], seconds: float) -> bool:
         """Whether this thread was the one that receives, until something was over."""
@@ -340,15 +352,15 @@ class Mail:
         with self._changed:
             if self._cancelled is None or step > self._cancelled[0]:
                 self._cancelled = (step, reason)
-            self._changed.notify_all()
         self._tell()
 
     def finish(self, step: int) -> None:
         """Drop what is left of a step that is over."""
-        with self._changed:
-            self._finished = max(self._finished, step)
-            for key in [k for k in self._arrays if k[0] <= step]:
-                del self._arrays[key]
+        if step > self._finished:
+            self._finished = step
+        for key in list(self._arrays) if self._arrays else ():
+            if key[0] <= step:
+                self._arrays.pop(key, None)
 
 
 @dataclass
@@ -479,28 +491,33 @@ class _Session:
         self,
         program: str,
         step: int,
-        bindings: dict[str, int],
+        bindings: Mapping[str, int],
         feeds: Mapping[str, Array],
         trace: bool,
         deadline: float,
     ) -> Computed:
-        draws, failed = bindings.pop(DRAWS, step), bindings.pop(FAILED, 0)
+        sizes = dict(bindings)
+        draws, failed = sizes.pop(DRAWS, step), sizes.pop(FAILED, 0)
         if failed != self._failed:
             self._failed = failed
             self.exchanges.abort()
-        programs = self._programs_of(program, bindings, draws)
+        programs = self._programs_of(program, sizes, draws)
         self.mail.deadline = monotonic() + deadline
-        self._departures, self.mail.arrivals = ([], []) if trace else (None, None)
+        if not trace:
+            self._departures = self.mail.arrivals = None
+            fetches = self._run(programs, step, draws, feeds, None)
+            self._computed[step], self._committed, self._traced = programs, [], False
+            return Computed(fetches)
+        departures: list[tuple[int, int]] = []
+        arrivals: list[tuple[int, int]] = []
+        self._departures, self.mail.arrivals = departures, arrivals
         spans: list[Span] = []
-        fetches = self._run(programs, step, draws, feeds, spans if trace else None)
-        if trace:
-            spans += self._committed
-            spans += [("departure", str(edge), at, at) for edge, at in self._departures or ()]
-            spans += [("arrival", str(edge), at, at) for edge, at in self.mail.arrivals or ()]
-        self._computed[step] = programs
-        self._committed, self._traced = [], trace
-        peak = {p.partition.device: p.peak for p in programs} if trace else {}
-        return Computed(fetches, spans, peak)
+        fetches = self._run(programs, step, draws, feeds, spans)
+        spans += self._committed
+        spans += [("departure", str(edge), at, at) for edge, at in departures]
+        spans += [("arrival", str(edge), at, at) for edge, at in arrivals]
+        self._computed[step], self._committed, self._traced = programs, [], True
+        return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
 
     def _programs_of(self, name: str, bindings: dict[str, int], draws: int) -> list[Program]:
         """The programs of all devices for these sizes; mostly those of the step before."""
@@ -604,7 +621,7 @@ class _Session:
         else:
             # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
-            self._outbox(Parcel(self._name, step, edge, target.worker or 0, host, owned=True))
+            self._outbox(Parcel(self._name, step, edge, target.worker or 0, host, True))
 
     def tell(self, step: int, what: str, device: DeviceName) -> None:
         """A word to a device, that no tensor goes with."""
@@ -620,7 +637,8 @@ class _Session:
                 f"step {step} cannot commit: worker {self._worker} did not compute it"
             )
         for program in programs:
-            program.commit(self._committed if self._traced else None)
+            if program.commits:
+                program.commit(self._committed if self._traced else None)
         self.mail.finish(step)
 
     def changes(self) -> bool:

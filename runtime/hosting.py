@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -57,7 +56,7 @@ from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
 from graphflow.runtime.wire import BUDGET, Borrowed, lent
 
-_DECISIONS = (Commit, Abort)
+_SILENT = frozenset((Commit, Abort, Save))
 _OFFERS = 10  # of memory to the coordinator, before it counts as one of another host
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 _ECHO_SECONDS = 10.0  # for an echo to be taken by the socket
@@ -171,23 +170,21 @@ class HostedSession:
 
     def submit(self, run: Run) -> None:
         """Queues a job."""
-        if isinstance(run.job, Close):
+        kind = type(run.job)
+        if kind is Close:
             self._closing.set()
-        if not isinstance(run.job, Chunk):
+        if kind is not Chunk:
             self._jobs.put(run)
             return
         # Not where sockets are driven: it may have to wait for room, of which is told there.
         idle = self._idle and threading.get_ident() == self._thread.ident
         (self._jobs if idle else self._bounces).put(run)
 
-    def deliver(self, step: int, edge: Key, array: Array) -> None:
-        """Hands a tensor of another worker to the host."""
+    def deliver(self, step: int, edge: Key, array: Array, origin: int) -> None:
+        """Hands a tensor of another worker, `origin`, to the host."""
         if self._host is not None:
             self._host.deliver(self._session, step, edge, array)
-
-    def peer(self, worker: int) -> str:
-        """The address of another worker."""
-        return self._addresses[worker]
+        self.activity.received(self._addresses[origin], edge, array.nbytes)
 
     @property
     def queued(self) -> int:
@@ -255,14 +252,12 @@ class HostedSession:
                 outcome = self._do(run)
             except BaseException as error:  # the coordinator is told, whatever it was
                 outcome = error
-            self.activity.end(run.job, run.step, outcome)
-            if isinstance(run.job, Save) and outcome is None:
-                continue  # its own thread reports it
-            # Nobody waits for these, and waking the I/O thread costs more than most commits.
-            silent = outcome is None and isinstance(run.job, _DECISIONS)
-            if not silent:
+            # Nobody waits for these, and waking the I/O thread costs more than most commits. What
+            # writes a file reports from a thread of its own.
+            if outcome is not None or type(run.job) not in _SILENT:
                 self._report(Finished(self._session, run.job, run.step, self._epoch, outcome))
-            if isinstance(run.job, Close):
+            self.activity.end(run.job, run.step, outcome)
+            if type(run.job) is Close:
                 return
 
     def _next(self) -> Run:
@@ -360,7 +355,7 @@ class HostedSession:
         else:
             return computed
         handed = {n: self._handed(job.request, n, each) for n, each in computed.fetches.items()}
-        return replace(computed, fetches=handed)
+        return computed._replace(fetches=handed)
 
     def _handed(self, request: int, name: str, array: Array) -> Array | Chunk:
         """An array for the coordinator, lent if it is worth it and the coordinator is of this
@@ -394,28 +389,25 @@ class HostedSession:
     def _outbox(self, parcel: Parcel) -> None:
         """Sends a tensor of a step; called by the threads of the host's devices."""
         if parcel.target_worker == self._index:
-            self.deliver(parcel.step, parcel.edge, parcel.array)
+            if self._host is not None:
+                self._host.deliver(self._session, parcel.step, parcel.edge, parcel.array)
             return
-
-        target, until = parcel.target_worker, self._until
-
-        def go_on() -> bool:
-            if time.monotonic() > until:
-                raise StepTimeout(
-                    f"step {parcel.step}: worker {target} at {self._addresses[target]} did not "
-                    f"take edge {parcel.edge} before the deadline; can it be reached from there?"
-                )
-            return parcel.step > self._cancelled and not self._closing.is_set()
-
+        target = parcel.target_worker
         self._link(target).send(
-            "edge",
-            parcel.step,
-            parcel.edge,
-            parcel.array,
-            owned=parcel.owned and self._lasts,
-            go_on=go_on,
-        )
+            "edge", parcel.step, parcel.edge, parcel.array, parcel.owned and self._lasts,
+            partial(self._still_computes, parcel, self._until),
+        )  # fmt: skip
         self.activity.sent(self._addresses[target], parcel.edge, parcel.array.nbytes)
+
+    def _still_computes(self, parcel: Parcel, until: float) -> bool:
+        """Whether a tensor that another worker has no room for is still to be sent."""
+        if time.monotonic() > until:
+            target = parcel.target_worker
+            raise StepTimeout(
+                f"step {parcel.step}: worker {target} at {self._addresses[target]} did not "
+                f"take edge {parcel.edge} before the deadline; can it be reached from there?"
+            )
+        return parcel.step > self._cancelled and not self._closing.is_set()
 
     def _link(self, worker: int) -> Link:
         link = self._links.get(worker)
@@ -436,9 +428,7 @@ class HostedSession:
         (array,) = run.arrays.values()
         go_on = partial(self._still, time.monotonic() + _ECHO_SECONDS)
         with contextlib.suppress(GraphflowError):  # the one who asked has a deadline
-            self._link(chunk.name).send(
-                "echoed", chunk.number, self._index, array, owned=True, go_on=go_on
-            )
+            self._link(chunk.name).send("echoed", chunk.number, self._index, array, True, go_on)
 
     def _still(self, until: float) -> bool:
         return time.monotonic() < until and not self._closing.is_set()
@@ -471,7 +461,7 @@ class HostedSession:
 
     def _ask_echo(self, target: int, request: int, array: Array, until: float) -> None:
         go_on = partial(self._still, until)
-        self._link(target).send("echo", request, self._index, array, owned=True, go_on=go_on)
+        self._link(target).send("echo", request, self._index, array, True, go_on)
 
     def _await_echo(
         self, request: int, targets: Collection[int], seconds: float, until: float

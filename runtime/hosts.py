@@ -181,7 +181,7 @@ class LocalHosts:
             raise
         with uninterrupted() if self._host.changes("") else nullcontext():
             self._host.commit("", step)
-        return StepResult(dict(computed.fetches), computed.spans, dict(computed.peak))
+        return StepResult(dict(computed.fetches), [*computed.spans], dict(computed.peak))
 
     def begin(
         self,

@@ -32,6 +32,7 @@ class Link:
         self._channel = channel
         self._lane = lane
         self._outbound = outbound
+        self._lock = channel.lock
         self._changed = threading.Condition(channel.lock)
         self._lender = Lender()
         self._far = is_far(channel.address)
@@ -45,7 +46,6 @@ class Link:
         number: int,
         name: Key,
         array: Array,
-        *,
         owned: bool,
         go_on: Callable[[], bool],
     ) -> None:
@@ -59,15 +59,16 @@ class Link:
         self._last = (step, name)
         inside = small(name, array) if purpose == "edge" else None
         if inside is not None:
-            with self._changed:
-                self._await_room(0, go_on)
+            with self._lock:
+                if not self._outbound.room(0):
+                    self._await_room(0, go_on)
                 self._put(self._outbound.post(Tensor(inside), step))
             return
         if array.nbytes >= LENT_FROM and self._lend(purpose, number, name, array, step, go_on):
             return
         for chunk, data in chunks(purpose, number, name, array, far=self._far):
             kept = data if owned else memoryview(bytes(data))
-            with self._changed:
+            with self._lock:
                 self._await_room(kept.nbytes, go_on)
                 self._put(self._outbound.post(chunk, step, kept))
 
@@ -87,7 +88,7 @@ class Link:
         chunk = lent(purpose, number, name, array, self._lender.lend)
         if chunk is None:
             return False
-        with self._changed:
+        with self._lock:
             self._await_room(0, go_on)
             self._put(self._outbound.post(chunk, step))
         return True
@@ -100,12 +101,12 @@ class Link:
         self._offered = now
         token = self._lender.offer()
         if token:
-            with self._changed:
+            with self._lock:
                 self._put(self._outbound.tell(Share(token)))
 
     def heed(self, heard: Heard) -> None:
         """Takes note of what the peer said. Never waits."""
-        with self._changed:
+        with self._lock:
             self._outbound.received = heard.received
             if self._outbound.acknowledge(heard.acknowledged):
                 self._asked = 0
@@ -123,7 +124,7 @@ class Link:
 
     def beat(self, *, owed: bool) -> None:
         """Tells the peer what was sent, if it has not acknowledged that, and what was received."""
-        with self._changed:
+        with self._lock:
             if owed or self._outbound.pending:
                 self._asked += self._outbound.pending > 0
                 self._put(self._outbound.tell(Ack(asks=True)))

@@ -14,9 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
 
@@ -66,13 +66,10 @@ from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
 from graphflow.runtime.transport.tcp import leave
 from graphflow.runtime.wire import Borrowed, decode_frames, encode, lent
 
-if TYPE_CHECKING:
-    pass
-
-_LINKED = (Hello, Open, Ping)
+_LINKED = frozenset((Hello, Open, Ping))
 """What shows a worker the way that can take everything."""
 
-_ORDINARY = (Begin, Received, Release)  # nobody is lost by these alone
+_ORDINARY = frozenset((Begin, Received, Release))  # nobody is lost by these alone
 
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _RETRY = 0.005  # seconds, while a connection's queue is full
@@ -134,18 +131,9 @@ class Loop:
         self._addresses = addresses
         self._keys = keys
         self._channels: list[Any] = []
+        self._opened = ExitStack()  # bell and sleeper, once they are there
         self._lanes: list[Lane | None] = [None for _ in addresses]
         self._lenders: list[Lender] = [Lender() for _ in addresses]
-        try:
-            guard = None if pair is None else Guard(self._context, pair, Keyring())
-            for address, key in zip(addresses, keys, strict=True):
-                channel = transport_of(address).Channel(
-                    self._context, address, insecure=insecure, watch=True, guard=guard, key=key
-                )
-                self._channels.append(channel)
-        except BaseException:
-            self._free()
-            raise
         self._machine = CoordinatorMachine(
             session, addresses, time.monotonic(), epoch, token, dead_after, identity()
         )
@@ -160,21 +148,41 @@ class Loop:
         self._touched: set[int] = set()  # workers that were sent to since they were last drained
         self._events: deque[CoordinatorEvent] = deque()
         self._pending: dict[int, Pending] = {}
-        self._bell = Bell()
-        self._helm = Helm(self._bell)
         self._due = 0.0  # when the machine's next Tick is
-        self._sleeper = Sleeper()
-        self._sleeper.add(self._bell.fileno(), _BELL)
         # A socket tells of what comes only once it has been found empty.
         self._unread = [~worker for worker, _ in enumerate(addresses)]
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._main = threading.main_thread().ident
+        name = f"coordinator-{session[:8]}"
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+        try:
+            guard = None if pair is None else Guard(self._context, pair, Keyring())
+            for address, key in zip(addresses, keys, strict=True):
+                channel = transport_of(address).Channel(
+                    self._context, address, insecure=insecure, watch=True, guard=guard, key=key
+                )
+                self._channels.append(channel)
+            self._listen()
+            self._thread.start()
+        except BaseException as error:
+            self._free()
+            if isinstance(error, OSError):
+                raise TransportError(
+                    f"no session can begin from here: {error.strerror}; close others, or let the "
+                    "process have more file descriptors (`ulimit -n`)"
+                ) from error
+            raise
+
+    def _listen(self) -> None:
+        """What wakes whoever drives the sockets."""
+        self._bell = self._opened.enter_context(closing(Bell()))
+        self._helm = Helm(self._bell)
+        self._sleeper = self._opened.enter_context(closing(Sleeper()))
+        self._sleeper.add(self._bell.fileno(), _BELL)
         for worker, channel in enumerate(self._channels):
             self._sleeper.add(channel.socket.getsockopt(zmq.FD), worker)
             self._sleeper.add(channel.monitor.getsockopt(zmq.FD), ~worker)
-        self._stopping = False
-        self._failure: BaseException | None = None
-        name = f"coordinator-{session[:8]}"
-        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
-        self._thread.start()
 
     # From any thread ---------------------------------------------------------------------------
 
@@ -197,7 +205,7 @@ class Loop:
     def finish(self, request: int, pending: Pending, seconds: float) -> Replies:
         """Runs an operation that was started to its end; raises as `ask`."""
         until = time.monotonic() + seconds
-        if threading.get_ident() == threading.main_thread().ident:
+        if threading.get_ident() == self._main:
             self._await_interruptibly(pending, until)
         else:
             self._await(pending, until, [])
@@ -324,8 +332,6 @@ class Loop:
             self._stopping = True
             if self._helm.take(SLACK):
                 self._fail_all()
-                self._bell.close()
-                self._sleeper.close()
                 self._free()
             else:
                 leave(self._context)
@@ -447,7 +453,7 @@ class Loop:
                 continue
             match action:
                 case Settle():
-                    is_loss |= isinstance(action.outcome, WorkerLost)
+                    is_loss |= type(action.outcome) is WorkerLost
                     self._settle(action)
                 case Attach(worker, token):
                     with suppress(TransportError):
@@ -470,7 +476,7 @@ class Loop:
         lane = self._lanes[action.worker]
         if lane is not None:
             number = action.envelope.sequence
-            if isinstance(action.message, _LINKED):
+            if type(action.message) in _LINKED:
                 lane.past = number
             elif lane.carries(frames, number, action.acknowledged):
                 return
@@ -498,6 +504,7 @@ class Loop:
             pending.settle(SessionError(f"the session is closed{reason}"))
 
     def _free(self) -> None:
+        self._opened.close()
         for lender in self._lenders:
             lender.close()
         for channel in self._channels:

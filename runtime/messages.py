@@ -6,9 +6,10 @@ types, the state machines of `protocol` pass them around, `Host` and the session
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,15 +29,14 @@ TAKEN = "taken/"
 EXCHANGE = "collective/"
 """What keys begin with of what ranks tell each other; then come the program, "/", and the number of
 the group."""
-Small = tuple[Key, str, list[Count], bytes, Count]
-"""A small array in a message: its name, dtype, shape, bytes in C order, and their checksum."""
+Small = bytes
+"""A small array in a message, with its name and their checksum: see `wire.small`."""
 WAIT, SEND = "recv/", "send/"
 """How spans of edges begin; then comes the tensor's name, "/", and the number of the edge. Of those
 in loops, whose lines know no names, the number alone."""
 
 
-@dataclass(frozen=True)
-class Parcel:
+class Parcel(NamedTuple):
     """A tensor on its way to another worker, over the cut edge `edge` of one step.
 
     `owned` says that nobody writes to the array again, so that it is sent without a copy;
@@ -51,14 +51,13 @@ class Parcel:
     owned: bool = False
 
 
-@dataclass(frozen=True)
-class Computed:
+class Computed(NamedTuple):
     """What one host computed in a step. The fetched arrays belong to the receiver, and may be lent;
     peaks are in bytes a device."""
 
-    fetches: Mapping[str, Any] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-    peak: Mapping[str, int] = field(default_factory=dict)
+    fetches: Mapping[str, Any] = MappingProxyType({})
+    spans: Sequence[Span] = ()
+    peak: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,17 @@ class Envelope(NamedTuple):
 @dataclass(frozen=True)
 class Message:
     """Base of all control messages; the class name is the kind on the wire."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+def changed(message: M, **fields: Any) -> M:
+    """A message with other values in some fields: in a fraction of the time that `replace` takes,
+    which makes it anew."""
+    made = object.__new__(type(message))
+    made.__dict__.update(message.__dict__, **fields)
+    return made
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ memory is allocated for it. Only the message classes and dtypes that are listed 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import msgpack
@@ -20,10 +21,10 @@ import xxhash
 
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.address import address
-from graphflow.runtime.fields import Fields
-from graphflow.runtime.messages import KINDS, Array, Chunk, Envelope, Key, Message, Small
+from graphflow.runtime.fields import END, Fields, check_of
+from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 4 << 20  # bytes of an array in one frame
 FAR_CHUNK_BYTES = 256 << 10  # the same, to another host
@@ -38,15 +39,22 @@ SPANS_A_MESSAGE = 2048
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _LENGTH_CAP = 1 << 16  # entries of a list or dict
 _MAPS_CAP = 1 << 12  # dicts in one frame
+_HEADER_CAP = 1 << 10  # bytes of the header of an array inside a message
 _RANK_CAP = 32
 
 _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _FLOATS = {"float16", "float32", "float64", "complex64", "complex128"}
 _NUMPY_DTYPES = {name: np.dtype(name) for name in {"bool"} | _INTEGERS | _FLOATS}
 
+_HEADERS = 1024  # of arrays inside messages, that are remembered
+
 _UNCHANGED = ("Hello", "Welcome")  # maps in all versions; the bodies of others are lists
 
+_PREFIX = struct.Struct("<QH")  # of an array inside a message: checksum, length of its header
+_SUMMED = 8  # the bytes of the checksum, before those that it is of
+
 _HEAD = Fields(Envelope)
+_check_header = check_of(tuple[Key, str, list[Count]])
 _FIELDS: dict[str, Fields[Message]] = {name: Fields(kind) for name, kind in KINDS.items()}
 
 
@@ -86,7 +94,7 @@ def encode(envelope: Envelope, message: Message) -> bytes:
     if kind in _UNCHANGED:
         body = dict(zip(known.names, body, strict=True))
     try:
-        frame: bytes = msgpack.packb([kind, _HEAD.of(envelope), body], default=_plain_scalar)
+        frame: bytes = msgpack.packb((kind, envelope, body), default=_plain_scalar)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"a {kind} message holds what cannot be sent: {error}") from error
     if len(frame) > CONTROL_CAP:
@@ -120,7 +128,21 @@ def decode(frame: Buffer) -> tuple[Envelope, Message]:
         return _HEAD.build(_fitted(head)), known.from_map(body)
     if type(body) is not tuple:
         raise ProtocolError(f"the body of a {kind} message is not a list")
-    return _HEAD.build(head), known.build(body)
+    return _envelope(head), known.build(body)
+
+
+def _envelope(head: tuple[Any, ...]) -> Envelope:
+    """As `_HEAD.build`, for what comes with every message."""
+    if len(head) == 7:
+        session, epoch, origin, step, sequence, acknowledged, token = head
+        if (
+            type(epoch) is type(origin) is type(step) is type(sequence) is type(acknowledged) is int
+            and type(session) is type(token) is str
+            and 0 <= epoch < END and -END <= origin < END and 0 <= step < END
+            and 0 <= sequence < END and 0 <= acknowledged < END
+        ):  # fmt: skip
+            return tuple.__new__(Envelope, head)
+    return _HEAD.build(head)
 
 
 def _fitted(head: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -138,40 +160,16 @@ def decode_frames(frames: Sequence[Buffer]) -> tuple[Envelope, Message, Buffer |
         raise ProtocolError(f"a message has 1 or 2 frames, not {len(frames)}")
     envelope, message = decode(frames[0])
     data = frames[1] if len(frames) == 2 else None
-    if (isinstance(message, Chunk) and not message.slot) != (data is not None):
+    if (type(message) is Chunk and not message.slot) != (data is not None):
         raise ProtocolError("a chunk that is not lent, and nothing else, has a second frame")
     return envelope, message, data
 
 
 def _unpack(frame: Buffer) -> Any:
-    maps = 0
-
-    def pairs_to_dict(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        nonlocal maps
-        maps += 1
-        if maps > _MAPS_CAP:
-            raise ProtocolError(f"a control frame holds more than {_MAPS_CAP} maps")
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise ProtocolError("a map of a control frame holds a key twice")
-        if not all(type(key) is str for key in result):
-            raise ProtocolError("a key of a map is not a string")
-        return result
-
     try:
-        return msgpack.unpackb(
-            frame,
-            raw=False,
-            use_list=False,
-            strict_map_key=True,
-            object_pairs_hook=pairs_to_dict,
-            ext_hook=_refuse_extension,
-            max_str_len=4 * TEXT_CAP,
-            max_bin_len=SMALL_BYTES,
-            max_array_len=_LENGTH_CAP,
-            max_map_len=_LENGTH_CAP,
-            max_ext_len=0,
-        )
+        if len(frame) <= _MAPS_CAP:
+            return _unpacked(frame, object_pairs_hook=_dict_of)
+        return _unpacked(frame, object_pairs_hook=_few_dicts())
     except ProtocolError:
         raise
     except msgpack.ExtraData:
@@ -180,8 +178,45 @@ def _unpack(frame: Buffer) -> Any:
         raise ProtocolError(f"a control frame is not valid msgpack: {error!r:.200}") from error
 
 
+def _dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ProtocolError("a map of a control frame holds a key twice")
+    if result and {*map(type, result)} != {str}:
+        raise ProtocolError("a key of a map is not a string")
+    return result
+
+
+def _few_dicts() -> Callable[[list[tuple[Any, Any]]], dict[str, Any]]:
+    """As `_dict_of`, for the maps of one frame that might hold very many."""
+    left = _MAPS_CAP
+
+    def dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ProtocolError(f"a control frame holds more than {_MAPS_CAP} maps")
+        return _dict_of(pairs)
+
+    return dict_of
+
+
 def _refuse_extension(code: int, data: bytes) -> Any:
     raise ProtocolError(f"a control frame holds the msgpack extension type {code}")
+
+
+_unpacked = partial(
+    msgpack.unpackb,
+    raw=False,
+    use_list=False,
+    strict_map_key=True,
+    ext_hook=_refuse_extension,
+    max_str_len=4 * TEXT_CAP,
+    max_bin_len=SMALL_BYTES + _HEADER_CAP + _PREFIX.size,
+    max_array_len=_LENGTH_CAP,
+    max_map_len=_LENGTH_CAP,
+    max_ext_len=0,
+)
 
 
 def _plain_scalar(value: object) -> object:
@@ -234,35 +269,68 @@ def chunks(
 
 
 def small(name: Key, array: Array) -> Small | None:
-    """An array that goes inside a message; None for one that is too large for that.
+    """An array that goes inside a message: one string of bytes, of which the header (name, dtype,
+    shape) is nearly always one that the receiver has seen before. None for an array that is too
+    large for that.
 
     Raises:
         ProtocolError: the array's dtype has no name on the wire.
     """
     if array.nbytes >= SMALL_BYTES:
         return None
-    array, dtype = _named(array)
-    data = array.tobytes()
-    return name, dtype, list(array.shape), data, checksum(data)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    header = _header(name, array.dtype, array.shape)
+    if len(header) > _HEADER_CAP:
+        return None
+    body = header + array.tobytes()
+    return checksum(body).to_bytes(_SUMMED, "little") + body
 
 
-def array_of(sent: Small) -> Array:
-    """The array in a message.
+def intact(sent: Small) -> bool:
+    """Whether an array in a message is what was sent."""
+    if len(sent) < _PREFIX.size:
+        return False
+    sealed: int = _PREFIX.unpack_from(sent)[0]
+    return checksum(memoryview(sent)[_SUMMED:]) == sealed
+
+
+def array_of(sent: Small) -> tuple[Key, Array]:
+    """The array in a message, and its name.
 
     Raises:
         ProtocolError: it contradicts itself.
     """
-    name, dtype, shape, data, _ = sent
-    found = dtype_of(dtype)
-    if _nbytes(shape, found) != len(data):
+    if len(sent) < _PREFIX.size:
+        raise ProtocolError(f"an array in a message has {len(sent)} bytes")
+    start = _PREFIX.size
+    end = start + _PREFIX.unpack_from(sent)[1]
+    name, shape, dtype, nbytes = _parsed(sent[start:end])
+    if nbytes != len(sent) - end:
         raise ProtocolError(
-            f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has {len(data)} "
-            "bytes"
+            f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has "
+            f"{len(sent) - end} bytes"
         )
-    block = np.empty(len(data) + _ALIGNMENT - 1, np.uint8)
-    array: Array = np.ndarray(shape, found, block, -address(block) % _ALIGNMENT)
-    array[...] = np.ndarray(shape, found, data)
-    return array
+    block = np.empty(nbytes + _ALIGNMENT - 1, np.uint8)
+    array: Array = np.ndarray(shape, dtype, block, -address(block) % _ALIGNMENT)
+    array[...] = np.ndarray(shape, dtype, sent, end)
+    return name, array
+
+
+@lru_cache(_HEADERS)
+def _header(name: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    header: bytes = msgpack.packb((name, _name_of(dtype), shape))
+    return _PREFIX.pack(0, len(header))[_SUMMED:] + header
+
+
+@lru_cache(_HEADERS)
+def _parsed(header: bytes) -> tuple[Key, tuple[int, ...], np.dtype[Any], int]:
+    """Name, shape, dtype and bytes of an array in a message."""
+    if len(header) > _HEADER_CAP:
+        raise ProtocolError(f"the header of an array in a message has {len(header)} bytes")
+    name, told, shape = _check_header(_unpack(header), "small")
+    dtype = dtype_of(told)
+    return name, tuple(shape), dtype, _nbytes(shape, dtype)
 
 
 def _nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
@@ -496,6 +564,11 @@ class Assembler:
     def _hold(self, origin: int, nbytes: int) -> None:
         self._held[origin] = self._held.get(origin, 0) + nbytes
         self._purse.held += nbytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has arrived that was not taken."""
+        return not (self._partial or self._whole)
 
     def forget(self, purpose: str, number: int) -> None:
         """Drops what has arrived for a request or step."""

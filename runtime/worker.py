@@ -307,7 +307,7 @@ class WorkerProcess:
             self._drop(route)
             return
         if frames is not None:
-            self._take(route, frames, "")
+            self._take(route, frames, "", True)
 
     def _refuse(self, route: bytes, key: str, error: ProtocolError) -> None:
         self.meters.add("graphflow_refused_messages_total")
@@ -327,7 +327,7 @@ class WorkerProcess:
                 self._ending.pop(finished.session, None)
             self._handle(finished)
 
-    def _take(self, route: bytes, frames: list[Any], key: str) -> None:
+    def _take(self, route: bytes, frames: list[Any], key: str, lane: bool = False) -> None:
         try:
             envelope, message, data = decode_frames(frames)
             if self._guard is not None:
@@ -344,12 +344,11 @@ class WorkerProcess:
             return
         except ProtocolError as error:
             self._refuse(route, key, error)
-            if self._lanes.get(route) is not None:
+            if lane:
                 self._drop(route)
             else:
                 self._listener.blame(route, error)
             return
-        lane = self._lanes.get(route) is not None
         hosted = self._sessions.get(envelope.session)
         if hosted is None:
             if not lane:
@@ -409,8 +408,7 @@ class WorkerProcess:
                 if echo:
                     hosted.echoed(step, origin)
                 else:
-                    hosted.activity.received(hosted.peer(origin), edge, array.nbytes)
-                    hosted.deliver(step, edge, array)
+                    hosted.deliver(step, edge, array, origin)
             case Attach(session, origin, token):
                 self._sessions[session].attach(origin, token)
             case Heard(session):

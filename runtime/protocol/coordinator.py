@@ -41,6 +41,7 @@ from graphflow.runtime.messages import (
     Spans,
     Unreached,
     Welcome,
+    changed,
 )
 from graphflow.runtime.protocol.faults import raised
 from graphflow.runtime.protocol.operations import Operation
@@ -103,6 +104,7 @@ class CoordinatorMachine:
         self._beat = now
         self._owed: set[int] = set()  # workers that were not told yet to commit
         self._commit_at = inf
+        self._losses = 0  # of workers
         self._fenced: StaleEpoch | None = None
 
     def handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
@@ -137,7 +139,7 @@ class CoordinatorMachine:
         due = min(self._beat + BEAT, self._watch.due, self._commit_at)
         for operation in self._operations.values():
             due = min(due, operation.deadline)
-        return max(now, due)
+        return due if due > now else now
 
     def awaited(self) -> list[int]:
         """The workers whose replies an operation waits for."""
@@ -167,10 +169,10 @@ class CoordinatorMachine:
     # Events ------------------------------------------------------------------------------------
 
     def _begin(self, begin: Begin) -> list[CoordinatorAction]:
-        operation = Operation(begin, self._now + begin.seconds, set(begin.orders), begin.held)
+        operation = Operation(begin, self._now)
         if self._fenced is not None:
             return [Settle(begin.request, self._fenced)]
-        for worker in begin.orders:
+        for worker in begin.orders if self._losses else ():
             if self._peers[worker].gone is not None:
                 error = self._peers[worker].lost(f"was lost before {operation.what}")
                 return [Settle(begin.request, error)]
@@ -180,7 +182,7 @@ class CoordinatorMachine:
             if before is not None:
                 operation.deadline = inf
                 operation.withheld = before.withheld or not operation.is_free
-        cut = operation.cut(self._far) if any(o.arrays for o in begin.orders.values()) else {}
+        cut = operation.cut(self._far)
         if not operation.waiting:
             return [Settle(begin.request, operation.replies)]
         self._operations[begin.request] = operation
@@ -188,8 +190,9 @@ class CoordinatorMachine:
         for worker in begin.orders:
             if not operation.is_step:
                 actions += self._tell_commit(worker)
-            for chunk, data in cut.get(worker, ()):
-                actions += self._send(worker, chunk, begin.step, data)
+            if worker in cut:
+                for chunk, data in cut[worker]:
+                    actions += self._send(worker, chunk, begin.step, data)
             if not operation.withheld:
                 actions += self._order(operation, worker)
         return actions
@@ -199,23 +202,15 @@ class CoordinatorMachine:
         message, peer = operation.begin.orders[worker].message, self._peers[worker]
         actions: list[CoordinatorAction] = []
         if isinstance(message, Compute):
-            message = self._committing(peer, message)
+            if peer.commits >= 0:  # it tells to commit the step before it, too
+                message = changed(message, commits=peer.commits)
+                peer.commits = -1
+                self._owed.discard(worker)
             if message.trace:  # its clock, as it is now
                 actions += self._ping(worker)
         else:
             peer.opening |= isinstance(message, Open)
         return actions + self._send(worker, message, operation.begin.step)
-
-    def _committing(self, peer: Peer, order: Compute) -> Compute:
-        """An order for a step, that tells to commit the one before it."""
-        if peer.commits < 0:
-            return order
-        commits, peer.commits = peer.commits, -1
-        self._owed.discard(peer.index)
-        return Compute(
-            order.request, order.program, order.bindings, order.feeds, order.trace, order.deadline,
-            commits, order.small, order.follows, order.free,
-        )  # fmt: skip
 
     def _receive(self, event: Received) -> list[CoordinatorAction]:
         worker, envelope, message = event.worker, event.envelope, event.message
@@ -230,15 +225,17 @@ class CoordinatorMachine:
         peer.hear(self._now)
         if peer.stream.outbound.acknowledged > before or not peer.opened:
             peer.heeds(self._now)
-        peer.opened = peer.opened or (peer.opening and not peer.stream.outbound.pending)
+            peer.opened = peer.opened or (peer.opening and not peer.stream.outbound.pending)
         actions = self._sends(worker, letters) if letters else []
-        if arrival in (Arrival.DUPLICATE, Arrival.MISSING):
+        if arrival is Arrival.DUPLICATE or arrival is Arrival.MISSING:
             return actions
         try:
             actions += self._reply(worker, envelope, message, event.data)
         except ProtocolError as error:
             reason = f"it sent what is not valid here: {error}"
             return actions + self._lose(Gone(worker, reason, ended=False))
+        if peer.asked == inf:  # nothing that it was asked is open
+            return actions
         if self._watch.is_deaf(peer, self._now):
             reason = f"it speaks, but has not heard us for {self._now - peer.hears:.1f} s"
             actions += self._lose(Gone(worker, reason, ended=False))
@@ -312,7 +309,7 @@ class CoordinatorMachine:
     ) -> list[CoordinatorAction]:
         peer = self._peers[worker]
         operation.accept(worker, message, peer.inbox)
-        if isinstance(message, Welcome):
+        if type(message) is Welcome:
             peer.welcomed = True
             self._watch.begin(peer)
             if Version.of(message) != self._version:
@@ -328,6 +325,14 @@ class CoordinatorMachine:
         operation = self._operations.get(request)
         if operation is None:
             return []
+        before = self._step(operation.begin.follows) if operation.begin.follows >= 0 else None
+        if before is not None and before.held:
+            error = SessionError(
+                f"{operation.what} was to be decided before {before.what}, which it follows; "
+                "finish steps in the order in which they were begun"
+            )
+            operation.failure = error  # it ends when that one does, as workers have to see it
+            return [Settle(request, error)]
         operation.held = False
         return [] if operation.waiting else self._end(operation, None)
 
@@ -381,6 +386,7 @@ class CoordinatorMachine:
         if peer.gone is not None:
             return []
         peer.gone = gone
+        self._losses += 1
         self._watch.end(peer)
         actions: list[CoordinatorAction] = []
         for operation in list(self._operations.values()):
@@ -419,7 +425,8 @@ class CoordinatorMachine:
         actions: list[CoordinatorAction] = []
         for worker in operation.begin.orders:
             peer = self._peers[worker]
-            peer.inbox.forget("fetch", request)
+            if not peer.inbox.is_empty:
+                peer.inbox.forget("fetch", request)
             if not operation.is_step or peer.gone is not None:
                 continue
             if error is None:
@@ -437,7 +444,7 @@ class CoordinatorMachine:
         if self._owed:
             self._commit_at = min(self._commit_at, self._now + COMMIT_AFTER)
         actions.append(Settle(request, operation.replies if error is None else error))
-        return actions + self._go_on(operation, error)
+        return actions + self._go_on(operation, error) if self._operations else actions
 
     def _fail(self, operation: Operation, error: GraphflowError) -> list[CoordinatorAction]:
         """Ends an operation that failed; a free step when the one before it is decided, for workers

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 
 from graphflow.errors import GraphflowError, ProtocolError
 from graphflow.runtime.messages import (
+    Array,
     Chunk,
     Close,
     Compute,
     Done,
     Forget,
     Hello,
+    Key,
     Load,
     Measure,
     Measured,
@@ -54,27 +54,31 @@ REPLIES: dict[type[Message], type[Message]] = {
 _FETCHED = (Done, Saved)
 
 
-@dataclass
 class Operation:
-    """An operation under way."""
+    """An operation under way.
 
-    begin: Begin
-    deadline: float
-    waiting: set[int]
-    held: bool = False
-    withheld: bool = False  # a step whose order is sent once the one that it follows has committed
-    failure: GraphflowError | None = None  # of a free step: told once the one before is decided
-    replies: Replies = field(default_factory=Replies)
+    Attributes:
+        is_step: whether its end is a decision that all its workers are told.
+    """
 
-    @cached_property
-    def is_step(self) -> bool:
-        """Whether its end is a decision that all its workers are told."""
-        return bool(self.begin.orders) and isinstance(self.first, Compute)
+    def __init__(self, begin: Begin, now: float) -> None:
+        self.begin = begin
+        self.deadline = now + begin.seconds
+        self.waiting = set(begin.orders)
+        self.held = begin.held
+        self.withheld = False
+        """A step whose order is sent once the one that it follows has committed."""
+        self.failure: GraphflowError | None = None
+        """Of a free step: told once the one before is decided."""
+        self.replies = Replies()
+        self.is_step = bool(begin.orders) and isinstance(self.first, Compute)
 
     @property
     def first(self) -> Message:
         """One of its orders; all are of one kind."""
-        return next(iter(self.begin.orders.values())).message
+        for order in self.begin.orders.values():
+            return order.message
+        raise ProtocolError("an operation without orders has no first one")
 
     @property
     def is_free(self) -> bool:
@@ -113,18 +117,15 @@ class Operation:
         Raises:
             ProtocolError: it answers something else, or lacks an array.
         """
-        asked = type(self.begin.orders[worker].message)
-        if not isinstance(message, REPLIES[asked]):
+        if type(message) is not REPLIES[type(self.begin.orders[worker].message)]:
             raise ProtocolError(f"{type(message).__name__} is no answer to {self.what}")
         if isinstance(message, _FETCHED):
-            self.replies.arrays[worker] = {
-                name: inbox.take(worker, "fetch", self.begin.request, name)
-                for name in message.fetches
-            }
-        if isinstance(message, Done) and message.small:
-            arrays = self.replies.arrays[worker]
-            for each in message.small:
-                arrays[each[0]] = array_of(each)
+            arrays: dict[Key, Array] = {}
+            self.replies.arrays[worker] = arrays
+            for name in message.fetches:
+                arrays[name] = inbox.take(worker, "fetch", self.begin.request, name)
+            if isinstance(message, Done):
+                arrays.update(map(array_of, message.small))
         self.replies.messages[worker] = message
         self.waiting.discard(worker)
 

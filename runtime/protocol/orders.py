@@ -113,6 +113,15 @@ class Replies:
     spans: list[Span] = field(default_factory=list)
     errors: dict[int, float] = field(default_factory=dict)  # of their times, in seconds
 
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        total = 0
+        for mine in self.arrays.values():
+            for array in mine.values():
+                total += array.nbytes
+        return total
+
 
 class Settle(NamedTuple):
     """The action that ends an operation, with replies or with an error."""

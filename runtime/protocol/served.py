@@ -75,20 +75,10 @@ class Served:
     # From the workers that sent anything; what goes to them is numbered by the links.
     peers: dict[int, Inbound] = field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        """The session's."""
-        return self.stream.outbound.session
-
-    @property
-    def epoch(self) -> int:
-        """Which of the session's it is."""
-        return self.stream.outbound.epoch
-
-    @property
-    def token(self) -> str:
-        """The session's secret."""
-        return self.stream.outbound.token
+    def __post_init__(self) -> None:
+        told = self.stream.outbound
+        self.name, self.epoch, self.token = told.session, told.epoch, told.token
+        """The session's, which of its epochs this is, and its secret."""
 
     # Orders ------------------------------------------------------------------------------------
 
@@ -110,8 +100,7 @@ class Served:
         if step <= max(last, self.settled):
             raise ProtocolError(f"step {step} is not after step {last}")
         arrays = self.take("feed", message.request, message.feeds) if message.feeds else {}
-        for each in message.small:
-            arrays[each[0]] = array_of(each)
+        arrays.update(map(array_of, message.small))
         run = Run(self.name, message, step, self.epoch, arrays)
         if message.follows < 0 or message.follows == self.committed or self._is_free(message):
             return [self._begin(run, message)]
@@ -154,7 +143,8 @@ class Served:
         actions: list[WorkerAction] = []
         while self.open and self.open[0] <= step:
             each = self.open.popleft()
-            self.inbox.forget("edge", each)
+            if not self.inbox.is_empty:
+                self.inbox.forget("edge", each)
             actions.append(Run(self.name, message, each, self.epoch))
         self.settled = self.committed = step
         if self.ahead and not self.open:
@@ -218,7 +208,7 @@ class Served:
             found = small(name, array) if room > 0 and isinstance(array, np.ndarray) else None
             if found is not None:
                 inside.append(found)
-                room -= len(found[3])
+                room -= len(found)
             else:
                 names.append(name)
                 cut += pieces("fetch", job.request, name, array, far=self.far)
@@ -227,7 +217,7 @@ class Served:
             return self.reply(Done(job.request, [], peak, inside), step)  # as most of the time
         peak = {device: int(nbytes) for device, nbytes in computed.peak.items()}
         messages: list[tuple[Message, memoryview | None]] = [
-            (Spans(job.request, computed.spans[start : start + SPANS_A_MESSAGE]), None)
+            (Spans(job.request, [*computed.spans[start : start + SPANS_A_MESSAGE]]), None)
             for start in range(0, len(computed.spans), SPANS_A_MESSAGE)
         ]
         messages += cut

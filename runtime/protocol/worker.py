@@ -336,10 +336,10 @@ class WorkerMachine:
         if step <= session.settled:
             return []  # of a step that is over
         try:
-            array = array_of(message.array)
+            edge, array = array_of(message.array)
         except ProtocolError as error:
             return self._break(session, f"worker {origin} sent it nonsense: {error}")
-        return [Deliver(session.name, step, message.array[0], array, origin)]
+        return [Deliver(session.name, step, edge, array, origin)]
 
     def _piece(
         self, session: Served, origin: int, chunk: Chunk, data: Buffer

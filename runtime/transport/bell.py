@@ -56,8 +56,11 @@ class Sleeper:
 
     def sleep(self, seconds: float) -> list[int]:
         """The tags of those that are ready, after waiting for the first one."""
-        seconds = max(0.0, seconds)
+        if seconds < 0.0:
+            seconds = 0.0
         ready = self._poll.poll(seconds if self._epoll is not None else math.ceil(seconds * 1000))
+        if len(ready) == 1:  # nearly always
+            return [self._tags[ready[0][0]]]
         return [self._tags[fd] for fd, _ in ready]
 
     def close(self) -> None:

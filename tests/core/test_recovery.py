@@ -227,6 +227,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(
             s.run(add)
             landed(s)
             if number == 9:
+                assert "No space left" in str(s.checkpoint_error)  # at once, not at the next step
                 s.run(gf.constant(1.0))
                 assert s.checkpoint_error is not None
                 assert "No space left" in str(s.checkpoint_error)

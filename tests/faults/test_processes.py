@@ -216,6 +216,56 @@ def test_ctrl_c_cancels_the_step_within_two_seconds_and_the_session_goes_on(
     assert run.wait() == 0, run.told()
 
 
+REDUCING = """
+import time, numpy as np, graphflow as gf
+from tests.faults import hazards
+late, xs = gf.placeholder("float32", ({size},)), []
+for worker in range(2):
+    with gf.device(f"/worker:{{worker}}"):
+        x = gf.constant(np.full({size}, 1.0 + worker, "float32"))
+        xs.append((x, x + hazards.sleep(late, seconds=2.5) if worker else x))
+with gf.device("/worker:0"):
+    count = gf.variable(np.zeros((), "float32"))
+    step = gf.assign(count, count + 1.0)
+quick = gf.parallel.all_reduce([x for x, _ in xs], "sum", {algorithm!r})
+slow = gf.parallel.all_reduce([x for _, x in xs], "sum", {algorithm!r})
+zeros = {{late: np.zeros({size}, "float32")}}
+with gf.Session(
+    gf.Cluster.local(workers=2, threads=1), ops=["tests.faults.hazards"], trial=False
+) as s:
+    s.run([step, *quick])
+    print("reducing", flush=True)
+    try:
+        s.run([step, *slow], zeros)
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic(), flush=True)
+    number, *sums = s.run([step, *quick])
+    print("goes on", float(number), *(float(y.min()) for y in sums), flush=True)
+"""
+
+
+@pytest.mark.parametrize("shared", ["on", "off"])
+@pytest.mark.parametrize(("algorithm", "size"), [("auto", 100), ("ring", 300_000)])
+@pytest.mark.fault(9)
+def test_ctrl_c_while_a_worker_waits_in_a_collective_leaves_collectives_usable(
+    script: Callable[..., Script],
+    monkeypatch: pytest.MonkeyPatch,
+    shared: str,
+    algorithm: str,
+    size: int,
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", shared)
+    run = script(REDUCING.format(algorithm=algorithm, size=size))
+    run.line("reducing")
+    time.sleep(0.5)
+    at = run.send(signal.SIGINT)
+    interrupted = float(run.line("interrupted").split()[1]) - at
+    took(9, "cancelled in a collective", interrupted)
+    assert interrupted < 2.0
+    assert run.line("goes on").split()[2:] == ["2.0", "3.0", "3.0"]
+    assert run.wait() == 0, run.told()
+
+
 LOCAL = """
 import json, numpy as np, graphflow as gf
 from tests.faults import hazards

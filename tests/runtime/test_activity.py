@@ -133,16 +133,17 @@ def test_a_lost_worker_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert mine.meters.value("graphflow_workers_lost_total") == 1
 
 
-def test_a_step_that_raises_is_aborted_and_raises_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_is_aborted_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     mine = SessionActivity("session")
     with caplog.at_level("WARNING", "graphflow.coordinator"):
-        with pytest.raises(OpError, match="singular"), mine.step(4):
-            raise OpError("singular")
-        with mine.step(5):
-            pass
+        mine.aborted(4, 0.1, OpError("singular"))
+        mine.fed(16)
+        mine.committed(5, 0.1, 32)
     assert [record.event for record in caplog.records] == ["step.aborted"]  # type: ignore[attr-defined]
     outcomes = mine.meters.series("graphflow_steps_total")
     assert outcomes == {("aborted",): 1, ("committed",): 1}
+    assert mine.meters.value("graphflow_feed_bytes_total") == 16
+    assert mine.meters.value("graphflow_fetch_bytes_total") == 32
 
 
 # What is shown to whom ----------------------------------------------------------------------------

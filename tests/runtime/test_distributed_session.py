@@ -30,6 +30,7 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
+from graphflow.runtime.wire import array_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,7 +64,7 @@ def test_the_client_carries_no_tensor_that_two_workers_exchange(
         actions = handle(machine, event, now)
         for each in (event, *actions):
             small = getattr(getattr(each, "message", None), "small", ())
-            carried += sum(len(array[3]) for array in small)
+            carried += sum(array_of(array)[1].nbytes for array in small)
             data = getattr(each, "data", None)
             carried += memoryview(data).nbytes if data is not None else 0
         return actions

@@ -426,6 +426,22 @@ def test_a_step_that_fails_takes_those_that_follow_it_along_free_or_not() -> Non
         assert desk.machine.handle(c.Release(3), 0.2) == []
 
 
+def test_a_step_is_not_decided_before_the_one_that_it_follows() -> None:
+    for free in (True, False):
+        desk = Desk()
+        ahead(desk, 2, 1, -1, free=free)
+        ahead(desk, 3, 2, 1, free=free)
+        refused = settled(desk.machine.handle(c.Release(3), 0.1))
+        assert refused.request == 3 and isinstance(refused.outcome, SessionError)
+        assert "step 2 was to be decided before step 1" in str(refused.outcome)
+        for worker in range(2):
+            desk.hear(worker, Done(2, [], {}), 0.1)
+        actions = desk.machine.handle(c.Release(2), 0.2)
+        ends = {a.request: a.outcome for a in actions if isinstance(a, c.Settle)}
+        assert isinstance(ends[2], c.Replies) and isinstance(ends[3], SessionError)
+        assert told(actions, Abort) == ([0, 1] if free else [])  # of what they were ordered to do
+
+
 def test_a_coordinator_that_another_one_replaced_is_told_so_and_ends_all_it_does() -> None:
     desk = Desk()
     desk.step(2, 1, 0.0)
@@ -658,7 +674,7 @@ def test_a_damaged_small_array_is_asked_for_again() -> None:
     shop = Shop()
     sent = small("e", np.arange(3.0))
     assert sent is not None
-    damaged = (*sent[:3], sent[3][:-1] + b"!", sent[4])
+    damaged = sent[:-1] + b"!"
     (heard,) = shop.say(1, Tensor(damaged), 1.0, 1)
     assert isinstance(heard, w.Heard) and heard.told == Resend(1, 1)
     shop.sent[1] -= 1

@@ -1,0 +1,79 @@
+"""The sockets of one session: what was opened is closed however a session ends before it begins."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+import zmq
+
+from graphflow.errors import TransportError
+from graphflow.runtime import loop
+from graphflow.runtime.activity import SessionActivity
+from graphflow.runtime.transport.bell import Bell, Sleeper
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What has a `close` and was opened."""
+    made: list[Any] = []
+    for owner, name in ((zmq, "Context"), (loop, "Bell"), (loop, "Sleeper")):
+        kind = getattr(owner, name)
+
+        def make(kind: Any = kind) -> Any:
+            made.append(kind())
+            return made[-1]
+
+        monkeypatch.setattr(owner, name, make)
+    return made
+
+
+def begin() -> loop.Loop:
+    return loop.Loop(
+        "a" * 32, ["tcp://127.0.0.1:1"], insecure=False, local=None, pair=None, keys=[""],
+        activity=SessionActivity("a" * 32), epoch=1, token="t", dead_after=4.5,
+    )  # fmt: skip
+
+
+def is_closed(each: Any) -> bool:
+    if isinstance(each, Bell):
+        return each.fileno() < 0
+    if isinstance(each, Sleeper):
+        return each._epoll is None or each._epoll.closed
+    return bool(each.closed)
+
+
+def fail(error: Exception) -> Any:
+    def raising(*args: object, **kwargs: object) -> Any:
+        raise error
+
+    return raising
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(loop, "Bell"), (loop, "Sleeper"), (Sleeper, "add"), (loop.threading.Thread, "start")],
+)
+def test_a_session_that_cannot_begin_leaves_nothing_open(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    none_left = OSError(errno.EMFILE, "Too many open files")
+    monkeypatch.setattr(owner, name, fail(none_left))
+    with pytest.raises(TransportError, match=r"Too many open files.*ulimit"):
+        begin()
+    assert opened and all(map(is_closed, opened))
+
+
+def test_a_thread_that_cannot_be_started_leaves_nothing_open(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop.threading.Thread, "start", fail(RuntimeError("no more threads")))
+    with pytest.raises(RuntimeError, match="no more threads"):
+        begin()
+    assert len(opened) == 3 and all(map(is_closed, opened))
+
+
+def test_a_session_that_is_stopped_leaves_nothing_open(opened: list[Any]) -> None:
+    begin().stop()
+    assert len(opened) == 3 and all(map(is_closed, opened))
