@@ -153,7 +153,7 @@ class Search:
 
     def _lines(self) -> Iterator[str]:
         width = max(len(each.name) for each in self.tried)
-        one = next((t.seconds for t in self.tried if t.strategy is None), self.best.seconds)
+        one = next((t.seconds for t in self.tried if t.strategy is None), inf)
         rough = [each for each in self.tried if not each.simulated and not each.why_not]
         for each in self.tried:
             if each in rough[SHOWN:]:
@@ -164,9 +164,9 @@ class Search:
             elif not each.simulated:
                 yield f"  {name}  {each.seconds * 1e3:9.2f} ms, about: not simulated"
             else:
+                times = f"{one / each.seconds:5.2f} x" if one < inf else "       "
                 yield (
-                    f"  {name}  {each.seconds * 1e3:9.2f} ms  "
-                    f"{one / each.seconds:5.2f} x  {each.memory / 1e6:9.1f} MB"
+                    f"  {name}  {each.seconds * 1e3:9.2f} ms  {times}  {each.memory / 1e6:9.1f} MB"
                     + (f"  measured {each.measured * 1e3:.2f} ms" if each.measured else "")
                 )
         if len(rough) > SHOWN:
@@ -407,9 +407,11 @@ class _Search:
         except (MemoryLimitError, ShardingError, ScheduleError, DeviceError) as error:
             return self._refused(candidate, error)
         peak = max(seen.peak_memory.values())
-        if self._memory is not None and peak > self._memory:
-            why = f"memory: {peak / 1e6:.1f} MB of {self._memory / 1e6:.1f}"
-            return Tried(candidate.name, strategy, inf, peak, why)
+        for name, own in seen.peak_memory.items():
+            room = min(self._cluster.device(name).memory, self._memory or inf)
+            if own > room:
+                why = f"memory: {own / 1e6:.1f} MB of {room / 1e6:.1f}"
+                return Tried(candidate.name, strategy, inf, own, why)
         return Tried(candidate.name, strategy, seen.seconds, peak)
 
     def _try_out(self, graph: Graph, bindings: Mapping[str, int], busy: bool) -> None:
