@@ -282,9 +282,34 @@ def _eye(op: Op, cut: Cut, **attrs: Any) -> Any:
 
 
 def joined(*xs: TensorSpec, axis: int) -> Sharding:
-    """concat: cut along the other axes."""
-    names = without(letters(xs[0].rank), (axis,))
-    return Sharding(equation([names] * len(xs), [names]), linear=(tuple(range(len(xs))),))
+    """concat: cut along the other axes; along its own, each shard of the result finds its elements
+    wherever they are."""
+    names = letters(xs[0].rank)
+    axis %= xs[0].rank
+    sizes = [x.shape[axis] for x in xs]
+    linear = (tuple(range(len(xs))),)
+    if not all(isinstance(size, int) for size in sizes):
+        held = without(names, (axis,))
+        return Sharding(equation([held] * len(xs), [held]), linear=linear)
+    own = names[axis]
+
+    def needs(letter: str, first: int, last: int) -> list[Range]:
+        found, begin = [], 0
+        for size in map(int, sizes):  # type: ignore[arg-type]
+            low = min(max(first - begin, 0), size)
+            found.append((low, max(low, min(last - begin, size))))
+            begin += size
+        return found
+
+    def build(op: Op, cut: Cut, *xs: Tensor, axis: int) -> Any:
+        if own in cut.ranges:
+            xs = tuple(x for x in xs if x.shape[axis] != 0)
+        return op(*xs, axis=axis)
+
+    return Sharding(
+        equation([names] * len(xs), [names]), linear=linear, build=build, windows=own,
+        windowed=linear[0], needs=needs,
+    )  # fmt: skip
 
 
 def sliced(
@@ -295,14 +320,15 @@ def sliced(
     axes = [*zip(x.shape, start, size, step, strict=True)]
     stays = [_is_whole(*axis) for axis in axes]
     known = [
-        c if stay or _is_window(*axis) else "."
+        c if stay or _is_window(*axis[:3]) else "."
         for c, stay, axis in zip(names, stays, axes, strict=True)
     ]
     windows = "".join(c for c, stay in zip(known, stays, strict=True) if c != "." and not stay)
 
     def needs(letter: str, first: int, last: int) -> Range:
         i = names.index(letter)
-        return start[i] + first * step[i], start[i] + (last - 1) * step[i] + 1
+        ends = start[i] + first * step[i], start[i] + (last - 1) * step[i]
+        return min(ends), max(ends) + 1
 
     def build(op: Op, cut: Cut, x: Tensor, start: Any, size: Any, step: Any) -> Any:
         begin, count = list(start), list(size)
@@ -310,7 +336,8 @@ def sliced(
             if letter != ".":
                 count[i] = cut.shapes[0][i]
             if letter in cut.ranges:
-                begin[i] = 0
+                low, high = cut.ranges[letter]
+                begin[i] = 0 if step[i] > 0 else high - 1 - low
         return op(x, start=tuple(begin), size=tuple(count), step=tuple(step))
 
     own = "".join(known)
@@ -323,8 +350,8 @@ def _is_whole(have: Size, start: Any, size: Any, step: int) -> bool:
     return bool(have == size) and start == 0 and step == 1
 
 
-def _is_window(have: Size, start: Any, size: Any, step: int) -> bool:
-    return all(isinstance(n, int) for n in (have, start, size)) and step > 0 and size > 0
+def _is_window(have: Size, start: Any, size: Any) -> bool:
+    return all(isinstance(n, int) for n in (have, start, size)) and size > 0
 
 
 def padded(
@@ -334,7 +361,7 @@ def padded(
     names = letters(x.rank)
     axes = [*zip(x.shape, start, shape, step, strict=True)]
     stays = [_is_whole(*axis) for axis in axes]
-    fits = [_is_window(size, first, have, by) for have, first, size, by in axes]
+    fits = [_is_window(size, first, have) and by > 0 for have, first, size, by in axes]
     known = [c if stay or fit else "." for c, stay, fit in zip(names, stays, fits, strict=True)]
     windows = "".join(c for c, stay in zip(known, stays, strict=True) if c != "." and not stay)
 
@@ -419,19 +446,6 @@ def rows(*which: str, outputs: int = 1, linear: bool = False) -> Callable[..., S
         return Sharding(equation([names] * len(specs), [names] * outputs), linear=linear_in)
 
     return rule
-
-
-def first_place(x: TensorSpec, axis: int | None, keepdims: bool) -> Sharding:
-    """argmax and argmin, along an axis that is whole."""
-    if axis is None:
-        return Sharding(equation(["." * x.rank], ["." * (x.rank if keepdims else 0)]))
-    return reduced_whole(x, axis, keepdims)
-
-
-def reduced_whole(x: TensorSpec, axis: int, keepdims: bool) -> Sharding:
-    """Ops that reduce an axis which they need whole."""
-    names = without(letters(x.rank), (axis,))
-    return Sharding(equation([names], [names if keepdims else names.replace(".", "")]))
 
 
 def multiplied(x: TensorSpec, axis: int) -> Sharding:
