@@ -103,7 +103,6 @@ def idle(s: gf.Session, step: Callable[[], float]) -> dict[str, float]:
         length = max(e.end for e in spans) - min(e.start for e in spans)
         shares.append(1 - sum(took.values()) / length / STAGES)
     seconds = {key: median(times) for key, times in tasks.items()}
-    print(seconds)
     f, b = (
         [median(seconds[phase, s, m] for m in range(MICRO)) for s in range(STAGES)]
         for phase in "FB"
