@@ -24,10 +24,11 @@ from graphflow.parallel.batch import equal_sizes
 from graphflow.parallel.layouts import whole
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Split
 from graphflow.parallel.pipeline import MICRO, every_stage, phases_of
-from graphflow.parallel.schedule import Schedule, Task, sequence, staleness
+from graphflow.parallel.schedule import Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, Share
 from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import FREE
+from graphflow.parallel.versions import staleness
 from graphflow.spec import Dim, Size, Span, is_inexact, show_shape, substitute, symbols
 
 _BATCH = Split((MICRO,))

@@ -15,10 +15,11 @@ from graphflow.errors import ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
 from graphflow.parallel.mesh import Cuts
-from graphflow.parallel.schedule import Schedule, Task, run, staleness
+from graphflow.parallel.schedule import Schedule, Task, run
 from graphflow.parallel.schedules import SCHEDULES, one_f_one_b, pipedream
 from graphflow.parallel.shard import Share
 from graphflow.parallel.stages import stages_of
+from graphflow.parallel.versions import staleness
 from graphflow.placement.notices import taken
 from graphflow.placement.plan import Interval, Measured
 from graphflow.placement.view.schedule import picture, rows

@@ -21,7 +21,7 @@ from graphflow.errors import (
 from graphflow.op import Tensor
 from graphflow.parallel import Pipeline, auto, search
 from graphflow.parallel.candidates import tensor_rules
-from graphflow.parallel.search import Tried
+from graphflow.parallel.found import Search, Tried
 from graphflow.placement.cost import lessons
 from graphflow.placement.learned import Learned
 from graphflow.trial import teach_agreed
@@ -164,7 +164,7 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
     """Nodes take otherwise than predicted; three steps of ten have the processor taken away from
     each node, for up to three hundred times as long as it computes."""
 
-    def search_with(noise: bool) -> search.Search:
+    def search_with(noise: bool) -> Search:
         random = np.random.default_rng(seed)
         truth = np.random.default_rng(7)
         ratios: dict[str, float] = {}
