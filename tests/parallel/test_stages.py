@@ -136,7 +136,7 @@ LOSS = gf.sum(gf.square(H))
         (lambda: stages_of(LOSS, [[gf.exp(LOSS)]]), "the loss does not depend on it"),
         (lambda: stages_of(LOSS, [[3]]), "stage 0 has 3"),
         (lambda: stages_of(LOSS, [[H, LOSS], []]), "stage 1 is empty: give it nodes"),
-        (lambda: stages_of(LOSS, [X, [H, LOSS]]), "stage 0 computes nothing: it has placeholders"),
+        (lambda: stages_of(LOSS, [X, [H, LOSS]]), "stage 0 computes nothing: it has only"),
     ],
 )
 def test_what_makes_no_stages_is_refused(make: Callable[[], object], message: str) -> None:
