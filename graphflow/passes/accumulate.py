@@ -43,9 +43,8 @@ class AccumulateProducts(Pass):
                     product = inputs[i].node
                     given = (inputs[1 - i], *product.inputs)
                     with made_by(node, prefix=""):
-                        return make_node(
-                            REGISTRY["accumulate_product"], given, product.attrs
-                        ).outputs
+                        made = make_node(REGISTRY["accumulate_product"], given, product.attrs)
+                    return made.with_inputs(given, turn=product.turn).outputs
             return None
 
         return graph.rewrite(accumulate)

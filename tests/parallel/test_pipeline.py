@@ -20,6 +20,7 @@ from graphflow.parallel.schedules import SCHEDULES, one_f_one_b, pipedream
 from graphflow.parallel.shard import Share
 from graphflow.parallel.stages import stages_of
 from graphflow.parallel.versions import staleness
+from graphflow.passes import optimize
 from graphflow.placement.notices import taken
 from graphflow.placement.plan import Interval, Measured
 from graphflow.placement.view.schedule import picture, rows
@@ -627,6 +628,23 @@ def test_more_microbatches_than_can_be_written_are_refused_at_once(size: Any, nu
     train = gf.optim.SGD(0.1).minimize(gf.mean(gf.tanh(x @ w)), strategy=strategy)
     with pytest.raises(ScheduleError, match=r"1,000,000 micro-batches .* nodes .* at most"):
         strategy.report([train], gf.Cluster.local(1))
+
+
+def test_products_that_are_added_up_keep_their_turns() -> None:
+    """Else ZB-H1 would compute weights' gradients at once, and put nothing off."""
+    x = gf.placeholder("float32", (16, 64), name="x")
+    h = x
+    for _ in range(4):
+        h = gf.nn.relu(gf.nn.Linear(64, 64)(h))
+    loss = gf.mean(gf.square(h))
+    strategy = gf.parallel.Pipeline(2, "zb-h1", microbatches=4)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    cut = strategy.divide(Graph([loss, train]), gf.Cluster.here())
+    graph = optimize(cut.graph)
+    products = [*graph.of_op("matmul"), *graph.of_op("accumulate_product")]
+    told = [cut.tasks[node.turn][0] for node in products]
+    assert graph.of_op("accumulate_product")
+    assert (told.count("F"), told.count("B"), told.count("W")) == (16, 12, 16)
 
 
 def test_where_a_micro_batch_begins_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
