@@ -88,11 +88,16 @@ class LocalWorker:
         self._recorder = Recorder()
         kept = self._recorder.descriptors
         self._process: Forked | subprocess.Popen[bytes]
-        if nursery is not None:
-            self._process = nursery.fork(command, kept, until)
-        else:
-            self._process = _spawned(command, kept, threads)
+        try:
+            if nursery is not None:
+                self._process = nursery.fork(command, kept, until)
+            else:
+                self._process = _spawned(command, kept, threads)
+        except BaseException:
+            self._recorder.close()
+            raise
         self._kills = MemoryKills(self._process.pid)
+        self.address = ""
         self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         assert self._process.stdout is not None and self._process.stderr is not None
@@ -100,7 +105,6 @@ class LocalWorker:
             self._read(self._process.stdout, self._pass_output),
             self._read(self._process.stderr, self._pass_error),
         ]
-        self.address = ""
 
     @property
     def pid(self) -> int:
