@@ -207,7 +207,7 @@ class HostedSession:
         borrower = self._borrowers.get(origin)
         if borrower is None:
             return None
-        return Borrowed(partial(borrower.borrow, chunk.slot, chunk.turn, chunk.nbytes))
+        return borrower.offered(chunk.slot, chunk.turn, chunk.nbytes)
 
     def heard(self, heard: Heard) -> None:
         """Another worker said what it has of ours, or of its own."""
@@ -450,7 +450,7 @@ class HostedSession:
         if job.nbytes > BUDGET:
             raise ProtocolError(f"a probe of {job.nbytes} bytes exceeds {BUDGET}")
         until = time.monotonic() + job.deadline
-        array = np.zeros(job.nbytes, np.uint8)
+        array = np.ones(job.nbytes, np.uint8)  # of zeros, the system would keep one page
         times = []
         for _ in range(max(1, job.repeats)):
             started = time.perf_counter()

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from graphflow.errors import TransportError
-from graphflow.runtime.messages import Ack, Array, Key, Share, Tensor
+from graphflow.runtime.messages import Ack, Array, Chunk, Key, Share, Tensor
 from graphflow.runtime.protocol.jobs import Heard
 from graphflow.runtime.protocol.stream import Letter, Outbound
 from graphflow.runtime.transport.lane import Lane
@@ -85,13 +85,13 @@ class Link:
         if not self._lender.accepted:
             self.offer()
             return False
-        chunk = lent(purpose, number, name, array, self._lender.lend)
-        if chunk is None:
-            return False
-        with self._lock:
-            self._await_room(0, go_on)
-            self._put(self._outbound.post(chunk, step))
-        return True
+
+        def announce(chunk: Chunk) -> None:
+            with self._lock:
+                self._await_room(0, go_on)
+                self._put(self._outbound.post(chunk, step))
+
+        return lent(purpose, number, name, array, self._lender.lend, announce) is not None
 
     def offer(self) -> None:
         """Offers the peer memory to share, unless it was asked a moment ago."""

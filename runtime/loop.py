@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from typing import Any
 
 import zmq
@@ -64,7 +63,7 @@ from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
 from graphflow.runtime.transport.tcp import leave
-from graphflow.runtime.wire import Borrowed, decode_frames, encode, lent
+from graphflow.runtime.wire import decode_frames, encode, lent
 
 _LINKED = frozenset((Hello, Open, Ping))
 """What shows a worker the way that can take everything."""
@@ -397,8 +396,8 @@ class Loop:
             _log.tell("message.refused", peer=f"worker {worker}", reason=str(error))
             return
         if type(message) is Chunk and message.slot and worker in self._borrowers:
-            borrow = self._borrowers[worker].borrow
-            data = Borrowed(partial(borrow, message.slot, message.turn, message.nbytes))
+            place = (message.slot, message.turn, message.nbytes)
+            data = self._borrowers[worker].offered(*place)
         self._handle(Received(worker, envelope, message, data))
 
     def _hear(self, worker: int) -> None:

@@ -26,7 +26,7 @@ from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key
 
 WIRE_VERSION = 8
 CONTROL_CAP = 1 << 20  # bytes of a control frame
-CHUNK_BYTES = 4 << 20  # bytes of an array in one frame
+CHUNK_BYTES = 1 << 20  # bytes of an array in one frame
 FAR_CHUNK_BYTES = 256 << 10  # the same, to another host
 SMALL_BYTES = 16 << 10  # arrays below this size go inside messages
 SMALL_TOGETHER = 256 << 10  # of all arrays that go inside one message, about
@@ -60,10 +60,17 @@ _FIELDS: dict[str, Fields[Message]] = {name: Fields(kind) for name, kind in KIND
 
 @dataclass(frozen=True)
 class Borrowed:
-    """The bytes of an array that lies in memory of its sender, to be borrowed when it is known that
-    the message is to be believed, and only once."""
+    """The bytes of an array that lies in memory of its sender, to be looked at when it is known
+    that the message is to be believed.
+
+    Attributes:
+        borrow: hands them over; to be called once.
+        is_whole: whether all of them are there, perhaps after a moment: else they are to be
+            announced again.
+    """
 
     borrow: Callable[[], Array]
+    is_whole: Callable[[], bool] = lambda: True
 
     def __len__(self) -> int:
         return 0  # bytes that came with the message
@@ -349,12 +356,24 @@ def _nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
     return nbytes
 
 
-Lend = Callable[[memoryview], tuple[int, int] | None]
-"""Copies bytes to where the receiver sees them: the slot and its turn, or None without room."""
+Announce = Callable[[int, int], None]
+Lend = Callable[[memoryview, Announce | None], tuple[int, int] | None]
+"""Copies bytes to where the receiver sees them: the slot and its turn, or None without room; tells
+of these while the last are copied."""
 
 
-def lent(purpose: str, number: int, name: Key, array: Array, lend: Lend) -> Chunk | None:
+def lent(
+    purpose: str,
+    number: int,
+    name: Key,
+    array: Array,
+    lend: Lend,
+    announce: Callable[[Chunk], None] | None = None,
+) -> Chunk | None:
     """An array that the receiver borrows, in place of `chunks`; None if `lend` has no room.
+
+    Args:
+        announce: sends the same while the last bytes are copied.
 
     Raises:
         ProtocolError: the array's dtype has no name on the wire.
@@ -362,11 +381,13 @@ def lent(purpose: str, number: int, name: Key, array: Array, lend: Lend) -> Chun
     array, dtype = _named(array)
     compact, axes = _compact(array)
     raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
-    found = lend(raw)
-    if found is None:
-        return None
-    shape, (slot, turn) = list(array.shape), found
-    return Chunk(purpose, number, name, dtype, shape, axes, raw.nbytes, 0, slot=slot, turn=turn)
+
+    def at(slot: int, turn: int) -> Chunk:
+        shape = list(array.shape)
+        return Chunk(purpose, number, name, dtype, shape, axes, raw.nbytes, 0, slot=slot, turn=turn)
+
+    found = lend(raw, None if announce is None else lambda *place: announce(at(*place)))
+    return None if found is None else at(*found)
 
 
 def pieces(

@@ -1,4 +1,5 @@
-"""The first file that a launched worker runs: imports the very graphflow that its parent runs.
+"""The first file that a launched worker or nursery runs: imports the very graphflow that its parent
+runs.
 
 It is run by path, and finds the package by where it lies itself, so that `sys.path` stays as it is:
 nothing next to a checkout can shadow the standard library, and no other installed graphflow is
@@ -26,7 +27,18 @@ def import_own_package() -> None:
     spec.loader.exec_module(package)
 
 
+def main(arguments: list[str]) -> int:
+    """Runs a worker, or a nursery of workers; returns the exit status."""
+    own: list[str] | None = arguments
+    if arguments[:1] == ["--nursery"]:
+        own = importlib.import_module("graphflow.runtime.launch.nursery").grow(int(arguments[1]))
+    if own is None:
+        return 0
+    status: int = importlib.import_module("graphflow.runtime.worker").main(own)
+    return status
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, during imports too
     import_own_package()
-    sys.exit(importlib.import_module("graphflow.runtime.worker").main())
+    sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ from graphflow.modules import folders
 from graphflow.placement.host import shares_of_cores
 from graphflow.runtime.launch import child
 from graphflow.runtime.launch.memory_kills import MemoryKills
+from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork
 from graphflow.runtime.recorder import OUT_OF_MEMORY, Recorder
 
 _GRACE = 2.0  # seconds between the request to end and the kill
@@ -59,10 +60,17 @@ class LocalWorker:
         ops: Sequence[str] = (),
         checkpoints: str | None = None,
         cores: Sequence[Sequence[int]] = (),
+        *,
+        nursery: Nursery | None,
+        until: float,
     ) -> None:
+        """Starts it: as a fork of a nursery, or as a process of its own.
+
+        Raises:
+            RendezvousTimeout: it could not be started until a monotonic time.
+        """
         self.index = index
-        command = [sys.executable, "-P", child.__file__, "--listen", listen]
-        command += ["--parent", str(os.getpid())]
+        command = ["--listen", listen, "--parent", str(nursery.pid if nursery else os.getpid())]
         for device in devices:
             command += ["--device", device]
         if threads is not None:
@@ -77,14 +85,19 @@ class LocalWorker:
             command += ["--checkpoints", checkpoints]
         for core in cores[index] if cores else ():
             command += ["--core", str(core)]
-        pipe = subprocess.PIPE
         self._recorder = Recorder()
         kept = self._recorder.descriptors
-        command += ["--recorder", ",".join(map(str, kept))]
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(threads), pass_fds=kept
-        )
+        self._process: Forked | subprocess.Popen[bytes]
+        try:
+            if nursery is not None:
+                self._process = nursery.fork(command, kept, until)
+            else:
+                self._process = _spawned(command, kept, threads)
+        except BaseException:
+            self._recorder.close()
+            raise
         self._kills = MemoryKills(self._process.pid)
+        self.address = ""
         self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         assert self._process.stdout is not None and self._process.stderr is not None
@@ -92,7 +105,6 @@ class LocalWorker:
             self._read(self._process.stdout, self._pass_output),
             self._read(self._process.stderr, self._pass_error),
         ]
-        self.address = ""
 
     @property
     def pid(self) -> int:
@@ -220,22 +232,31 @@ class LocalWorkers:
             RendezvousTimeout: one did not come up; none is left running.
         """
         until = time.monotonic() + deadline
-        self._start = partial(
+        self._one = partial(
             LocalWorker, listen=listen, devices=devices, threads=threads, host=host, ops=ops,
             checkpoints=checkpoints,
             cores=shares_of_cores(count, threads * len(devices)) if threads is not None else (),
         )  # fmt: skip
+        self._environment = _environment(threads)
         self._workers: list[LocalWorker] = []
+        self._nurseries: list[Nursery] = []  # the last one is in use
         # Also when the object is dropped without `stop`, and when the interpreter ends.
-        self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
+        self._end = weakref.finalize(self, _end_all, self._workers, self._nurseries, os.getpid())
         try:
             for index in range(count):
-                self._workers.append(self._start(index))
+                self._workers.append(self._start(index, until))
             for worker in self._workers:
                 worker.wait_ready(until)
         except BaseException:
             self.stop()
             raise
+
+    def _start(self, index: int, until: float) -> LocalWorker:
+        if can_fork() and not (self._nurseries and self._nurseries[-1].alive):
+            self._nurseries.append(Nursery(self._environment))
+        return self._one(
+            index, nursery=self._nurseries[-1] if self._nurseries else None, until=until
+        )
 
     @property
     def addresses(self) -> list[str]:
@@ -271,7 +292,7 @@ class LocalWorkers:
         ]
         for index in gone:
             self._workers[index].kill()
-            self._workers[index] = self._start(index)
+            self._workers[index] = self._start(index, until)
         for worker in self._workers:
             if not worker.address:  # also one whose start was not waited for
                 worker.wait_ready(until)
@@ -282,7 +303,7 @@ class LocalWorkers:
         self._end()
 
 
-def _end_all(workers: list[LocalWorker], owner: int) -> None:
+def _end_all(workers: list[LocalWorker], nurseries: list[Nursery], owner: int) -> None:
     if os.getpid() != owner:  # a fork that ends
         return
     for worker in workers:
@@ -290,6 +311,19 @@ def _end_all(workers: list[LocalWorker], owner: int) -> None:
     until = time.monotonic() + _GRACE
     for worker in workers:
         worker.finish(until)
+    for each in nurseries:
+        each.close()
+
+
+def _spawned(
+    arguments: Sequence[str], kept: tuple[int, int], threads: int | None
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", child.__file__, *arguments]
+    command += ["--recorder", ",".join(map(str, kept))]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(threads), pass_fds=kept
+    )
 
 
 def _print(line: str, stream: TextIO | None) -> None:

@@ -211,7 +211,9 @@ def _intact(message: Message, data: Buffer | None) -> bool:
         return intact(message.array)
     if isinstance(message, Compute) or isinstance(message, Done):  # noqa: SIM101 — half the time
         return all(map(intact, message.small))
-    if isinstance(message, Chunk) and message.checksum and not isinstance(data, Borrowed):
+    if isinstance(data, Borrowed):
+        return data.is_whole()
+    if isinstance(message, Chunk) and message.checksum:
         return data is not None and checksum(data) == message.checksum
     return True
 

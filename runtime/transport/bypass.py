@@ -20,20 +20,23 @@ Array = np.ndarray[Any, np.dtype[Any]]
 STREAMED_FROM = 2 << 20  # bytes; smaller copies stay in the second cache, and are quicker there
 _LINE = 64  # bytes: of a cache, and of a store
 _LINES = 4  # a turn of the loop
+TURN = _LINE * _LINES  # bytes
 
 
-def copy(target: Array, source: Array) -> None:
+def copy(target: Array, source: Array, start: int = 0, stop: int | None = None) -> None:
     """Copies bytes, for others to read.
 
     Args:
         target: uint8, (n,), aligned to 64 bytes.
         source: uint8, (n,).
+        start, stop: which of them, where not all; `start` is a multiple of `TURN`.
     """
-    whole = 0
-    if source.nbytes >= STREAMED_FROM:
-        whole = source.nbytes - source.nbytes % (_LINE * _LINES)
-        _native()(address(target), address(source), 0, whole)
-    target[whole:] = source[whole:]
+    stop = source.nbytes if stop is None else stop
+    if source.nbytes >= STREAMED_FROM and stop - start >= TURN:
+        whole = stop - stop % TURN
+        _native()(address(target), address(source), start, whole)
+        start = whole
+    target[start:stop] = source[start:stop]
 
 
 @cache
@@ -64,7 +67,7 @@ entry:
 turn:
   %here = phi i64 [ %start, %entry ], [ %next, %turn ]
 {body}
-  %next = add i64 %here, {_LINE * _LINES}
+  %next = add i64 %here, {TURN}
   %more = icmp slt i64 %next, %stop
   br i1 %more, label %turn, label %done
 done:

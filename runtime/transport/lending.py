@@ -1,31 +1,40 @@
 """Arrays lent to another process of the same host, in memory that both see.
 
 The lender writes an array once, into a slot of a segment of its own, and a message says which slot
-it is. The borrower reads it where it lies; when nothing there refers to it any more, the slot is
-returned by a word in front of it, without a message. A slot is lent again only then, so what a
-borrower does not let go of is never written over; what has no room goes another way.
+it is. It may say so while the last of the array is being written, for the message takes as long: a
+word in front of the slot tells when it is whole. The borrower reads it where it lies; when nothing
+there refers to it any more, another word returns the slot, without a message. A slot is lent again
+only then, so what a borrower does not let go of is never written over; what has no room goes
+another way.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from graphflow.errors import ProtocolError, TransportError
-from graphflow.runtime.transport.bypass import copy
+from graphflow.runtime.transport.bypass import TURN, copy
 from graphflow.runtime.transport.segment import Segment, is_possible, memory_left
-from graphflow.runtime.wire import SMALL_BYTES
+from graphflow.runtime.wire import SMALL_BYTES, Announce, Borrowed
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LENT_FROM = SMALL_BYTES  # smaller arrays are quicker in the message
+
 _MOST = 4 << 30  # bytes that one lender may lend
 _SHARE = 4  # and at most this part of the memory that was free: 1 / 4
-_HEAD = 64  # bytes: the word that says that a slot is returned, with a cache line of its own
+_HEAD = 64  # bytes in front of a slot, a cache line: two words
+_RETURNED, _WRITTEN = range(2)  # the last turn that was returned, and that was written
+_ANNOUNCED_FROM = 2 << 20  # bytes of an array of which is told while it is written
+_LAST = 1 << 20  # bytes that are still to be written when a slot is announced
+_PATIENCE = 0.02  # seconds for them to be written: a hundred times as long as it takes
 _BOARD = 64  # bytes at the start; the first word says that the borrower has attached
 _GROWTH = 1 << 20  # bytes taken at once for small slots
 
@@ -33,12 +42,12 @@ _GROWTH = 1 << 20  # bytes taken at once for small slots
 @dataclass
 class _Slot:
     start: int
-    returned: Array  # one word: the last turn that was returned
+    words: Array
     turn: int = 0
 
     @property
     def free(self) -> bool:
-        return int(self.returned[0]) == self.turn
+        return int(self.words[_RETURNED]) == self.turn
 
 
 class Lender:
@@ -72,8 +81,13 @@ class Lender:
         """Whether the other process has attached."""
         return self._segment is not None and bool(self._segment.memory[0])
 
-    def lend(self, raw: memoryview) -> tuple[int, int] | None:
-        """Copies bytes into a slot: where it is, and which turn of it; None if there is no room."""
+    def lend(self, raw: memoryview, announce: Announce | None = None) -> tuple[int, int] | None:
+        """Copies bytes into a slot: where it is, and which turn of it; None if there is no room.
+
+        Args:
+            announce: is told the same, while the last bytes are still to be copied; what it raises
+                takes the slot back.
+        """
         if not self.accepted:
             return None
         with self._lock:
@@ -84,7 +98,19 @@ class Lender:
             self._turn += 1
             slot.turn = self._turn
         place = self._segment.memory[slot.start : slot.start + raw.nbytes]
-        copy(place, np.frombuffer(raw, np.uint8))
+        source, first = np.frombuffer(raw, np.uint8), 0
+        try:
+            if announce is not None and raw.nbytes >= _ANNOUNCED_FROM:
+                first = (raw.nbytes - _LAST) // TURN * TURN
+                copy(place, source, 0, first)
+                announce(slot.start, slot.turn)
+            copy(place, source, first)
+            slot.words[_WRITTEN] = slot.turn
+            if announce is not None and not first:
+                announce(slot.start, slot.turn)
+        except BaseException:
+            slot.words[_RETURNED] = slot.turn
+            raise
         return slot.start, slot.turn
 
     @property
@@ -120,8 +146,8 @@ class Lender:
             return None
         assert self._segment is not None
         self._used = start + capacity
-        slot = _Slot(start, self._segment.memory[start - _HEAD :][:8].view(np.uint64))
-        slot.returned[0] = 0
+        slot = _Slot(start, _words(self._segment.memory, start))
+        slot.words[:] = 0
         kept.append(slot)
         return slot
 
@@ -151,6 +177,23 @@ class Borrower:
             raise TransportError("the shared memory has no room for anything")
         self._memory[0] = 1
 
+    def offered(self, start: int, turn: int, nbytes: int) -> Borrowed:
+        """The bytes of a slot of which a message tells."""
+        place = (start, turn, nbytes)
+        return Borrowed(partial(self.borrow, *place), partial(self.is_whole, *place))
+
+    def is_whole(self, start: int, turn: int, nbytes: int) -> bool:
+        """Whether the bytes of a slot are there, after waiting for the last of them a moment; also
+        where there can be no such slot, which `borrow` refuses."""
+        if start % _HEAD or not _BOARD + _HEAD <= start <= self._memory.nbytes - nbytes:
+            return True
+        words, until = _words(self._memory, start), time.monotonic() + _PATIENCE
+        while int(words[_WRITTEN]) < turn:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0)
+        return True
+
     def borrow(self, start: int, turn: int, nbytes: int) -> Array:
         """The bytes of a slot, where they lie, for reading; the slot is returned when nothing
         refers to them any more.
@@ -168,11 +211,11 @@ class Borrower:
 class _Loan:
     """What arrays refer to that lie in a slot: its end returns the slot."""
 
-    __slots__ = ("__array_interface__", "_returned", "_turn")
+    __slots__ = ("__array_interface__", "_turn", "_words")
 
     def __init__(self, memory: Array, start: int, turn: int, nbytes: int) -> None:
         self._turn = turn
-        self._returned = memory[start - _HEAD :][:8].view(np.uint64)
+        self._words = _words(memory, start)
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
@@ -181,7 +224,12 @@ class _Loan:
         }
 
     def __del__(self) -> None:
-        self._returned[0] = self._turn
+        self._words[_RETURNED] = self._turn
+
+
+def _words(memory: Array, start: int) -> Array:
+    """What stands in front of a slot."""
+    return memory[start - _HEAD :][:16].view(np.uint64)
 
 
 def _capacity(nbytes: int) -> int:

@@ -201,10 +201,11 @@ def took(number: int, what: str, seconds: float) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that are not gone."""
+    """The processes that a process, or one of these, has started and that are not gone."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(child) for child in task.read_text().split()]
+        for child in map(int, task.read_text().split()):
+            found += [child, *children(child)]
     return found
 
 

@@ -29,7 +29,8 @@ IMPORTS_BY_NAME = {
     "graphflow.placement.placers.base": "files of the placers' own folder",
     "graphflow.placement.placers.loops": "modules of ours, by literals",
     "graphflow.runtime.transport": "a table of schemes",
-    "graphflow.runtime.launch.child": "one literal",
+    "graphflow.runtime.launch.child": "two literals",
+    "graphflow.runtime.launch.nursery": "a table of what every worker loads",
     "graphflow.runtime.worker": "a Python file that the command line of a launcher names",
 }
 EVERYWHERE = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\])")

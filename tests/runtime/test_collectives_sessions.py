@@ -157,7 +157,7 @@ def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: i
     feeds = {x: np.ones(size, "f4")}
     with gf.Session(gf.Cluster.local(2), deadline=3.0) as session:
         session.run(ys, feeds)
-        victim = youngest()
+        victim = session._hosts.pids[-1]
         os.kill(victim, signal.SIGSTOP)
         started = time.monotonic()
         try:
@@ -168,25 +168,12 @@ def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: i
             os.kill(victim, signal.SIGCONT)
 
 
-def youngest() -> int:
-    """The worker process of this one that was started last."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid() and b"graphflow" in (place / "cmdline").read_bytes():
-                found.append((int(fields[19]), int(place.name)))
-        except (OSError, ValueError):
-            continue
-    return max(found)[1]
-
-
 def test_a_worker_that_is_killed_in_an_exchange_is_lost() -> None:
     ys, x = reduced(1 << 20, guard=False)
     feeds = {x: np.ones(1 << 20, "f4")}
     with gf.Session(gf.Cluster.local(2)) as session:
         session.run(ys, feeds)
-        victim = youngest()
+        victim = session._hosts.pids[-1]
         threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
         with pytest.raises(WorkerLost, match="worker 1"):
             for _ in range(100_000):

@@ -243,5 +243,5 @@ def test_nothing_is_left_of_a_worker_that_was_killed() -> None:
         name = f"@graphflow {hosts._addresses[0]}"
         assert name in Path("/proc/net/unix").read_text()
         os.kill(hosts.pids[0], signal.SIGKILL)
-        os.waitid(os.P_PID, hosts.pids[0], os.WEXITED | os.WNOWAIT)
+        assert hosts._local.ended(0, 5.0) is not None
         assert name not in Path("/proc/net/unix").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -128,6 +130,63 @@ def test_memory_without_a_board_is_refused() -> None:
     small = Segment.create(10)
     with pytest.raises(TransportError, match="room"):
         Borrower(small.token)
+
+
+@pytest.mark.parametrize("nbytes", [100, 2 * MB - 1, 2 * MB, 3 * MB + 77])
+def test_a_large_slot_is_announced_before_its_last_bytes_are_there(nbytes: int) -> None:
+    lender, borrower = pair()
+    source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+    told: list[tuple[int, int, bool]] = []
+
+    def announce(start: int, turn: int) -> None:
+        told.append((start, turn, borrower.is_whole(start, turn, nbytes)))
+
+    found = lender.lend(source.data, announce)
+    assert found is not None
+    assert told == [(*found, nbytes < 2 * MB)]
+    offered = borrower.offered(*found, nbytes)
+    array = offered.borrow()
+    assert offered.is_whole() and (array == source).all()
+    del array
+    assert lender.lent == 0
+
+
+def test_who_borrows_waits_for_the_last_bytes() -> None:
+    lender, borrower = pair()
+    source, threads, found = np.full(4 * MB, 7, np.uint8), [], []
+
+    def look(start: int, turn: int) -> None:
+        if borrower.is_whole(start, turn, source.nbytes):
+            found.append(borrower.borrow(start, turn, source.nbytes))
+
+    def announce(start: int, turn: int) -> None:
+        threads.append(threading.Thread(target=look, args=(start, turn)))
+        threads[-1].start()
+
+    for _ in range(20):
+        assert lender.lend(source.data, announce) is not None
+        threads.pop().join()
+        assert not found or (found.pop() == 7).all()  # none: the machine was busy for too long
+
+
+def test_an_announcement_that_fails_takes_the_slot_back() -> None:
+    lender, _ = pair()
+
+    def announce(start: int, turn: int) -> None:
+        raise TransportError("no room")
+
+    for nbytes in (100, 3 * MB):
+        with pytest.raises(TransportError):
+            lender.lend(raw(1, nbytes), announce)
+    assert lender.lent == 0
+
+
+@pytest.mark.parametrize("start", [0, 129, -128, 1 << 40])
+def test_of_a_slot_that_cannot_be_nothing_is_waited_for(start: int) -> None:
+    _, borrower = pair(MB)
+    assert borrower.is_whole(start, 1, 10)
+    with pytest.raises(ProtocolError, match="slot"):
+        borrower.offered(start, 1, 10).borrow()
 
 
 def test_a_closed_lender_leaves_what_is_borrowed() -> None:

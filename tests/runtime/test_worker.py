@@ -150,7 +150,7 @@ def test_a_worker_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
         f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     )
     with pytest.raises(RendezvousTimeout, match="did not start within"):
-        LocalWorkers(1, threads=1, deadline=2.0, host=f"{host}:Host")
+        LocalWorkers(1, threads=1, deadline=4.0, host=f"{host}:Host")
     assert ended(int(marker.read_text()))
 
 

@@ -1,0 +1,121 @@
+"""Nurseries: workers that are forked end, and are told of, as processes of their own would be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graphflow.errors import RendezvousTimeout
+from graphflow.runtime.launch import local
+from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.launch.nursery import Nursery, can_fork
+from graphflow.runtime.recorder import Recorder
+
+HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
+START = 30.0
+
+needs_forks = pytest.mark.skipif(not can_fork(), reason="processes have no descriptors here")
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    made = Nursery(dict(os.environ))
+    yield made
+    made.close()
+
+
+def soon(done: object, seconds: float = 5.0) -> bool:
+    until = time.monotonic() + seconds
+    while not done() and time.monotonic() < until:  # type: ignore[operator]
+        time.sleep(0.02)
+    return bool(done())  # type: ignore[operator]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@needs_forks
+def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(nursery: Nursery) -> None:
+    recorder = Recorder()
+    until = time.monotonic() + START
+    wrong = nursery.fork(["--listen", "nonsense"], recorder.descriptors, until)
+    assert wrong.wait(START) == 1 and wrong.poll() == 1
+    assert b"graphflow worker: " in wrong.stderr.read() and wrong.stdout.read() == b""
+    parent = ["--parent", str(nursery.pid)]
+    other = nursery.fork(["--listen", "tcp://127.0.0.1:*", *parent], recorder.descriptors, until)
+    assert b"listening on" in other.stdout.readline() and other.pid != wrong.pid
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(0.01)
+    other.kill()
+    assert other.wait(START) == -signal.SIGKILL
+    other.terminate()  # of what has ended, which is nothing
+    for stream in (wrong.stdin, wrong.stdout, wrong.stderr):
+        stream.close()
+    for stream in (other.stdin, other.stdout, other.stderr):
+        stream.close()
+    recorder.close()
+
+
+@needs_forks
+def test_a_nursery_outlives_a_request_to_end_and_closes_twice(nursery: Nursery) -> None:
+    recorder = Recorder()
+    nursery.fork(["--listen", "nonsense"], recorder.descriptors, time.monotonic() + START).wait(5)
+    os.kill(nursery.pid, signal.SIGTERM)
+    assert not soon(lambda: is_gone(nursery.pid), 0.3) and nursery.alive
+    nursery.close()
+    nursery.close()
+    assert is_gone(nursery.pid) and not nursery.alive
+    with pytest.raises(RendezvousTimeout, match="could not be started"):
+        nursery.fork([], recorder.descriptors, time.monotonic() + 1.0)
+    recorder.close()
+
+
+@needs_forks
+def test_workers_end_with_their_nursery_and_come_again_from_another() -> None:
+    workers = LocalWorkers(2, threads=1, deadline=START, host=HOST)
+    try:
+        before = workers.pids
+        nursery = workers._nurseries[-1]
+        os.kill(nursery.pid, signal.SIGKILL)
+        assert soon(lambda: all(map(is_gone, before)))
+        assert soon(lambda: not nursery.alive)
+        assert workers.renew([], [], START) == [0, 1]
+        assert not set(before) & set(workers.pids) and len(set(workers.addresses)) == 2
+    finally:
+        workers.stop()
+    assert all(map(is_gone, workers.pids))
+
+
+@needs_forks
+def test_a_worker_that_is_renewed_comes_from_the_same_nursery() -> None:
+    workers = LocalWorkers(2, threads=1, deadline=START, host=HOST)
+    try:
+        nursery, (first, second) = workers._nurseries[-1].pid, workers.pids
+        os.kill(second, signal.SIGKILL)
+        ended = workers.ended(1, 5.0)
+        assert str(ended) == "killed by signal 9" and workers.ended(0) is None
+        assert workers.renew([], [], START) == [1]
+        assert workers.pids[0] == first and workers.pids[1] != second
+        assert [each.pid for each in workers._nurseries] == [nursery]
+    finally:
+        workers.stop()
+
+
+def test_without_forks_workers_are_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "can_fork", lambda: False)
+    workers = LocalWorkers(2, threads=1, deadline=START, host=HOST)
+    try:
+        assert not workers._nurseries and len(set(workers.addresses)) == 2
+    finally:
+        workers.stop()
+    assert all(map(is_gone, workers.pids))
