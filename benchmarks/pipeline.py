@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import gpt
@@ -78,41 +78,67 @@ def ours() -> Iterator[tuple[gf.Session, Callable[[], float]]]:
         yield s, lambda: float(s.run([loss, train], given)[0])
 
 
-def idle(s: gf.Session, step: Callable[[], float]) -> dict[str, float]:
-    """The share of all passes' time in which a worker computes none, as traced; and by the
-    schedule, for the times that the passes took. Updates come after, and do not count.
+Pass = tuple[str, int, int]
+"""F or B, the stage, the micro-batch."""
 
-    A pass takes longer while the other worker computes, too, than while that one waits, for they
-    share memory; the closed form of equal passes knows one time for both.
+
+def passes(events: Iterable[Any], stage: int) -> dict[Pass, tuple[float, float, float]]:
+    """When each pass of a stage began and ended, and how long it computed in between.
+
+    A node tells its pass by its name, but for what adds to the sums of gradients, which is named
+    after the first micro-batch, and what gradients share; these belong to the pass that they run
+    in. Passes come in the schedule's order; the updates after the last one do not count.
     """
+    order = [(t.phase, t.microbatch) for t in one_f_one_b(STAGES, MICRO).orders[stage]]
+    found: dict[Pass, tuple[float, float, float]] = {}
+    at = -1
+    for e in sorted(events, key=lambda e: e.start):
+        micro, _, rest = e.name.partition("/")
+        if not micro.startswith("micro="):
+            if at == len(order) - 1:
+                break
+            continue
+        scope = rest.partition("/")[0]
+        told = {f"stage{stage}": "F", "gradients": "B"}.get(scope)
+        if at + 1 < len(order) and (told, int(micro[6:])) == order[at + 1]:
+            at += 1
+        if at >= 0:
+            phase, microbatch = order[at]
+            key = (phase, stage, microbatch)
+            begun, _, took = found.get(key, (e.start, e.end, 0.0))
+            found[key] = (begun, e.end, took + e.end - e.start)
+    return found
+
+
+def idle(s: gf.Session, step: Callable[[], float]) -> dict[str, float]:
+    """The share of all passes' time in which a worker computes none, as traced; what the schedule
+    says for the times that the stages' passes took in the same step; and the closed form of passes
+    that all take the same time."""
     with s.trace() as trace:
         for _ in range(9):
             step()
     shares: list[float] = []
-    tasks: dict[tuple[str, int, int], list[float]] = {}
+    planned: list[float] = []
     for each in trace.steps[1:]:
-        spans = [e for e in each.events if e.kind == "compute" and e.name.startswith("micro=")]
-        took: dict[tuple[str, int, int], float] = {}
-        for e in spans:
-            micro, _, rest = e.name.partition("/")
-            phase = "B" if rest.startswith("gradients/") else "F"
-            key = (phase, int(e.track.split(":")[1][0]), int(micro.removeprefix("micro=")))
-            took[key] = took.get(key, 0.0) + (e.end - e.start)
-        for key, seconds in took.items():
-            tasks.setdefault(key, []).append(seconds)
-        length = max(e.end for e in spans) - min(e.start for e in spans)
-        shares.append(1 - sum(took.values()) / length / STAGES)
-    seconds = {key: median(times) for key, times in tasks.items()}
-    print(seconds)
-    f, b = (
-        [median(seconds[phase, s, m] for m in range(MICRO)) for s in range(STAGES)]
-        for phase in "FB"
-    )
-    found = {
-        "measured": median(shares),
-        "by the schedule": run(one_f_one_b(STAGES, MICRO), f, b).bubble,
-        "balanced": (STAGES - 1) / (MICRO + STAGES - 1),
-    }
+        spans: dict[Pass, tuple[float, float, float]] = {}
+        for stage in range(STAGES):
+            own = [
+                e for e in each.events
+                if e.kind == "compute" and e.track.startswith(f"/worker:{stage}/")
+            ]  # fmt: skip
+            spans |= passes(own, stage)
+        begun, ended = (
+            pick(span[i] for span in spans.values()) for i, pick in ((0, min), (1, max))
+        )
+        busy = sum(took for *_, took in spans.values())
+        shares.append(1 - busy / (ended - begun) / STAGES)
+        f, b = (
+            [fmean(spans[phase, s, m][2] for m in range(MICRO)) for s in range(STAGES)]
+            for phase in "FB"
+        )
+        planned.append(run(one_f_one_b(STAGES, MICRO), f, b).bubble)
+    even = (STAGES - 1) / (MICRO + STAGES - 1)
+    found = {"measured": median(shares), "by the schedule": median(planned), "equal passes": even}
     print("\nidle share of the two workers")
     for name, share in found.items():
         print(f"  {name:<20} {share:6.1%}")

@@ -14,7 +14,8 @@ from graphflow import errors, init, optim
 from graphflow._version import __version__
 from graphflow.autodiff import gradients
 from graphflow.build import assign, constant, placeholder, variable
-from graphflow.functions import call, checkpoint, cond, custom_vjp, scan, while_loop
+from graphflow.control import call, cond, scan, while_loop
+from graphflow.functions import checkpoint, custom_vjp
 from graphflow.functions import traced_once as function
 from graphflow.graph import Graph
 from graphflow.jvp import jvp

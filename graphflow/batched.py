@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graphflow.control import scan as scan_over
 from graphflow.errors import GraphflowError, VariableError
-from graphflow.functions import scan as scan_over
 from graphflow.graph import Body, Graph, bodies
 from graphflow.op import FUNCTIONS, Node, Tensor, made_by, make_node
 from graphflow.ops import batching, control

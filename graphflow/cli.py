@@ -6,34 +6,36 @@ script keeps its own.
 
 from __future__ import annotations
 
-import inspect
 import os
 import runpy
 import sys
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from graphflow._version import __version__
+from graphflow.cli_arguments import (
+    attribute_of,
+    cluster_of,
+    code_of,
+    folder,
+    gpus,
+    hardware_of,
+    names_of,
+    placer_of,
+    readable,
+    shapes_of,
+)
 from graphflow.cli_keys import app as keys
 from graphflow.cli_status import status
 from graphflow.connect import default_cluster
-from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
-from graphflow.graph import Graph
+from graphflow.errors import ArgumentError, GraphflowError, PlanError
 from graphflow.modules import module_names, require_modules
-from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.host import gpu_memory
-from graphflow.placement.placers import Placer
-from graphflow.placement.placers.auto import Auto
 from graphflow.placement.plan import SUFFIXES, Plan, plan
-from graphflow.spec import show_shape
-from graphflow.structure import flatten
 
 app = typer.Typer(
     name="graphflow",
@@ -148,7 +150,7 @@ def worker(
         log_format or os.environ.get("GRAPHFLOW_LOG") or "text",
         log_level or os.environ.get("GRAPHFLOW_LOG_LEVEL") or "info",
     )
-    names = _names(devices)
+    names = names_of(devices)
     Cluster.here(devices=names)  # refuses names of devices that are not here
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
@@ -157,7 +159,7 @@ def worker(
         serve(
             listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
             connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
-            checkpoints=str(_folder(checkpoints)) if checkpoints is not None else None,
+            checkpoints=str(folder(checkpoints)) if checkpoints is not None else None,
             metrics=metrics, told=told,
         )  # fmt: skip
 
@@ -175,12 +177,12 @@ def run(
 
     Example: graphflow run train.py --workers 2
     """
-    chosen = _cluster(workers, cluster, devices, threads)
-    _readable(script)
+    chosen = cluster_of(workers, cluster, devices, threads)
+    readable(script)
     sys.argv = [str(script), *context.args]
     token = default_cluster.set(chosen)
     try:
-        with _code_of(script):
+        with code_of(script):
             runpy.run_path(str(script), run_name="__main__")
     finally:
         default_cluster.reset(token)
@@ -227,7 +229,7 @@ def plan_command(
     if diff is not None:
         if target is not None:
             raise ArgumentError("--diff compares two saved plans; leave out script.py:name")
-        first, other = (Plan.load(_readable(path)) for path in diff)
+        first, other = (Plan.load(readable(path)) for path in diff)
         typer.echo(str(first.diff(other)))
         return
     if target is None:
@@ -236,10 +238,14 @@ def plan_command(
         raise PlanError(f"{output}: a plan is saved as {', '.join(SUFFIXES)}")
     if hardware is not None and (workers is not None or cluster is not None):
         raise ArgumentError("give --hardware, --workers or --cluster, not two of them")
-    chosen = _cluster(workers, cluster, devices, threads) if hardware is None else _named(hardware)
-    fetches = _attribute(target)
-    shapes = _shapes(target, fetches, shape or [])
-    made = plan(fetches, chosen, shapes=shapes, placer=_placer(placer, seconds))
+    chosen = (
+        cluster_of(workers, cluster, devices, threads)
+        if hardware is None
+        else hardware_of(hardware)
+    )
+    fetches = attribute_of(target)
+    shapes = shapes_of(target, fetches, shape or [])
+    made = plan(fetches, chosen, shapes=shapes, placer=placer_of(placer, seconds))
     typer.echo(str(made.report() if report else made))
     if output is not None:
         made.save(output)
@@ -255,9 +261,9 @@ def devices_command(cluster: ClusterFile = None) -> None:
     from graphflow.runtime.gpu_libraries import gpu_lines
 
     if cluster is None:
-        shown = Cluster.here(devices=["cpu:0", *_gpus()])
+        shown = Cluster.here(devices=["cpu:0", *gpus()])
     else:
-        shown = Cluster.load(_readable(cluster))
+        shown = Cluster.load(readable(cluster))
     table = Table(box=None, header_style="bold")
     for column in ("device", "address", "memory", "threads", "GFLOP/s", "GB/s"):
         table.add_column(column, justify="left" if column in ("device", "address") else "right")
@@ -289,7 +295,7 @@ def calibrate() -> None:
 
     console = Console()
     with console.status("measuring this machine…"):
-        measured = profile(["cpu", *(["gpu"] if _gpus() else [])], refresh=True)
+        measured = profile(["cpu", *(["gpu"] if gpus() else [])], refresh=True)
     with console.status("measuring the way between two processes…"):
         cluster = Cluster.local(workers=2)
         hosts = RemoteHosts(cluster, deadline=cluster.deadline)
@@ -350,138 +356,6 @@ def cache(
         typer.echo(f"{what} of at most {LIMIT / 2**20:.0f} in {usage.folder}")
     else:
         typer.echo(f"removed {what} from {usage.folder}")
-
-
-# Reading arguments ----------------------------------------------------------------------------
-
-
-def _names(devices: str) -> list[str]:
-    names = [name.strip() for name in devices.split(",") if name.strip()]
-    if not names:
-        raise ArgumentError(f"--devices {devices!r} names no device; give e.g. cpu:0")
-    return names
-
-
-def _gpus() -> list[str]:
-    """Names of this machine's GPUs."""
-    found: list[str] = []
-    while True:
-        try:
-            gpu_memory(f"gpu:{len(found)}")
-        except DeviceError:
-            return found
-        found.append(f"gpu:{len(found)}")
-
-
-def _cluster(workers: int | None, path: Path | None, devices: str, threads: int | None) -> Cluster:
-    if workers is not None and path is not None:
-        raise ArgumentError("give --workers or --cluster, not both")
-    if path is not None:
-        if threads is not None or devices != "cpu:0":
-            raise ArgumentError(f"give devices and threads in {path}, not as options beside it")
-        return Cluster.load(_readable(path))
-    if workers is None:
-        return Cluster.here(devices=_names(devices), threads=threads)
-    return Cluster.local(workers=workers, devices=_names(devices), threads=threads)
-
-
-def _placer(name: str, seconds: float | None) -> str | Placer:
-    if seconds is None:
-        return name
-    if name != "auto":
-        raise ArgumentError(f"--seconds limits --placer auto, not {name}")
-    return Auto(seconds=seconds)
-
-
-def _named(hardware: str) -> Cluster:
-    """Hardware by its short name, with a link between hosts after an @."""
-    name, separator, network = hardware.partition("@")
-    return Cluster.hypothetical(name, network=network.strip() if separator else None)
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise ArgumentError(f"{path}: there is no such directory")
-    return path.absolute()
-
-
-def _readable(path: Path) -> Path:
-    if not path.is_file():
-        raise ArgumentError(f"{path}: there is no such file")
-    return path
-
-
-def _attribute(target: str) -> Any:
-    """What `script.py:name` names; a function is called."""
-    path, separator, name = target.rpartition(":")
-    if not separator or not name.isidentifier():
-        raise ArgumentError(f"{target!r} is not of the form script.py:name")
-    script = _readable(Path(path))
-    sys.argv = [path]
-    with _code_of(script, ours=GraphflowError):
-        names = runpy.run_path(str(script), run_name="graphflow_plan")
-    if name not in names:
-        public = ", ".join(n for n in names if not n.startswith("_"))
-        raise ArgumentError(f"{path} defines no {name!r}; it defines {public}")
-    value = names[name]
-    if isinstance(value, Tensor) or not callable(value):
-        return value
-    try:
-        inspect.signature(value).bind()
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{target} cannot be called without arguments: {error}") from None
-    with _code_of(script, ours=GraphflowError):
-        return value()
-
-
-@contextmanager
-def _code_of(script: Path, ours: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Run a user's code: its errors end the command with the traceback, from the script on.
-
-    Args:
-        ours: errors that tell everything themselves; they pass.
-    """
-    try:
-        yield
-    except ours:
-        raise
-    except Exception as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
-            trace = trace.tb_next
-        traceback.print_exception(error.with_traceback(trace))
-        raise typer.Exit(1) from None
-
-
-def _shapes(target: str, fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ...]]:
-    try:
-        graph = Graph(flatten(fetches)[0])
-    except FetchError:
-        raise ArgumentError(
-            f"{target} is {type(fetches).__name__}: name a tensor, or a list, tuple or dict of them"
-        ) from None
-    by_name = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
-    shapes: dict[Tensor, tuple[int, ...]] = {}
-    for text in given:
-        name, separator, sizes = text.partition("=")
-        if not separator:
-            raise ArgumentError(f"--shape {text!r} is not of the form name=128,64")
-        if name not in by_name:
-            raise ArgumentError(
-                f"--shape {text!r}: no placeholder is named {name!r}; "
-                f"there are {', '.join(by_name) or 'none'}"
-            )
-        try:
-            shapes[by_name[name]] = tuple(int(size) for size in sizes.split(",") if size.strip())
-        except ValueError:
-            raise ArgumentError(f"--shape {text!r} is not of the form name=128,64") from None
-    for name, tensor in by_name.items():
-        if tensor not in shapes and not tensor.spec.is_concrete:
-            raise ArgumentError(
-                f"placeholder {name!r} takes {show_shape(tensor.spec.shape)}: "
-                f"give its sizes, --shape {name}=…"
-            )
-    return shapes
 
 
 def _scaled(value: float | None) -> str:

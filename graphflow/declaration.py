@@ -49,7 +49,8 @@ class Sharding:
         build: (op, cut, *inputs, **attrs) -> outputs of one shard, where the op itself will not do.
         windows: letters along which a shard needs more of the first input than its own piece.
         windowed: the inputs of which it needs more, if not the first only.
-        needs: (letter, start, stop) of such a letter -> (start, stop) of the first input: a halo.
+        needs: (letter, start, stop) of such a letter -> (start, stop) of the first input: a halo;
+            or a list of such, one for each input.
         expand: (*inputs, **attrs) -> the outputs, by simpler ops, for letters that are capitals.
         view: moves or renames numbers only.
         apart: how results of shards that each look at their own piece along capitals only are

@@ -21,15 +21,17 @@ class Drain:
 
     Args:
         lock: held while the session works.
+        queue: held while it takes up something that another thread will do.
         leave: writes a checkpoint, closes the session and raises SystemExit.
 
     Attributes:
-        asked: whether SIGTERM came during a step.
+        asked: whether SIGTERM came while the session worked.
     """
 
-    def __init__(self, lock: Any, leave: Callable[[], None]) -> None:
+    def __init__(self, lock: Any, queue: Any, leave: Callable[[], None]) -> None:
         self.asked = False
         self._lock = lock
+        self._queue = queue
         self._leave = leave
         self._process = os.getpid()
         self._before: Any = None
@@ -47,15 +49,31 @@ class Drain:
             signal.raise_signal(signal.SIGTERM)
             return
         self.asked = True
-        if self._lock._is_owned():  # in the midst of something: its end is the time
+        if (
+            self._lock._is_owned() or self._queue._is_owned()
+        ):  # in the midst of something: its end is the time
             return
         with self._lock:  # of a step that another thread runs
             self._go_on(number, frame)
+
+    def heed(self) -> None:
+        """At the end of what the session did: go, if SIGTERM came meanwhile.
+
+        Raises:
+            SystemExit: with status 0. On another thread it ends that one; the main thread, which
+                waits for the lock, ends the process.
+        """
+        if not self.asked:
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._go_on(signal.SIGTERM, None)
+        self._leave()
 
     def _go_on(self, number: int, frame: object) -> None:
         try:
             self._leave()
         finally:
+            self.end()
             if callable(self._before):  # another session's
                 self._before(number, frame)
 

@@ -24,10 +24,21 @@ from graphflow.errors import ArgumentError, DifferentiationError, VariableError
 from graphflow.graph import Graph
 from graphflow.loss_scaling import LossScaling, all_finite, only_if
 from graphflow.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
-from graphflow.spec import Size, is_half, is_inexact, kind, minimum, promote, real_dtype
+from graphflow.spec import Size, is_inexact, kind, promote, real_dtype
 from graphflow.strategy import check_strategy
-
-Rate = float | Tensor
+from graphflow.updates import (
+    Rate,
+    Target,
+    in_dtype_of,
+    lookups_of,
+    moved,
+    rate_for,
+    row_target,
+    sqrt,
+    state_variable,
+    wide_dtype,
+    widened,
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class Optimizer:
                 f"minimize at {user_location()}: scaling is a gf.optim.LossScaling, not {scaling!r}"
             )
         scale = scaling.variable()
-        grads = scaling.unscaled(gradients(loss, chosen, [_as(scale, loss)]), scale)
+        grads = scaling.unscaled(gradients(loss, chosen, [in_dtype_of(scale, loss)]), scale)
         finite = all_finite(grads)
         grads = grads if transform is None else transform(grads)
         return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy, loss)
@@ -156,9 +167,12 @@ class Optimizer:
             for gradient, variable in zip(grads, variables, strict=True):
                 with made_by(variable.node, "train/"):
                     target, gradient = self._target(variable, gradient)
-                    value = _wide(target.part(variable))
-                    new = self._update(value, _as(gradient, value), target, shared)
-                    updates += [*target.updates, target.assigned(variable, _as(new, variable))]
+                    value = widened(target.part(variable))
+                    new = self._update(value, in_dtype_of(gradient, value), target, shared)
+                    updates += [
+                        *target.updates,
+                        target.assigned(variable, in_dtype_of(new, variable)),
+                    ]
             if finite is not None:
                 updates = [only_if(finite, update) for update in updates]
             how = {} if strategy is None else {"strategy": strategy, "loss": loss}
@@ -185,7 +199,7 @@ class Optimizer:
     def _target(self, variable: Tensor, gradient: Tensor) -> tuple[Target, Tensor]:
         """What to update, and the gradient of that: the rows with a gradient, if they are enough
         (and fewer), else all."""
-        lookups = _lookups(gradient, variable)
+        lookups = lookups_of(gradient, variable)
         if not lookups or not (self.sparse or self._rests_at_zero()):
             return Target(variable), gradient
         count: Size = 0
@@ -194,88 +208,7 @@ class Optimizer:
         rows = variable.shape[0]
         if not self.sparse and isinstance(count, int) and isinstance(rows, int) and count >= rows:
             return Target(variable), gradient
-        return _row_target(variable, lookups)
-
-
-class Target:
-    """What an update reads and writes: a variable and its slots, whole or in some rows.
-
-    Args:
-        rows: which, int64 (k,), different ones; None means all.
-        number: how many of these are in use.
-    """
-
-    def __init__(
-        self, variable: Tensor, rows: Tensor | None = None, number: Tensor | None = None
-    ) -> None:
-        self.variable = variable
-        self.rows = rows
-        self.number = number
-        self.updates: list[Tensor] = []
-        self._slots: dict[str, Tensor] = {}
-
-    def part(self, state: Tensor) -> Tensor:
-        """The part of a variable or slot."""
-        chosen: Tensor = state if self.rows is None else FUNCTIONS["take"](state, self.rows, 0)
-        return chosen
-
-    def read(self, name: str, initial: float = 0.0) -> Tensor:
-        """The part of a slot, a variable like the one to update that lives with it."""
-        self._slots[name] = _slot(self.variable, name, initial)
-        return self.part(self._slots[name])
-
-    def write(self, name: str, value: Tensor) -> None:
-        """Update a slot that was read."""
-        self.updates.append(self.assigned(self._slots[name], value))
-
-    def assigned(self, state: Tensor, value: Tensor) -> Tensor:
-        """An assignment of the part."""
-        if self.rows is not None:
-            value = REGISTRY["update_rows"](state, self.rows, value, self.number)
-        return assign(state, value)
-
-
-_Lookup = tuple[Tensor, Tensor]  # rows of a gradient, and their numbers
-
-
-def _lookups(gradient: Tensor, variable: Tensor) -> list[_Lookup]:
-    """The rows of which a gradient is the sum, in its order; empty if it is made of anything else.
-
-    Gradients of several lookups are added from the left.
-    """
-    found: list[_Lookup] = []
-    while True:
-        node = gradient.node
-        last = node.inputs[1].node if node.op is REGISTRY["add"] else node
-        whole = last.specs[0] == variable.spec and gradient.spec == variable.spec
-        if last.op is not REGISTRY["take_grad"] or last.attrs["axis"] or not whole:
-            return []
-        found.append((last.inputs[0], last.inputs[1]))
-        if last is node:
-            return found[::-1]
-        gradient = node.inputs[0]
-
-
-def _row_target(variable: Tensor, lookups: Sequence[_Lookup]) -> tuple[Target, Tensor]:
-    """The different rows that occur, and the gradient of these: the same sums, in the same order,
-    that the whole table would have."""
-    n, rest = variable.shape[0], variable.shape[1:]
-    ravel, reshape = FUNCTIONS["ravel_multi_index"], FUNCTIONS["reshape"]
-    ids = [ravel([reshape(t, (t.size,))], (n,)) for _, t in lookups]  # checked, from the front
-    every = ids[0] if len(ids) == 1 else FUNCTIONS["concat"](ids)
-    size = minimum(every.shape[0], n)
-    found = FUNCTIONS["unique_all"](every, size)
-    gradient: Tensor | None = None
-    start: Size = 0
-    for (rows, _), own in zip(lookups, ids, strict=True):
-        places = found.inverse if len(ids) == 1 else found.inverse[start : start + own.shape[0]]
-        start = start + own.shape[0]
-        part = REGISTRY["take_grad"](
-            reshape(rows, (own.shape[0], *rest)), places, shape=(size, *rest), axis=0
-        )
-        gradient = part if gradient is None else gradient + part
-    assert gradient is not None
-    return Target(variable, found.values, found.number), gradient
+        return row_target(variable, lookups)
 
 
 def _trainable(loss: Tensor) -> list[Tensor]:
@@ -286,56 +219,10 @@ def _trainable(loss: Tensor) -> list[Tensor]:
     ]
 
 
-def _slot(variable: Tensor, name: str, value: float = 0.0) -> Tensor:
-    """A variable like another, that lives with it."""
-    shape = tuple(int(s) for s in variable.shape)  # type: ignore[arg-type]
-    initial = init.full(shape, value, _wide_dtype(variable.dtype))
-    return _state(f"{variable.node.name}/{name}", initial)
-
-
-def _state(name: str, initial: init.Initializer) -> Tensor:
-    tensor: Tensor = REGISTRY["variable"](
-        initial=initial, trainable=False, shape=initial.shape, dtype=initial.dtype, named=False,
-        name=name,
-    )  # fmt: skip
-    return tensor
-
-
-def _rate(rate: Rate, like: Tensor) -> Any:
-    """A rate as it mixes with a variable: Python numbers are weak, tensors are converted."""
-    return _as(rate, like) if isinstance(rate, Tensor) else float(rate)
-
-
-def _moved(value: Tensor, rate: Rate, direction: Tensor) -> Tensor:
-    moved: Tensor = value - _rate(rate, value) * direction
-    return moved
-
-
-def _as(x: Tensor, like: Tensor) -> Tensor:
-    """x in the dtype of another tensor."""
-    same: Tensor = x if x.dtype == like.dtype else FUNCTIONS["astype"](x, like.dtype)
-    return same
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x in the dtype to compute in: at least float32."""
-    wide: Tensor = x if not is_half(x.dtype) else FUNCTIONS["astype"](x, _wide_dtype(x.dtype))
-    return wide
-
-
-def _wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return promote(dtype, np.dtype("float32"))
-
-
 def _real(x: Tensor) -> Tensor:
     """x itself, or how large its complex numbers are."""
     size: Tensor = FUNCTIONS["abs"](x) if kind(x.dtype) == "complex" else x
     return size
-
-
-def _sqrt(x: Tensor) -> Tensor:
-    root: Tensor = FUNCTIONS["sqrt"](x)
-    return root
 
 
 def _numbers(optimizer: Optimizer, **values: Any) -> None:
@@ -390,7 +277,7 @@ class SGD(Optimizer):
             new = target.read("momentum") * self.momentum + gradient
             target.write("momentum", new)
             direction = gradient + new * self.momentum if self.nesterov else new
-        return _moved(value, self.lr, direction)
+        return moved(value, self.lr, direction)
 
     def _rests_at_zero(self) -> bool:
         return not self.momentum
@@ -413,18 +300,18 @@ class Adam(Optimizer):
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """1 − β₁ᵗ and √(1 − β₂ᵗ) of the step, from the powers that are carried along."""
-        power1 = _state("adam/beta1_power", init.ones((), "float64"))
-        power2 = _state("adam/beta2_power", init.ones((), "float64"))
+        power1 = state_variable("adam/beta1_power", init.ones((), "float64"))
+        power2 = state_variable("adam/beta2_power", init.ones((), "float64"))
         new1, new2 = power1 * self.beta1, power2 * self.beta2
-        return (1.0 - new1, _sqrt(1.0 - new2)), [assign(power1, new1), assign(power2, new2)]
+        return (1.0 - new1, sqrt(1.0 - new2)), [assign(power1, new1), assign(power2, new2)]
 
     def _update(self, value: Tensor, gradient: Tensor, target: Target, shared: Any) -> Tensor:
-        correction1, root2 = (_as(x, value) for x in shared)
+        correction1, root2 = (in_dtype_of(x, value) for x in shared)
         mean, square = target.read("adam_mean"), target.read("adam_square")
         new_mean = mean * self.beta1 + gradient * (1 - self.beta1)
         new_square = square * self.beta2 + (gradient * gradient) * (1 - self.beta2)
-        step = _rate(self.lr, value) / correction1
-        direction = new_mean / (_sqrt(new_square) / root2 + self.epsilon)
+        step = rate_for(self.lr, value) / correction1
+        direction = new_mean / (sqrt(new_square) / root2 + self.epsilon)
         target.write("adam_mean", new_mean)
         target.write("adam_square", new_square)
         moved: Tensor = self._decayed(value) - step * direction
@@ -448,7 +335,7 @@ class AdamW(Adam):
         _numbers(self, weight_decay=self.weight_decay)
 
     def _decayed(self, value: Tensor) -> Tensor:
-        decayed: Tensor = value * (1.0 - _rate(self.lr, value) * self.weight_decay)
+        decayed: Tensor = value * (1.0 - rate_for(self.lr, value) * self.weight_decay)
         return decayed
 
 
@@ -473,11 +360,11 @@ class RMSProp(Optimizer):
         square = target.read("rms_square")
         new_square = square * self.decay + (gradient * gradient) * (1 - self.decay)
         target.write("rms_square", new_square)
-        direction = gradient / (_sqrt(new_square) + self.epsilon)
+        direction = gradient / (sqrt(new_square) + self.epsilon)
         if self.momentum:
             direction = target.read("momentum") * self.momentum + direction
             target.write("momentum", direction)
-        return _moved(value, self.lr, direction)
+        return moved(value, self.lr, direction)
 
 
 @dataclass(frozen=True)
@@ -497,8 +384,8 @@ class Adagrad(Optimizer):
     def _update(self, value: Tensor, gradient: Tensor, target: Target, shared: Any) -> Tensor:
         new = target.read("adagrad_sum", self.initial) + gradient * gradient
         target.write("adagrad_sum", new)
-        direction = gradient / (_sqrt(new) + self.epsilon)
-        return _moved(value, self.lr, direction)
+        direction = gradient / (sqrt(new) + self.epsilon)
+        return moved(value, self.lr, direction)
 
     def _rests_at_zero(self) -> bool:
         return bool(np.float32(self.epsilon) > 0)  # else a rest of 0 / 0
@@ -521,15 +408,15 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
         isinstance(max_norm, int | float | np.number) and max_norm > 0
     ):
         raise ArgumentError(f"{at}: max_norm is a number above 0, not {max_norm!r}")
-    widest = real_dtype(reduce(promote, (_wide_dtype(g.dtype) for g in grads)))
+    widest = real_dtype(reduce(promote, (wide_dtype(g.dtype) for g in grads)))
     wide = (FUNCTIONS["astype"](_real(g), widest) for g in grads)
     total, *rest = (FUNCTIONS["sum"](g * g) for g in wide)
     for square in rest:
         total = total + square
     norm: Tensor = FUNCTIONS["sqrt"](total)
-    limit = _rate(max_norm, norm)
+    limit = rate_for(max_norm, norm)
     scale = limit / FUNCTIONS["maximum"](norm, limit)
-    return [gradient * _as(scale, gradient) for gradient in grads], norm
+    return [gradient * in_dtype_of(scale, gradient) for gradient in grads], norm
 
 
 __all__ = [

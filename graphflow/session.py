@@ -133,8 +133,9 @@ class Session:
         chosen = cluster_of(cluster, plan)
         store = policy.store() if policy is not None else None
         self._lock = threading.RLock()  # held while a step runs
-        self._queue = threading.Lock()  # held while a step is queued
+        self._queue = threading.RLock()  # held while a step is queued
         self._runner: ThreadPoolExecutor | None = None
+        self._runner_thread = -1
         self._closed = False
         self._stream: Stream | None = None  # that has begun steps ahead
         self._process = os.getpid()
@@ -156,7 +157,7 @@ class Session:
             try:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 self._recovery = Recovery(saver, self._deployment, self._step, policy.rejoin)
-                self._drain = Drain(self._lock, self._leave)
+                self._drain = Drain(self._lock, self._queue, self._leave)
             except BaseException:
                 hosts.close()
                 raise
@@ -269,8 +270,17 @@ class Session:
     def _end_step(self, recovery: Recovery) -> None:
         """After a step of a session with checkpoints: perhaps write one, perhaps leave."""
         recovery.after()
-        if self._drain is not None and self._drain.asked:
-            self._leave()
+        if self._drain is not None:
+            self._drain.heed()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """The lock, for anything but a step; a SIGTERM that came meanwhile is heeded at its end."""
+        with self._lock:
+            self._check_open(keep=self._stream)
+            yield
+            if self._drain is not None:
+                self._drain.heed()
 
     def run_async(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Future[Any]:
         """As `run`, in the order of the calls, without waiting: a future of the result.
@@ -287,8 +297,17 @@ class Session:
         with self._queue:
             self._check_open()
             if self._runner is None:
-                self._runner = ThreadPoolExecutor(1, "graphflow-session")
-            return self._runner.submit(self.run, fetches, copies)
+                self._runner = ThreadPoolExecutor(
+                    1, "graphflow-session", initializer=self._note_runner
+                )
+            future = self._runner.submit(self.run, fetches, copies)
+        if self._drain is not None and self._drain.asked:
+            with self._lock:
+                self._drain.heed()
+        return future
+
+    def _note_runner(self) -> None:
+        self._runner_thread = threading.get_ident()
 
     def compile(
         self, fetch_sets: Sequence[Any], shapes: Mapping[Tensor, Sequence[int]] | None = None
@@ -302,7 +321,7 @@ class Session:
         Raises:
             FetchError, FeedError: not sets of fetches; a shape that is missing or wrong.
         """
-        with self._lock:
+        with self._held():
             self._check_open()
             if isinstance(fetch_sets, Tensor) or not isinstance(fetch_sets, Sequence):
                 raise FetchError(f"compile takes a list of sets of fetches, not {fetch_sets!r}")
@@ -329,7 +348,7 @@ class Session:
                 is wrong or missing.
             WorkerLost: a worker was lost meanwhile.
         """
-        with self._lock:
+        with self._held():
             self._check_open()
             tensors, _ = flatten(fetches)
             self._safely(lambda: self._deployment.warm_up(tensors, shapes))
@@ -391,7 +410,7 @@ class Session:
             MemoryLimitError: the graph fits in no memory; nothing has moved.
             WorkerLost: a worker was lost while variables moved.
         """
-        with self._lock:
+        with self._held():
             self._check_open()
             self._learn()
             self._safely(self._planner.look_again)
@@ -414,8 +433,7 @@ class Session:
 
     def get(self, variable: Tensor) -> Array:
         """A copy of a variable's value: its initial one if no step has used it."""
-        with self._lock:
-            self._check_open(keep=self._stream)
+        with self._held():
             node = _variable(variable, "get")
             return self._safely(lambda: self._state.get(node))
 
@@ -425,7 +443,7 @@ class Session:
         Raises:
             VariableError: no variable, or a value of another shape or an unsafe dtype.
         """
-        with self._lock:
+        with self._held():
             self._check_open()
             node = _variable(variable, "set")
             array = np.array(convert(node, value, VariableError))
@@ -444,7 +462,7 @@ class Session:
             CheckpointError: the folder cannot be written; a checkpoint that is there stays intact.
             ArgumentError: no folder, and the session has no directory for checkpoints.
         """
-        with self._lock:
+        with self._held():
             self._check_open()
             if folder is not None:
                 values = self._safely(self._state.values)
@@ -464,7 +482,7 @@ class Session:
             CheckpointError: unreadable, damaged, or it does not fit the variables; nothing is
                 changed.
         """
-        with self._lock:
+        with self._held():
             self._check_open()
             source, checkpoint = read(self._state, folder)
 
@@ -552,7 +570,11 @@ class Session:
 
         Waits for the step of `run_async` that runs; those still queued are cancelled.
         """
+        if self._closed:
+            return
         self._close(complete=True)
+        if self._drain is not None:
+            self._drain.heed()
 
     def _close(self, *, complete: bool) -> None:
         if self._closed:
@@ -563,7 +585,8 @@ class Session:
         with self._queue:
             self._closed = True
         if self._runner is not None:
-            self._runner.shutdown(wait=True, cancel_futures=True)
+            waits = threading.get_ident() != self._runner_thread
+            self._runner.shutdown(wait=waits, cancel_futures=True)
         try:
             if self._recovery is not None:
                 with self._lock:
@@ -593,9 +616,10 @@ class Session:
         """
         assert self._recovery is not None
         try:
-            self._recovery.save()
-            folder = str(self._recovery.saver.store.root)
-            _log.tell("session.drained", step=self._steps.committed, folder=folder)
+            if not self._closed:
+                self._recovery.save()
+                folder = str(self._recovery.saver.store.root)
+                _log.tell("session.drained", step=self._steps.committed, folder=folder)
         finally:
             self._close(complete=False)
         raise SystemExit(0)
@@ -611,15 +635,19 @@ class Session:
     ) -> None:
         if error is not None and not self._closed and self._process == os.getpid():
             self._hosts.cancel()  # else the step of a `run_async` would hold the error back
-        self._close(complete=error is None)
+        if error is None:
+            self.close()
+        else:
+            self._close(complete=False)
 
     def _check_open(self, keep: Stream | None = None) -> None:
         if self._closed:
             raise SessionError("the session is closed; open another one")
         if self._stream is not None and self._stream is not keep:
-            with self._lock:
-                self._stream.retreat()
-                self._stream = None
+            with self._lock:  # another thread may have come first
+                stream, self._stream = self._stream, None
+                if stream is not None:
+                    stream.retreat()
         if self._process != os.getpid():
             raise SessionError(
                 f"the session belongs to process {self._process}, of which this one is a fork "

@@ -10,10 +10,8 @@ gradient of a group is a group again (`joint`).
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
-from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import (
     FUNCTIONS,
     Cost,
@@ -26,22 +24,25 @@ from graphflow.op import (
     sample,
 )
 from graphflow.ops import batching
-from graphflow.ops.reduction_order import (
-    ALGORITHMS,
-    REDUCTIONS,
-    chosen,
-    combining,
-    finish,
-    fold,
-    order_of,
-    shares,
-    starts,
+from graphflow.ops.collective_rules import (
+    Hosts,
+    Sizes,
+    copy_into,
+    exchange_into,
+    gather_into,
+    infer_broadcast,
+    infer_exchange,
+    infer_gather,
+    infer_reduce,
+    infer_scatter,
+    part,
+    reduce_into,
+    resized,
+    scatter_into,
 )
-from graphflow.spec import Size, TensorSpec, equate, is_inexact, kind, nbytes, spec
+from graphflow.spec import Size, TensorSpec, kind, nbytes, spec
 
 G = FUNCTIONS
-Sizes = tuple[int, ...]
-Hosts = tuple[int, ...] | None
 
 
 # Groups ---------------------------------------------------------------------------------------
@@ -105,182 +106,6 @@ def crossing(node: Node, source: int, specs: Sequence[TensorSpec]) -> float:
     return whole * int(own[node.attrs["rank"]]) / max(1, sum(own))
 
 
-# Kernels --------------------------------------------------------------------------------------
-
-
-def _reduce(
-    xp: Any, out: Any, *xs: Any, rank: int, reduction: str, algorithm: str, hosts: Hosts
-) -> None:
-    count, size = len(xs), int(xs[0].size)
-    algorithm = chosen(algorithm, count, size, hosts)
-    whole = [x.reshape(-1) for x in xs]
-    result = out.reshape(-1)
-    at = starts(shares(size, count)) if algorithm == "ring" else [0, size]
-    for share, (start, stop) in enumerate(pairwise(at)):
-        order = order_of(algorithm, count, share, hosts)
-        parts = [x[start:stop] for x in whole]
-        fold(order, parts, combining(reduction, xp), result[start:stop], xp.empty_like)
-    finish(reduction, count, result)
-
-
-def _scatter(
-    xp: Any, out: Any, *xs: Any, rank: int, axis: int, sizes: Sizes, reduction: str,
-    algorithm: str, hosts: Hosts,
-) -> None:  # fmt: skip
-    at = starts(sizes)
-    parts = [xp.ascontiguousarray(_part(x, axis, at[rank], at[rank + 1])) for x in xs]
-    algorithm = chosen(algorithm, len(xs), int(xs[0].size), hosts)
-    order = order_of(algorithm, len(xs), rank, hosts)
-    fold(order, parts, combining(reduction, xp), out, xp.empty_like)
-    finish(reduction, len(xs), out)
-
-
-def _gather(xp: Any, out: Any, *xs: Any, rank: int, axis: int) -> None:
-    xp.concatenate(xs, axis=axis, out=out)
-
-
-def _copied(xp: Any, out: Any, x: Any, rank: int, count: int) -> None:
-    xp.copyto(out, x)
-
-
-def _exchange(
-    xp: Any, out: Any, *xs: Any, rank: int, split_axis: int, concat_axis: int,
-    sizes: tuple[Sizes, ...],
-) -> None:  # fmt: skip
-    parts = []
-    for x, own in zip(xs, sizes, strict=True):
-        at = starts(own)
-        parts.append(_part(x, split_axis, at[rank], at[rank + 1]))
-    xp.concatenate(parts, axis=concat_axis, out=out)
-
-
-def _part(x: Any, axis: int, start: Any, stop: Any) -> Any:
-    """Some of an axis: of an array or a tensor."""
-    return x[(slice(None),) * axis + (slice(start, stop),)]
-
-
-# Shape rules ----------------------------------------------------------------------------------
-
-
-def alike(specs: Sequence[TensorSpec], but: int | None = None) -> tuple[Size, ...]:
-    """The shape that all ranks' tensors have, sizes along the axis `but` left open."""
-    if not specs:
-        raise ArgumentError("there are no tensors; give one for each replica")
-    first = specs[0]
-    shape = list(first.shape)
-    for rank, each in enumerate(specs):
-        if each.dtype != first.dtype:
-            raise DTypeError(
-                f"tensor 0 is {first}, tensor {rank} is {each}: the ranks' dtypes differ; convert "
-                "with .astype"
-            )
-        if len(each.shape) != len(shape):
-            raise ShapeError(
-                f"tensor 0 is {first}, tensor {rank} is {each}: the ranks' tensors have "
-                f"{len(shape)} and {len(each.shape)} axes"
-            )
-        for axis, size in enumerate(each.shape):
-            if axis != but:
-                what = f"size of axis {axis} of tensor 0, {first}, and of tensor {rank}, {each}"
-                shape[axis] = equate(shape[axis], size, what)
-    return tuple(shape)
-
-
-def _resized(shape: tuple[Size, ...], axis: int, size: Size) -> tuple[Size, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _infer_reduce(
-    *xs: TensorSpec, rank: int, reduction: str, algorithm: str, hosts: Hosts
-) -> TensorSpec:
-    shape = _common(xs, rank, reduction, algorithm, hosts)
-    return TensorSpec(shape, xs[0].dtype)
-
-
-def _common(
-    xs: Sequence[TensorSpec], rank: int, reduction: str, algorithm: str, hosts: Hosts
-) -> tuple[Size, ...]:
-    """The shape of all ranks' tensors, if they can be reduced so."""
-    shape = alike(xs)
-    _require_rank(rank, len(xs))
-    if reduction not in REDUCTIONS or algorithm not in ALGORITHMS:
-        raise ArgumentError(f"there is no {reduction!r} by {algorithm!r}")
-    if (hosts is None and algorithm == "two_level") or (
-        hosts is not None and len(hosts) != len(xs)
-    ):
-        raise ArgumentError(f"hosts {hosts!r} of {len(xs)} ranks; give one for each")
-    _require_reducible(xs[0], reduction)
-    return shape
-
-
-def _require_rank(rank: int, count: int) -> None:
-    if not (type(rank) is int and 0 <= rank < count):
-        raise ArgumentError(f"there is no rank {rank!r} among {count}")
-
-
-def _require_reducible(x: TensorSpec, reduction: str) -> None:
-    if reduction == "mean" and not is_inexact(x.dtype):
-        raise DTypeError(f"a mean of {x.dtype} is no {x.dtype}; convert with .astype('float32')")
-    if reduction in ("sum", "prod") and kind(x.dtype) == "bool":
-        raise DTypeError(
-            f"a {reduction} of bools: op='max' is true where any is, op='min' where all are; "
-            "convert with .astype('int32') to count"
-        )
-    if reduction in ("max", "min") and kind(x.dtype) == "complex":
-        raise DTypeError(f"complex numbers have no order, so no {reduction}; reduce gf.abs(x)?")
-
-
-def _infer_scatter(
-    *xs: TensorSpec, rank: int, axis: int, sizes: Sizes, reduction: str, algorithm: str,
-    hosts: Hosts,
-) -> TensorSpec:  # fmt: skip
-    shape = _common(xs, rank, reduction, algorithm, hosts)
-    _require_parts(sizes, len(xs), shape, axis)
-    return TensorSpec(_resized(shape, axis, sizes[rank]), xs[0].dtype)
-
-
-def _require_parts(sizes: Sizes, count: int, shape: tuple[Size, ...], axis: int) -> None:
-    if len(sizes) != count:
-        raise ShapeError(f"{len(sizes)} sizes for {count} ranks; give one for each")
-    whole: Size = 0
-    for each in sizes:
-        whole = whole + each
-    equate(whole, shape[axis], f"sum of sizes {sizes} and size of axis {axis}")
-
-
-def _infer_gather(*xs: TensorSpec, rank: int, axis: int) -> TensorSpec:
-    shape = alike(xs, but=axis)
-    _require_rank(rank, len(xs))
-    whole: Size = 0
-    for x in xs:
-        whole = whole + x.shape[axis]
-    return TensorSpec(_resized(shape, axis, whole), xs[0].dtype)
-
-
-def _infer_broadcast(x: TensorSpec, rank: int, count: int) -> TensorSpec:
-    _require_rank(rank, count)
-    return x
-
-
-def _infer_exchange(
-    *xs: TensorSpec, rank: int, split_axis: int, concat_axis: int, sizes: tuple[Sizes, ...]
-) -> TensorSpec:
-    whole: Size = 0
-    _require_rank(rank, len(xs))
-    if len(sizes) != len(xs):
-        raise ShapeError(f"{len(sizes)} rows of sizes for {len(xs)} ranks; give one for each")
-    for x, own in zip(xs, sizes, strict=True):
-        _require_parts(own, len(xs), x.shape, split_axis)
-        size = own[rank] if split_axis == concat_axis else x.shape[concat_axis]
-        whole = whole + size
-        if own[rank] != sizes[0][rank] and split_axis != concat_axis:
-            raise ShapeError(f"parts for rank {rank} have sizes {[s[rank] for s in sizes]}")
-    shape = list(xs[0].shape)
-    shape[split_axis] = sizes[0][rank]
-    shape[concat_axis] = whole
-    return TensorSpec(tuple(shape), xs[0].dtype)
-
-
 # Gradients ------------------------------------------------------------------------------------
 
 
@@ -294,8 +119,8 @@ def _reduce_vjp(
     if reduction == "prod":
         return [g * _product([x for j, x in enumerate(xs) if j != i], g) for i in range(len(xs))]
     attained = [G["astype"](G["equal"](x, y), x.dtype) for x in xs]
-    part = g / sum(attained[1:], attained[0])
-    return [a * part for a in attained]
+    each = g / sum(attained[1:], attained[0])
+    return [a * each for a in attained]
 
 
 def _product(xs: Sequence[Tensor], like: Tensor) -> Any:
@@ -334,7 +159,7 @@ def _scatter_vjp(
 
 
 def _zeros(g: Tensor, axis: int, size: Size) -> Tensor:
-    zeros: Tensor = G["zeros"](_resized(g.shape, axis, size), g.dtype)
+    zeros: Tensor = G["zeros"](resized(g.shape, axis, size), g.dtype)
     return zeros
 
 
@@ -349,7 +174,7 @@ def _gather_vjp(g: Tensor, y: Tensor, *xs: Tensor, rank: int, axis: int) -> Sequ
     at: list[Size] = [0]
     for x in xs:
         at.append(at[-1] + x.shape[axis])
-    return [_part(g, axis, at[i], at[i + 1]) for i in range(len(xs))]
+    return [part(g, axis, at[i], at[i + 1]) for i in range(len(xs))]
 
 
 def _gather_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -369,7 +194,7 @@ def _exchange_vjp(
     at: Size = 0
     for x, own in zip(xs, sizes, strict=True):
         size = own[rank] if split_axis == concat_axis else x.shape[concat_axis]
-        mine = _part(g, concat_axis, at, at + size)
+        mine = part(g, concat_axis, at, at + size)
         at = at + size
         parts = [mine if i == rank else _zeros(mine, split_axis, s) for i, s in enumerate(own)]
         back.append(G["concat"](parts, split_axis))
@@ -447,9 +272,9 @@ _FREE: dict[str, Any] = {"algorithm": "auto", "hosts": None}
 all_reduce = register(
     Op(
         "all_reduce",
-        infer=_infer_reduce,
-        kernel=_kernel(_reduce, _infer_reduce),
-        into=_reduce,
+        infer=infer_reduce,
+        kernel=_kernel(reduce_into, infer_reduce),
+        into=reduce_into,
         vjp=_reduce_vjp,
         joint=_reduce_joint,
         batch=batching.rows,
@@ -469,9 +294,9 @@ all_reduce = register(
 reduce_scatter = register(
     Op(
         "reduce_scatter",
-        infer=_infer_scatter,
-        kernel=_kernel(_scatter, _infer_scatter),
-        into=_scatter,
+        infer=infer_scatter,
+        kernel=_kernel(scatter_into, infer_scatter),
+        into=scatter_into,
         vjp=_scatter_vjp,
         joint=_scatter_joint,
         batch=_behind("axis"),
@@ -487,9 +312,9 @@ reduce_scatter = register(
 all_gather = register(
     Op(
         "all_gather",
-        infer=_infer_gather,
-        kernel=_kernel(_gather, _infer_gather),
-        into=_gather,
+        infer=infer_gather,
+        kernel=_kernel(gather_into, infer_gather),
+        into=gather_into,
         vjp=_gather_vjp,
         joint=_gather_joint,
         batch=_behind("axis"),
@@ -506,9 +331,9 @@ all_gather = register(
 broadcast = register(
     Op(
         "broadcast",
-        infer=_infer_broadcast,
+        infer=infer_broadcast,
         kernel=lambda xp, x, rank, count: xp.copy(x),
-        into=_copied,
+        into=copy_into,
         vjp=lambda g, y, x, rank, count: (g,),
         joint=_broadcast_joint,
         batch=batching.rows,
@@ -522,9 +347,9 @@ broadcast = register(
 all_to_all = register(
     Op(
         "all_to_all",
-        infer=_infer_exchange,
-        kernel=_kernel(_exchange, _infer_exchange),
-        into=_exchange,
+        infer=infer_exchange,
+        kernel=_kernel(exchange_into, infer_exchange),
+        into=exchange_into,
         vjp=_exchange_vjp,
         joint=_exchange_joint,
         batch=_behind("split_axis", "concat_axis"),

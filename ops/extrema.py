@@ -105,7 +105,7 @@ def _arg(name: str) -> Op:
                 x, axis=axis, keepdims=keepdims, out=out
             ),
             batch=batching.first_place,
-            sharding=sharding.first_place,
+            sharding=sharding_coupled.first_place(name.removeprefix("arg")),
             cost=per_element(1),
             samples=(
                 sample(F, axis=1, keepdims=False),

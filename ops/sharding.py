@@ -281,87 +281,6 @@ def _eye(op: Op, cut: Cut, **attrs: Any) -> Any:
     return op(**{**attrs, "rows": cut.size["a"], "columns": cut.size["b"], "k": k})
 
 
-def joined(*xs: TensorSpec, axis: int) -> Sharding:
-    """concat: cut along the other axes."""
-    names = without(letters(xs[0].rank), (axis,))
-    return Sharding(equation([names] * len(xs), [names]), linear=(tuple(range(len(xs))),))
-
-
-def sliced(
-    x: TensorSpec, start: Sequence[Any], size: Sequence[Any], step: Sequence[int]
-) -> Sharding:
-    """slice: each shard of the result finds its elements wherever they are."""
-    names = letters(x.rank)
-    axes = [*zip(x.shape, start, size, step, strict=True)]
-    stays = [_is_whole(*axis) for axis in axes]
-    known = [
-        c if stay or _is_window(*axis) else "."
-        for c, stay, axis in zip(names, stays, axes, strict=True)
-    ]
-    windows = "".join(c for c, stay in zip(known, stays, strict=True) if c != "." and not stay)
-
-    def needs(letter: str, first: int, last: int) -> Range:
-        i = names.index(letter)
-        return start[i] + first * step[i], start[i] + (last - 1) * step[i] + 1
-
-    def build(op: Op, cut: Cut, x: Tensor, start: Any, size: Any, step: Any) -> Any:
-        begin, count = list(start), list(size)
-        for i, letter in enumerate(known):
-            if letter != ".":
-                count[i] = cut.shapes[0][i]
-            if letter in cut.ranges:
-                begin[i] = 0
-        return op(x, start=tuple(begin), size=tuple(count), step=tuple(step))
-
-    own = "".join(known)
-    return Sharding(
-        equation([own], [own]), linear=((0,),), build=build, windows=windows, needs=needs
-    )
-
-
-def _is_whole(have: Size, start: Any, size: Any, step: int) -> bool:
-    return bool(have == size) and start == 0 and step == 1
-
-
-def _is_window(have: Size, start: Any, size: Any, step: int) -> bool:
-    return all(isinstance(n, int) for n in (have, start, size)) and step > 0 and size > 0
-
-
-def padded(
-    x: TensorSpec, shape: Shape, start: Sequence[Any], step: Sequence[int], value: Any
-) -> Sharding:
-    """pad: each shard of the result finds its elements wherever they are."""
-    names = letters(x.rank)
-    axes = [*zip(x.shape, start, shape, step, strict=True)]
-    stays = [_is_whole(*axis) for axis in axes]
-    fits = [_is_window(size, first, have, by) for have, first, size, by in axes]
-    known = [c if stay or fit else "." for c, stay, fit in zip(names, stays, fits, strict=True)]
-    windows = "".join(c for c, stay in zip(known, stays, strict=True) if c != "." and not stay)
-
-    def needs(letter: str, first: int, last: int) -> Range:
-        i = names.index(letter)
-        low = -(-(first - start[i]) // step[i])
-        high = (last - 1 - start[i]) // step[i] + 1
-        size = x.shape[i]
-        assert isinstance(size, int)
-        low = min(max(low, 0), size)
-        return low, max(low, min(high, size))
-
-    def build(op: Op, cut: Cut, x: Tensor, shape: Any, start: Any, step: Any, value: Any) -> Any:
-        begin = list(start)
-        for i, letter in enumerate(known):
-            if letter in cut.ranges:
-                low, high = cut.ranges[letter]
-                begin[i] = start[i] + low * step[i] - cut.start[letter] if high > low else 0
-        return op(x, shape=cut.shapes[0], start=tuple(begin), step=tuple(step), value=value)
-
-    own = "".join(known)
-    return Sharding(
-        equation([own], [own]), linear=((0,),) if value == 0 else (), build=build,
-        windows=windows, needs=needs,
-    )  # fmt: skip
-
-
 # Products and reductions ------------------------------------------------------------------------
 
 
@@ -419,19 +338,6 @@ def rows(*which: str, outputs: int = 1, linear: bool = False) -> Callable[..., S
         return Sharding(equation([names] * len(specs), [names] * outputs), linear=linear_in)
 
     return rule
-
-
-def first_place(x: TensorSpec, axis: int | None, keepdims: bool) -> Sharding:
-    """argmax and argmin, along an axis that is whole."""
-    if axis is None:
-        return Sharding(equation(["." * x.rank], ["." * (x.rank if keepdims else 0)]))
-    return reduced_whole(x, axis, keepdims)
-
-
-def reduced_whole(x: TensorSpec, axis: int, keepdims: bool) -> Sharding:
-    """Ops that reduce an axis which they need whole."""
-    names = without(letters(x.rank), (axis,))
-    return Sharding(equation([names], [names if keepdims else names.replace(".", "")]))
 
 
 def multiplied(x: TensorSpec, axis: int) -> Sharding:

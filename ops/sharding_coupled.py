@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.op import FUNCTIONS, Sharding, Tensor, make_node
 from graphflow.ops.sharding import capital, equation, letters
-from graphflow.spec import Dim, Outer, Size, TensorSpec, product
+from graphflow.spec import Dim, Outer, Size, TensorSpec, is_inexact, product
 
 G = FUNCTIONS
 Axes = tuple[int, ...]
@@ -41,6 +41,30 @@ def reducing(expand: Callable[..., Any]) -> Callable[..., Sharding]:
         names = capital(letters(x.rank), tuple(at))
         out = "".join("." if i in at else c for i, c in enumerate(names) if keepdims or i not in at)
         return Sharding(equation([names], [out]), expand=expand)
+
+    return rule
+
+
+def first_place(extreme: str) -> Callable[..., Sharding]:
+    """argmax and argmin: the first place that has the extreme of all, or no number."""
+
+    def expand(x: Tensor, axis: int | None, keepdims: bool) -> Any:
+        axes = list(range(x.ndim)) if axis is None else [axis % x.ndim]
+        best = x == G[extreme](x, axes, keepdims=True)
+        if is_inexact(x.dtype):
+            best = G["logical_or"](best, G["isnan"](x))
+        count: Size = 1
+        place: Any = G["zeros"]((), "int64")
+        for a in reversed(axes):
+            own = G["reshape"](G["arange"](x.shape[a]), _along(x, (a,)))
+            place = place + own * G["size_of"](size=count, dtype="int64")
+            count = count * x.shape[a]
+        behind = G["size_of"](size=count, dtype="int64")
+        return G["min"](G["where"](best, place, behind), axes, keepdims=keepdims)
+
+    def rule(x: TensorSpec, axis: int | None, keepdims: bool) -> Sharding:
+        every = tuple(range(x.rank)) if axis is None else (axis,)
+        return reducing(expand)(x, axis=every, keepdims=keepdims)
 
     return rule
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
-from graphflow.ops import batching, sharding
+from graphflow.ops import batching, sharding_parts
 from graphflow.ops.rules import listed, normalize_axes, normalize_axis
 from graphflow.ops.shape import expand_dims, reshape, squeeze
 from graphflow.spec import (
@@ -113,7 +113,7 @@ slice_op: Op = register(
             pad_op(g, shape=x.shape, start=start, step=step, value=0),
         ),
         batch=batching.sliced,
-        sharding=sharding.sliced,
+        sharding=sharding_parts.sliced,
         cost=lambda x, start, size, step: Cost(flops=0, bytes=product(size) * 2 * x.dtype.itemsize),
         halves=True,
         samples=(
@@ -152,7 +152,7 @@ pad_op: Op = register(
             slice_op(g, start=start, size=x.shape, step=step),
         ),
         batch=batching.padded,
-        sharding=sharding.padded,
+        sharding=sharding_parts.padded,
         cost=lambda x, shape, **attrs: Cost(
             flops=0, bytes=(product(shape) + x.size) * x.dtype.itemsize
         ),
@@ -291,7 +291,7 @@ concat_op = register(
         into=lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis, out=out),
         vjp=_concat_vjp,
         batch=batching.along("axis"),
-        sharding=sharding.joined,
+        sharding=sharding_parts.joined,
         cost=lambda *specs, axis: Cost(flops=0),
         halves=True,
         samples=(

@@ -22,6 +22,7 @@ from typing import Any
 
 from graphflow.errors import PlanError
 from graphflow.placement.calibrate import Link, fit_link, machine_key, profile_path
+from graphflow.placement.measure import quick
 
 FORMAT = 3
 SAMPLES = 31
@@ -180,10 +181,11 @@ class Learned:
         return self._families
 
     def link(self, name: str, predicted: Link) -> Link:
-        """Latency and bandwidth of a kind of link: the line through the medians by size."""
+        """Latency and bandwidth of a kind of link: the line through quick transfers of each size,
+        the latest: on a busy machine most wait for a processor."""
         latency, bandwidth = predicted
         points = sorted(
-            (2.0 ** (size / 2) - 1.0, median(seconds))
+            (2.0 ** (size / 2) - 1.0, quick(seconds[-RECENT:]))
             for (link, size), seconds in self._links.items()
             if link == name
         )
@@ -278,7 +280,7 @@ def _text(value: Any) -> str:
 def _numbers(values: Any, least: float, most: float) -> list[float]:
     numbers = [float(value) for value in values][-SAMPLES:]
     if not numbers or not all(least <= number <= most for number in numbers):
-        raise PlanError(f"{values!r} are no medians' samples")  # caught where the file is read
+        raise PlanError(f"{values!r} are no samples")  # caught where the file is read
     return numbers
 
 

@@ -71,7 +71,8 @@ def make_plan(
     alone, shared = problems(homes)
     fixed = partial(_beyond, alone, cluster, learned, steps)
     ones = _ones(alone, shared)
-    made, assignment = _placed(alone, shared, placer, ones, fixed)
+    fits = partial(_fits, cluster, bindings)
+    made, assignment = _placed(alone, shared, placer, ones, fixed, fits)
     assignment = in_turns(assignment, made.problem, made.nodes)
     if any(node in homes for node in graph.variables):
         alone, shared = problems({})  # "one device" holds the variables, too
@@ -165,11 +166,12 @@ def outlook(
     """
     alone, shared = build_problems(graph, cluster, bindings, learned=learned)
     fixed = partial(_beyond, alone, cluster, learned, steps)
-    made, assignment = _placed(alone, shared, placer, None, fixed)
+    made, assignment = _placed(
+        alone, shared, placer, None, fixed, partial(_fits, cluster, bindings)
+    )
     assignment = in_turns(assignment, made.problem, made.nodes)
     made = _sending(made, cluster, assignment)
-    names = tuple(str(i) for i in range(made.problem.nodes))
-    model = Model(made.problem, assignment, names, (), made.devices, {})
+    model = _nameless(made, assignment)
     timeline = model.timeline
     seconds = timeline.makespan + fixed(assignment, timeline.makespan)
     busy = dict(zip(cluster.devices, timeline.busy.tolist(), strict=False))
@@ -209,6 +211,20 @@ def _peaks(
     return Peaks(known, made.graph, devices, order, bindings, cluster.devices)
 
 
+def _nameless(made: GraphProblem, assignment: Assignment) -> Model:
+    names = tuple(str(i) for i in range(made.problem.nodes))
+    return Model(made.problem, assignment, names, (), made.devices, {})
+
+
+def _fits(
+    cluster: Cluster, bindings: Mapping[str, int], made: GraphProblem, assignment: Assignment
+) -> bool:
+    """Whether each device has the memory that the runtime takes there, to the byte."""
+    peaks = _peaks(made, _nameless(made, assignment), cluster, bindings)
+    room = made.problem.capacity.tolist()
+    return all(peaks[name] <= room[at] for at, name in enumerate(cluster.devices))
+
+
 def _ones(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:
     """Everything on one device, for each device; pinned nodes where they must be."""
     quiet = singles(Evaluator(alone.problem))
@@ -227,11 +243,16 @@ def _placed(
     placer: str | Placer,
     ones: list[Candidate] | None,
     fixed: Callable[[Assignment, float], float],
+    fits: Callable[[GraphProblem, Assignment], bool],
 ) -> tuple[GraphProblem, Assignment]:
     """The placer's answer, and the problem in whose numbers it is to be told.
 
+    Placers count what is alive, which is more than the runtime takes where it computes in place.
+    Where there is nothing to choose, as for most strategies, that does not refuse what `fits`.
+
     Args:
         ones: everything on one device, where that was worked out already.
+        fits: whether devices have the memory for an assignment, to the byte.
 
     `greedy` and `auto` promise to be no slower than one device; others are taken at their word.
     """
@@ -241,6 +262,12 @@ def _placed(
             chosen = replace(chosen, thrift=SENDING)
         assignment = place(shared.problem, chosen)
     except MemoryLimitError as error:
+        if _is_pinned(shared.problem):
+            anywhere = np.full_like(shared.problem.capacity, inf)
+            made = place(replace(shared.problem, capacity=anywhere), chosen)
+            made = in_turns(made, shared.problem, shared.nodes)
+            if fits(shared, made):
+                return shared, made
         ones = _ones(alone, shared) if ones is None else ones
         needed = [
             float(simulate(alone.problem, c.run.assignment()).peak_memory[at])

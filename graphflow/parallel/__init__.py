@@ -8,10 +8,11 @@ from graphflow.parallel.collectives import (
     reduce_scatter,
 )
 from graphflow.parallel.data import Data
+from graphflow.parallel.found import Search
 from graphflow.parallel.gpt import GPT
 from graphflow.parallel.pipelines import Pipeline
 from graphflow.parallel.report import Report
-from graphflow.parallel.schedule import Schedule, Task, draw, run, staleness
+from graphflow.parallel.schedule import Schedule, Task, draw, run
 from graphflow.parallel.schedules import (
     chimera,
     gpipe,
@@ -22,8 +23,9 @@ from graphflow.parallel.schedules import (
     zb_h2,
     zb_v,
 )
-from graphflow.parallel.search import Search, auto
+from graphflow.parallel.search import auto
 from graphflow.parallel.strategies import Shard
+from graphflow.parallel.versions import staleness
 from graphflow.parallel.whatif import what_if
 
 __all__ = [

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from graphflow.device import DeviceName
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, Value
 from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.together import scattered, summed
 
+BUCKET = 4 << 20
+"""Bytes of gradients that are summed at once, unless told otherwise."""
 SMALL = 16
 """A tensor of more than the sixteenth part of a bucket is exchanged by itself, uncopied."""
 
 
-_Key = tuple[str, str, bool]
-"""The axis of the mesh, the dtype, and whether each place gets its piece only."""
+_Key = tuple[str, str, bool, DeviceName]
+"""The axis of the mesh, the dtype, whether each place gets its piece only, and where the first
+place has it: stages of a pipeline have buckets of their own."""
 
 
 @dataclass
@@ -71,7 +75,8 @@ class Buckets:
             value = self._values[tensor] = self._moves.to(value, within, cause, called(tensor.node))
         self._wanted[tensor] = layout
         size = self._moves.nbytes(value.spec, value.layout)
-        key = (axis, tensor.dtype.name, wanted is not None)
+        home = self._moves.device(tensor.node, self._moves.mesh.places[0])
+        key = (axis, tensor.dtype.name, wanted is not None, home)
         if size * SMALL > self._limit:
             self._exchange([tensor], key, cause)
             return
@@ -99,7 +104,7 @@ class Buckets:
     def _exchange(self, tensors: list[Tensor], key: _Key, cause: Node) -> None:
         values = [self._values[t] for t in tensors]
         layouts = [self._wanted.pop(t) for t in tensors]
-        axis, _, in_pieces = key
+        axis, _, in_pieces, _ = key
         if len(values) == 1:
             sums = [self._moves.to(values[0], layouts[0], cause, called(tensors[0].node))]
         elif in_pieces:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Tensor, as_tensor, checked
 from graphflow.ops import collectives
-from graphflow.ops.collectives import Sizes, alike, group
+from graphflow.ops.collective_rules import Sizes, alike
+from graphflow.ops.collectives import group
 from graphflow.ops.reduction_order import ALGORITHMS, REDUCTIONS, shares
 from graphflow.ops.rules import normalize_axis
 

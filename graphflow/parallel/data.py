@@ -15,6 +15,7 @@ from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
+from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
 from graphflow.parallel.propagate import is_slot
@@ -36,8 +37,6 @@ from graphflow.strategy import strategy_of
 
 DATA, MICRO = "data", "micro"
 """Axes of the mesh: replicas, and the micro-batches of one."""
-BUCKET = 4 << 20
-"""Bytes of gradients that are summed at once."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,8 @@ from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.propagate import propagate
 from graphflow.parallel.rules import Rule, rule_of
 
+_PARTS = ("slice",)
+"""Ops that give a part of what they get, as it is."""
 _ONCE = ("print", "host_call")
 """Ops with an effect outside, which happens once."""
 
@@ -92,13 +94,20 @@ class Emitter:
             windows = [
                 (d, letter)
                 for d, letter in enumerate(names)
-                if i in rule.sharding.windowed and letter in splits and rule.windows(letter)
+                if i in rule.sharding.windowed and rule.windows(letter)
+                if letter in splits
+                or (
+                    node.op.name in _PARTS
+                    and self._sees_a_part(rule, letter, tensor.shape[d], value.layout.dims[d])
+                )
             ]
             for d, _ in windows:
                 have = value.layout.dims[d]
                 # Neighbours along an axis of the mesh that is to cut another window have other rows
                 # of that one by then.
-                taken = {a for e, letter in windows if e != d for a in splits[letter].axes}
+                taken = {
+                    a for e, letter in windows if e != d for a in splits.get(letter, WHOLE).axes
+                }
                 stays = len(have.axes) == 1 and have.outer == 1 and not taken & set(have.axes)
                 dims[d] = have if stays else WHOLE
                 used = {a for e, s in enumerate(dims) if e != d for a in s.axes}
@@ -106,9 +115,20 @@ class Emitter:
                     dims[d] = WHOLE
             value = self.moves.to(value, Layout(tuple(dims), partial), node, called(tensor.node))
             for d, letter in windows:
-                value = self._window(node, rule, splits[letter], letter, d, i, value, ranges)
+                split = splits.get(letter, WHOLE)
+                value = self._window(node, rule, split, letter, d, i, value, ranges)
             parts.append(value.parts)
         return parts, ranges
+
+    def _sees_a_part(self, rule: Rule, letter: str, size: Any, split: Split) -> bool:
+        """Whether results that stay whole see a part only of an axis that is cut: that travels, and
+        not the whole axis."""
+        assert rule.sharding.needs is not None
+        if not split or split.outer != 1:
+            return False
+        start, stop = rule.sharding.needs(letter, 0, rule.sizes.get(letter, 1))
+        smaller: bool = stop - start < size
+        return smaller
 
     def _window(
         self,
@@ -125,9 +145,10 @@ class Emitter:
         assert rule.sharding.needs is not None
         wanted = []
         for place, own in zip(self.mesh.places, ranges, strict=True):
-            piece = self.cuts.piece(rule.sizes[letter], split, place)
+            piece = self.cuts.piece(rule.sizes.get(letter, 1), split, place)
             own[letter] = rule.sharding.needs(letter, piece.start, piece.stop)
-            wanted.append(own[letter])
+            each = own[letter]
+            wanted.append(each[number] if isinstance(each, list) else each)
         parts = self.moves.windows(value, d, wanted, node, called(node.inputs[number].node))
         return Value(value.spec, value.layout.with_dim(d, WHOLE), parts)
 
@@ -178,7 +199,7 @@ class Emitter:
         )
         attrs = dict(node.attrs)
         try:
-            if rule.sharding.build is not None and any(s for s in splits.values()):
+            if rule.sharding.build is not None and (ranges or any(s for s in splits.values())):
                 cut = rules.Cut(
                     {letter: p.start for letter, p in pieces.items()},
                     {letter: p.size for letter, p in pieces.items()},

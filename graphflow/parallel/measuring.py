@@ -7,16 +7,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphflow.connect import is_trial
 from graphflow.op import Tensor
+from graphflow.parallel.found import Tried
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.measure import quick
 from graphflow.session import Session
-
-if TYPE_CHECKING:
-    from graphflow.parallel.search import Tried
 
 ROUNDS, EACH = 5, 2
 """Turns that each strategy has, and steps of a turn; the first turn warms up."""

@@ -41,6 +41,7 @@ def pipelined(
     annotations: Mapping[Tensor, Layout] | None = None,
     known: Mapping[Node, Pieces] | None = None,
     fed: Mapping[str, int] | None = None,
+    bucket: int = 0,
 ) -> Sharded:
     """A training graph as a pipeline that flushes.
 
@@ -53,6 +54,8 @@ def pipelined(
         annotations: layouts of some tensors along these.
         known: variables that are there already.
         fed: sizes of symbols, where a step is about to be fed; see `divided`.
+        bucket: bytes of a stage's gradients that are exchanged at once, where it is on several
+            devices.
     """
     outer = dict(outer or {})
     where = every_stage(graph, stages)
@@ -77,7 +80,7 @@ def pipelined(
         if tensor.node in graph.names:
             layout = layouts.get(tensor, whole(tensor.ndim))
             layouts[tensor] = layout.with_dim(0, Split((*layout.dims[0].axes, *inner)))
-    cut = divided(graph, mesh, layouts, known, device_of, fed=fed)
+    cut = divided(graph, mesh, layouts, known, device_of, bucket, fed=fed)
     phases = phases_of(graph, stages, schedule)
     numbers = [microbatch(place) for place in mesh.places]
     staged = Staged.of(schedule, stages, devices, beside)

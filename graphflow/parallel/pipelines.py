@@ -18,6 +18,7 @@ from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
+from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.cotangents import added_where_they_are
 from graphflow.parallel.mesh import SYMBOLS, Mesh
 from graphflow.parallel.pipeline import MICRO, WAY, pipelined, with_merged_bodies
@@ -150,7 +151,8 @@ class Pipeline:
             return unrolled(graph, stages, schedule, found, batch, known)
         mesh = Mesh(outer, [DeviceName()] * each) if outer else None
         layouts = self.beside.layouts(graph, mesh, strict=_trains(graph)) if outer else None
-        return pipelined(graph, stages, schedule, found, batch, outer, layouts, known, fed)
+        bucket = getattr(self.beside, "bucket", BUCKET)
+        return pipelined(graph, stages, schedule, found, batch, outer, layouts, known, fed, bucket)
 
     def planned(self, cluster: Cluster, each: int = 1) -> Schedule:
         """The schedule for a cluster.

@@ -19,6 +19,7 @@ from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
+from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.layouts import Layout
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
 from graphflow.parallel.report import Report
@@ -59,7 +60,7 @@ class Shard:
     mesh: Mapping[str, int]
     rules: Mapping[Any, Sequence[Axis]] = field(default_factory=dict)
     batch: str | None = None
-    bucket: int = 4 << 20
+    bucket: int = BUCKET
     devices: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
@@ -254,12 +255,23 @@ def laid_out(
     """
     named = {graph.names[node]: node.outputs[0] for node in (*graph.placeholders, *graph.variables)}
     given: dict[Tensor, Layout] = {}
+    told: dict[Tensor, tuple[Any, bool]] = {}
     for key, axes in rules.items():
         found = _matching(graph, key, named)
         if not found and strict:
             raise _unknown(key, named)
+        exact = isinstance(key, Tensor) or key in named
         for name, tensor in found.items():
-            given[tensor] = _layout(name, tensor, axes, mesh, strict)
+            layout = _layout(name, tensor, axes, mesh, strict)
+            before, was_exact = told.get(tensor, (key, exact))
+            if was_exact == exact and given.get(tensor, layout) != layout:
+                raise ShardingError(
+                    f"two rules for {name!r} (made at {tensor.node.location}) differ: {before!r} "
+                    f"says {given[tensor]}, {key!r} says {layout}; leave out one, or give the "
+                    "tensor a rule by its own name, which goes before patterns"
+                )
+            if exact or not was_exact:
+                given[tensor], told[tensor] = layout, (key, exact)
     return given
 
 
@@ -287,9 +299,12 @@ def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
 def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> Layout:
     """The layout that a rule gives to a tensor."""
     where = f"rule {name!r}: {axes!r}"
+    example = f"({', '.join([repr(mesh.names[0]), *['None'] * (tensor.ndim - 1)])},)"
     made = f"{name!r} is {tensor.spec} (made at {tensor.node.location})"
     if isinstance(axes, str) or not isinstance(axes, Sequence):
-        raise ShardingError(f"{where}: an axis of the mesh or None for each axis, as a tuple")
+        raise ShardingError(
+            f"{where}: give an axis of the mesh or None for each axis, as a tuple: {example}"
+        )
     if len(axes) > tensor.ndim:
         raise ShardingError(f"{where} is for {len(axes)} axes, but {made}: it has {tensor.ndim}")
     cuts, used = Cuts(mesh), set[str]()
@@ -297,7 +312,8 @@ def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> L
     for d, entry in enumerate([*axes, *[None] * (tensor.ndim - len(axes))]):
         if not isinstance(entry, str | Sequence | None):
             raise ShardingError(
-                f"{where}: an axis of the mesh or None for each axis, not {entry!r}"
+                f"{where}: give an axis of the mesh ({', '.join(mesh.names)}) or None for each "
+                f"axis, not {entry!r}"
             )
         along = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         for axis in along:
@@ -306,7 +322,10 @@ def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> L
                     f"{where}: the mesh has no axis {axis!r}; it has {', '.join(mesh.sizes)}"
                 )
             if axis in used:
-                raise ShardingError(f"{where} uses axis {axis!r} of the mesh twice")
+                raise ShardingError(
+                    f"{where} uses axis {axis!r} of the mesh twice, but it cuts one axis of a "
+                    f"tensor, into {mesh.sizes[axis]}; leave out one, or give the mesh another axis"
+                )
             used.add(axis)
         split = Split(along) if along else WHOLE
         if strict and not cuts.can(tensor.shape[d], split):

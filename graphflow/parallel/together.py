@@ -164,8 +164,8 @@ def _by_groups(
     axis: str,
     build: Callable[[Sequence[Place]], Sequence[Sequence[Tensor]]],
 ) -> list[Value]:
-    """What is built for each place of a group, a part of each value; groups that have the same parts
-    at the same devices get the same."""
+    """What is built for each place of a group, a part of each value; groups that have the same
+    parts at the same devices get the same."""
     found: dict[Place, Sequence[Tensor]] = {}
     known: dict[tuple[Tensor, ...], Sequence[Sequence[Tensor]]] = {}
     for group in moves.mesh.groups(axis):

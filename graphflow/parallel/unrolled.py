@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from operator import add
 from typing import Any
 
 from graphflow.device import DeviceName
@@ -23,10 +24,12 @@ from graphflow.parallel.batch import equal_sizes
 from graphflow.parallel.layouts import whole
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Split
 from graphflow.parallel.pipeline import MICRO, every_stage, phases_of
-from graphflow.parallel.schedule import Schedule, Task, sequence, staleness
+from graphflow.parallel.schedule import Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, Share
 from graphflow.parallel.staged import Staged
-from graphflow.spec import Dim, Size, Span, show_shape, substitute
+from graphflow.parallel.stages import FREE
+from graphflow.parallel.versions import staleness
+from graphflow.spec import Dim, Size, Span, is_inexact, show_shape, substitute, symbols
 
 _BATCH = Split((MICRO,))
 
@@ -86,6 +89,7 @@ class _Unrolling:
         self.shares: dict[Node, Share] = {}
         self.variables = {v: self._variable(v) for v in graph.variables}
         self.history = {v: [pieces.nodes[0].outputs[0]] for v, pieces in self.variables.items()}
+        self.updated = {node.inputs[0].node for node in graph.of_op("assign")}
         self.copies: list[dict[Tensor, Tensor]] = []
 
     def run(self) -> Sharded:
@@ -158,17 +162,19 @@ class _Unrolling:
     def _read(
         self, tensor: Tensor, reader: Node, mapped: Mapping[Tensor, Tensor], i: int
     ) -> Tensor:
-        if tensor.node.op.name == "variable":
-            return self.history[tensor.node][self.used[self.where[reader]][i]]
-        return mapped[tensor]
+        if tensor.node not in self.history:
+            return mapped[tensor]
+        versions = self.history[tensor.node]
+        updated = tensor.node in self.updated
+        return versions[self.used[self.where[reader]][i] if updated else 0]
 
     def _placeholder(self, node: Node, i: int) -> Tensor:
         (tensor,) = node.outputs
-        if node not in {t.node for t in self.batch}:
+        if not any(str(size) in self.symbols for size in tensor.shape):
             return tensor
-        pieces = (
-            self._piece(str(tensor.shape[0]), i),
-            *[Piece(0, size, size) for size in tensor.shape[1:]],
+        pieces = tuple(
+            self._piece(str(size), i) if str(size) in self.symbols else Piece(0, size, size)
+            for size in tensor.shape
         )
         with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
             own: Tensor = REGISTRY["placeholder"](
@@ -188,6 +194,8 @@ class _Unrolling:
     def _update(self, members: range) -> None:
         """The updates that the gradients of some micro-batches make together."""
         mapped: dict[Tensor, Tensor] = {}
+        pieces = {name: [self._piece(name, i).size for i in members] for name in self.symbols}
+        renaming = _Renaming({name: reduce(add, sizes) for name, sizes in pieces.items()})
         for node in self.graph.nodes:
             if node.op.name == "variable":
                 mapped[node.outputs[0]] = self.history[node][-1]
@@ -196,24 +204,34 @@ class _Unrolling:
             elif self._is_update(node):
                 inputs = tuple(self._gradient(t, mapped, members, node) for t in node.inputs)
                 with made_by(node, f"update={members[-1]}/", self._device(node, 0)):
-                    made = make_node(node.op, inputs, node.attrs, node.name)
+                    made = renaming.node(node, inputs)
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
         for node in self.graph.of_op("assign"):
             self.history[node.inputs[0].node].append(mapped[node.outputs[0]])
 
     def _is_update(self, node: Node) -> bool:
-        return bool(node.inputs) and node not in self.phases and node.op.name != "group"
+        """Whether an update makes a node: what it reads, and zeros and such of its own size."""
+        made = node.inputs or (node.op.pure and node.op.name not in FREE)
+        return bool(made) and node not in self.phases and node.op.name != "group"
 
     def _gradient(
         self, tensor: Tensor, mapped: dict[Tensor, Tensor], members: range, reader: Node
     ) -> Tensor:
-        """What an update reads: of what micro-batches have made, the mean."""
+        """What an update reads: of what micro-batches have made, the mean; of rows of a table, all
+        with their part in that; of what is no float (a batch's size), the last."""
         if tensor not in mapped:
             parts = [self.copies[i][tensor] for i in members]
             with made_by(tensor.node, "mean/", self._device(reader, 0)):
-                total = reduce(_added, parts)
-                mapped[tensor] = total if len(parts) == 1 else total * (1.0 / len(parts))
+                mapped[tensor] = parts[-1] if len(parts) == 1 else self._together(tensor, parts)
         return mapped[tensor]
+
+    def _together(self, tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
+        rows = [d for d, size in enumerate(tensor.shape) if set(self.symbols) & set(symbols(size))]
+        counted = is_inexact(tensor.dtype)
+        if not rows and not counted:
+            return parts[-1]
+        total: Tensor = FUNCTIONS["concat"](parts, axis=rows[0]) if rows else reduce(add, parts)
+        return total * (1.0 / len(parts)) if counted else total
 
     # Fetches ------------------------------------------------------------------------------------
 
@@ -232,7 +250,7 @@ class _Unrolling:
                 joined: Tensor = FUNCTIONS["concat"](parts)
                 return joined
             if tensor.ndim == 0 and parts:
-                mean: Tensor = reduce(_added, parts) * (1.0 / len(parts))
+                mean: Tensor = reduce(add, parts) * (1.0 / len(parts))
                 return mean
         raise ScheduleError(
             f"fetch {node.name!r} (made at {node.location}) of shape {tensor.shape} has a value "
@@ -281,8 +299,3 @@ class _Renaming:
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
         parameters = tuple(mapped[node.outputs[0]].node for node in body.inputs)
         return Body(parameters, Graph([mapped[t] for t in body.graph.outputs]), body.results)
-
-
-def _added(a: Tensor, b: Tensor) -> Tensor:
-    total: Tensor = a + b
-    return total

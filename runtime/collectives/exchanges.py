@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphflow.errors import GraphflowError, StepTimeout, TransportError
-from graphflow.runtime.collectives.gate import Gates
+from graphflow.runtime.collectives.gate import SPINS, Gates
 from graphflow.runtime.collectives.lanes import Lane
 from graphflow.runtime.collectives.nccl import Nccl
 from graphflow.runtime.collectives.parcels import Parcels, Post
@@ -312,8 +312,13 @@ class Member:
         """Whether all of the device's ranks have their tensors."""
         return self._step == step and len(self._arrays) == len(self.ranks)
 
-    def run(self, step: int) -> None:
-        """All of it, on the thread of the lane, or on that of the program."""
+    def run(self, step: int, beside: bool) -> None:
+        """All of it, on the thread of the lane, or on that of the program.
+
+        Args:
+            beside: whether the program goes on meanwhile, which has better use for the core than
+                to look again and again whether others are there.
+        """
         if self.direct:
             assert self._nccl is not None
             ((x, y),) = self._arrays.values()
@@ -325,10 +330,10 @@ class Member:
             case Parcels():
                 self._way.run(step, self._given, self._results)
             case Mapped():
-                self._way.run(self._waiting(step))
+                self._way.run(self._waiting(step, 0 if beside else SPINS))
             case Slots():
                 self._way.offer(self._given)
-                self._way.take(self._results, self._waiting(step))
+                self._way.take(self._results, self._waiting(step, 0 if beside else SPINS))
 
     def _meet(self, step: int) -> None:
         """Agree on a way with the others."""
@@ -358,9 +363,9 @@ class Member:
             places.append(("", 0) if found is None else (found[0].token, found[1]))
         return Place(x, y, *places)
 
-    def _waiting(self, step: int) -> Callable[[Gates, int], None]:
+    def _waiting(self, step: int, spins: int = SPINS) -> Callable[[Gates, int], None]:
         def wait(gates: Gates, value: int) -> None:
-            while (late := gates.pending(value, _SLICE)) >= 0:
+            while (late := gates.pending(value, _SLICE, spins)) >= 0:
                 self._owner.go_on(step, self._told(late))
 
         return wait

@@ -23,7 +23,7 @@ from graphflow.ops.kernels.native import Function, compiler, named
 LINE = 64
 """Bytes of a gate: the counter, how often sleepers were woken, how many there are."""
 
-_SPINS = 1000
+SPINS = 1000
 """Looks before a waiter sleeps: 10 to 60 microseconds, as processors pause."""
 
 _COMPILING = threading.Lock()
@@ -54,8 +54,13 @@ class Gates:
         """Set the counter of a rank, and wake who waits for it."""
         self._tell(self._base + rank * LINE, None, value, 0)
 
-    def pending(self, value: int, seconds: float) -> int:
-        """Wait for all counters to reach a value: the first rank whose has not, or -1."""
+    def pending(self, value: int, seconds: float, spins: int = SPINS) -> int:
+        """Wait for all counters to reach a value: the first rank whose has not, or -1.
+
+        Args:
+            spins: looks before it sleeps; few where something else has work for this core.
+        """
+        self._order[2] = spins
         self._pending(self._base, self._place, value, int(seconds * 1e9))
         return int(self._order[1])
 
@@ -139,6 +144,8 @@ _PENDING = f"""(ptr %lines, ptr %order, i64 %value, i64 %time) {{
 entry:
   %count = load i64, ptr %order
   %answer = getelementptr i64, ptr %order, i64 1
+  %patience = getelementptr i64, ptr %order, i64 2
+  %spins = load i64, ptr %patience
   %span = alloca [2 x i64]
   %seconds = sdiv i64 %time, 1000000000
   %rest = srem i64 %time, 1000000000
@@ -163,7 +170,7 @@ look:
   br i1 %there, label %reached, label %patient
 patient:
   %again = add i64 %spin, 1
-  %tired = icmp sgt i64 %again, {_SPINS}
+  %tired = icmp sgt i64 %again, %spins
   br i1 %tired, label %asleep, label %idle
 idle:
   @PAUSE

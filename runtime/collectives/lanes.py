@@ -26,7 +26,7 @@ class Part(Protocol):
 
     def is_started(self, step: int) -> bool: ...
 
-    def run(self, step: int) -> None: ...
+    def run(self, step: int, beside: bool) -> None: ...
 
 
 class Lane:
@@ -71,7 +71,7 @@ class Lane:
                         break
                     self._changed.wait(_SLICE)
                     go_on()
-            self._run(due, step)
+            self._run(due, step, beside=False)
 
     def _is_done(self, member: Part) -> bool:
         return member not in self._todo[self._next :]
@@ -87,10 +87,10 @@ class Lane:
             self._next += 1
         return None
 
-    def _run(self, member: Part, step: int) -> None:
+    def _run(self, member: Part, step: int, beside: bool) -> None:
         error: BaseException | None = None
         try:
-            member.run(step)
+            member.run(step, beside)
         except BaseException as raised:
             error = raised
         with self._changed:
@@ -110,7 +110,7 @@ class Lane:
                 if self._closed:
                     return
                 self._busy, step = True, self._step
-            self._run(due, step)
+            self._run(due, step, beside=True)
 
     def abort(self) -> bool:
         """Forget the step, once nobody works for it: a part that runs gives up soon. Whether it

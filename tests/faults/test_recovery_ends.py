@@ -147,6 +147,60 @@ def test_a_handler_of_the_users_own_stays_and_ours_goes_with_the_session(tmp_pat
         signal.signal(signal.SIGTERM, before)
 
 
+MOMENTS = """
+import os, signal, sys, threading, time, numpy as np, graphflow as gf
+how, folder = sys.argv[1:]
+count = gf.variable(np.zeros((), "float32"), name="count")
+step = gf.assign(count, count + 1.0)
+
+def told(call):
+    def first(*given, **more):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+        return call(*given, **more)
+    return first
+
+with gf.Session(checkpoint=folder, every="1h") as s:
+    s.run(step)
+    if how == "get":
+        s._state.get = told(s._state.get)
+        s.get(count)
+    if how == "set":
+        s._recovery.set = told(s._recovery.set)
+        s.set(count, 5.0)
+    if how == "save":
+        s._state.values = told(s._state.values)
+        s.save(folder + "-other")
+    if how == "thread":
+        threading.Thread(target=lambda: [s.run(step) for _ in iter(int, 1)], daemon=True).start()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        time.sleep(30)
+    if how == "futures":
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        for future in [s.run_async(step) for _ in range(100_000)]:
+            future.result()
+    if how == "inner":
+        with gf.Session(checkpoint=folder + "-other", every="1h") as inner:
+            inner._short, inner._steps.run = False, told(inner._steps.run)
+            inner.run(step)
+    if how == "close":
+        s._recovery.close = told(s._recovery.close)
+print("goes on", flush=True)
+"""
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("how", ["get", "set", "save", "thread", "futures", "inner", "close"])
+def test_a_signal_at_any_moment_ends_the_process_with_a_checkpoint(
+    how: str, script: Callable[..., Script], tmp_path: Path
+) -> None:
+    process = script(MOMENTS, how, str(tmp_path / "c"))
+    assert process.wait(30.0) == 0, process.told()
+    assert "goes on" not in process.lines
+    with gf.Session(checkpoint=tmp_path / "c") as s:
+        assert s.step >= 1
+
+
 def test_two_sessions_of_a_process_both_write_their_last_checkpoint(tmp_path: Path) -> None:
     count = gf.variable(0.0, name="count")
     add = gf.assign(count, count + 1.0)

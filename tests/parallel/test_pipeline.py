@@ -15,10 +15,11 @@ from graphflow.errors import ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
 from graphflow.parallel.mesh import Cuts
-from graphflow.parallel.schedule import Schedule, Task, run, staleness
+from graphflow.parallel.schedule import Schedule, Task, run
 from graphflow.parallel.schedules import SCHEDULES, one_f_one_b, pipedream
 from graphflow.parallel.shard import Share
 from graphflow.parallel.stages import stages_of
+from graphflow.parallel.versions import staleness
 from graphflow.placement.notices import taken
 from graphflow.placement.plan import Interval, Measured
 from graphflow.placement.view.schedule import picture, rows
@@ -244,6 +245,52 @@ def test_a_step_without_flush_has_a_loss_of_several_terms() -> None:
         assert second < first
 
 
+def looked_up(strategy: Any, dense: bool = False) -> tuple[list[Tensor], Tensor, Tensor]:
+    """A table of which a step updates the rows that occur, a weight that is not trained, and ids
+    whose second axis is the batch."""
+    random = np.random.default_rng(0)
+    ids = gf.placeholder("int64", (3, "B"), name="ids")
+    y = gf.placeholder("float64", ("B", 4), name="y")
+    table = gf.variable(random.normal(size=(9, 4)), name="table")
+    fixed = gf.variable(random.normal(size=(4, 4)), name="fixed", trainable=False)
+    rows = gf.nn.embedding(ids, table * 1.0 if dense else table)
+    loss = gf.mean(gf.square(gf.tanh(gf.sum(rows, axis=0) @ fixed) - y))
+    return [ids, y], loss, gf.optim.Adagrad(0.1).minimize(loss, strategy=strategy)
+
+
+def fed(batch: int) -> list[Any]:
+    random = np.random.default_rng(1)
+    return [random.integers(0, 9, (3, batch)), random.normal(size=(batch, 4))]
+
+
+def test_without_flush_one_stage_trains_on_one_micro_batch_after_another() -> None:
+    """Rows of tables, weights that stay, and a batch along any axis."""
+    ids, y = fed(8)
+    (x, t), loss, train = looked_up(P(1, "pipedream", 3))
+    with gf.Session() as s:
+        s.run([loss, train], {x: ids, t: y})
+        table = next(v.outputs[0] for v in Graph([loss]).variables if v.name == "table")
+        found = s.get(table)
+    (x, t), loss, train = looked_up(None)
+    with gf.Session() as s:
+        for part in np.array_split(np.arange(8), 3):
+            s.run([loss, train], {x: ids[:, part], t: y[part]})
+        table = next(v.outputs[0] for v in Graph([loss]).variables if v.name == "table")
+        np.testing.assert_allclose(found, s.get(table), rtol=1e-12)
+
+
+def test_rows_of_a_table_are_updated_by_a_group_of_micro_batches() -> None:
+    """Two versions of the weights: rows of several micro-batches are in one update."""
+    ids, y = fed(8)
+    results = []
+    for dense in (False, True):
+        schedule = gf.parallel.pipedream(1, 4, "double-buffered", 2)
+        (x, t), loss, train = looked_up(P(1, schedule), dense)
+        with gf.Session() as s:
+            results.append([s.run([loss, train], {x: ids, t: y})[0] for _ in range(3)])
+    np.testing.assert_allclose(*results, rtol=1e-12)
+
+
 def test_two_losses_of_one_strategy_are_in_its_stages() -> None:
     strategy = P(2, "1f1b", 2)
     x, loss, train = with_terms(strategy)
@@ -262,6 +309,18 @@ def test_gradients_that_are_clipped_together_stay_where_they_are() -> None:
         for clip in (False, True)
     )
     assert plain < clipped <= plain + 4 * 8
+
+
+def test_replicas_of_a_stage_exchange_its_small_gradients_together() -> None:
+    strategy = P([["layer0", "layer1"], ["layer2", "layer3", "loss"]], "1f1b", 3)
+    product = strategy * gf.parallel.Data(2)
+    _, loss, train = with_terms(product)
+    report = product.report([loss, train], gf.Cluster.local(4))
+    weights = 2 * LAYERS * WIDTH**2 * 8
+    large = [move for move in report.collectives if move.bytes > 64]
+    assert [move.bytes for move in large if "all-reduce" in move.kind] == [weights // 2] * 2
+    alone = gf.parallel.Data(2, bucket=0)
+    assert len((strategy * alone).report(train, gf.Cluster.local(4)).collectives) >= LAYERS
 
 
 def test_a_plan_shows_the_schedule_predicted_and_measured(tmp_path: Path) -> None:

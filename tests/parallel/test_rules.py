@@ -123,7 +123,8 @@ def test_most_ops_are_cut_where_they_can_be() -> None:
     """Those that need everything whole are known by name."""
     whole_ones = {op.name for op in OPS if not any(letters_of(op, s) for s in op.samples)}
     assert whole_ones == {
-        "accumulate_product", "all_gather", "all_reduce", "all_to_all", "broadcast", "csr_places",
+        "accumulate_product", "all_gather", "all_reduce", "all_to_all", "attention_rows",
+        "attention_rows_grad", "broadcast", "csr_places",
         "flat_elements", "host_call", "non_max_suppression", "nonzero", "pure_host_call",
         "reduce_scatter", "size_of", "tap_positions", "unique",
     }  # fmt: skip
@@ -161,7 +162,7 @@ def test_windows_of_any_form_are_cut_with_their_gradients(data: Any) -> None:
     loss = gf.sum(y * y)
     outputs = [y, loss, *gf.gradients(loss, [x, w])]
     division = divided(Graph(outputs), mesh_of(count), {x: cut_along(2, 4)})
-    feeds = {x: random.normal(size=(2, 4, size, 3)), w: random.normal(size=tuple(w.shape))}
+    feeds = {x: random.normal(size=(2, 4, size, 3)), w: random.normal(size=tuple(w.shape))}  # type: ignore[arg-type]
     for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
         assert np.allclose(have, want, rtol=1e-10, atol=1e-10)
 
@@ -222,3 +223,54 @@ def test_units_of_a_size_that_a_feed_fixes_are_cut() -> None:
     division = divided(Graph([gf.sum(one)]), mesh_of(2), {x: cut_along(0, 2)})
     assert not division.moves
     assert [str(part.shape[0]) for part in division.values[one].parts] == ["3*n", "2*n"]
+
+
+ROWS, WIDE = 6, 8
+ROW = 4 * WIDE * 8
+"""Bytes of one place of the axis that is cut, over the others."""
+TRAVELS: dict[str, tuple[Any, dict[str, int]]] = {
+    "one place": (lambda x: x[:, 3], {"halo": ROW}),
+    "the last place": (lambda x: x[:, -1], {"halo": ROW}),
+    "a part": (lambda x: x[:, 1:5], {}),
+    "every other": (lambda x: x[:, ::2], {}),
+    "differences": (lambda x: x[:, 1:] - x[:, :-1], {"halo": ROW}),
+    "rolled": (lambda x: gf.roll(x, 1, 1), {"halo": 2 * ROW}),
+    "turned round": (lambda x: gf.flip(x, 1), {"halo": ROWS * ROW}),
+    "padded": (lambda x: gf.pad(x, ((0, 0), (1, 2), (0, 0))), {"halo": ROW}),
+    "joined": (lambda x: gf.concat([x, x * 2.0], 1), {"halo": 6 * ROW}),
+    "a token before": (lambda x: gf.concat([gf.zeros((4, 1, WIDE), "float64"), x], 1), {"halo": 0}),
+    "largest place": (lambda x: gf.argmax(x, 1), {"all-reduce": 2 * ROW}),
+    "smallest place of all": (gf.argmin, {"all-reduce": 2 * 8}),
+    "sorted along others": (lambda x: gf.sort(x, axis=2), {}),
+    "sums along others": (lambda x: gf.cumsum(x, axis=0), {}),
+    "the largest along others": (lambda x: gf.top_k(x, 2)[0], {}),
+    "softmax": (lambda x: gf.nn.softmax(x, 1), {"all-reduce": 4 * ROW}),
+    "a product": (lambda x: gf.einsum("bth,hk->btk", x, gf.eye(WIDE, dtype="float64")), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAVELS)
+def test_what_is_cut_stays_so_and_no_more_travels_than_is_seen(name: str) -> None:
+    build, expected = TRAVELS[name]
+    x = gf.placeholder("float64", (4, ROWS, WIDE))
+    y = build(x)
+    division = divided(Graph([y]), mesh_of(2), {x: cut_along(1, 3)})
+    found: dict[str, int] = {}
+    for move in division.moves:
+        found[move.kind] = found.get(move.kind, 0) + move.bytes
+    feeds = {x: np.random.default_rng(0).normal(size=(4, ROWS, WIDE))}
+    (have,), (want,) = run(division, feeds), evaluate([y], feeds)
+    np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-13)
+    assert found == {kind: size for kind, size in expected.items() if size}
+
+
+def test_the_first_of_equal_elements_is_found_and_what_is_no_number_before_it() -> None:
+    values = np.array([[1.0, 3.0, 3.0, 0.0, 3.0], [1.0, np.inf, np.nan, np.nan, 2.0]])
+    x = gf.placeholder("float64", (2, 5))
+    outputs = [gf.argmax(x, 1), gf.argmin(x, 1, keepdims=True), gf.argmax(x)]
+    for count in (2, 3, 5):
+        division = divided(Graph(outputs), mesh_of(count), {x: cut_along(1, 2)})
+        for have, want in zip(
+            run(division, {x: values}), evaluate(outputs, {x: values}), strict=True
+        ):
+            assert np.array_equal(have, want)

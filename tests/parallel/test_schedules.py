@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.errors import ScheduleError
-from graphflow.parallel.schedule import Schedule, Task, draw, run, sequence, staleness
+from graphflow.parallel.schedule import Schedule, Task, draw, run, sequence
 from graphflow.parallel.schedules import (
     SCHEDULES,
     chimera,
@@ -21,6 +21,7 @@ from graphflow.parallel.schedules import (
     zb_h2,
     zb_v,
 )
+from graphflow.parallel.versions import staleness
 
 SIZES = st.integers(1, 7)
 SECONDS = st.integers(1, 9)

@@ -21,7 +21,7 @@ from graphflow.errors import (
 from graphflow.op import Tensor
 from graphflow.parallel import Pipeline, auto, search
 from graphflow.parallel.candidates import tensor_rules
-from graphflow.parallel.search import Tried
+from graphflow.parallel.found import Search, Tried
 from graphflow.placement.cost import lessons
 from graphflow.placement.learned import Learned
 from graphflow.trial import teach_agreed
@@ -86,6 +86,25 @@ def test_what_does_not_fit_is_said_and_recomputation_is_tried() -> None:
     assert tight.best.memory < pipes[name]
 
 
+def test_what_fits_to_the_byte_is_not_refused() -> None:
+    """Liveness alone counts more than the runtime takes, which computes in place."""
+
+    def tried(memory: int) -> dict[str, Tried]:
+        x, loss = network(64)
+        there = gf.Cluster.hypothetical(
+            2, flops=1e12, bandwidth=1e11, memory=memory, launch=1e-6, link_latency=1e-6,
+            link_bandwidth=1e12,
+        )  # fmt: skip
+        found = auto(loss, there, shapes={x: (2048, 64)}, quiet=True)
+        assert "inf" not in str(found)  # what one device cannot hold, nothing is faster than
+        return {each.name: each for each in found.tried}
+
+    pipes = {n: t.memory for n, t in tried(1 << 30).items() if isinstance(t.strategy, Pipeline)}
+    name, peak = max(pipes.items(), key=lambda pair: pair[1])
+    assert tried(peak)[name].why_not == ""
+    assert tried(peak - 1)[name].why_not.startswith("memory: ")
+
+
 def test_the_choice_is_a_strategy() -> None:
     def losses(strategy: object) -> list[float]:
         x, loss = network()
@@ -145,7 +164,7 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
     """Nodes take otherwise than predicted; three steps of ten have the processor taken away from
     each node, for up to three hundred times as long as it computes."""
 
-    def search_with(noise: bool) -> search.Search:
+    def search_with(noise: bool) -> Search:
         random = np.random.default_rng(seed)
         truth = np.random.default_rng(7)
         ratios: dict[str, float] = {}

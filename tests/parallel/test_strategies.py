@@ -308,6 +308,30 @@ def test_a_known_batch_smaller_than_the_replicas_is_refused_before() -> None:
 
 
 @pytest.mark.parametrize("rules, told", [
+    (
+        {"w*": ("m",), "*1": (None, "m")},
+        r"two rules for 'w1'.*'w\*' says \(m, ·\), '\*1' says \(·, m\)",
+    ),
+    ({"w1": ("m", "m")}, "axis 'm' of the mesh twice.*one axis of a tensor, into 2; leave out one"),
+    ({"w1": "m"}, r"as a tuple: \('m', None,\)"),
+])  # fmt: skip
+def test_rules_that_contradict_are_met_with_both_and_a_remedy(rules: Any, told: str) -> None:
+    strategy = Shard({"m": 2}, rules)
+    with pytest.raises(ShardingError, match=told):
+        strategy.report(mlp(strategy).fetches)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_rule_by_name_goes_before_patterns(turned: bool) -> None:
+    rules: dict[Any, Any] = {"w*": ("m",), "w1": (None, "m")}
+    strategy = Shard({"m": 2}, dict(reversed(rules.items())) if turned else rules)
+    report = strategy.report(mlp(strategy).fetches)
+    layouts = {n.name: str(p.layout) for n, p in report.division.variables.items()}
+    assert layouts["w1"] == "(·, m)"
+    assert layouts["w2"] == "(m, ·)"
+
+
+@pytest.mark.parametrize("rules, told", [
     ({"w3": ("m",)}, r"names 'w3'.*did you mean 'w2' or 'w1'"),
     ({"w1": ("n",)}, r"the mesh has no axis 'n'; it has m"),
     ({"w1": (None, None, "m")}, r"is for 3 axes, but 'w1' is float64\(6, 8\)"),

@@ -225,16 +225,51 @@ class Hosted:
         self.mail = {number: array for number, array in self.mail.items() if number > step}
 
 
-class SimulatedWorker:
-    """A worker's process. It may crash, and start again without what it knew; or freeze, and go on
-    with everything that came meanwhile."""
+class Process:
+    """A process of a world. It has lives, one after the other, and it may freeze, and go on with
+    everything that came meanwhile."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.rate = world.random.choice([1.0, 1.0, 0.9, 1.1])  # of its clock
+        self.life = 0
+        self.alive = self.frozen = False
+        self.backlog: list[Any] = []
+
+    def thaw(self) -> None:
+        self.frozen = False
+        backlog, self.backlog = self.backlog, []
+        for action in backlog:
+            action()
+
+    def later(self, delay: float, action: Any) -> None:
+        """Does something of this life; when it is frozen, after that."""
+        life = self.life
+        self.world.at(delay, lambda: self._act(life, action))
+
+    def hear(self, event: Any) -> None:
+        self._act(self.life, lambda: self.handle(event))
+
+    def handle(self, event: Any) -> None:
+        """Give its machine an event, and do what that says."""
+        raise NotImplementedError
+
+    def _act(self, life: int, action: Any) -> None:
+        if life != self.life or not self.alive:
+            return
+        if self.frozen:
+            self.backlog.append(lambda: self._act(life, action))
+        else:
+            action()
+
+
+class SimulatedWorker(Process):
+    """A worker's process. It may crash, and start again without what it knew."""
 
     def __init__(self, world: Any, index: int) -> None:
-        self.world, self.index = world, index
-        self.rate = world.random.choice([1.0, 1.0, 0.9, 1.1])  # of its clock
+        super().__init__(world)
+        self.index = index
         self.skew = world.random.uniform(0, 1e6)
-        self.life = 0
-        self.alive = False
         self.start()
 
     def clock(self) -> float:
@@ -248,33 +283,11 @@ class SimulatedWorker:
         self.machine = WorkerMachine(["cpu:0"])
         self.depth = 0
         self.hosted: dict[str, Hosted] = {}
-        self.backlog: list[Any] = []
+        self.backlog = []
         self._tick()
 
     def crash(self) -> None:
         self.alive = False
-
-    def thaw(self) -> None:
-        self.frozen = False
-        backlog, self.backlog = self.backlog, []
-        for action in backlog:
-            action()
-
-    def later(self, delay: float, action: Any) -> None:
-        """Does something of this life of the process; when it is frozen, after that."""
-        life = self.life
-        self.world.at(delay, lambda: self._act(life, action))
-
-    def hear(self, event: w.WorkerEvent) -> None:
-        self._act(self.life, lambda: self.handle(event))
-
-    def _act(self, life: int, action: Any) -> None:
-        if life != self.life or not self.alive:
-            return
-        if self.frozen:
-            self.backlog.append(lambda: self._act(life, action))
-        else:
-            action()
 
     def handle(self, event: w.WorkerEvent) -> None:
         self.depth += 1  # what it does may end a job at once, of which the machine is told
@@ -327,17 +340,15 @@ class SimulatedWorker:
         self.later(0.5, self._tick)
 
 
-class User:
+class User(Process):
     """Runs `steps` steps in one session, with checkpoints, and recovers by a higher epoch."""
 
     def __init__(self, world: Any, name: str, steps: int) -> None:
-        self.world, self.name, self.steps = world, name, steps
-        self.rate = world.random.choice([1.0, 1.0, 0.9, 1.1])
+        super().__init__(world)
+        self.name, self.steps = name, steps
         self.epoch = 0
-        self.life = 0
-        self.done = self.frozen = False
+        self.done = False
         self.checkpoint = 0
-        self.backlog: list[Any] = []
         self.machine: CoordinatorMachine | None = None
         self.begun: dict[int, float] = {}
         self._then: dict[int, tuple[Any, int]] = {}  # what to do with replies; the step, if any
@@ -351,7 +362,7 @@ class User:
         """Another coordinator goes on from the checkpoint."""
         self.life += 1
         self.epoch += 1
-        self.frozen, self.backlog = False, []
+        self.alive, self.frozen, self.backlog = True, False, []
         self.committed, self.step, self.request = self.checkpoint, 0, 0
         self.begun = {}
         self.machine = CoordinatorMachine(
@@ -366,7 +377,7 @@ class User:
     def die(self) -> None:
         """The process ends; another is started."""
         self.life += 1
-        self.machine, self.begun = None, {}
+        self.alive, self.machine, self.begun = False, None, {}
         self.world.at(self.world.random.uniform(0.1, 8.0), self.recover)
 
     def freeze(self, seconds: float) -> None:
@@ -381,27 +392,6 @@ class User:
             self.world.at(self.world.random.uniform(0, seconds), self.recover)
         else:
             self.world.at(seconds, self.thaw)
-
-    def thaw(self) -> None:
-        self.frozen = False
-        backlog, self.backlog = self.backlog, []
-        for action in backlog:
-            action()
-
-    def later(self, delay: float, action: Any) -> None:
-        life = self.life
-        self.world.at(delay, lambda: self._act(life, action))
-
-    def hear(self, event: c.CoordinatorEvent) -> None:
-        self._act(self.life, lambda: self.handle(event))
-
-    def _act(self, life: int, action: Any) -> None:
-        if life != self.life or self.machine is None:
-            return
-        if self.frozen:
-            self.backlog.append(lambda: self._act(life, action))
-        else:
-            action()
 
     def handle(self, event: c.CoordinatorEvent) -> None:
         machine = self.machine
@@ -449,7 +439,7 @@ class User:
         if isinstance(outcome, WorkerLost | RendezvousTimeout | StaleEpoch):
             self.world.saw(outcome)
             self.life += 1
-            self.machine, self.begun = None, {}
+            self.alive, self.machine, self.begun = False, None, {}
             self.world.at(self.world.random.uniform(0.05, 1.0), self.recover)
         elif isinstance(outcome, c.Replies):
             then(outcome)
@@ -461,7 +451,7 @@ class User:
         else:
             self.world.saw(outcome)
             self.life += 1
-            self.machine, self.begun = None, {}
+            self.alive, self.machine, self.begun = False, None, {}
             self.world.at(0.5, self.recover)
 
     def _met(self, replies: c.Replies) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow import functions
+from graphflow import control
 from graphflow.errors import GraphflowError
 from graphflow.onnx.call import Call, RunOnHost, Signal
 from graphflow.onnx.registry import Outputs, operator
@@ -48,7 +48,7 @@ def _if(call: Call) -> Outputs:
         return call.inline("then_branch" if taken else "else_branch", [])
     pred = squeeze(condition) if condition.ndim else condition
     try:
-        chosen = functions.cond(
+        chosen = control.cond(
             pred,
             lambda: _tensors(call.inline("then_branch", [])),
             lambda: _tensors(call.inline("else_branch", [])),
@@ -80,7 +80,7 @@ def _known_loop(call: Call) -> Outputs:
         tensors = _tensors(results[1:])
         return tensors[: len(state)], tensors[len(state) :]
 
-    carry, stacked = functions.scan(body, state, arange(count))
+    carry, stacked = control.scan(body, state, arange(count))
     return [*carry, *stacked]
 
 
@@ -105,7 +105,7 @@ def _scanned(call: Call) -> Outputs:
         made = _tensors(call.inline("body", [*carry, *now]))
         return made[: len(state)], made[len(state) :]
 
-    carry, stacked = functions.scan(body, state, rows)
+    carry, stacked = control.scan(body, state, rows)
     axes = call.attr("scan_output_axes", [0] * len(stacked))
     backward = call.attr("scan_output_directions", [0] * len(stacked))
     outputs = [

@@ -15,6 +15,7 @@ import zmq
 from graphflow.errors import AddressInUse
 from graphflow.runtime.security import door
 from graphflow.runtime.transport.tcp import Channel, Listener
+from tests.faults.strangers import closed
 
 SECONDS = 10.0
 ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
@@ -47,19 +48,6 @@ def shaken(address: str) -> socket.socket:
         made.sendall(READY)
         assert answers.read(1) == b"\x04"  # its READY
     return made
-
-
-def closed(sock: socket.socket, seconds: float) -> bool:
-    """Whether the other side ends the connection in time."""
-    sock.settimeout(seconds)
-    try:
-        while sock.recv(4096):
-            pass
-    except TimeoutError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 class Served:

@@ -1,0 +1,155 @@
+"""What the arguments of the command line mean: clusters, placers, scripts and what they define."""
+
+from __future__ import annotations
+
+import inspect
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError
+from graphflow.graph import Graph
+from graphflow.op import Tensor
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.host import gpu_memory
+from graphflow.placement.placers import Placer
+from graphflow.placement.placers.auto import Auto
+from graphflow.spec import show_shape
+from graphflow.structure import flatten
+
+
+def names_of(devices: str) -> list[str]:
+    names = [name.strip() for name in devices.split(",") if name.strip()]
+    if not names:
+        raise ArgumentError(f"--devices {devices!r} names no device; give e.g. cpu:0")
+    return names
+
+
+def gpus() -> list[str]:
+    """Names of this machine's GPUs."""
+    found: list[str] = []
+    while True:
+        try:
+            gpu_memory(f"gpu:{len(found)}")
+        except DeviceError:
+            return found
+        found.append(f"gpu:{len(found)}")
+
+
+def cluster_of(
+    workers: int | None, path: Path | None, devices: str, threads: int | None
+) -> Cluster:
+    if workers is not None and path is not None:
+        raise ArgumentError("give --workers or --cluster, not both")
+    if path is not None:
+        if threads is not None or devices != "cpu:0":
+            raise ArgumentError(f"give devices and threads in {path}, not as options beside it")
+        return Cluster.load(readable(path))
+    if workers is None:
+        return Cluster.here(devices=names_of(devices), threads=threads)
+    return Cluster.local(workers=workers, devices=names_of(devices), threads=threads)
+
+
+def placer_of(name: str, seconds: float | None) -> str | Placer:
+    if seconds is None:
+        return name
+    if name != "auto":
+        raise ArgumentError(f"--seconds limits --placer auto, not {name}")
+    return Auto(seconds=seconds)
+
+
+def hardware_of(hardware: str) -> Cluster:
+    """Hardware by its short name, with a link between hosts after an @."""
+    name, separator, network = hardware.partition("@")
+    return Cluster.hypothetical(name, network=network.strip() if separator else None)
+
+
+def folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise ArgumentError(f"{path}: there is no such directory")
+    return path.absolute()
+
+
+def readable(path: Path) -> Path:
+    if not path.is_file():
+        raise ArgumentError(f"{path}: there is no such file")
+    return path
+
+
+def attribute_of(target: str) -> Any:
+    """What `script.py:name` names; a function is called."""
+    path, separator, name = target.rpartition(":")
+    if not separator or not name.isidentifier():
+        raise ArgumentError(f"{target!r} is not of the form script.py:name")
+    script = readable(Path(path))
+    sys.argv = [path]
+    with code_of(script, ours=GraphflowError):
+        names = runpy.run_path(str(script), run_name="graphflow_plan")
+    if name not in names:
+        public = ", ".join(n for n in names if not n.startswith("_"))
+        raise ArgumentError(f"{path} defines no {name!r}; it defines {public}")
+    value = names[name]
+    if isinstance(value, Tensor) or not callable(value):
+        return value
+    try:
+        inspect.signature(value).bind()
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{target} cannot be called without arguments: {error}") from None
+    with code_of(script, ours=GraphflowError):
+        return value()
+
+
+@contextmanager
+def code_of(script: Path, ours: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Run a user's code: its errors end the command with the traceback, from the script on.
+
+    Args:
+        ours: errors that tell everything themselves; they pass.
+    """
+    try:
+        yield
+    except ours:
+        raise
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+            trace = trace.tb_next
+        traceback.print_exception(error.with_traceback(trace))
+        raise typer.Exit(1) from None
+
+
+def shapes_of(target: str, fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ...]]:
+    try:
+        graph = Graph(flatten(fetches)[0])
+    except FetchError:
+        raise ArgumentError(
+            f"{target} is {type(fetches).__name__}: name a tensor, or a list, tuple or dict of them"
+        ) from None
+    by_name = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
+    shapes: dict[Tensor, tuple[int, ...]] = {}
+    for text in given:
+        name, separator, sizes = text.partition("=")
+        if not separator:
+            raise ArgumentError(f"--shape {text!r} is not of the form name=128,64")
+        if name not in by_name:
+            raise ArgumentError(
+                f"--shape {text!r}: no placeholder is named {name!r}; "
+                f"there are {', '.join(by_name) or 'none'}"
+            )
+        try:
+            shapes[by_name[name]] = tuple(int(size) for size in sizes.split(",") if size.strip())
+        except ValueError:
+            raise ArgumentError(f"--shape {text!r} is not of the form name=128,64") from None
+    for name, tensor in by_name.items():
+        if tensor not in shapes and not tensor.spec.is_concrete:
+            raise ArgumentError(
+                f"placeholder {name!r} takes {show_shape(tensor.spec.shape)}: "
+                f"give its sizes, --shape {name}=…"
+            )
+    return shapes

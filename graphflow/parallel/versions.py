@@ -1,0 +1,83 @@
+"""How stale gradients are without a flush, and how many versions of its weights each stage holds:
+read off a schedule.
+
+Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphflow.errors import ScheduleError
+from graphflow.parallel.schedule import Phase, Schedule, Task, require
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """What a schedule does to the weights of one stage.
+
+    Attributes:
+        used: by micro-batch, how many updates the weights had that its passes used.
+        late: by micro-batch, how many updates came between the weights that it used and the update
+            that it takes part in.
+        versions: the most versions of the weights that are held at once.
+    """
+
+    used: tuple[int, ...]
+    late: tuple[int, ...]
+    versions: int
+
+
+def staleness(schedule: Schedule, stage: int) -> Staleness:
+    """How stale the gradients of a stage are.
+
+    Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
+    """
+    require(schedule, "staleness")
+    if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < schedule.stages:
+        raise ScheduleError(
+            f"staleness: the stages of {schedule.name!r} are 0 to {schedule.stages - 1}, "
+            f"not {stage!r}"
+        )
+    if schedule.updates == "flush":
+        zeros = (0,) * schedule.microbatches
+        return Staleness(zeros, zeros, 1)
+    at_forward = _updates_before(schedule, stage, "F")
+    at_backward = _updates_before(schedule, stage, "B")
+    if schedule.updates == "vertical":
+        used = _updates_before(schedule, 0, "F")
+    elif schedule.updates == "double-buffered":
+        groups = [i // schedule.group for i in range(schedule.microbatches)]
+        used = [max(0, group - 1) for group in groups]
+        at_backward = groups
+    else:
+        used = at_forward
+    late = [now - then for now, then in zip(at_backward, used, strict=True)]
+    return Staleness(tuple(used), tuple(late), _versions(schedule, stage, used))
+
+
+def _order_at(schedule: Schedule, stage: int) -> list[Task]:
+    return [task for order in schedule.orders for task in order if task.stage == stage]
+
+
+def _updates_before(schedule: Schedule, stage: int, phase: Phase) -> list[int]:
+    """By micro-batch, the updates of a stage before a task of it, if each backward pass is one."""
+    found, updates = [0] * schedule.microbatches, 0
+    for task in _order_at(schedule, stage):
+        if task.phase == phase:
+            found[task.microbatch] = updates
+        updates += task.phase == "B"
+    return found
+
+
+def _versions(schedule: Schedule, stage: int, used: Sequence[int]) -> int:
+    """Versions are held from when they are made until no micro-batch to come needs them."""
+    order = _order_at(schedule, stage)
+    backward = most = 0
+    for at, task in enumerate(order):
+        newest = backward // schedule.group
+        ahead = {used[later.microbatch] for later in order[at:]}
+        most = max(most, len({v for v in ahead if v <= newest} | {newest}))
+        backward += task.phase == "B"
+    return most
