@@ -18,6 +18,10 @@ default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", defa
 """What `Session()` uses instead of this process; `graphflow run` sets it."""
 
 
+is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)
+"""Whether sessions that begin only try something out: workers do not count what these do."""
+
+
 def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | None) -> Cluster:
     """The cluster that a session's arguments mean.
 
@@ -68,8 +72,9 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = No
     from graphflow.runtime.coordinator import RemoteHosts  # loads ZeroMQ
 
     return RemoteHosts(
-        cluster, deadline=cluster.deadline, dead_after=cluster.dead_after, ops=ops, store=store
-    )
+        cluster, deadline=cluster.deadline, dead_after=cluster.dead_after, ops=ops, store=store,
+        trial=is_trial.get(),
+    )  # fmt: skip
 
 
 def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:

@@ -135,6 +135,7 @@ class RemoteHosts:
         ops: Sequence[str] = (),
         dead_after: float = DEAD_AFTER,
         store: Store | None = None,
+        trial: bool = False,
     ) -> None:
         """Joins the workers at the cluster's addresses, or starts local ones.
 
@@ -144,6 +145,7 @@ class RemoteHosts:
             ops: names of the modules of users' ops that the workers import.
             dead_after: seconds out of reach after which a worker is lost.
             store: where the session's checkpoints are, with its name, its secret and its epoch.
+            trial: whether workers do not count what it does.
 
         Raises:
             ModuleNotAllowed: a worker was not started with one of `ops` allowed.
@@ -164,6 +166,7 @@ class RemoteHosts:
         self._failed = 0  # steps
         self._stepping = threading.Lock()
         self._ops = list(ops)
+        self._trial = trial
         self._told_draining: Callable[[], None] | None = None
         self._suspects: set[int] = set()  # workers that were lost since the session last began
         self._apart: set[int] = set()  # workers without which the others would reach each other
@@ -679,7 +682,8 @@ class RemoteHosts:
         request = next(self._requests)
         shown = self._keys if any(self._keys) else []
         orders = {
-            w: Order(Open(request, w, self._addresses, LEASE, self._ops, shown)) for w in workers
+            w: Order(Open(request, w, self._addresses, LEASE, self._ops, shown, self._trial))
+            for w in workers
         }
         self._ask(request, orders, _left(until))
         request, left = next(self._requests), min(_left(until), meeting)

@@ -130,7 +130,8 @@ class HostedSession:
         self._epoch = opening.epoch
         self._token = opening.token
         self._index = message.worker
-        self.meters = meters or Meters()
+        self.is_trial = message.trial
+        self.meters = meters if meters is not None and not message.trial else Meters()
         self.activity = Activity(self._session, self._epoch, self._index, self.meters)
         self._addresses = message.peers
         self._context = context

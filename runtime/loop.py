@@ -58,7 +58,7 @@ from graphflow.runtime.protocol.orders import (
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.keys import KeyPair, Keyring
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.bell import Bell, Sleeper
+from graphflow.runtime.transport.bell import AWAKE, Bell, Sleeper
 from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
@@ -374,7 +374,7 @@ class Loop:
             came += self._unread
             self._touched.clear()
             self._unread.clear()
-        for tag in came or self._sleeper.sleep(due - now):
+        for tag in came or self._sleeper.sleep(due - now, AWAKE if self._pending else 0.0):
             if tag == _BELL:
                 self._bell.hear()
             elif tag >= _LANE:

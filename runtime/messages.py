@@ -160,7 +160,8 @@ class StatusReport(Message):
 class Open(Message):
     """Starts a session on a worker: its index, the addresses of all workers in order, after how
     many silent seconds the worker may forget the session, the names of the modules whose ops it
-    uses, and the public keys of all workers in order ("" where there is none), or nothing."""
+    uses, and the public keys of all workers in order ("" where there is none), or nothing. What a
+    `trial` does is not counted."""
 
     request: Count
     worker: Count
@@ -168,6 +169,7 @@ class Open(Message):
     lease: float
     ops: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    trial: bool = False
 
 
 @dataclass(frozen=True)

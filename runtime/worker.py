@@ -73,7 +73,7 @@ from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyrin
 from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.status import report
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.bell import Bell, Sleeper
+from graphflow.runtime.transport.bell import AWAKE, Bell, Sleeper
 from graphflow.runtime.transport.helm import SLICE, Helm
 from graphflow.runtime.transport.lane import Lane, Lanes
 from graphflow.runtime.transport.tcp import leave
@@ -210,7 +210,7 @@ class WorkerProcess:
         if self._stopping or not self._helm.take(SLICE):
             return False
         try:
-            self._drive(done, time.monotonic() + seconds)
+            self._drive(done, time.monotonic() + seconds, AWAKE)
         except BaseException as error:  # what breaks the machine ends the process
             self._failure = error
             self.stop()
@@ -240,13 +240,13 @@ class WorkerProcess:
 
     # One turn of the loop ------------------------------------------------------------------------
 
-    def _drive(self, done: Callable[[], bool], until: float) -> None:
+    def _drive(self, done: Callable[[], bool], until: float, awake: float = 0.0) -> None:
         while not (done() or self._stopping):
-            self._turn(until)
+            self._turn(until, awake)
             if time.monotonic() >= until:
                 break
 
-    def _turn(self, until: float) -> None:
+    def _turn(self, until: float, awake: float) -> None:
         """Handles what has come, after waiting for it if there is nothing yet."""
         if self._finished:
             self._finish()
@@ -263,7 +263,7 @@ class WorkerProcess:
             self._listener.door.drained()
             self._unread = False
         soon = now if self._unread else now + _RETRY if self._unsent else self._due
-        for tag in self._sleeper.sleep(min(until, soon) - now):
+        for tag in self._sleeper.sleep(min(until, soon) - now, awake):
             if tag >= _FIRST:
                 self._hear(tag)
             elif tag == _BELL:
@@ -365,7 +365,8 @@ class WorkerProcess:
         """What this worker does, for who holds a key."""
         names = self._guard is None or self._guard.role(key) == COORDINATOR
         return report(
-            started=self._started, devices=self._devices, sessions=list(self._sessions.values()),
+            started=self._started, devices=self._devices,
+            sessions=[each for each in list(self._sessions.values()) if not each.is_trial],
             parked=self._machine.parked(time.monotonic()), meters=self.meters, names=names,
         )  # fmt: skip
 

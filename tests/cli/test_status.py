@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,11 @@ from rich.console import Console
 import graphflow as gf
 from graphflow.cli import main
 from graphflow.cli_status import age, shown
+from graphflow.parallel.measuring import measured
+from graphflow.parallel.search import Tried
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
 from graphflow.runtime.status import Address
+from graphflow.session import Session
 from tests.house.sources import ROOT
 
 DEVICE = 'devices = [{ name = "cpu:0", flops = 5e10, bandwidth = 1e10, launch = 1e-6 }]'
@@ -100,6 +104,34 @@ def test_a_session_at_work_is_shown_with_its_steps_memory_and_links(
     assert told[1]["links"][0]["received"] == link["sent"]
     assert "Sessions" in table and "Tensors between workers" in table and seen["session"] in table
     assert session._hosts.session not in out + table
+
+
+def test_what_is_only_tried_out_is_not_counted(
+    capsys: pytest.CaptureFixture[str], cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> list[tuple[Any, Any]]:
+        code, out, _ = status(capsys, str(cluster), "--json")
+        assert code == 0
+        return [(each["sessions"], each["links"]) for each in json.loads(out)["workers"]]
+
+    x = gf.placeholder("float32", (256,), name="x")
+    with gf.device("/worker:0"):
+        a = gf.tanh(x)
+    with gf.device("/worker:1"):
+        b = gf.exp(a)
+    before, seen = told(), []
+    run = Session.run
+
+    def looked(self: Session, *args: Any, **kwargs: Any) -> Any:
+        seen.append(told())
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(Session, "run", looked)
+    trials = [Tried("a", None, 1.0, 0)]
+    feeds = {x: np.ones(256, np.float32)}
+    (found,) = measured(trials, 1, lambda strategy: [b], gf.Cluster.load(cluster), feeds)
+    assert found.measured and found.measured > 0
+    assert len(seen) > 4 and all(each == before for each in [*seen, told()])
 
 
 def test_a_step_that_waits_says_for_what(

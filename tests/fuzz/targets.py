@@ -121,7 +121,7 @@ def inside(name: int | str, *shape: int) -> Any:
 SAMPLES: list[Message] = [
     HELLO,
     Welcome(1, OWN.version, OWN.wire, OWN.python, ["cpu:0"]),
-    Open(2, 0, PEERS, 30.0, ["my_ops"], ["", "0" * 64]),
+    Open(2, 0, PEERS, 30.0, ["my_ops"], ["", "0" * 64], True),
     Load(3, "p", 1),
     Compute(4, "p", {"n": 128}, ["x"], True, 2.5),
     Compute(4, "p", {}, ["x"], False, 5.0, -1, [inside("x", 2, 3)]),
