@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, Value
 from graphflow.parallel.mesh import Cuts, Mesh, Split
-from graphflow.parallel.rules import Rule, rule_of, rules_of
+from graphflow.parallel.rules import Rule, rules_of
 from graphflow.spec import TensorSpec, product
 
 KEEP = "+"
@@ -56,13 +56,11 @@ class Choosing:
                 for d, split in enumerate(layout.dims if layout else ())
             )
 
-        def known(rule: Rule) -> tuple[int, int]:
-            return count(rule, 0, have), count(rule, len(have), want)
+        def known(rule: Rule) -> tuple[int, int, bool]:
+            anywhere = bool(rule.sharding.windows)  # finds what it sees, however inputs lie
+            return count(rule, 0, have), count(rule, len(have), want), anywhere
 
-        if not others:
-            return first
-        best = max([first, *others], key=known)
-        return best if any(known(best)) else rule_of(node)
+        return max([first, *others], key=known) if others else first
 
     def letters(
         self, node: Node, rule: Rule

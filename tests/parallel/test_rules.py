@@ -264,6 +264,15 @@ def test_what_is_cut_stays_so_and_no_more_travels_than_is_seen(name: str) -> Non
     assert found == {kind: size for kind, size in expected.items() if size}
 
 
+def test_a_place_of_one_axis_travels_in_the_pieces_of_another() -> None:
+    x = gf.placeholder("float64", (4, 6, 8))
+    names = [DeviceName.parse(f"/worker:{i}/cpu:0") for i in range(4)]
+    layout = cut_along(1, 3).with_dim(2, Split(("n",)))
+    division = divided(Graph([x[:, -1]]), Mesh({AXIS: 2, "n": 2}, names), {x: layout})
+    assert [(move.kind, move.bytes) for move in division.moves] == [("halo", 4 * 8 * 8)]
+    assert str(division.values[division.source.outputs[0]].layout) == "(·, n)"
+
+
 def test_the_first_of_equal_elements_is_found_and_what_is_no_number_before_it() -> None:
     values = np.array([[1.0, 3.0, 3.0, 0.0, 3.0], [1.0, np.inf, np.nan, np.nan, 2.0]])
     x = gf.placeholder("float64", (2, 5))
