@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _RECENT = 64  # steps over which the rate is taken
 _CARRIED = 64  # tensors that are counted together
 _CARRYING = {
-    how: (f"graphflow_{how}_bytes_total", f"graphflow_{how}_tensors_total")
-    for how in ("sent", "received")
+    "sent": ("graphflow_sent_bytes_total", "graphflow_sent_tensors_total"),
+    "received": ("graphflow_received_bytes_total", "graphflow_received_tensors_total"),
 }
 
 _log = Log("graphflow.worker")

@@ -26,7 +26,7 @@ from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule
 from graphflow.parallel.schedules import SCHEDULES
 from graphflow.parallel.shard import Pieces, Sharded
-from graphflow.parallel.stages import stages_of
+from graphflow.parallel.stages import origin_of, stages_of
 from graphflow.parallel.strategies import check_places, devices_for, report_of
 from graphflow.parallel.unrolled import unrolled
 from graphflow.placement.cluster import Cluster
@@ -308,9 +308,18 @@ def _check_beside(beside: Any, where: str) -> None:
 
 
 def losses_of(graph: Graph) -> list[Tensor]:
-    """What the steps of training in a graph make smaller. It need not be part of the graph."""
-    losses = [node.attrs.get("loss") for node in graph.of_op("group")]
-    return list(dict.fromkeys(loss for loss in losses if loss is not None))
+    """What the steps of training in a graph make smaller. It need not be part of the graph.
+
+    A step that was built for one device does not say: then it is what gradients were made for, of
+    that the last.
+    """
+    told = [node.attrs.get("loss") for node in graph.of_op("group")]
+    losses = list(dict.fromkeys(loss for loss in told if loss is not None))
+    if losses:
+        return losses
+    origins = {origin_of(node) for node in graph.nodes if node.origin is not None}
+    made = [node for node in origins if node.op.name != "variable"]
+    return [max(made, key=lambda node: node.serial).outputs[0]] if made else []
 
 
 def _trains(graph: Graph) -> bool:

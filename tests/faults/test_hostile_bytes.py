@@ -22,7 +22,7 @@ from graphflow.runtime.messages import Chunk, Compute, Envelope, Hello, Load, Pi
 from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.door import HANDSHAKE_SECONDS
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
-from graphflow.runtime.wire import CONTROL_CAP, decode, encode
+from graphflow.runtime.wire import CHUNK_BYTES, CONTROL_CAP, decode, encode
 from tests.faults.running import Worker, cluster_file, resident
 from tests.faults.strangers import (
     Bystander,
@@ -215,7 +215,7 @@ HEADERS: dict[str, tuple[dict[str, Any], int]] = {
     "a short buffer": ({}, 20),
     "a long buffer": ({}, 28),
     "an offset beyond": ({"offset": 1 << 40}, 24),
-    "four terabytes": ({"shape": [2**40], "axes": [0], "nbytes": 2**42}, 4 << 20),
+    "four terabytes": ({"shape": [2**40], "axes": [0], "nbytes": 2**42}, CHUNK_BYTES),
 }
 
 

@@ -23,7 +23,7 @@ from graphflow.errors import GraphLimitError
 from graphflow.runtime.codec import encode
 from graphflow.runtime.messages import Hello, Load, Open, Read, Save
 from graphflow.runtime.protocol.stream import Version
-from graphflow.runtime.wire import chunks
+from graphflow.runtime.wire import CHUNK_BYTES, chunks
 from tests.faults.running import Running, Worker, cluster_file, resident
 from tests.faults.strangers import Bystander, Stranger
 from tests.runtime.programs import alone
@@ -110,9 +110,9 @@ def test_a_graph_beyond_the_limits_is_refused_when_it_is_submitted(
             assert refused.error == "GraphLimitError", (what, refused)
             assert time.monotonic() - started < 5.0, what
             assert resident(worker.pid) - before < 128 << 20, what
-        chunk = replace(next(chunks("part", 90, 0, np.zeros(4 << 20, np.uint8)))[0], shape=[2**43],
-                        nbytes=2**43)  # fmt: skip
-        sender.tell(chunk, bytes(4 << 20))  # a constant of 8 TB
+        whole = next(chunks("part", 90, 0, np.zeros(CHUNK_BYTES, np.uint8)))[0]
+        chunk = replace(whole, shape=[2**43], nbytes=2**43)
+        sender.tell(chunk, bytes(CHUNK_BYTES))  # a constant of 8 TB
         assert "budget" in sender.ask(Read(91, "w"), "Broken").reason
 
 

@@ -647,6 +647,18 @@ def test_products_that_are_added_up_keep_their_turns() -> None:
     assert (told.count("F"), told.count("B"), told.count("W")) == (16, 12, 16)
 
 
+def test_a_step_that_was_built_for_one_device_is_told_what_a_pipeline_makes_of_it() -> None:
+    _, _, loss = tower()
+    strategy = P(2, microbatches=4)
+    plain = gf.optim.SGD(0.1).minimize(loss)
+    told = gf.optim.SGD(0.1).minimize(loss, strategy=P(2, microbatches=4))
+    cut, same = (s.divide(Graph([loss, t]), gf.Cluster.here()) for s, t in
+                 ((strategy, plain), (told.node.attrs["strategy"], told)))  # fmt: skip
+    assert sorted(n.turn for n in cut.graph.nodes) == sorted(n.turn for n in same.graph.nodes)
+    assert max(n.turn for n in cut.graph.nodes) > 0
+    assert "idle" in str(strategy.report([loss, plain]))
+
+
 def test_where_a_micro_batch_begins_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a sum over all before it: worked out for each node or in each step, a thousand
     micro-batches would take a minute to write and a second a step."""

@@ -15,6 +15,7 @@ import zmq
 from graphflow.errors import AddressInUse
 from graphflow.runtime.security import door
 from graphflow.runtime.transport.tcp import Channel, Listener
+from graphflow.runtime.wire import CHUNK_BYTES
 from tests.faults.strangers import closed
 
 SECONDS = 10.0
@@ -162,10 +163,10 @@ def test_a_message_without_an_end_ends_its_connection(
 def test_large_messages_that_wait_to_be_read_end_nothing(context: Any) -> None:
     listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
     channel = Channel(context, listener.address, insecure=False, watch=True)
-    for _ in range(30):
-        channel.send([b"head", bytes(4 << 20)])
+    for _ in range(120):
+        channel.send([b"head", bytes(CHUNK_BYTES)])
     time.sleep(1.0)  # nobody reads
-    for _ in range(30):
+    for _ in range(120):
         assert len(wait_for(listener.receive)[1]) == 2
     assert channel.changes() == [True]
     channel.close()
