@@ -26,6 +26,8 @@ from functools import cache
 from importlib import import_module
 from typing import IO, Any
 
+import numpy as np
+
 from graphflow.errors import RendezvousTimeout
 from graphflow.runtime.launch import child
 
@@ -110,6 +112,7 @@ def _fork(asked: socket.socket) -> int:
 def _settled(arguments: list[str], given: Sequence[int]) -> list[str]:
     """Gives a new process its own standard streams; the arguments, with what it records to."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    np.random.seed()  # users' functions on two workers do not draw the same
     for target, each in enumerate(given[:3]):
         os.dup2(each, target)
         os.close(each)

@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from graphflow.errors import RendezvousTimeout
 from graphflow.runtime.launch import local
 from graphflow.runtime.launch.local import LocalWorkers
-from graphflow.runtime.launch.nursery import Nursery, can_fork
+from graphflow.runtime.launch.nursery import Nursery, _settled, can_fork
 from graphflow.runtime.recorder import Recorder
 
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
@@ -42,6 +43,17 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_forks_do_not_draw_the_same_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    before = np.random.get_state()
+    drawn = []
+    for _ in range(2):
+        np.random.set_state(before)  # as a fork has it
+        _settled([], [])
+        drawn.append(np.random.random())
+    assert drawn[0] != drawn[1]
 
 
 @needs_forks
