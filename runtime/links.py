@@ -37,7 +37,7 @@ class Link:
         self._lender = Lender()
         self._far = is_far(channel.address)
         self._offered = -inf  # when, last
-        self._asked = 0  # times since the peer last took anything
+        self._asked = 0  # times since the peer last took anything, in one step
         self._last: tuple[int, Key] = (0, "")  # step and edge of what it was to take last
 
     def send(
@@ -56,6 +56,8 @@ class Link:
             TransportError: `go_on` said to stop.
         """
         step = number if purpose == "edge" else 0
+        if step != self._last[0]:
+            self._asked = 0  # what ended the step before may have passed
         self._last = (step, name)
         inside = small(name, array) if purpose == "edge" else None
         if inside is not None:

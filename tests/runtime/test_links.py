@@ -148,6 +148,20 @@ def test_a_link_tells_what_was_received_and_asks_while_it_is_not_acknowledged(
     assert [envelope.sequence for envelope, _ in told] == [0, 1, 1, 1]
 
 
+def test_a_peer_that_takes_nothing_is_told_of_and_gets_a_new_chance_in_each_step(
+    line: Line, link: Link
+) -> None:
+    send(link, 7, np.ones(3))
+    for _ in range(4):
+        link.beat(owed=False)
+    assert link.untaken() is None  # it may be slow
+    link.beat(owed=False)
+    assert link.untaken() == (5, (7, "e"))
+    send(link, 8, np.ones(3))
+    link.beat(owed=False)
+    assert link.untaken() is None  # what was cut may be whole again
+
+
 def test_what_a_full_connection_did_not_take_is_sent_when_it_is_asked_for(
     line: Line, link: Link
 ) -> None:
