@@ -176,10 +176,12 @@ def main() -> None:
     print(f"a pass over the picture: {alone * 1e3:.1f} ms on one worker, {together * 1e3:.1f} on "
           f"{options.workers}")  # fmt: skip
 
+    pictures = {"before": png(picture[0, 0]), "after": png(result)}
+    plan = gf.plan([network.result, network.train], cluster)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, each in (("before", picture[0, 0]), ("after", result)):
-        (options.out / f"{name}.png").write_bytes(png(each))
-    written = saved(gf.plan([network.result, network.train], cluster), options.out)
+    for name, each in pictures.items():
+        (options.out / f"{name}.png").write_bytes(each)
+    written = saved(plan, options.out)
     print(f"wrote {options.out / 'before.png'}, {options.out / 'after.png'} and {written}")
     if not right or apart > CLOSE:
         raise SystemExit("the divided network does other than the undivided one")

@@ -132,7 +132,7 @@ class Session:
         policy = Policy.of(checkpoint, every, keep, rejoin)
         chosen = cluster_of(cluster, plan)
         store = policy.store() if policy is not None else None
-        self._lock = threading.RLock()  # held while a step runs
+        self._lock: Any = threading.RLock()  # held while a step runs
         self._queue = threading.RLock()  # held while a step is queued
         self._runner: ThreadPoolExecutor | None = None
         self._runner_thread = -1
@@ -585,7 +585,8 @@ class Session:
         with self._queue:
             self._closed = True
         if self._runner is not None:
-            waits = threading.get_ident() != self._runner_thread
+            # Who holds the lock runs no step beside it, and would wait for one that waits for it.
+            waits = threading.get_ident() != self._runner_thread and not self._lock._is_owned()
             self._runner.shutdown(wait=waits, cancel_futures=True)
         try:
             if self._recovery is not None:

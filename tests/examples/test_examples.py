@@ -122,7 +122,7 @@ def test_ctrl_c_ends_an_example_with_a_line_and_leaves_nothing(
 ) -> None:
     process = subprocess.Popen(
         [sys.executable, str(FOLDER / program), *(
-            ["--steps", "5000"] if program == "strategies.py" else ["--height", "8000"]
+            ["--steps", "5000"] if program == "strategies.py" else ["--height", "16000"]
         )],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         cwd=tmp_path, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
