@@ -36,10 +36,6 @@ class Piece(NamedTuple):
     def stop(self) -> Size:
         return self.start + self.size
 
-    @property
-    def is_all(self) -> bool:
-        return self.size == self.total
-
     def scaled(self, factor: Size) -> Piece:
         """The same, each element being `factor` many."""
         return Piece(self.start * factor, self.size * factor, self.total * factor)

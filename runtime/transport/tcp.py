@@ -378,10 +378,6 @@ class Channel:
             return False
         return True
 
-    def wait_writable(self, seconds: float) -> bool:
-        """Waits until the queue has room, with the lock held."""
-        return bool(self.socket.poll(max(1, int(seconds * 1000)), zmq.POLLOUT))
-
     def receive(self) -> list[Any] | None:
         """The next message's frames, or None."""
         return _receive(self.socket, 1)
