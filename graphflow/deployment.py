@@ -24,9 +24,9 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import Plan, devices_of, order_of
 from graphflow.planner import Planner
 from graphflow.progress import telling
-from graphflow.runtime.host import KEPT
 from graphflow.runtime.hosts import Hosts
 from graphflow.runtime.partition import FREE, partition
+from graphflow.runtime.session_state import KEPT
 from graphflow.state import State
 from graphflow.stepping import Steps
 from graphflow.strategy import Division, strategy_of

@@ -17,8 +17,8 @@ from graphflow.errors import LinkLost, NonFiniteError, WorkerLost
 from graphflow.op import Node
 from graphflow.replanning import window_at
 from graphflow.runtime.finite import EVERY
-from graphflow.runtime.host import DRAWS
 from graphflow.runtime.hosts import Hosts
+from graphflow.runtime.session_state import DRAWS
 from graphflow.runtime.trace import Trace
 
 Array = np.ndarray[Any, Any]

@@ -35,9 +35,10 @@ from graphflow.placement.host import cores, host_memory
 from graphflow.placement.learned import Learned
 from graphflow.placement.turns import by_turns
 from graphflow.runtime.executor import clock
-from graphflow.runtime.host import DRAWS, Host
+from graphflow.runtime.host import Host
 from graphflow.runtime.logs import Log
 from graphflow.runtime.partition import FREE, partition
+from graphflow.runtime.session_state import DRAWS
 from graphflow.runtime.survey import Survey
 from graphflow.spec import evaluate, kind
 

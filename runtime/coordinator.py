@@ -34,7 +34,6 @@ from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.foreign import check_modules
-from graphflow.runtime.host import DRAWS, FAILED
 from graphflow.runtime.hosts import NOBODY, Ready, Saving, Written
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
@@ -77,6 +76,7 @@ from graphflow.runtime.protocol.orders import (
 )
 from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
+from graphflow.runtime.session_state import DRAWS, FAILED
 from graphflow.runtime.wire import SMALL_TOGETHER, small
 
 if TYPE_CHECKING:

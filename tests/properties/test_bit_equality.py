@@ -16,9 +16,9 @@ from graphflow.interpret import evaluate
 from graphflow.op import Node
 from graphflow.passes import optimize
 from graphflow.runtime.codec import decode, encode
-from graphflow.runtime.host import DRAWS
 from graphflow.runtime.hosts import LocalHosts
 from graphflow.runtime.partition import FREE, Partition, partition
+from graphflow.runtime.session_state import DRAWS
 from graphflow.structure import bind
 from tests.properties.random_graphs import (
     Array,

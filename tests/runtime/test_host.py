@@ -28,10 +28,12 @@ from graphflow.op import REGISTRY, Tensor
 from graphflow.runtime.backend import CpuBackend
 from graphflow.runtime.codec import encode
 from graphflow.runtime.executor import Program
-from graphflow.runtime.host import DRAWS, KEPT, Host, Mail
+from graphflow.runtime.host import Host
 from graphflow.runtime.hosts import LocalHosts
+from graphflow.runtime.mail import Mail
 from graphflow.runtime.messages import Computed, Parcel
 from graphflow.runtime.partition import Partition, partition
+from graphflow.runtime.session_state import DRAWS, KEPT
 from tests.runtime.programs import CPU, OTHER, placed
 
 FAR = "/worker:1/cpu:0"
@@ -260,7 +262,7 @@ def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
         compiled[arguments[1][str(size)]] += 1
         return Program(*arguments)
 
-    monkeypatch.setattr("graphflow.runtime.host.Program", compiling)
+    monkeypatch.setattr("graphflow.runtime.session_state.Program", compiling)
     gc.disable()
     try:
         for step, n in enumerate([*range(1, 40), 39, 1]):

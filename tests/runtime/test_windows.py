@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.runtime import windows
-from graphflow.runtime.host import Mail
+from graphflow.runtime.mail import Mail
 from graphflow.runtime.messages import EDGE_BITS
 from graphflow.runtime.windows import InLoops, portion_of
 
