@@ -10,7 +10,11 @@ from graphflow.errors import ArgumentError, DTypeError, GraphError, VariableErro
 from graphflow.feeding import cast
 from graphflow.init import Initializer
 from graphflow.op import PLAIN, REGISTRY, Tensor, as_tensor, located
+from graphflow.scopes import current_prefix
 from graphflow.spec import as_dtype, normalize_shape
+
+RESERVED = "__metadata__"
+"""What no variable is named: safetensors, the format of checkpoints, keeps it for itself."""
 
 
 def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
@@ -42,11 +46,13 @@ def variable(
 
     Raises:
         VariableError, DTypeError: the initial value is symbolic, or has no supported dtype.
-        ArgumentError: trainable is no bool, name no str.
+        ArgumentError: trainable is no bool, name no str, or one that checkpoints cannot hold.
     """
     with located("variable"):
         if not isinstance(trainable, bool):
             raise ArgumentError(f"trainable is True or False, not {trainable!r}")
+        if name == RESERVED and not current_prefix():  # said now, not hours later by a checkpoint
+            raise ArgumentError(f"files of checkpoints keep the name {name!r}; choose another")
         if not isinstance(initial, Initializer):
             initial = _initial(initial, dtype)
         elif dtype is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.build import RESERVED
 from graphflow.errors import CheckpointError
 from graphflow.spec import real_dtype
 
@@ -27,7 +28,6 @@ _NAMES = {
     "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
 }  # fmt: skip
-RESERVED = "__metadata__"
 
 
 def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[memoryview]:

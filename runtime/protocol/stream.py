@@ -285,9 +285,10 @@ def fence(envelope: Envelope, epoch: int, token: str) -> GraphflowError | None:
             "recorded in another session, or made up"
         )
     if envelope.epoch != epoch:
+        late = "its sender" if envelope.epoch < epoch else "who is told it"
         return StaleEpoch(
-            f"session {envelope.session[:8]} has epoch {epoch} by now, a message is of epoch "
-            f"{envelope.epoch}: its sender missed a recovery"
+            f"session {envelope.session[:8]} has epoch {epoch} here, a message is of epoch "
+            f"{envelope.epoch}: {late} missed a recovery"
         )
     return None
 

@@ -137,3 +137,10 @@ def test_a_mistake_is_told_where_it_is_made(error: type[Exception], wrong: Any, 
     with pytest.raises(error, match=r"test_build\.py:\d+: .*") as caught:
         wrong()
     assert told in str(caught.value)
+
+
+def test_a_name_that_checkpoints_cannot_hold_is_refused_on_the_users_line() -> None:
+    with pytest.raises(ArgumentError, match=r"test_build.py:\d+.*'__metadata__'.*choose another"):
+        gf.variable(1.0, name="__metadata__")
+    with gf.name_scope("model"):
+        assert gf.variable(1.0, name="__metadata__").name
