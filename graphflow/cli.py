@@ -140,7 +140,7 @@ def worker(
     from graphflow.runtime.logs import configure
     from graphflow.runtime.recorder import attended
     from graphflow.runtime.security.limits import Limits
-    from graphflow.runtime.worker import mourn, serve  # loads ZeroMQ
+    from graphflow.runtime.worker.serving import mourn, serve  # loads ZeroMQ
 
     if insecure:
         typer.echo(

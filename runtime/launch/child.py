@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         own = importlib.import_module("graphflow.runtime.launch.nursery").grow(int(arguments[1]))
     if own is None:
         return 0
-    status: int = importlib.import_module("graphflow.runtime.worker").main(own)
+    status: int = importlib.import_module("graphflow.runtime.worker.serving").main(own)
     return status
 
 

@@ -32,7 +32,7 @@ from graphflow.errors import RendezvousTimeout
 from graphflow.runtime.launch import child
 
 _LOADED = (
-    "graphflow.runtime.worker", "graphflow.runtime.host", "graphflow.runtime.codec",
+    "graphflow.runtime.worker.serving", "graphflow.runtime.host", "graphflow.runtime.codec",
     "threadpoolctl", "llvmlite.binding",
 )  # fmt: skip
 """What a worker loads by its first step."""

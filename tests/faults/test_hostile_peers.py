@@ -27,7 +27,7 @@ from graphflow.runtime.messages import Chunk, Close, Compute, Hello, Load, Measu
 from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.door import HANDSHAKE_SECONDS
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, KeyPair, Keyring
-from graphflow.runtime.worker import serve
+from graphflow.runtime.worker.serving import serve
 from tests.faults.running import Running, Script, Worker, cluster_file
 from tests.faults.strangers import Bystander, Stranger, closed, plain
 

@@ -31,7 +31,7 @@ IMPORTS_BY_NAME = {
     "graphflow.runtime.transport": "a table of schemes",
     "graphflow.runtime.launch.child": "two literals",
     "graphflow.runtime.launch.nursery": "a table of what every worker loads",
-    "graphflow.runtime.worker": "a Python file that the command line of a launcher names",
+    "graphflow.runtime.worker.serving": "a Python file that the command line of a launcher names",
 }
 EVERYWHERE = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\])")
 

@@ -18,6 +18,6 @@ time.monotonic = lambda: time.monotonic_ns() * 1e-9
 time.monotonic_ns = lambda: _started + round((_now_ns() - _started) * _rate) + round(_seconds * 1e9)
 
 if __name__ == "__main__":
-    from graphflow.runtime.worker import main
+    from graphflow.runtime.worker.serving import main
 
     sys.exit(main(sys.argv[3:]))

@@ -18,7 +18,7 @@ import graphflow
 from graphflow import _version
 from graphflow.errors import AddressInUse, InsecureAddress, RendezvousTimeout, TransportError
 from graphflow.runtime.launch.local import LocalWorkers
-from graphflow.runtime.worker import main, serve
+from graphflow.runtime.worker.serving import main, serve
 
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
 START = 30.0
@@ -86,7 +86,9 @@ def test_addresses_that_cannot_be_used_are_refused_before_anything_starts(
 
 def test_signal_handlers_are_restored_after_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("graphflow.runtime.worker.WorkerProcess.run", lambda self, parent: None)
+    monkeypatch.setattr(
+        "graphflow.runtime.worker.process.WorkerProcess.run", lambda self, parent: None
+    )
     serve("tcp://127.0.0.1:*")
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 

@@ -1,0 +1,8 @@
+"""What launchers start: `python -m graphflow.runtime.worker`."""
+
+import sys
+
+from graphflow.runtime.worker.serving import main
+
+if __name__ == "__main__":
+    sys.exit(main())
