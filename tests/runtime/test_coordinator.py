@@ -30,9 +30,10 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.placement.cluster import Cluster, Device, Worker
-from graphflow.runtime.coordinator import RemoteHosts, left_out
+from graphflow.runtime.coordinator import RemoteHosts
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.messages import StepResult
+from graphflow.runtime.rendezvous import left_out
 from graphflow.runtime.wire import CHUNK_BYTES
 
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"

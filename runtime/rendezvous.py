@@ -1,0 +1,228 @@
+"""Rendezvous: how a session and its workers find each other before anything is computed.
+
+Each worker says which code it runs and which devices it has, is given the session, and reaches
+every other one. What keeps them from it is told by name and address.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from graphflow.errors import ClusterError, RendezvousTimeout, WorkerLost
+from graphflow.runtime.activity import SessionActivity
+from graphflow.runtime.hosts import NOBODY
+from graphflow.runtime.logs import Log
+from graphflow.runtime.loop import SLACK, Loop
+from graphflow.runtime.messages import Hello, Meet, Met, Open, Welcome
+from graphflow.runtime.protocol.coordinator import GRACE
+from graphflow.runtime.protocol.orders import Begin, Order, Replies
+from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
+
+if TYPE_CHECKING:
+    from graphflow.placement.cluster import Cluster
+
+LEASE = 30.0  # seconds without a ping after which a worker forgets the session
+_ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
+
+_log = Log("graphflow.coordinator")
+
+
+class Ask(Protocol):
+    """Gives workers orders under the number of a request, and waits some seconds for replies."""
+
+    def __call__(self, request: int, orders: Mapping[int, Order], seconds: float) -> Replies: ...
+
+
+class Rendezvous:
+    """The way of a session from addresses to workers that are ready.
+
+    Attributes:
+        apart: workers without which the others would reach each other, once `meet` has failed for
+            that.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        addresses: Sequence[str],
+        keys: Sequence[str],
+        loop: Loop,
+        requests: Iterator[int],
+        ask: Ask,
+    ) -> None:
+        self.apart: set[int] = set()
+        self._session = session
+        self._addresses = list(addresses)
+        self._keys = list(keys)
+        self._loop = loop
+        self._requests = requests
+        self._ask = ask
+
+    def missing(self, seconds: float) -> str:
+        """What the rendezvous waits for, for whoever watches."""
+        return f"waiting for {', '.join(self._awaited())}, {seconds:.0f} s"
+
+    def tell_missing(self, seconds: float) -> None:
+        _log.tell(
+            "cluster.waiting", session=self._session, seconds=round(seconds, 1),
+            workers=self._awaited(),
+        )  # fmt: skip
+
+    def _awaited(self) -> list[str]:
+        missing = self._loop.awaited()
+        return [f"worker {each} at {self._addresses[each]}" for each in missing] or ["the workers"]
+
+    def meet(
+        self, cluster: Cluster, until: float, meeting: float, ops: Sequence[str], trial: bool
+    ) -> None:
+        """Versions, sessions, and the links between the workers: the readiness barrier."""
+        hello = _hello(next(self._requests))
+        workers = range(len(self._addresses))
+        try:
+            replies = self._ask(hello.request, {w: Order(hello) for w in workers}, _left(until))
+        except RendezvousTimeout as error:
+            raise self._refused() or self._frozen() or error from None
+        for worker in workers:
+            welcome = replies.messages[worker]
+            assert isinstance(welcome, Welcome)
+            self._check_devices(cluster, worker, welcome)
+        request = next(self._requests)
+        shown = self._keys if any(self._keys) else []
+        orders = {
+            w: Order(Open(request, w, self._addresses, LEASE, list(ops), shown, trial))
+            for w in workers
+        }
+        self._ask(request, orders, _left(until))
+        request, left = next(self._requests), min(_left(until), meeting)
+        meet = {worker: Order(Meet(request, left)) for worker in workers}
+        replies = self._ask(request, meet, left + GRACE)
+        pairs = [
+            (worker, other)
+            for worker, message in replies.messages.items()
+            if isinstance(message, Met)
+            for other in message.missing
+        ]
+        if pairs:
+            self.apart |= left_out(pairs)
+            raise RendezvousTimeout(self._told_apart(pairs, left))
+
+    def _told_apart(self, pairs: Sequence[tuple[int, int]], seconds: float) -> str:
+        where = self._addresses
+        told = ", ".join(f"worker {b} at {where[b]} did not answer worker {a}" for a, b in pairs)
+        return (
+            f"the workers do not reach each other: {told} within {seconds:g} s; can these "
+            "addresses be reached from there?"
+        )
+
+    def _refused(self) -> RendezvousTimeout | None:
+        """What to say if workers did not answer because of keys."""
+        refused = self._loop.refused()
+        if not refused:
+            return None
+        where = ", ".join(f"worker {w} at {self._addresses[w]}" for w in refused)
+        return RendezvousTimeout(
+            f"{where} and this process do not trust each other's keys; there, run `graphflow keys "
+            "add` with the .public file of this machine's key; here, check that the cluster file "
+            "has the worker's key (`graphflow keys list` shows both), and that it is not frozen"
+        )
+
+    def _frozen(self) -> RendezvousTimeout | None:
+        """What to say if workers did not answer though their ports are open."""
+        silent = self._loop.silent()
+        if not silent:
+            return None
+        where = ", ".join(f"worker {w} at {self._addresses[w]}" for w in silent)
+        return RendezvousTimeout(
+            f"{where} took the connection and said nothing: its process is frozen or overloaded, "
+            "or it is no graphflow worker"
+        )
+
+    def _check_devices(self, cluster: Cluster, worker: int, welcome: Welcome) -> None:
+        wanted = [device.name.rpartition("/")[2] for device in cluster.workers[worker].devices]
+        missing = [name for name in wanted if name not in welcome.devices]
+        if missing:
+            raise ClusterError(
+                f"worker {worker} at {self._addresses[worker]} has {', '.join(welcome.devices)}, "
+                f"but not {', '.join(missing)} as the cluster says; start it with "
+                f"`graphflow worker --devices {','.join(wanted)}`, or change the cluster"
+            )
+
+
+def answering(
+    cluster: Cluster, seconds: float, ending: Collection[str], session: str, dead_after: float
+) -> Cluster:
+    """The workers of a cluster that answer within some seconds, without those that are about to
+    end as long as there are others."""
+    addresses = [worker.address or "" for worker in cluster.workers]
+    keys, pair = keys_of(cluster, len(addresses))
+    until = time.monotonic() + max(seconds, _ANSWER_SECONDS)
+    loop = Loop(
+        secrets.token_hex(16), addresses, insecure=cluster.insecure, local=None, pair=pair,
+        keys=keys, activity=SessionActivity(session), epoch=1,
+        token=secrets.token_hex(16), dead_after=dead_after,
+    )  # fmt: skip
+    others = [worker for worker, address in enumerate(addresses) if address not in ending]
+    if not others:
+        time.sleep(min(seconds, _ANSWER_SECONDS))  # until they have ended, and perhaps are back
+    try:
+        asked = {}
+        for worker in others or range(len(addresses)):
+            hello = _hello(worker + 1)
+            begin = Begin(hello.request, {worker: Order(hello)}, _left(until))
+            asked[worker] = (hello.request, loop.submit(begin))
+        there = []
+        for worker, (request, pending) in asked.items():
+            with suppress(RendezvousTimeout, WorkerLost):
+                loop.finish(request, pending, _left(until) + SLACK)
+                there.append(worker)
+    finally:
+        loop.stop()
+    if not there:
+        raise WorkerLost(
+            f"none of the workers at {', '.join(addresses)} answered within "
+            f"{max(seconds, _ANSWER_SECONDS):g} s; the session goes on from its last "
+            "checkpoint when it is opened again, or asked again, and they are there",
+            reason=NOBODY,
+        )
+    return cluster.without(set(range(len(addresses))) - {*there})
+
+
+def keys_of(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
+    """The workers' public keys ("" where there is none), and our own pair if there are any.
+
+    Raises:
+        KeyFileError: a key is unknown here, or our own cannot be used.
+    """
+    if cluster.kind == "local":
+        return [""] * count, None
+    ring = Keyring()
+    found = [ring.key_of(each.key, WORKER) if each.key else "" for each in cluster.workers]
+    needed = any(found) or cluster.key is not None
+    return found, ring.own(cluster.key, COORDINATOR) if needed else None
+
+
+def _hello(request: int) -> Hello:
+    own = Version.own()
+    return Hello(request, own.version, own.wire, own.python)
+
+
+def left_out(pairs: Sequence[tuple[int, int]]) -> set[int]:
+    """The workers without which all others reach each other: again and again the one with the most
+    pairs that do not, of several the last."""
+    left, out = set(pairs), set()
+    while left:
+        counts = Counter(worker for pair in left for worker in pair)
+        worst = max(counts, key=lambda worker: (counts[worker], worker))
+        out.add(worst)
+        left = {pair for pair in left if worst not in pair}
+    return out
+
+
+def _left(until: float) -> float:
+    return max(0.05, until - time.monotonic())
