@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 import xxhash
 
-from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
+from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.address import address
 from graphflow.runtime.fields import END, Fields, check_of
 from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
@@ -32,11 +32,10 @@ SMALL_BYTES = 16 << 10  # arrays below this size go inside messages
 SMALL_TOGETHER = 256 << 10  # of all arrays that go inside one message, about
 DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
 BUDGET = 4 << 30  # bytes that one peer may have under way to one process in a session
-ENTRIES = 1 << 17  # arrays that one session may have under way to one process
 TEXT_CAP = 1 << 16  # characters of an error's text or traceback
 SPANS_A_MESSAGE = 2048
 
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _LENGTH_CAP = 1 << 16  # entries of a list or dict
 _MAPS_CAP = 1 << 12  # dicts in one frame
 _HEADER_CAP = 1 << 10  # bytes of the header of an array inside a message
@@ -318,8 +317,8 @@ def array_of(sent: Small) -> tuple[Key, Array]:
             f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has "
             f"{len(sent) - end} bytes"
         )
-    block = np.empty(nbytes + _ALIGNMENT - 1, np.uint8)
-    array: Array = np.ndarray(shape, dtype, block, -address(block) % _ALIGNMENT)
+    block = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
+    array: Array = np.ndarray(shape, dtype, block, -address(block) % ALIGNMENT)
     array[...] = np.ndarray(shape, dtype, sent, end)
     return name, array
 
@@ -337,10 +336,10 @@ def _parsed(header: bytes) -> tuple[Key, tuple[int, ...], np.dtype[Any], int]:
         raise ProtocolError(f"the header of an array in a message has {len(header)} bytes")
     name, told, shape = _check_header(_unpack(header), "small")
     dtype = dtype_of(told)
-    return name, tuple(shape), dtype, _nbytes(shape, dtype)
+    return name, tuple(shape), dtype, nbytes_of(shape, dtype)
 
 
-def _nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+def nbytes_of(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
     """The bytes of an array that numpy can make, even where one of its sizes is zero.
 
     Raises:
@@ -444,170 +443,3 @@ def dtype_of(name: str) -> np.dtype[Any]:
         found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return found
     raise ProtocolError(f"dtype {name[:40]!r} may not travel between processes")
-
-
-def check_header(chunk: Chunk, data: Buffer) -> np.dtype[Any]:
-    """The dtype of a chunk whose header is consistent with itself and with its data.
-
-    Raises:
-        ProtocolError: it is not consistent.
-    """
-    dtype = dtype_of(chunk.dtype)
-    nbytes = _nbytes(chunk.shape, dtype)
-    if sorted(chunk.axes) != list(range(len(chunk.shape))):
-        raise ProtocolError(f"axes {chunk.axes} are no order of {len(chunk.shape)} axes")
-    if nbytes != chunk.nbytes:
-        raise ProtocolError(
-            f"an array of shape {chunk.shape} and dtype {chunk.dtype} has {nbytes} bytes, "
-            f"but its header says {chunk.nbytes}"
-        )
-    left = nbytes - chunk.offset
-    if isinstance(data, Borrowed):
-        if chunk.offset:
-            raise ProtocolError(f"an array that is lent starts at byte {chunk.offset}")
-    elif not any(
-        len(data) == min(size, left) and chunk.offset % size == 0
-        for size in (CHUNK_BYTES, FAR_CHUNK_BYTES)
-    ):
-        raise ProtocolError(
-            f"a chunk of {len(data)} bytes at byte {chunk.offset} of {nbytes} has the wrong size"
-        )
-    return dtype
-
-
-@dataclass
-class _Partial:
-    header: Chunk
-    array: Array
-    memory: Array  # the same bytes, flat
-    filled: int
-
-
-class Purse:
-    """Bytes that may be under way to one process, all sessions and peers together."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.held = 0
-
-
-class Assembler:
-    """Puts the chunks of one session's arrays together, within budgets of bytes.
-
-    An array counts against them from its first chunk until it is taken.
-
-    Args:
-        budget: for each peer that sends.
-        entries: arrays, of all peers.
-        purse: what the process's other sessions share.
-    """
-
-    def __init__(
-        self, budget: int = BUDGET, entries: int = ENTRIES, purse: Purse | None = None
-    ) -> None:
-        self._budget = budget
-        self._entries = entries
-        self._purse = purse or Purse(1 << 62)
-        self._held: dict[int, int] = {}  # by origin
-        self._partial: dict[tuple[int, str, int, Key], _Partial] = {}
-        self._whole: dict[tuple[int, str, int, Key], Array] = {}
-
-    def add(self, origin: int, chunk: Chunk, data: Buffer) -> bool:
-        """Takes in one chunk from `origin`; whether its array is now whole.
-
-        Raises:
-            ProtocolError: the chunk contradicts itself or those before it.
-            MessageTooLarge: the array does not fit in the budget.
-        """
-        key = (origin, chunk.purpose, chunk.number, chunk.name)
-        dtype = check_header(chunk, data)
-        partial = self._partial.get(key)
-        if partial is None:
-            partial = self._start(key, chunk, dtype, data)
-        header = partial.header
-        same = (chunk.dtype, chunk.shape, chunk.axes) == (header.dtype, header.shape, header.axes)
-        if not same or chunk.offset != partial.filled:
-            raise ProtocolError(
-                f"a chunk of {chunk.purpose} {chunk.name} does not continue the one before it"
-            )
-        if isinstance(data, Borrowed):
-            partial.filled = chunk.nbytes
-        else:
-            end = partial.filled + len(data)
-            partial.memory[partial.filled : end] = np.frombuffer(data, np.uint8)
-            partial.filled = end
-        if partial.filled < chunk.nbytes:
-            return False
-        del self._partial[key]
-        self._whole[key] = partial.array
-        return True
-
-    def _start(
-        self, key: tuple[int, str, int, Key], chunk: Chunk, dtype: Any, data: Buffer
-    ) -> _Partial:
-        if chunk.offset:
-            raise ProtocolError(f"{chunk.purpose} {chunk.name} starts at byte {chunk.offset}")
-        if key in self._whole:
-            raise ProtocolError(f"{chunk.purpose} {chunk.name} arrives a second time")
-        held = self._held.get(key[0], 0)
-        purse = self._purse
-        if held + chunk.nbytes > self._budget or purse.held + chunk.nbytes > purse.budget:
-            error = GraphLimitError if chunk.purpose == "part" else MessageTooLarge
-            raise error(
-                f"{chunk.purpose} {chunk.name} of {chunk.nbytes} bytes exceeds what is left of the "
-                f"budget: {held} of {self._budget} bytes of its sender are under way, and "
-                f"{purse.held} of {purse.budget} of all"
-            )
-        if len(self._partial) + len(self._whole) >= self._entries:
-            raise MessageTooLarge(f"more than {self._entries} arrays are under way in a session")
-        try:
-            memory = data.borrow() if isinstance(data, Borrowed) else aligned(chunk.nbytes)
-        except MemoryError:
-            raise MessageTooLarge(f"no memory for an array of {chunk.nbytes} bytes") from None
-        stored = [chunk.shape[axis] for axis in chunk.axes]
-        array = memory.view(dtype).reshape(stored).transpose(np.argsort(chunk.axes))
-        self._hold(key[0], chunk.nbytes)
-        self._partial[key] = partial = _Partial(chunk, array, memory, 0)
-        return partial
-
-    def take(self, origin: int, purpose: str, number: int, name: Key) -> Array:
-        """Hands a whole array over.
-
-        Raises:
-            ProtocolError: it has not arrived.
-        """
-        array = self._whole.pop((origin, purpose, number, name), None)
-        if array is None:
-            raise ProtocolError(f"{purpose} {name} of request {number} was announced but not sent")
-        self._hold(origin, -array.nbytes)
-        return array
-
-    def _hold(self, origin: int, nbytes: int) -> None:
-        self._held[origin] = self._held.get(origin, 0) + nbytes
-        self._purse.held += nbytes
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has arrived that was not taken."""
-        return not (self._partial or self._whole)
-
-    def forget(self, purpose: str, number: int) -> None:
-        """Drops what has arrived for a request or step."""
-        for key in [key for key in self._partial if key[1:3] == (purpose, number)]:
-            self._hold(key[0], -self._partial.pop(key).header.nbytes)
-        for key in [key for key in self._whole if key[1:3] == (purpose, number)]:
-            self._hold(key[0], -self._whole.pop(key).nbytes)
-
-    def clear(self) -> None:
-        """Drops all that has arrived; the session is over."""
-        self._partial.clear()
-        self._whole.clear()
-        self._purse.held -= sum(self._held.values())
-        self._held.clear()
-
-
-def aligned(nbytes: int) -> Array:
-    """Uninitialised memory that starts at a multiple of 64 bytes, as a flat uint8 array."""
-    memory = np.empty(nbytes + _ALIGNMENT - 1, np.uint8)
-    start = -address(memory) % _ALIGNMENT
-    return memory[start : start + nbytes]

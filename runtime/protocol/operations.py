@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphflow.errors import GraphflowError, ProtocolError
+from graphflow.runtime.assembler import Assembler
 from graphflow.runtime.messages import (
     Array,
     Chunk,
@@ -32,7 +33,7 @@ from graphflow.runtime.messages import (
     Write,
 )
 from graphflow.runtime.protocol.orders import Begin, Replies
-from graphflow.runtime.wire import Assembler, array_of, pieces
+from graphflow.runtime.wire import array_of, pieces
 
 REPLIES: dict[type[Message], type[Message]] = {
     Hello: Welcome,

@@ -14,12 +14,12 @@ from graphflow.errors import (
     VersionMismatch,
     WorkerLost,
 )
+from graphflow.runtime.assembler import Assembler
 from graphflow.runtime.clock import Clock
 from graphflow.runtime.messages import Hello, Key, Open
 from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.orders import Gone
 from graphflow.runtime.protocol.stream import Stream, Version
-from graphflow.runtime.wire import Assembler
 
 BEAT = 1.0  # seconds between two pings
 _LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down

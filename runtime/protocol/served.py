@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graphflow.errors import ProtocolError
+from graphflow.runtime.assembler import Assembler
 from graphflow.runtime.messages import (
     COORDINATOR,
     Abort,
@@ -37,14 +38,7 @@ from graphflow.runtime.messages import (
 from graphflow.runtime.protocol.faults import error_of, failed
 from graphflow.runtime.protocol.jobs import Job, Outcome, Route, Run, Send, Wake, WorkerAction
 from graphflow.runtime.protocol.stream import Inbound, Letter, Stream
-from graphflow.runtime.wire import (
-    SMALL_TOGETHER,
-    SPANS_A_MESSAGE,
-    Assembler,
-    array_of,
-    pieces,
-    small,
-)
+from graphflow.runtime.wire import SMALL_TOGETHER, SPANS_A_MESSAGE, array_of, pieces, small
 
 _UNANSWERED = (Commit, Abort, Chunk)
 _FETCHING = (Compute, Read, Save)

@@ -20,6 +20,7 @@ from graphflow.errors import (
     StaleSession,
     WorkerLost,
 )
+from graphflow.runtime.assembler import Assembler, Purse
 from graphflow.runtime.messages import (
     COORDINATOR,
     Abort,
@@ -75,14 +76,7 @@ from graphflow.runtime.protocol.jobs import (
 )
 from graphflow.runtime.protocol.served import Served
 from graphflow.runtime.protocol.stream import Arrival, Inbound, Stream, Version, fence
-from graphflow.runtime.wire import (
-    Assembler,
-    Buffer,
-    Purse,
-    array_of,
-    give_back,
-    is_far,
-)
+from graphflow.runtime.wire import Buffer, array_of, give_back, is_far
 
 MAX_SESSIONS = 64
 LONGEST_LEASE = 86_400.0  # seconds: what nobody speaks for is not kept for good

@@ -39,6 +39,7 @@ from graphflow.graph import Graph
 from graphflow.ops.kernels.objects import Store
 from graphflow.placement import calibrate, cluster_file, learned, plan_file
 from graphflow.runtime import checkpoint, codec, endpoint, status, wire
+from graphflow.runtime.assembler import Assembler
 from graphflow.runtime.checkpoint import shard
 from graphflow.runtime.checkpoint.store import Store as CheckpointStore
 from graphflow.runtime.messages import (
@@ -162,7 +163,7 @@ def envelope(sequence: int = 1, step: int = 0, origin: int = COORDINATOR) -> Env
 
 def chunk_run(data: bytes) -> None:
     """Chunks, as a list of [fields, data], into one assembler."""
-    inbox = wire.Assembler(budget=1 << 20, entries=100)
+    inbox = Assembler(budget=1 << 20, entries=100)
     for fields, piece in _pairs(data):
         head = msgpack.packb(["Chunk", list(envelope()), fields])
         with contextlib.suppress(ProtocolError):

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
+from graphflow.runtime.assembler import aligned
 from graphflow.runtime.transport.bypass import STREAMED_FROM, copy
-from graphflow.runtime.wire import aligned
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1, 63, 64, 255, 256, 4097])

@@ -16,6 +16,7 @@ import graphflow as gf
 from graphflow.errors import GraphflowError, ProtocolError, WorkerLost
 from graphflow.placement.cluster import Cluster
 from graphflow.runtime import wire
+from graphflow.runtime.assembler import Assembler
 from graphflow.runtime.links import Link
 from graphflow.runtime.messages import Chunk
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
@@ -191,7 +192,7 @@ def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[Link, Wire]
     send(made, array)
     _, lent, data = channel.sent[-1]
     assert isinstance(lent, Chunk) and lent.slot and data is None
-    inbox = wire.Assembler()
+    inbox = Assembler()
     borrowed = wire.Borrowed(lambda: borrower.borrow(lent.slot, lent.turn, lent.nbytes))
     assert inbox.add(0, lent, borrowed)
     back = inbox.take(0, "edge", 1, 7)
@@ -235,7 +236,7 @@ def test_a_lent_array_that_contradicts_itself_is_refused(field: str, value: Any)
     wrong = Chunk(**fields)
     borrowed = wire.Borrowed(lambda: borrower.borrow(wrong.slot, wrong.turn, wrong.nbytes))
     with pytest.raises((ProtocolError, GraphflowError)):
-        wire.Assembler(1 << 50).add(0, wrong, borrowed)
+        Assembler(1 << 50).add(0, wrong, borrowed)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
-from graphflow.runtime import wire
+from graphflow.runtime import assembler, wire
+from graphflow.runtime.assembler import Assembler, Purse
 from graphflow.runtime.messages import (
     KINDS,
     Chunk,
@@ -32,7 +33,6 @@ from graphflow.runtime.messages import (
 )
 from graphflow.runtime.wire import (
     SMALL_BYTES,
-    Assembler,
     array_of,
     chunks,
     decode,
@@ -313,7 +313,7 @@ def test_a_budget_bounds_what_is_under_way_until_it_is_taken_or_forgotten() -> N
 
 
 def test_each_peer_has_a_budget_and_all_sessions_share_one() -> None:
-    purse = wire.Purse(130)
+    purse = Purse(130)
     first, second = Assembler(60, purse=purse), Assembler(60, purse=purse)
     for inbox, origin in ((first, 0), (first, 0), (first, 1), (second, 0)):
         inbox.add(origin, replace(CHUNK, number=purse.held), b"\0" * 24)
@@ -335,7 +335,7 @@ def test_memory_that_there_is_not_is_an_error_of_ours(monkeypatch: pytest.Monkey
     def none(nbytes: int) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(wire, "aligned", none)
+    monkeypatch.setattr(assembler, "aligned", none)
     with pytest.raises(MessageTooLarge, match="no memory"):
         Assembler().add(0, CHUNK, b"\0" * 24)
 
