@@ -14,21 +14,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 from typing import Any
 
 import gpt
 import numpy as np
-from peers import Steps, arguments, interleaved, report, write
+from peers import Steps, arguments, report, write
+from peers import interleaved as interleaved_steps
 
 import graphflow as gf
-from graphflow.parallel import Schedule, one_f_one_b, run
+from graphflow.parallel import Schedule, Task, gpipe, interleaved, one_f_one_b, run, zb_h1
 
-STAGES, MICRO, BATCH, LAYERS, EACH = 2, 4, 16, 4, 3
+DEVICES, MICRO, BATCH, LAYERS, EACH, TRACED = 2, 4, 16, 4, 3, 16
 GOAL = 0.9
+SCHEDULES = {
+    "GPipe": gpipe(DEVICES, MICRO, recompute=False),
+    "1F1B": one_f_one_b(DEVICES, MICRO),
+    "interleaved": interleaved(2 * DEVICES, MICRO, chunks=2),
+    "ZB-H1": zb_h1(DEVICES, MICRO),
+}
 
 
 def feeds() -> tuple[np.ndarray, np.ndarray]:
@@ -41,139 +48,220 @@ def feeds() -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss_of(p: dict[str, Any], ids: Any, targets: Any) -> Any:
-    """The model of benchmarks/gpt.py, its two halves under scopes."""
+    """The model of benchmarks/gpt.py, its blocks under scopes."""
 
     def heads(x: Any) -> Any:
         cut = gf.reshape(x, (BATCH, gpt.TIME, gpt.HEADS, gpt.HEAD))
         return gf.permute_dims(cut, (0, 2, 1, 3))
 
-    for stage in range(STAGES):
-        with gf.name_scope(f"stage{stage}"):
-            if stage == 0:
+    for i in range(LAYERS):
+        with gf.name_scope(f"block{i}"):
+            if i == 0:
                 h = gf.nn.embedding(ids, p["tokens"]) + p["places"]
-            half = LAYERS // STAGES
-            for i in range(stage * half, (stage + 1) * half):
-                n = gf.nn.layer_norm(h, p[f"first_scale{i}"], p[f"first_shift{i}"])
-                q, k, v = gf.split(n @ p[f"qkv{i}"] + p[f"qkv_bias{i}"], 3, axis=-1)
-                seen = gf.nn.attention(heads(q), heads(k), heads(v), causal=True)
-                seen = gf.reshape(gf.permute_dims(seen, (0, 2, 1, 3)), (BATCH, gpt.TIME, gpt.WIDTH))
-                h = h + seen @ p[f"out{i}"] + p[f"out_bias{i}"]
-                n = gf.nn.layer_norm(h, p[f"second_scale{i}"], p[f"second_shift{i}"])
-                n = gf.nn.gelu(n @ p[f"up{i}"] + p[f"up_bias{i}"])
-                h = h + n @ p[f"down{i}"] + p[f"down_bias{i}"]
-            if stage == STAGES - 1:
+            n = gf.nn.layer_norm(h, p[f"first_scale{i}"], p[f"first_shift{i}"])
+            q, k, v = gf.split(n @ p[f"qkv{i}"] + p[f"qkv_bias{i}"], 3, axis=-1)
+            seen = gf.nn.attention(heads(q), heads(k), heads(v), causal=True)
+            seen = gf.reshape(gf.permute_dims(seen, (0, 2, 1, 3)), (BATCH, gpt.TIME, gpt.WIDTH))
+            h = h + seen @ p[f"out{i}"] + p[f"out_bias{i}"]
+            n = gf.nn.layer_norm(h, p[f"second_scale{i}"], p[f"second_shift{i}"])
+            n = gf.nn.gelu(n @ p[f"up{i}"] + p[f"up_bias{i}"])
+            h = h + n @ p[f"down{i}"] + p[f"down_bias{i}"]
+            if i == LAYERS - 1:
                 return gf.mean(gf.nn.cross_entropy(h @ p["head"], targets))
     return None
 
 
 @contextmanager
-def ours() -> Iterator[tuple[gf.Session, Callable[[], float]]]:
+def ours(name: str) -> Iterator[Pipeline]:
     gpt.LAYERS = LAYERS
     p = {name: gf.variable(value, name=name) for name, value in gpt.weights().items()}
     ids, targets = (gf.placeholder("int64", (BATCH, gpt.TIME), name=n) for n in ("ids", "targets"))
     loss = loss_of(p, ids, targets)
-    strategy = gf.parallel.Pipeline([f"stage{s}" for s in range(STAGES)], "1f1b", MICRO)
+    schedule = SCHEDULES[name]
+    blocks = np.array_split([f"block{i}" for i in range(LAYERS)], schedule.stages)
+    strategy = gf.parallel.Pipeline([list(each) for each in blocks], schedule)
     train = gf.optim.SGD(0.01).minimize(loss, strategy=strategy)
     given = dict(zip((ids, targets), feeds(), strict=True))
-    with gf.Session(gf.Cluster.local(STAGES, threads=1)) as s:
-        yield s, lambda: float(s.run([loss, train], given)[0])
+    with gf.Session(gf.Cluster.local(DEVICES, threads=1)) as s:
+        yield Pipeline(schedule, s, [loss, train], given)
 
 
-Pass = tuple[str, int, int]
-"""F or B, the stage, the micro-batch."""
+@dataclass(frozen=True)
+class Pipeline:
+    """A training step, ready to run."""
+
+    schedule: Schedule
+    session: gf.Session
+    fetches: list[Any]
+    given: dict[Any, Any]
+
+    def step(self) -> float:
+        return float(self.session.run(self.fetches, self.given)[0])
 
 
-def passes(events: Iterable[Any], stage: int) -> dict[Pass, tuple[float, float, float]]:
-    """When each pass of a stage began and ended, and how long it computed in between.
+# Idle time --------------------------------------------------------------------------------------
 
-    A node tells its pass by its name, but for what adds to the sums of gradients, which is named
-    after the first micro-batch, and what gradients share; these belong to the pass that they run
-    in. Passes come in the schedule's order; the updates after the last one do not count.
+Spans = dict[Task, tuple[float, float, float]]
+"""When each pass began and ended, and how long its device worked in between; seconds."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Seconds of a step, all in the mean over devices.
+
+    Attributes:
+        measured: what a device waits of the time from its first pass to its last (of the device
+            where that is longest).
+        form: (p-1)(f+b)/v, for ZB-H1 (p-1)(f+b-w), with these f, b, w.
+        schedule: what it says for what each stage's passes took in the same step, and a transfer.
+        textbook: the form with all of a backward pass for b, as if its gradient left at its end.
+        f, b, w: of a micro-batch through all stages of a device: a forward pass; a backward pass
+            until its gradient has left; what it computes after that, weights' gradients (both of
+            stages that send one).
+        period: from the first pass to the last.
     """
-    order = [(t.phase, t.microbatch) for t in one_f_one_b(STAGES, MICRO).orders[stage]]
-    found: dict[Pass, tuple[float, float, float]] = {}
+
+    measured: float
+    form: float
+    schedule: float
+    textbook: float
+    f: float
+    b: float
+    w: float
+    period: float
+
+
+def idle(pipeline: Pipeline) -> dict[str, float]:
+    """The idle time by trace, in the median of the quicker half of the steps: a stranger's turn on
+    one processor is another device's wait."""
+    with pipeline.session.trace() as trace:
+        for _ in range(TRACED):
+            pipeline.step()
+    plan = pipeline.session.plan(pipeline.fetches)
+    every = [idle_of(each, plan, pipeline.schedule) for each in trace.steps[1:]]
+    found = sorted(every, key=lambda each: each.period)[: TRACED // 2]
+    return {
+        field.name: median(getattr(each, field.name) for each in found) for field in fields(Idle)
+    }
+
+
+def idle_of(traced: Any, plan: Any, schedule: Schedule) -> Idle:
+    """The idle time of one step."""
+    spans: Spans = {}
+    late: dict[Task, float] = {}
+    periods = []
+    for device, order in zip(plan.cluster.devices, schedule.orders, strict=True):
+        own = [e for e in traced.events if e.track == device]
+        found = passes(own, order, tasks_of(plan, schedule, device))
+        assert len(found) == len(order), f"{device}: {len(order) - len(found)} passes are missing"
+        spans |= found
+        late |= {t: behind(own, span) for t, span in found.items() if t.phase == "B"}
+        periods.append(max(e for _, e, _ in found.values()) - min(b for b, *_ in found.values()))
+    took = {task: seconds for task, (*_, seconds) in spans.items()}
+    f, b = (by_stage(took, phase, schedule) for phase in "FB")
+    if schedule.splits_backward:
+        whole, w = b, by_stage(took, "W", schedule)
+    else:
+        whole, w = b, by_stage(late, "B", schedule)
+        b = [both - after for both, after in zip(b, w, strict=True)]
+    p, v = schedule.devices, schedule.stages // schedule.devices
+    forward = fmean(f) * v
+    until, after, until_all = (fmean(each[1:]) * v for each in (b, w, whole))
+    less = after if schedule.splits_backward else 0.0
+    measured = max(periods) - sum(took.values()) / p
+    planned = run(divided(schedule), f, b, w, way(traced.events))
+    return Idle(
+        measured,
+        (p - 1) * (forward + until - less) / v,
+        fmean(planned.idle),
+        (p - 1) * (forward + until_all - less) / v,
+        forward,
+        until,
+        after,
+        max(periods),
+    )
+
+
+def tasks_of(plan: Any, schedule: Schedule, device: str) -> dict[str, Task]:
+    """The tasks that the nodes of a device are for."""
+    labels = {}
+    for task in schedule.orders[plan.cluster.devices.index(device)]:
+        label = f"{task.phase}{task.microbatch}"
+        labels[f"{label}/{task.stage}" if schedule.several else label] = task
+    return {n.name: labels[n.task] for n in plan.nodes if n.device == device and n.task in labels}
+
+
+def passes(events: Sequence[Any], order: Sequence[Task], told: Mapping[str, Task]) -> Spans:
+    """The passes of a device: what it computes in them, and what it takes to hand that on.
+
+    What adds up gradients of several micro-batches bears the name of one, and belongs to the pass
+    that it runs in. Updates, after the last pass, do not count.
+    """
+    found: Spans = {}
     at = -1
-    for e in sorted(events, key=lambda e: e.start):
-        micro, _, rest = e.name.partition("/")
-        if not micro.startswith("micro="):
-            if at == len(order) - 1:
-                break
-            continue
-        scope = rest.partition("/")[0]
-        told = {f"stage{stage}": "F", "gradients": "B"}.get(scope)
-        if at + 1 < len(order) and (told, int(micro[6:])) == order[at + 1]:
+    for e in events:
+        task = told.get(e.name) if e.kind == "compute" else None
+        if at + 1 < len(order) and task == order[at + 1]:
             at += 1
-        if at >= 0:
-            phase, microbatch = order[at]
-            key = (phase, stage, microbatch)
-            begun, _, took = found.get(key, (e.start, e.end, 0.0))
-            found[key] = (begun, e.end, took + e.end - e.start)
+        if at < 0 or e.kind == "wait":
+            continue
+        if at + 1 == len(order) and e.kind == "compute" and task != order[at]:
+            break
+        start, end = e.start * 1e-9, e.end * 1e-9
+        begun, _, took = found.get(order[at], (start, end, 0.0))
+        found[order[at]] = (begun, end, took + end - start)
     return found
 
 
-def idle(s: gf.Session, step: Callable[[], float]) -> dict[str, float]:
-    """The share of all passes' time in which a worker computes none, as traced; what the schedule
-    says for the times that the stages' passes and transfers took in the same step; and the closed
-    form of passes that all take the same time.
-
-    A stage's gradient leaves as soon as it is made, before the last weights' gradients of its pass:
-    in the schedule these are a part of their own, right behind the other (W, where the form has
-    one backward pass that is read at its end).
-    """
-    with s.trace() as trace:
-        for _ in range(9):
-            step()
-    shares: list[float] = []
-    planned: list[float] = []
-    for each in trace.steps[1:]:
-        spans: dict[Pass, tuple[float, float, float]] = {}
-        late: dict[Pass, float] = {}
-        for stage in range(STAGES):
-            own = [e for e in each.events if e.track.startswith(f"/worker:{stage}/")]
-            found = passes([e for e in own if e.kind == "compute"], stage)
-            spans |= found
-            late |= {name: behind(own, span) for name, span in found.items() if name[0] == "B"}
-        begun, ended = (
-            pick(span[i] for span in spans.values()) for i, pick in ((0, min), (1, max))
-        )
-        took = {name: seconds for name, (*_, seconds) in spans.items()}
-        shares.append(1 - sum(took.values()) / (ended - begun) / STAGES)
-        f, b, w = by_stage(took, "F"), by_stage(took, "B"), by_stage(late, "B")
-        first = [whole - part for whole, part in zip(b, w, strict=True)]
-        way = fmean(e.end - e.start for e in each.events if e.kind == "transfer")
-        planned.append(run(divided(), f, first, w, way).bubble)
-    even = (STAGES - 1) / (MICRO + STAGES - 1)
-    result = {"measured": median(shares), "by the schedule": median(planned), "equal passes": even}
-    print("\nidle share of the two workers")
-    for name, share in result.items():
-        print(f"  {name:<20} {share:6.1%}")
-    return result
-
-
-def by_stage(seconds: dict[Pass, float], phase: str) -> list[float]:
-    return [fmean(seconds[phase, s, m] for m in range(MICRO)) for s in range(STAGES)]
-
-
-def behind(events: Iterable[Any], span: tuple[float, float, float]) -> float:
+def behind(events: Sequence[Any], span: tuple[float, float, float]) -> float:
     """How long a pass computed after the last that it sent; 0 if it sent nothing."""
     begun, ended, _ = span
-    sends = [e.end for e in events if e.kind == "send" and begun < e.end <= ended]
-    sent = max(sends, default=ended)
-    return sum(e.end - e.start for e in events if e.kind == "compute" and sent <= e.start < ended)
+    inside = [e for e in events if begun <= e.start * 1e-9 < ended]
+    sent = max((e.end for e in inside if e.kind == "send"), default=None)
+    after = (e for e in inside if e.kind == "compute" and sent is not None and e.start >= sent)
+    return sum(e.end - e.start for e in after) * 1e-9
 
 
-def divided() -> Schedule:
-    """1F1B with each backward pass in two: what other stages wait for, and the rest."""
-    whole = one_f_one_b(STAGES, MICRO)
+def way(events: Sequence[Any]) -> float:
+    """The seconds from the end of a send to the arrival, in the median."""
+    sent = {e.edge: e.end for e in events if e.kind == "send"}
+    came = [(e.edge, e.end) for e in events if e.kind == "transfer" and e.edge in sent]
+    return median(max(end - sent[edge], 0) for edge, end in came) * 1e-9
+
+
+def by_stage(seconds: Mapping[Task, float], phase: str, schedule: Schedule) -> list[float]:
+    """The mean over micro-batches."""
+    return [
+        fmean(s for task, s in seconds.items() if (task.phase, task.stage) == (phase, stage))
+        for stage in range(schedule.stages)
+    ]
+
+
+def divided(schedule: Schedule) -> Schedule:
+    """A schedule with each backward pass in two: what other stages wait for, and the rest."""
+    if schedule.splits_backward:
+        return schedule
     orders = tuple(
         tuple(
             part
             for task in order
             for part in ((task,) if task.phase == "F" else (task, task._replace(phase="W")))
         )
-        for order in whole.orders
+        for order in schedule.orders
     )
-    return replace(whole, name="1f1b, divided", orders=orders)
+    return replace(schedule, name=f"{schedule.name}, divided", orders=orders)
+
+
+def told(found: Mapping[str, Mapping[str, float]]) -> None:
+    """Print the idle times, in ms, and their ratios."""
+    columns = ("measured", "form", "schedule", "textbook", "f", "b", "w", "period")
+    print(f"\n{'idle, ms a device':<20}" + "".join(f"{c:>10}" for c in columns) + "     measured /")
+    for name, row in found.items():
+        print(
+            f"{name:<20}"
+            + "".join(f"{row[c] * 1e3:10.2f}" for c in columns)
+            + "".join(f"   {c} {row['measured'] / row[c]:.2f}" for c in columns[1:4])
+        )
 
 
 # Theirs ---------------------------------------------------------------------------------------
@@ -188,9 +276,9 @@ def peer(rank: int, store: str) -> None:
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=STAGES
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=DEVICES
     )
-    gpt.LAYERS, half = LAYERS, LAYERS // STAGES
+    gpt.LAYERS, half = LAYERS, LAYERS // DEVICES
 
     class Stage(torch.nn.Module):
         def __init__(self) -> None:
@@ -200,7 +288,7 @@ def peer(rank: int, store: str) -> None:
                 name: torch.nn.Parameter(torch.from_numpy(value))
                 for name, value in gpt.weights().items()
                 if name[-1] in mine or (rank == 0 and name in ("tokens", "places"))
-                or (rank == STAGES - 1 and name == "head")
+                or (rank == DEVICES - 1 and name == "head")
             })  # fmt: skip
 
         def forward(self, h: Any) -> Any:
@@ -217,13 +305,13 @@ def peer(rank: int, store: str) -> None:
                 n = functional.layer_norm(h, (w,), p[f"second_scale{i}"], p[f"second_shift{i}"])
                 n = functional.gelu(n @ p[f"up{i}"] + p[f"up_bias{i}"])
                 h = h + n @ p[f"down{i}"] + p[f"down_bias{i}"]
-            return h @ p["head"] if rank == STAGES - 1 else h
+            return h @ p["head"] if rank == DEVICES - 1 else h
 
     def loss(scores: Any, targets: Any) -> Any:
         return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
     module = Stage()
-    stage = PipelineStage(module, rank, STAGES, torch.device("cpu"))
+    stage = PipelineStage(module, rank, DEVICES, torch.device("cpu"))
     schedule = Schedule1F1B(stage, MICRO, loss_fn=loss)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     ids, targets = map(torch.from_numpy, feeds())
@@ -251,7 +339,7 @@ def theirs() -> Iterator[Steps]:
                 [*command, str(rank), f"{folder}/store"], text=True, env=env,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )
-            for rank in range(STAGES)
+            for rank in range(DEVICES)
         ]  # fmt: skip
         try:
             if any(each.stdout.readline() != "ready\n" for each in peers):
@@ -277,13 +365,26 @@ def main() -> None:
     if sys.argv[1:2] == ["--peer"]:
         peer(int(sys.argv[2]), sys.argv[3])
         return
-    options = arguments("GPT in a pipeline of two local workers").parse_args()
-    with ours() as (s, step), theirs() as others:
-        seconds = interleaved({"graphflow": step, **others}, min(options.rounds, 10), each=EACH)
-        title = f"GPT of {LAYERS} blocks in {STAGES} stages, 1F1B, {MICRO} micro-batches"
-        result = report(title, seconds, goal=GOAL)
-        result["idle"] = idle(s, step)
-    write("pipeline", [result], options.output)
+    parser = arguments("GPT in a pipeline of two local workers")
+    parser.add_argument("--idle", action="store_true", help="only the idle times")
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    if not options.idle:
+        with ours("1F1B") as pipeline, theirs() as others:
+            steps = {"graphflow": pipeline.step, **others}
+            seconds = interleaved_steps(steps, min(options.rounds, 10), each=EACH)
+            title = f"GPT of {LAYERS} blocks in {DEVICES} stages, 1F1B, {MICRO} micro-batches"
+            results.append(report(title, seconds, goal=GOAL))
+    waits = {}
+    for name in SCHEDULES:
+        with ours(name) as pipeline:
+            for _ in range(EACH):
+                pipeline.step()
+            waits[name] = idle(pipeline)
+    told(waits)
+    write(
+        "pipeline", [*results, {"title": "idle seconds of a device", "idle": waits}], options.output
+    )
 
 
 if __name__ == "__main__":

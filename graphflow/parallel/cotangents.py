@@ -34,7 +34,7 @@ def added_where_they_are(graph: Graph, stages: Mapping[Node, int]) -> Graph:
             last.discard(left)
 
     def regrouped(node: Node, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:
-        if node not in last or depth[node] == 1:
+        if node not in last:
             return None
         left, right = inputs
         parts = [right]

@@ -51,6 +51,23 @@ def test_readers_in_a_stage_send_back_one_cotangent(schedule: str) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_what_two_branches_of_the_next_stage_read_sends_back_one_cotangent(schedule: str) -> None:
+    x = gf.placeholder("float64", ("n", 5), name="x")
+    h = x
+    for i in range(2):
+        with gf.name_scope(f"layer{i}"):
+            h = h + gf.tanh(h @ gf.variable(np.eye(5), name=f"w{i}"))
+    with gf.name_scope("loss"):
+        loss = gf.mean(gf.square(h))
+    strategy = gf.parallel.Pipeline(["layer0", ["layer1", "loss"]], schedule, microbatches=3)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    plan = gf.plan([loss, train], gf.Cluster.local(2), {x: (6, 5)})
+    first, second = plan.cluster.devices
+    sent = Counter((t.source, t.target) for t in plan.transfers if t.bytes == 2 * 5 * 8)
+    assert sent[first, second] == sent[second, first] == 3
+
+
 def test_a_gradient_that_is_fetched_is_the_same() -> None:
     strategy = gf.parallel.Pipeline(STAGES, "1f1b", microbatches=3)
     value = np.random.default_rng(2).normal(size=(6, 5))
