@@ -20,9 +20,9 @@ from graphflow.op import FUNCTIONS, Node
 from graphflow.placement import calibrate
 from graphflow.placement.calibrate import StepCost, keep_steps, steps_of
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.cost import Lesson, lessons
 from graphflow.placement.hardware import link_classes, link_matrices
 from graphflow.placement.learned import Learned, keep, kept
+from graphflow.placement.lessons import Lesson, lessons
 from graphflow.placement.measure import quick
 from graphflow.placement.plan import Plan
 from graphflow.placement.planning import session_kind, units

@@ -30,9 +30,9 @@ from graphflow.graph import Graph
 from graphflow.learning import node_seconds
 from graphflow.op import Node, owner
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.cost import Lesson, lessons
 from graphflow.placement.host import cores, host_memory
 from graphflow.placement.learned import Learned
+from graphflow.placement.lessons import Lesson, lessons
 from graphflow.placement.turns import by_turns
 from graphflow.runtime.executor import clock
 from graphflow.runtime.host import Host

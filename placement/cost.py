@@ -6,33 +6,25 @@ about node numbers become errors about the user's lines.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from graphflow.errors import MemoryLimitError
-from graphflow.graph import Graph, bind_attrs, bodies
+from graphflow.graph import Graph, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.collectives import crossing, groups_of, own_inputs
-from graphflow.ops.control import is_control
-from graphflow.ops.kernels.fusion import regions_of
-from graphflow.passes.duplicates import key_of
 from graphflow.placement.body_memory import body_memory
 from graphflow.placement.cluster import CLIENT, Cluster
-from graphflow.placement.hardware import Links, classes, link_classes, link_matrices, rates
-from graphflow.placement.learned import ACROSS, Bucket, Learned, half_octaves
+from graphflow.placement.hardware import Links, link_classes, link_matrices
+from graphflow.placement.learned import Learned
 from graphflow.placement.limits import Limits, teams
-from graphflow.placement.problem import Ints, Problem
-from graphflow.placement.rates import STATELESS, Rates, op_class, work
-from graphflow.placement.shortage import shortages
+from graphflow.placement.predictions import UNPLACED, Predictions
+from graphflow.placement.problem import Problem
 from graphflow.placement.topology import shared_links
-from graphflow.spec import TensorSpec, is_inexact, nbytes
-
-UNPLACED = frozenset({"constant", "group"})
-"""Ops outside the problem: constants are wherever they are read, groups only hold others."""
+from graphflow.spec import TensorSpec, is_inexact
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +90,7 @@ def build_problem(
     """
     builder = _Builder(graph, cluster, bindings)
     limits = Limits(graph, cluster, homes or {})
-    compute = builder.seconds(limits, profiles, contention, learned)
+    compute = builder.predictions.seconds(limits, profiles, contention, learned)
     return builder.problem(compute, *builder.links(profiles, links, learned))
 
 
@@ -114,11 +106,11 @@ def build_problems(
     """`build_problem` without contention and with it; of a single device, one problem twice."""
     builder = _Builder(graph, cluster, bindings)
     limits = Limits(graph, cluster, homes or {})
-    compute = builder.seconds(limits, profiles, False, learned)
+    compute = builder.predictions.seconds(limits, profiles, False, learned)
     alone = builder.problem(compute, *builder.links(profiles, links, learned))
     if len(cluster.devices) == 1:
         return alone, alone
-    busy = builder.seconds(limits, profiles, True, learned)
+    busy = builder.predictions.seconds(limits, profiles, True, learned)
     return alone, replace(alone, problem=alone.problem.with_compute(busy))
 
 
@@ -129,58 +121,17 @@ class _Builder:
         self.graph = graph
         self.cluster = cluster
         self.bindings = bindings
-        self.nodes = tuple(node for node in graph.nodes if node.op.name not in UNPLACED)
-        free = (*UNPLACED, "placeholder")
-        self.sinks = tuple(dict.fromkeys(t for t in graph.outputs if t.node.op.name not in free))
-        self.index = {node: i for i, node in enumerate(self.nodes)}
-        self.specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
-        self.outputs = frozenset(graph.outputs)
+        self.predictions = Predictions(graph, cluster, bindings)
+        self.nodes = self.predictions.nodes
+        self.sinks = self.predictions.sinks
+        self.count = self.predictions.count
+        self.index = self.predictions.index
+        self.specs = self.predictions.specs
+        self.nbytes = self.predictions.nbytes
         self.tensors: dict[Tensor, int] = {}
         self.shares: dict[Tensor, Node] = {}
         self._exchanged = frozenset(node for group in groups_of(self.nodes) for node in group)
         self._teams = teams(graph)
-        self._bytes: dict[TensorSpec, int] = {}
-        regions = regions_of(graph, "cpu", self.specs, bindings)
-        self._regions = {node: nodes for nodes in regions for node in nodes if len(nodes) > 1}
-        self._alike, self._examples = self._classified()
-
-    def _classified(self) -> tuple[Ints, list[Node]]:
-        """(n,) the number of the class of nodes that take the same time, and one of each class:
-        large graphs have few."""
-        numbers: dict[Hashable, int] = {}
-        alike = np.empty(len(self.nodes), dtype=np.int64)
-        examples: list[Node] = []
-        for i, node in enumerate(self.nodes):
-            key: Hashable = node
-            if node.op.name not in STATELESS:
-                specs = tuple([self.specs[t] for t in node.inputs])
-                attrs = key_of(dict(node.attrs)) if node.attrs else ()
-                key = (node.op, specs, node.specs, attrs, self._in_place(node))
-            alike[i] = number = numbers.setdefault(key, len(examples))
-            if number == len(examples):
-                examples.append(node)
-        return alike, examples
-
-    def nbytes(self, tensor: Tensor) -> int:
-        """Bytes of a tensor."""
-        spec = self.specs[tensor]
-        known = self._bytes.get(spec)
-        if known is None:
-            known = self._bytes[spec] = nbytes(spec)
-        return known
-
-    def seconds(
-        self,
-        limits: Limits,
-        profiles: Mapping[int, Mapping[str, Any]] | None,
-        contention: bool,
-        learned: Learned | None,
-    ) -> np.ndarray[Any, Any]:
-        """`compute`, corrected by what was learned."""
-        compute = self.compute(limits, rates(self.cluster, profiles, contention))
-        if learned:
-            self.correct(compute, contention, learned)
-        return compute
 
     def links(
         self,
@@ -224,175 +175,16 @@ class _Builder:
         )
         return GraphProblem(
             problem, self.graph, self.nodes, self.sinks, tuple(self.tensors), self.shares,
-            (*devices, CLIENT), self.specs, self._regions,
+            (*devices, CLIENT), self.specs, self.predictions.regions,
         )  # fmt: skip
-
-    @property
-    def count(self) -> int:
-        return len(self.nodes) + len(self.sinks)
-
-    def compute(self, limits: Limits, speeds: Mapping[str, Rates]) -> np.ndarray[Any, Any]:
-        """(n, d) seconds; inf where a node may not be."""
-        devices = self.cluster.devices
-        compute = np.full((self.count, len(devices) + 1), np.inf)
-        compute[len(self.nodes) :, -1] = 0.0
-        rows: dict[frozenset[str], int] = {}
-        places = [rows.setdefault(limits.allowed(n), len(rows)) for n in self._placed(compute)]
-        allowed = np.array([[name in row for name in devices] for row in rows], dtype=bool)
-        takes = np.empty((len(self._examples), len(devices)))
-        for number, node in enumerate(self._examples):
-            takes[number] = self._takes(node, [speeds[name] for name in devices])
-        if places:
-            placed = np.array([node.op.name != "placeholder" for node in self.nodes])
-            compute[: len(self.nodes), :-1][placed] = np.where(
-                allowed[places], takes[self._alike[placed]], np.inf
-            )
-        self._fuse(compute, limits, speeds)
-        return compute
-
-    def _fuse(
-        self, compute: np.ndarray[Any, Any], limits: Limits, speeds: Mapping[str, Rates]
-    ) -> None:
-        """What nodes take that run as one kernel, shared out by their flops as traces do, in place.
-
-        Devices of one kind and rate are predicted once, and so are regions that are alike.
-        """
-        columns: dict[int, list[int]] = {}
-        for at, name in enumerate(self.cluster.devices):
-            columns.setdefault(id(speeds[name]), []).append(at)
-        regions = [
-            (nodes, [self.index[node] for node in nodes], self._moved(nodes))
-            for nodes in self._together(limits)
-        ]
-        known: dict[Hashable, list[float]] = {}
-        for members in columns.values():
-            rate = speeds[self.cluster.devices[members[0]]]
-            for nodes, rows, moved in regions:
-                key = (id(rate), tuple(self._alike[rows].tolist()), moved)
-                if key not in known:
-                    known[key] = self._shared(nodes, rate, moved)
-                for i, seconds in zip(rows, known[key], strict=True):
-                    row = compute[i, members]
-                    compute[i, members] = np.where(np.isfinite(row), seconds, row)
-
-    def _together(self, limits: Limits) -> list[list[Node]]:
-        """Nodes that run as one kernel where they are together; those whom pins, or their
-        variables, may part are not counted on."""
-        kept = []
-        for nodes in dict.fromkeys(self._regions.values()):
-            alike: dict[Hashable, list[Node]] = {}
-            for node in nodes:
-                alike.setdefault(limits.allowed(node), []).append(node)
-            kept += [each for each in alike.values() if len(each) > 1]
-        return kept
-
-    def _moved(self, nodes: Sequence[Node]) -> float:
-        """Bytes that a region reads of others, and that others read of it."""
-        inside = set(nodes)
-        read = {t for node in nodes for t in node.inputs if t.node not in inside}
-        kept = [
-            t
-            for node in nodes
-            for t in node.outputs
-            if t in self.outputs or any(c not in inside for c in self.graph.consumers[node])
-        ]
-        return float(sum(map(self.nbytes, (*read, *kept))))
-
-    def _shared(self, nodes: Sequence[Node], rate: Rates, moved: float) -> list[float]:
-        """Seconds of each node of a region."""
-        parts = []
-        for node in nodes:
-            inputs = [self.specs[t] for t in node.inputs]
-            outputs = [self.specs[t] for t in node.outputs]
-            amount = work(node.op, inputs, outputs, bind_attrs(node.attrs, self.bindings))
-            parts.append((node.op, amount, outputs))
-        total = rate.fused(parts, moved)
-        flops = sum(amount.flops for _, amount, _ in parts)
-        return [total * amount.flops / max(flops, 1.0) for _, amount, _ in parts]
-
-    def _placed(self, compute: np.ndarray[Any, Any]) -> Iterator[Node]:
-        """Nodes other than placeholders, whose place is noted: the client."""
-        for i, node in enumerate(self.nodes):
-            if node.op.name == "placeholder":
-                compute[i, -1] = 0.0
-            else:
-                yield node
-
-    def _takes(self, node: Node, speeds: Sequence[Rates]) -> list[float]:
-        """Seconds of a node on each device."""
-        if self._in_place(node):
-            return [0.0] * len(speeds)
-        attrs = bind_attrs(node.attrs, self.bindings)
-        inputs = [self.specs[t] for t in node.inputs]
-        outputs = [self.specs[t] for t in node.outputs]
-        known: dict[int, float] = {}
-        for rate in speeds:
-            if id(rate) not in known:
-                known[id(rate)] = rate.seconds(node.op, inputs, outputs, attrs)
-        return [known[id(rate)] for rate in speeds]
-
-    def correct(self, compute: np.ndarray[Any, Any], contention: bool, learned: Learned) -> None:
-        """Multiply predictions by what was learned, in place."""
-        named = classes(self.cluster)
-        columns: dict[str, list[int]] = {}
-        for at, name in enumerate(self.cluster.devices):
-            columns.setdefault(named[name], []).append(at)
-        busy = contention and len(self.cluster.devices) > 1
-        nodes = compute[: len(self.nodes)]
-        for device, members in columns.items():
-            rows = nodes[:, members]
-            known = np.isfinite(rows) & (rows > 0)
-            some = np.flatnonzero(known.any(axis=1))
-            predicted = rows[some, known[some].argmax(axis=1)].tolist()
-            factors: dict[tuple[int, float], float] = {}
-            for i, alike, seconds in zip(
-                some.tolist(), self._alike[some].tolist(), predicted, strict=True
-            ):
-                factor = factors.get((alike, seconds))
-                if factor is None:
-                    bucket = self.bucket(self.nodes[i], device, busy, seconds)
-                    factor = factors[alike, seconds] = learned.factor(bucket)
-                rows[i] *= factor
-            nodes[:, members] = rows
-
-    def bucket(self, node: Node, device: str, busy: bool, predicted: float) -> Bucket:
-        """What a lesson about a node is about, on a class of devices."""
-        outputs = [self.specs[t] for t in node.outputs]
-        attrs = bind_attrs(node.attrs, self.bindings)
-        inputs = [self.specs[t] for t in node.inputs]
-        amount = work(node.op, inputs, outputs, attrs, self.bindings)
-        flops = predicted * 1e9 if is_control(node.op) else amount.flops
-        return Bucket(
-            device, busy, op_class(node.op), _variant(node.op.name, attrs),
-            outputs[0].dtype.name if outputs else "",
-            half_octaves(flops), half_octaves(amount.bytes),
-        )  # fmt: skip
-
-    def _in_place(self, node: Node) -> bool:
-        """Whether a new value is computed straight into its variable, so that nothing is copied."""
-        if node.op.name != "assign":
-            return False
-        variable, value = node.inputs
-        op = value.node.op
-        return (
-            (
-                (op.elementwise and is_inexact(value.dtype))
-                or (op.in_place and value.node.inputs[0] is variable)
-            )
-            and value.spec == variable.spec
-            and {node, *self._regions.get(value.node, ())}.issuperset(
-                self.graph.consumers[value.node]
-            )
-            and node.outputs[0] not in self.outputs
-            and value not in self.outputs
-        )
 
     def _written(self) -> set[Node]:
         """Nodes of updates that take no memory: what is computed straight into its variable as the
         step commits, and the elementwise nodes on the way that nothing else reads."""
-        wanted = {t.node for t in self.outputs}
+        wanted = {t.node for t in self.graph.outputs}
         consumers = self.graph.consumers
         written: set[Node] = set()
+        in_place = self.predictions.in_place
 
         def sweeps(reader: Node) -> bool:
             new = reader.op.name == "assign" and reader.inputs[0].spec == reader.inputs[1].spec
@@ -403,7 +195,7 @@ class _Builder:
             if node in wanted or not consumers[node]:
                 continue
             if node.op.in_place:
-                written.update([node] if any(map(self._in_place, consumers[node])) else [])
+                written.update([node] if any(map(in_place, consumers[node])) else [])
             elif node.op.elementwise and is_inexact(node.outputs[0].dtype):
                 written.update([node] if all(map(sweeps, consumers[node])) else [])
         return written
@@ -497,13 +289,6 @@ class _Builder:
         return prefer
 
 
-def _variant(name: str, attrs: Mapping[str, Any]) -> str:
-    """An op, and which operands its kernel reads across: products of a few rows take twice as long
-    by one way as by another, though they have as much to do."""
-    across = "".join(side for side in "ab" if attrs.get(f"transpose_{side}"))
-    return f"{name}{ACROSS}{across}" if across else name
-
-
 def _correct_links(
     cluster: Cluster,
     latency: np.ndarray[Any, Any],
@@ -525,111 +310,3 @@ def _last_readers(graph: Graph) -> dict[Node, int]:
         for tensor in node.inputs:
             last[tensor.node] = max(last.get(tensor.node, 0), node.serial)
     return last
-
-
-# Learning -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What there is to learn about a placed node: where its ratio belongs, what calibration alone
-    predicts (seconds)."""
-
-    bucket: Bucket
-    predicted: float
-
-
-def lessons(
-    graph: Graph,
-    cluster: Cluster,
-    bindings: Mapping[str, int],
-    devices: Mapping[Node, str],
-    profiles: Mapping[int, Mapping[str, Any]] | None = None,
-    busy: bool = False,
-) -> dict[str, Lesson]:
-    """By name, the nodes whose spans in a trace teach something.
-
-    Args:
-        devices: where each node runs; others run where they may.
-        busy: whether neighbours compute meanwhile, also where all these are one device.
-    """
-    builder = _Builder(graph, cluster, bindings)
-    at = {name: i for i, name in enumerate(cluster.devices)}
-    pinned = {node: device for node, device in devices.items() if device in at}
-    limits = Limits(graph, cluster, {n: d for n, d in pinned.items() if n.op.name == "variable"})
-    working = {
-        device for node, device in pinned.items() if node.op.name not in ("variable", *UNPLACED)
-    }
-    busy = busy or len(working) > 1
-    compute = builder.compute(limits, rates(cluster, profiles, busy))
-    named = classes(cluster)
-    found = {}
-    for i, node in enumerate(builder.nodes):
-        if node.op.joint is not None:
-            continue  # most of its time is its links'
-        device = pinned.get(node) or min(limits.allowed(node))
-        predicted = float(compute[i, at[device]])
-        if 0 < predicted < np.inf:
-            bucket = builder.bucket(node, named[device], busy, predicted)
-            found[graph.names[node]] = Lesson(bucket, predicted)
-    return found
-
-
-# Errors ---------------------------------------------------------------------------------------
-
-
-def memory_limit(
-    made: GraphProblem, nodes: Iterable[int], needed: Sequence[float]
-) -> MemoryLimitError:
-    """A placer's complaint that nothing fits, in the user's terms.
-
-    Args:
-        nodes: of the problem, the biggest first.
-        needed: bytes for each device, of the placement that came closest.
-    """
-    problem = made.problem
-    transient = problem.output_memory
-    assert transient is not None
-    room = ", ".join(
-        f"{name} has {_mib(capacity)}"
-        + (f" and would need {_mib(need)}" if need else "")
-        + (f" ({_mib(need - capacity)} missing)" if need > capacity else "")
-        for name, capacity, need in zip(made.devices[:-1], problem.capacity, needed, strict=False)
-    )
-    biggest = "; ".join(
-        f"{made.nodes[i].op.name} {made.name(i)!r} {_mib(problem.memory[i] + transient[i])} "
-        f"(made at {made.nodes[i].location})"
-        for i in nodes
-        if i < len(made.nodes)
-    )
-    error = MemoryLimitError(
-        f"no placement fits in memory: {room}; variables and constants keep "
-        f"{_mib(float(problem.memory.sum()))} between steps. The biggest: {biggest}. "
-        f"{_impossible(made)}Use smaller batches, more or larger devices (memory= in the cluster "
-        "file), or loosen pins"
-    )
-    error.nodes = tuple(nodes)
-    return error
-
-
-def _impossible(made: GraphProblem) -> str:
-    """What no placement could hold, by names and lines."""
-    told = []
-    for each in shortages(made.problem)[:3]:
-        if each.device is None:
-            continue
-        own = [made.nodes[i] for i in each.nodes if i < len(made.nodes)]
-        names = ", ".join(
-            f"{node.op.name} {made.graph.names[node]!r} (made at {node.location})"
-            for node in own[:4]
-        )
-        told.append(
-            f"{names}{', …' if len(own) > 4 else ''} alone needs {_mib(each.need)}, and the "
-            f"roomiest device that it may use, {made.devices[each.device]}, has "
-            f"{_mib(each.room)} ({_mib(each.missing)} missing). "
-        )
-    return "".join(told)
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:.3g} MiB"

@@ -24,7 +24,7 @@ from graphflow.ops.collectives import own_inputs
 from graphflow.pauses import without_collection
 from graphflow.placement.calibrate import StepCost, seconds_beyond
 from graphflow.placement.cluster import CLIENT, Cluster
-from graphflow.placement.cost import GraphProblem, build_problems, memory_limit
+from graphflow.placement.cost import GraphProblem, build_problems
 from graphflow.placement.explain import Model, reason
 from graphflow.placement.fingerprint import fingerprint
 from graphflow.placement.footprints import Peaks
@@ -39,6 +39,7 @@ from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import singles
 from graphflow.placement.plan import Plan, PlannedNode, PlannedTransfer
 from graphflow.placement.problem import Assignment, Problem
+from graphflow.placement.shortage import memory_limit
 from graphflow.placement.simulate import simulate
 from graphflow.placement.turns import in_turns
 from graphflow.spec import nbytes

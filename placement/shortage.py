@@ -5,12 +5,17 @@ Placers only find that their answers do not fit; these bounds hold for every ans
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphflow.errors import MemoryLimitError
 from graphflow.placement.problem import Problem
+
+if TYPE_CHECKING:
+    from graphflow.placement.cost import GraphProblem
 
 
 @dataclass(frozen=True)
@@ -68,3 +73,60 @@ def _together(problem: Problem) -> Iterator[Shortage]:
         order = np.argsort(-problem.memory, kind="stable")
         nodes = tuple(int(v) for v in order if problem.memory[v] > 0)
         yield Shortage(nodes, need, room, None)
+
+
+def memory_limit(
+    made: GraphProblem, nodes: Iterable[int], needed: Sequence[float]
+) -> MemoryLimitError:
+    """A placer's complaint that nothing fits, in the user's terms.
+
+    Args:
+        nodes: of the problem, the biggest first.
+        needed: bytes for each device, of the placement that came closest.
+    """
+    problem = made.problem
+    transient = problem.output_memory
+    assert transient is not None
+    room = ", ".join(
+        f"{name} has {_mib(capacity)}"
+        + (f" and would need {_mib(need)}" if need else "")
+        + (f" ({_mib(need - capacity)} missing)" if need > capacity else "")
+        for name, capacity, need in zip(made.devices[:-1], problem.capacity, needed, strict=False)
+    )
+    biggest = "; ".join(
+        f"{made.nodes[i].op.name} {made.name(i)!r} {_mib(problem.memory[i] + transient[i])} "
+        f"(made at {made.nodes[i].location})"
+        for i in nodes
+        if i < len(made.nodes)
+    )
+    error = MemoryLimitError(
+        f"no placement fits in memory: {room}; variables and constants keep "
+        f"{_mib(float(problem.memory.sum()))} between steps. The biggest: {biggest}. "
+        f"{_impossible(made)}Use smaller batches, more or larger devices (memory= in the cluster "
+        "file), or loosen pins"
+    )
+    error.nodes = tuple(nodes)
+    return error
+
+
+def _impossible(made: GraphProblem) -> str:
+    """What no placement could hold, by names and lines."""
+    told = []
+    for each in shortages(made.problem)[:3]:
+        if each.device is None:
+            continue
+        own = [made.nodes[i] for i in each.nodes if i < len(made.nodes)]
+        names = ", ".join(
+            f"{node.op.name} {made.graph.names[node]!r} (made at {node.location})"
+            for node in own[:4]
+        )
+        told.append(
+            f"{names}{', …' if len(own) > 4 else ''} alone needs {_mib(each.need)}, and the "
+            f"roomiest device that it may use, {made.devices[each.device]}, has "
+            f"{_mib(each.room)} ({_mib(each.missing)} missing). "
+        )
+    return "".join(told)
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:.3g} MiB"

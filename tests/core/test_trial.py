@@ -14,8 +14,8 @@ from graphflow.compiled import Compiled
 from graphflow.errors import ArgumentError, OpError
 from graphflow.graph import Graph
 from graphflow.passes import optimize
-from graphflow.placement.cost import lessons
 from graphflow.placement.learned import Learned
+from graphflow.placement.lessons import lessons
 from graphflow.runtime.partition import partition
 from graphflow.runtime.survey import Survey
 from graphflow.trial import agreed, may_be_tried, try_out

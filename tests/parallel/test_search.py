@@ -22,8 +22,8 @@ from graphflow.op import Tensor
 from graphflow.parallel import Pipeline, auto, search
 from graphflow.parallel.candidates import tensor_rules
 from graphflow.parallel.found import Search, Tried
-from graphflow.placement.cost import lessons
 from graphflow.placement.learned import Learned
+from graphflow.placement.lessons import lessons
 from graphflow.trial import teach_agreed
 
 X = np.random.default_rng(1).normal(size=(64, 16)).astype("float32")
