@@ -8,11 +8,13 @@ Everything here is arrays and plain data; no socket is opened and no heavy libra
 from __future__ import annotations
 
 from graphflow.placement.cluster import Cluster, Device, Link, Worker
+from graphflow.placement.comparison import Comparison, compare
+from graphflow.placement.difference import Difference
 from graphflow.placement.placers import Placer, get_placer, place, placer_names, register_placer
 from graphflow.placement.ports import Port
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.products import PRODUCTS, WIRES, Product, Wire
-from graphflow.placement.report import Comparison, Difference, Report, compare
+from graphflow.placement.report import Report
 from graphflow.placement.simulate import Timeline, simulate
 from graphflow.placement.stage_pipedream import Level, PipePlan, pipedream_plan
 from graphflow.placement.stages import Split, split_stages

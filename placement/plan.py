@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     import networkx
 
     from graphflow.placement.calibrate import StepCost
+    from graphflow.placement.difference import Difference
     from graphflow.placement.learned import Learned
     from graphflow.placement.placers import Placer
-    from graphflow.placement.report import Difference, Report
+    from graphflow.placement.report import Report
 
 SUFFIXES = (".html", ".svg", ".json", ".dot")
 
@@ -226,7 +227,7 @@ class Plan:
         Raises:
             PlanError: the other is no plan.
         """
-        from graphflow.placement.report import difference
+        from graphflow.placement.difference import difference
 
         if not isinstance(other, Plan):
             raise PlanError(f"a plan is compared with another gf.Plan, not {other!r}")

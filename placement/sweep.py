@@ -16,10 +16,11 @@ from typing import Any
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
+from graphflow.placement.comparison import summary
 from graphflow.placement.explain import show_bytes, show_seconds
 from graphflow.placement.placers import Placer
 from graphflow.placement.plan import Plan, plan
-from graphflow.placement.report import report, summary
+from graphflow.placement.report import report
 from graphflow.placement.tables import Table
 
 Maker = Callable[[Any], Cluster]

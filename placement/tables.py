@@ -1,13 +1,18 @@
-"""Tables for people: rows of text, printed in columns or written as HTML."""
+"""Tables for people: rows of text, printed in columns or written as HTML; and what cells say."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from unicodedata import east_asian_width
 
+from graphflow.placement.explain import show_seconds
 from graphflow.placement.view.text import printable
+
+SHOWN = 20
+"""Rows of a list that may be long, when it is printed."""
 
 _CELL = "padding:2px 14px 2px 0;border-top:1px solid #8884;text-align:"
 
@@ -56,3 +61,46 @@ class Table:
 
 def _width(text: str) -> int:
     return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+class Printed(ABC):
+    """What prints itself as a headline and tables, in a terminal and in a notebook."""
+
+    @property
+    @abstractmethod
+    def _headline(self) -> str:
+        """One line."""
+
+    @abstractmethod
+    def _tables(self) -> Iterable[Table]:
+        """In the order in which they are read."""
+
+    def __str__(self) -> str:
+        return "\n".join([self._headline, *map(str, self._tables())])
+
+    def _repr_html_(self) -> str:
+        headline = escape(printable(self._headline))
+        return f"<p>{headline}</p>" + "".join(table.html() for table in self._tables())
+
+
+def seconds_cell(value: float | None) -> str:
+    """A time; empty if there is none."""
+    return "" if value is None else show_seconds(value)
+
+
+def off_by(predicted: float, measured: float | None) -> str:
+    """How much longer than predicted it took: "+12 %"."""
+    if measured is None or predicted <= 0:
+        return ""
+    return f"{100 * (measured / predicted - 1):+.0f} %"
+
+
+def busy_share(busy: float, makespan: float) -> str:
+    """Seconds, and their share of a step."""
+    share = f" ({100 * busy / makespan:.0f} %)" if makespan > 0 else ""
+    return show_seconds(busy) + share
+
+
+def more(count: int) -> str:
+    """What a title says of a list of which not all is shown."""
+    return f" ({count}, the first {SHOWN})" if count > SHOWN else ""

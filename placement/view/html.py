@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphflow.errors import PlanError
 from graphflow.placement.notices import ports, taken
-from graphflow.placement.report import busy_share, off_by
+from graphflow.placement.tables import busy_share, off_by
 from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.page import fill
 from graphflow.placement.view.payload import LINKS, pack, payload

@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from graphflow.placement.cluster import CLIENT
-from graphflow.placement.report import critical_path
+from graphflow.placement.critical_path import critical_path
 from graphflow.placement.view import colours
 from graphflow.placement.view.memory import curves
 from graphflow.placement.view.text import printable
