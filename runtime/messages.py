@@ -91,7 +91,8 @@ class Envelope(NamedTuple):
     one sender to one receiver within a session and epoch, from 1; a message of `UNNUMBERED` repeats
     the number of the last one before it, so that its receiver sees what it lacks. `acknowledged` is
     the last one that the sender has received in the other direction. `token` is the secret that the
-    parties of a session share, and nobody else has.
+    parties of a session share, and nobody else has. In place of a step, `Welcome` has the number of
+    the process that answers, and `Open` of the one that it is meant for.
     """
 
     session: str

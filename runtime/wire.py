@@ -24,7 +24,7 @@ from graphflow.ops.kernels.address import address
 from graphflow.runtime.fields import END, Fields, check_of
 from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 1 << 20  # bytes of an array in one frame
 FAR_CHUNK_BYTES = 256 << 10  # the same, to another host

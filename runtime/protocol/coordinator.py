@@ -32,6 +32,7 @@ from graphflow.runtime.messages import (
     Envelope,
     Failed,
     Fenced,
+    Hello,
     Message,
     Open,
     Ping,
@@ -201,6 +202,7 @@ class CoordinatorMachine:
         """Sends what comes after an operation's arrays: the order itself."""
         message, peer = operation.begin.orders[worker].message, self._peers[worker]
         actions: list[CoordinatorAction] = []
+        step = operation.begin.step
         if isinstance(message, Compute):
             if peer.commits >= 0:  # it tells to commit the step before it, too
                 message = changed(message, commits=peer.commits)
@@ -208,9 +210,9 @@ class CoordinatorMachine:
                 self._owed.discard(worker)
             if message.trace:  # its clock, as it is now
                 actions += self._ping(worker)
-        else:
-            peer.opening |= isinstance(message, Open)
-        return actions + self._send(worker, message, operation.begin.step)
+        elif isinstance(message, Open):
+            peer.opening, step = True, peer.process
+        return actions + self._send(worker, message, step)
 
     def _receive(self, event: Received) -> list[CoordinatorAction]:
         worker, envelope, message = event.worker, event.envelope, event.message
@@ -278,6 +280,8 @@ class CoordinatorMachine:
                 peer.heeds(message.sent)
                 peer.clock.add(message.sent, message.clock, self._now, message.home)
                 return self._ping(worker) if peer.clock.trips < BURST else []
+            case Welcome():
+                peer.process = envelope.step
             case Draining(seconds):
                 return [Leaving(worker, seconds)]
             case Share(token):
@@ -357,7 +361,11 @@ class CoordinatorMachine:
         if peer.opened:
             peer.asked = min(peer.asked, self._now)
             return [peer.stream.tell(Ping(sent=self._now))]
-        return list(peer.stream.outbound.all_from(0))  # it cannot ask for what it does not know of
+        letters = list(peer.stream.outbound.all_from(0))  # it cannot ask for what it does not know
+        if peer.welcomed and not letters:  # others have not answered yet; it shall not be silent
+            own = self._version
+            letters = [peer.stream.tell(Hello(0, own.version, own.wire, own.python))]
+        return letters
 
     def _ping(self, worker: int) -> list[CoordinatorAction]:
         peer = self._peers[worker]

@@ -43,6 +43,7 @@ class Peer:
     since: float = 0.0  # when it began to speak without a pause
     inbox: Assembler = field(default_factory=Assembler)
     welcomed: bool = False
+    process: int = 0  # the number of the one that has welcomed us
     opening: bool = False  # it was told of the session
     opened: bool = False  # it knows the session: before, it would not know what a Ping is of
     link: bool = False  # the transport vouches for the process

@@ -102,6 +102,8 @@ class WorkerMachine:
         memory: bytes that arrays may take on their way in, of all sessions together.
         epitaph: how the process ended that was here before: coordinators that ask for it are told
             that, and nothing else is done here.
+        process: a number that no other process had which listened here: what opens a session names
+            it, so that a message that was under way to the one before opens nothing here.
     """
 
     def __init__(
@@ -110,7 +112,9 @@ class WorkerMachine:
         home: str = "",
         memory: int = 1 << 62,
         epitaph: Broken | None = None,
+        process: int = 0,
     ) -> None:
+        self._process = process
         self._devices = list(devices)
         self._home = home
         self._version = Version.own()
@@ -187,7 +191,8 @@ class WorkerMachine:
         if isinstance(message, Hello):
             own = self._version
             welcome = Welcome(message.request, own.version, own.wire, own.python, self._devices)
-            return [Send(event.route, _back(envelope, 1), welcome)]
+            mine = _back(envelope, 1)._replace(step=self._process)
+            return [Send(event.route, mine, welcome)]
         session = self._sessions.get(envelope.session)
         if session is None:
             return self._unknown(event, now)
@@ -224,14 +229,15 @@ class WorkerMachine:
     def _unknown(self, event: Received, now: float) -> list[WorkerAction]:
         envelope, message = event.envelope, event.message
         closed = self._closed.get(envelope.session)
-        if isinstance(message, Open) and (closed is None or envelope.epoch > closed.epoch):
+        later = closed is None or envelope.epoch > closed.epoch
+        if isinstance(message, Open) and later and envelope.step == self._process:
             return self._open(event.route, envelope, message, now)
         if envelope.origin != COORDINATOR or isinstance(message, Fenced):
             return []
         if isinstance(message, Close):
             answer = Ready(message.request)
             return [Send(event.route, _back(envelope, envelope.acknowledged + 1), answer)]
-        why = closed.reason if closed is not None else "the worker was restarted meanwhile"
+        why = "the worker was restarted meanwhile" if closed is None or later else closed.reason
         text = f"it does not know the session any more: {why}"
         return [Send(event.route, _back(envelope, 0), Fenced(StaleSession.__name__, text))]
 
@@ -241,11 +247,11 @@ class WorkerMachine:
         """What to do about a message of another epoch, or of nobody who knows the session."""
         envelope, message = event.envelope, event.message
         if isinstance(stale, StaleEpoch) and envelope.epoch > session.epoch:
-            if envelope.origin != COORDINATOR or not isinstance(message, Open | Fenced):
+            if envelope.origin != COORDINATOR:
                 return []
-            closing = self._drop([session.name], stale)
-            opens = isinstance(message, Open)
-            return closing + (self._unknown(event, now) if opens else [])
+            follows = isinstance(message, Open | Fenced)
+            closing = self._drop([session.name], stale) if follows else []
+            return closing + self._unknown(event, now)  # that epoch may have been in a process here
         if envelope.origin != COORDINATOR or isinstance(message, Fenced):
             return []
         told = Fenced(type(stale).__name__, str(stale))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import sys
 import time
 from collections import deque
@@ -118,7 +119,9 @@ class WorkerProcess:
         self._factory = factory
         self._allow_ops = frozenset(allow_ops)
         self._checkpoints = checkpoints
-        self._machine = WorkerMachine(devices, identity(), host_memory() // 2, epitaph)
+        self._machine = WorkerMachine(
+            devices, identity(), host_memory() // 2, epitaph, secrets.randbits(62)
+        )
         self._sessions: dict[str, HostedSession] = {}
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
         self._finished: deque[Finished | Offer | Cut] = deque()

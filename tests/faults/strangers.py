@@ -17,7 +17,15 @@ import numpy as np
 import zmq
 
 import graphflow as gf
-from graphflow.runtime.messages import COORDINATOR, Chunk, Envelope, Hello, Message, Open
+from graphflow.runtime.messages import (
+    COORDINATOR,
+    Chunk,
+    Envelope,
+    Hello,
+    Message,
+    Open,
+    Welcome,
+)
 from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.keys import KeyPair
 from graphflow.runtime.wire import checksum, decode, encode
@@ -38,6 +46,7 @@ class Stranger:
         self.address = address
         self.session, self.token = secrets.token_hex(16), secrets.token_hex(16)
         self._sent = 0
+        self._process = 0  # the number of the one that has welcomed us
         self._context: Any = zmq.Context()
         self.socket: Any = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -62,14 +71,18 @@ class Stranger:
 
     def tell(self, message: Message, data: bytes | None = None, origin: int = COORDINATOR) -> None:
         """A message of the protocol, with the next number."""
-        head = encode(self.envelope(origin=origin), message)
+        step = self._process if isinstance(message, Open) else 0
+        head = encode(self.envelope(step, origin), message)
         self.send(*([head] if data is None else [head, data]))
 
     def answer(self, seconds: float = SECONDS) -> Message | None:
         """The next message that comes back; None where none does in time."""
         if not self.socket.poll(int(seconds * 1000)):
             return None
-        return decode(self.socket.recv_multipart()[0])[1]
+        envelope, message = decode(self.socket.recv_multipart()[0])
+        if isinstance(message, Welcome):
+            self._process = envelope.step
+        return message
 
     def ask(self, message: Message, expected: str, seconds: float = SECONDS) -> Any:
         """Sends a message and waits for an answer of a kind; others are passed over."""

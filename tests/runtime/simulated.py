@@ -280,7 +280,7 @@ class SimulatedWorker(Process):
         self.alive, self.frozen = True, False
         self.vouched, self.stopped = False, 0.0  # while it is frozen: by the transport; since when
         self.life += 1
-        self.machine = WorkerMachine(["cpu:0"])
+        self.machine = WorkerMachine(["cpu:0"], process=self.life)
         self.depth = 0
         self.hosted: dict[str, Hosted] = {}
         self.backlog = []
@@ -437,19 +437,19 @@ class User(Process):
         then, step = self._then.pop(request)
         self.begun = dict.fromkeys(self.begun, self._until(DEADLINE))
         if isinstance(outcome, WorkerLost | RendezvousTimeout | StaleEpoch):
-            self.world.saw(outcome)
+            self.world.saw(outcome, self)
             self.life += 1
             self.alive, self.machine, self.begun = False, None, {}
             self.world.at(self.world.random.uniform(0.05, 1.0), self.recover)
         elif isinstance(outcome, c.Replies):
             then(outcome)
         elif step:
-            self.world.saw(outcome)
+            self.world.saw(outcome, self)
             self.world.decided(self.name, self.epoch, step, "abort")
             if not self.begun:
                 self.later(0.01, self._go_on)
         else:
-            self.world.saw(outcome)
+            self.world.saw(outcome, self)
             self.life += 1
             self.alive, self.machine, self.begun = False, None, {}
             self.world.at(0.5, self.recover)
@@ -575,6 +575,6 @@ class Zombie:
             elif isinstance(action, c.Settle) and action.request == self.request:
                 self.request = 0
                 if not isinstance(action.outcome, c.Replies):
-                    self.world.saw(action.outcome)
+                    self.world.saw(action.outcome, self)
                 elif self.fenced:
                     self.world.violate("a coordinator of an old epoch ran a step")

@@ -36,6 +36,7 @@ from graphflow.runtime.messages import COORDINATOR, Chunk, Close, Envelope, Mess
 from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import orders as c
 from graphflow.runtime.protocol import stream
+from graphflow.runtime.protocol.coordinator import DEAD_AFTER
 from graphflow.runtime.wire import encode
 from tests.runtime.simulated import SimulatedWorker, User, Zombie
 
@@ -46,6 +47,7 @@ _MISSED = (
 _EXPECTED = (
     OpError, StepTimeout, LinkLost, SessionError, WorkerLost, RendezvousTimeout, StaleEpoch,
 )  # fmt: skip
+_NO_TRACE = 2.7  # seconds of a cut that costs nothing: 3 on the fastest clock
 _REASONS = ("silent for", "killed by signal", "does not know the session", "has not heard us")
 Party = Any  # ("worker", index) or ("user", name, life)
 
@@ -76,6 +78,8 @@ class World:
         self._free: dict[tuple[Party, Party], float] = {}
         self._generation: dict[tuple[Party, Party], int] = {}
         self._cut: dict[tuple[Party, Party], float] = {}
+        # Between a user and a worker: when what is said may be heard late, or never.
+        self._outages: dict[tuple[Party, Party], list[tuple[float, float]]] = {}
         self._users: dict[Party, User | Zombie] = {}
         self._recorded: list[tuple[int, Any]] = []
         self._verdicts: dict[tuple[str, int, int], str] = {}
@@ -163,14 +167,16 @@ class World:
             if key[:2] == (session, epoch):
                 self.violate(f"worker {key[3]} was never told how step {key[2]} ended")
 
-    def saw(self, outcome: Any) -> None:
-        """What ended otherwise than by replies, and why."""
+    def saw(self, outcome: Any, user: User | Zombie) -> None:
+        """What ended otherwise than by replies for a user, and why."""
         if type(outcome) not in _EXPECTED:
             self.violate(f"nobody expects {outcome!r}")
         if isinstance(outcome, WorkerLost):
             if not any(why in outcome.reason for why in _REASONS):
                 self.violate(f"nobody expects to lose a worker because {outcome.reason}")
-            if not self._deadly:
+            if "silent for" in outcome.reason or "has not heard us" in outcome.reason:
+                self._check_outage(outcome, user)
+            elif not self._deadly:
                 self.violate(f"a worker is lost by what is none's end: {outcome.reason}")
         if isinstance(outcome, StepTimeout):
             for worker in self.workers:
@@ -185,6 +191,28 @@ class World:
             if max(opens) < self.now - 1.0:  # a little later, what was sent meanwhile arrives
                 self.violate(f"nothing cuts these workers off from each other: {outcome}")
         self.log.append(f"{self.now:.6f} {type(outcome).__name__}: {outcome}")
+
+    def _check_outage(self, lost: WorkerLost, user: User | Zombie) -> None:
+        """A worker is lost because it was not heard, or did not hear: in that time it was out of
+        reach for longer than what costs nothing."""
+        since = at = self.now - DEAD_AFTER / user.rate - 0.01
+        reached = 0.0
+        pair = self._party(user), ("worker", lost.worker)
+        for begin, end in sorted(self._outages.get(pair, ())):
+            reached += max(0.0, min(begin, self.now) - at)
+            at = max(at, min(end, self.now))
+        reached += self.now - at
+        if self.now - since - reached <= _NO_TRACE + 0.01:
+            self.violate(f"a worker that can be reached is lost: {lost.reason}")
+
+    def _out(self, party: Party, worker: int, seconds: float) -> None:
+        """For so long from now on, a user may not hear a worker."""
+        held = self._outages.setdefault((party, ("worker", worker)), [])
+        held.append((self.now, self.now + seconds))
+
+    def _all_out(self, worker: int, seconds: float) -> None:
+        for user in self.users:
+            self._out(self._party(user), worker, seconds)
 
     # Names ---------------------------------------------------------------------------------------
 
@@ -259,6 +287,8 @@ class World:
         time = max(self.now + delay, self._free.get(way, 0.0))
         self._free[way] = time
         pair = _pair(way)
+        if chance > 0.99 and pair[0][0] == "user":
+            self._out(pair[0], pair[1][1], time - self.now)
         generation = self._generation.get(pair, 0)
 
         def act() -> None:
@@ -338,8 +368,7 @@ class World:
 
     def _cut_off(self) -> None:
         """Messages between some pairs do not get through for a while, one way or both."""
-        seconds = self.random.choice([0.5, 2.7, 2.7])  # 3 s on the fastest clock
-        self._cut_for(seconds)
+        self._cut_for(self.random.choice([0.5, _NO_TRACE, _NO_TRACE]))
 
     def _cut_off_for_long(self) -> None:
         self._cut_for(10.0)
@@ -352,6 +381,8 @@ class World:
                 if not one_way:
                     self._cut[way] = self._cut[way[::-1]] = self.now + seconds
                 user = self._users.get(way[0])
+                if way[0][0] == "user":
+                    self._out(way[0], way[1][1], seconds)
                 if isinstance(user, User):
                     noticed = self.random.uniform(2.0, 3.0)
                     if noticed < seconds:
@@ -365,7 +396,9 @@ class World:
         worker.crash()
         for user in self.users:
             self._tell(user, c.Gone(worker.index, "killed by signal 9"), self.random.random() / 3)
-        self.at(self.random.uniform(0.3, 3.0), worker.start)
+        seconds = self.random.uniform(0.3, 3.0)
+        self._all_out(worker.index, seconds)
+        self.at(seconds, worker.start)
 
     def _freeze(self) -> None:
         """A worker's process is stopped, and goes on later."""
@@ -373,6 +406,7 @@ class World:
         seconds = self.random.choice([1.0, 4.0, 8.0, 20.0])
         if not worker.frozen:
             worker.frozen, worker.vouched, worker.stopped = True, False, self.now
+            self._all_out(worker.index, seconds)
         life = worker.life
         for user in self.users:
             if seconds > 3.0:
@@ -387,6 +421,7 @@ class World:
         if not worker.frozen:
             worker.frozen, worker.vouched, life = True, True, worker.life
             seconds = self.random.choice([2.0, 6.0, 9.0])
+            self._all_out(worker.index, seconds)
             self.at(seconds, lambda: worker.thaw() if worker.life == life else None)
 
     def _die(self) -> None:
@@ -400,6 +435,8 @@ class World:
         if user.machine is not None and not user.done and not user.frozen:
             seconds = self.random.choice([1.0, 6.0, 20.0])
             self._woken = self.now + seconds
+            for worker in self.workers:
+                self._out(self._party(user), worker.index, seconds)
             user.freeze(seconds)
 
     def _replay(self) -> None:

@@ -66,6 +66,11 @@ def test_in_every_world_all_steps_are_done_exactly_once_whatever_happens(block: 
     check(range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS))
 
 
+@pytest.mark.parametrize("seed", [4356, 17920])
+def test_worlds_that_once_broke_a_promise_keep_it(seed: int) -> None:
+    check(range(seed, seed + 1))
+
+
 def test_worlds_see_losses_failures_timeouts_cancellations_and_stale_coordinators() -> None:
     kinds: set[str] = set()
     with small_windows():
@@ -141,14 +146,21 @@ def test_a_world_that_breaks_a_promise_names_its_seed_and_how_to_run_it_again() 
 class Desk:
     """A coordinator's machine, with workers that say what a test wants."""
 
-    def __init__(self, workers: int = 2) -> None:
+    def __init__(self, workers: int = 2, *, welcomed: int | None = None, process: int = 0) -> None:
         addresses = [f"tcp://127.0.0.1:{7000 + index}" for index in range(workers)]
         self.machine = CoordinatorMachine("s", addresses, 0.0)
         self.sent = [0] * workers
-        own = Version.own()
+        self.process = process
         self.begin(1, dict.fromkeys(range(workers), Hello(1, "", 0, "")), 0.0)
-        for worker in range(workers):
-            self.hear(worker, Welcome(1, own.version, own.wire, own.python, ["cpu:0"]), 0.0)
+        for worker in range(workers if welcomed is None else welcomed):
+            self.welcome(worker, 1, 0.0)
+            self.sent[worker] = 1
+
+    def welcome(self, worker: int, number: int, now: float) -> list:
+        own = Version.own()
+        welcome = Welcome(1, own.version, own.wire, own.python, ["cpu:0"])
+        envelope = Envelope("s", 1, worker, self.process + worker, number, 1)
+        return self.machine.handle(c.Received(worker, envelope, welcome), now)
 
     def begin(self, request: int, messages: dict, now: float, step: int = 0) -> list:
         orders = {worker: c.Order(message) for worker, message in messages.items()}
@@ -313,6 +325,26 @@ def test_no_heartbeat_goes_to_a_worker_that_does_not_know_the_session_yet() -> N
     assert told(desk.machine.handle(c.Tick(), 2.2), Open) == [0, 1]  # it may have been lost
     desk.hear(0, Ready(2), 2.3)
     assert told(desk.machine.handle(c.Tick(), 3.2), Ping) == [0]
+
+
+def test_one_who_has_answered_the_first_call_is_not_lost_while_others_are_awaited() -> None:
+    desk = Desk(welcomed=1)
+    for now in range(1, 12):
+        actions = desk.machine.handle(c.Tick(), float(now))
+        assert told(actions, Hello) == [0, 1]
+        for send in actions:
+            if isinstance(send, c.Send) and send.worker == 0:
+                desk.welcome(0, send.envelope.sequence, float(now))
+    assert not desk.machine.lost()
+    desk.machine.handle(c.Tick(), 15.6)
+    assert set(desk.machine.lost()) == {0}, "it does not answer any more"
+
+
+def test_a_session_is_opened_on_the_process_that_has_answered_the_first_call() -> None:
+    desk = Desk(process=70)
+    addresses = [f"tcp://127.0.0.1:{7000 + index}" for index in range(2)]
+    opened = desk.begin(2, {w: Open(2, w, addresses, 30.0, [], []) for w in range(2)}, 1.2)
+    assert [send.envelope.step for send in opened] == [70, 71]
 
 
 def test_a_worker_that_never_answers_the_first_call_is_a_rendezvous_timeout() -> None:
@@ -656,6 +688,27 @@ def test_an_opening_that_is_played_back_after_the_session_ended_opens_nothing() 
     replayed = w.Received(b"stranger", Envelope("s", 1, COORDINATOR, 0, 1), opening)
     (answer,) = shop.machine.handle(replayed, 2.0)
     assert answer.message.error == "StaleSession" and shop.machine.sessions == []
+
+
+def test_an_opening_that_was_meant_for_the_process_before_opens_nothing() -> None:
+    machine = WorkerMachine(["cpu:0"], process=2)
+    opening = Open(1, 0, ["tcp://127.0.0.1:7000"], 10.0)
+    late = w.Received(b"boss", Envelope("s", 1, COORDINATOR, 1, 2), opening)
+    (answer,) = machine.handle(late, 0.0)
+    assert answer.message.error == "StaleSession" and "restarted" in answer.message.text
+    assert machine.sessions == []
+    hello = w.Received(b"boss", Envelope("s", 2, COORDINATOR, 0, 1), Hello(1, "0", 1, "3.11"))
+    (welcome,) = machine.handle(hello, 1.0)
+    mine = Envelope("s", 2, COORDINATOR, welcome.envelope.step, 2)
+    assert machine.handle(w.Received(b"boss", mine, opening), 2.0)[0].job is opening
+
+
+def test_an_epoch_that_was_open_in_the_process_before_is_told_so_beside_a_lower_one() -> None:
+    shop = Shop()
+    ping = w.Received(b"next", Envelope("s", 2, COORDINATOR, 0, 9, 7), Ping())
+    (answer,) = shop.machine.handle(ping, 1.0)
+    assert answer.message.error == "StaleSession" and answer.route == b"next"
+    assert answer.envelope.epoch == 2 and shop.machine.sessions == ["s"]
 
 
 def test_a_damaged_piece_of_an_array_is_asked_for_again() -> None:
