@@ -31,7 +31,7 @@ from graphflow.errors import (
     StepTimeout,
     WorkerLost,
 )
-from graphflow.runtime import wire
+from graphflow.runtime import assembler, wire
 from graphflow.runtime.messages import COORDINATOR, Chunk, Close, Envelope, Message, Open
 from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import orders as c
@@ -480,6 +480,7 @@ def small_windows() -> Iterator[None]:
         mock.patch.object(stream, "ACK_EVERY", 3),
         mock.patch.object(stream, "ACK_BYTES", 80),
         mock.patch.object(wire, "CHUNK_BYTES", 64),
+        mock.patch.object(assembler, "CHUNK_BYTES", 64),
     ):
         yield
 
