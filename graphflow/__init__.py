@@ -136,13 +136,15 @@ if TYPE_CHECKING:
     from graphflow import onnx as onnx
     from graphflow import parallel as parallel
     from graphflow import placement as placement
-    from graphflow.placement.cluster import Cluster, Device, Link, Worker
+    from graphflow.placement.cluster import Cluster
+    from graphflow.placement.devices import Device, Link, Worker
     from graphflow.placement.plan import Plan, plan
     from graphflow.session import Session
 
 _CLUSTERS, _PLANS = "graphflow.placement.cluster", "graphflow.placement.plan"
+_DEVICES = "graphflow.placement.devices"
 _LATER = {
-    "Cluster": _CLUSTERS, "Device": _CLUSTERS, "Link": _CLUSTERS, "Worker": _CLUSTERS,
+    "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
     "Plan": _PLANS, "plan": _PLANS, "Session": "graphflow.session",
     "placement": "", "onnx": "", "parallel": "",
 }  # fmt: skip

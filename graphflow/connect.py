@@ -8,7 +8,8 @@ from contextvars import ContextVar
 
 from graphflow.errors import PlanError, SessionError
 from graphflow.placement.calibrate import Link
-from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.plan import Plan
 from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.hosts import Hosts, LocalHosts

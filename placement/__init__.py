@@ -7,8 +7,9 @@ Everything here is arrays and plain data; no socket is opened and no heavy libra
 
 from __future__ import annotations
 
-from graphflow.placement.cluster import Cluster, Device, Link, Worker
+from graphflow.placement.cluster import Cluster
 from graphflow.placement.comparison import Comparison, compare
+from graphflow.placement.devices import Device, Link, Worker
 from graphflow.placement.difference import Difference
 from graphflow.placement.placers import Placer, get_placer, place, placer_names, register_placer
 from graphflow.placement.ports import Port

@@ -53,14 +53,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from graphflow.errors import ClusterError, DeviceError
-from graphflow.placement.cluster import (
-    CLIENT,
-    Cluster,
-    Device,
-    Link,
-    Worker,
-    local_kind,
-)
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.devices import CLIENT, Device, Link, Worker, local_kind
 from graphflow.placement.host import device_memory
 from graphflow.placement.products import product
 from graphflow.placement.topology import short_name

@@ -17,7 +17,8 @@ from graphflow.graph import Graph, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.collectives import crossing, groups_of, own_inputs
 from graphflow.placement.body_memory import body_memory
-from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.hardware import Links, link_classes, link_matrices
 from graphflow.placement.learned import Learned
 from graphflow.placement.limits import Limits, teams

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from graphflow.placement.cluster import CLIENT
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.simulate import Run, Timeline, execute, simulate
 from graphflow.placement.view.text import printable

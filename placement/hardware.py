@@ -14,7 +14,8 @@ import numpy as np
 from graphflow.device import DeviceName
 from graphflow.errors import DeviceError
 from graphflow.placement import calibrate
-from graphflow.placement.cluster import CLIENT, Cluster, Device
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.devices import CLIENT, Device
 from graphflow.placement.products import speeds_of
 from graphflow.placement.rates import Rates, contended, given_speeds
 

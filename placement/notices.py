@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphflow.placement.cluster import CLIENT
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.topology import port_users
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from graphflow.errors import PlanError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.passes import optimize
-from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.explain import Model, explain, show_bytes, show_seconds
 from graphflow.placement.fingerprint import fingerprint
 from graphflow.spec import show_shape

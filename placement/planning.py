@@ -23,8 +23,9 @@ from graphflow.op import Node, Tensor
 from graphflow.ops.collectives import own_inputs
 from graphflow.pauses import without_collection
 from graphflow.placement.calibrate import StepCost, seconds_beyond
-from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import GraphProblem, build_problems
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.explain import Model, reason
 from graphflow.placement.fingerprint import fingerprint
 from graphflow.placement.footprints import Peaks

@@ -22,7 +22,8 @@ from graphflow.placement.ports import Port
 from graphflow.placement.products import Product, is_product, product, wire
 
 if TYPE_CHECKING:
-    from graphflow.placement.cluster import Cluster, Link, Worker
+    from graphflow.placement.cluster import Cluster
+    from graphflow.placement.devices import Link, Worker
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def connect(
 
 
 def _links(hosts: Sequence[Host], network: Cable | None, covered: Covered) -> Iterator[Link]:
-    from graphflow.placement.cluster import Link
+    from graphflow.placement.devices import Link
 
     workers = [(host, worker) for host in hosts for worker in host.workers]
     for (here, one), (there, other) in pairs(workers, workers):

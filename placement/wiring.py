@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from graphflow.errors import ClusterError
-from graphflow.placement.cluster import Link, Worker
+from graphflow.placement.devices import Link, Worker
 from graphflow.placement.ports import Port
 from graphflow.placement.topology import Cable, Host, Switch, connect
 

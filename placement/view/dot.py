@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphflow.placement.cluster import CLIENT
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable, seconds, size
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphflow.placement.cluster import CLIENT
+from graphflow.placement.devices import CLIENT
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

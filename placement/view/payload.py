@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from graphflow.placement.cluster import CLIENT
 from graphflow.placement.critical_path import critical_path
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.view import colours
 from graphflow.placement.view.memory import curves
 from graphflow.placement.view.text import printable

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from graphflow.placement.cluster import CLIENT
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.view import colours
 from graphflow.placement.view.fold import folded
 from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange

@@ -15,8 +15,9 @@ from graphflow.device import DeviceName
 from graphflow.errors import DeviceError
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Op, Tensor, device, made_by
-from graphflow.placement.cluster import Cluster, Device, Link, Worker
+from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import GraphProblem, build_problem
+from graphflow.placement.devices import Device, Link, Worker
 from graphflow.placement.hardware import is_described, link_matrices, rates
 from graphflow.placement.rates import Rates, contended, given_speeds, interpolated
 from graphflow.spec import TensorSpec, spec

@@ -17,7 +17,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import PlanError
-from graphflow.placement.cluster import CLIENT
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.plan import Plan
 from graphflow.placement.view import colours, dot, html, svg
 from graphflow.placement.view.payload import KINDS, payload, unpack

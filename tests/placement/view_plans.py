@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from graphflow.placement.cluster import CLIENT, Cluster
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.devices import CLIENT
 from graphflow.placement.plan import (
     HeldNode,
     Interval,

@@ -29,7 +29,8 @@ from graphflow.errors import (
     VersionMismatch,
     WorkerLost,
 )
-from graphflow.placement.cluster import Cluster, Device, Worker
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.devices import Device, Worker
 from graphflow.runtime.coordinator import RemoteHosts
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.messages import StepResult
