@@ -142,11 +142,24 @@ def clean(root: Path) -> list[str]:
     for kind in ("old", "partial", "gone"):
         for left in sorted(root.glob(f".*.{kind}-*")):
             if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left, ignore_errors=True)
+                _remove_begun(left, kind)
             else:
                 left.unlink(missing_ok=True)
             done.append(f"removed {left.name}")
     return done
+
+
+def _remove_begun(folder: Path, kind: str) -> None:
+    """Remove what a crash left: first from where its writer, if that lives, would find it and put
+    in its place what is half removed."""
+    gone = folder
+    if kind == "partial":
+        gone = _beside(folder.with_name(folder.name[1:].rpartition(".partial-")[0]), "gone")
+        try:
+            os.rename(folder, gone)
+        except FileNotFoundError:
+            return  # it is in its place
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def absolute(folder: str | os.PathLike[str]) -> Path:

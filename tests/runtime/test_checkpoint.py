@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 import graphflow as gf
 from graphflow.errors import CheckpointError, ProtocolError, StaleEpoch, VariableError
-from graphflow.runtime.checkpoint import Checkpoint, differences, load, save
+from graphflow.runtime.checkpoint import Checkpoint, differences, files, load, save
 from graphflow.runtime.checkpoint.folder import read_manifest
 from graphflow.runtime.checkpoint.manifest import fingerprint
 from graphflow.runtime.checkpoint.remote import write_under
@@ -403,6 +403,32 @@ def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) 
         left = [p.name for p in root.iterdir() if p.name.startswith(".")]
         assert not left, left
     assert sorted(found) == found and set(found) == {2, 3}
+
+
+@pytest.mark.fault(37)
+def test_what_a_session_is_about_to_put_in_place_while_another_takes_over_is_never_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was there first has looked whether the directory is still its own, and writes."""
+    first = Store(tmp_path, keep=2)
+    draft = first.begin(1)
+    draft.write("worker-0.safetensors", {"w": np.full(4, 1, "float32")})
+    shutil_rmtree = files.shutil.rmtree
+
+    def meanwhile(folder: Path, **options: Any) -> None:
+        for place in sorted(Path(folder).iterdir())[:1]:
+            place.unlink()  # half removed
+        with pytest.raises(OSError):
+            draft.commit({"w": ("float32", (4,))})
+        shutil_rmtree(folder, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.shutil, "rmtree", meanwhile)
+        second = Store(tmp_path, keep=2)
+    assert [p.name for p in tmp_path.iterdir()] == ["session.json"]
+    assert second.newest(pytest.fail) is None
+    with pytest.raises(StaleEpoch):
+        first.begin(2)
 
 
 # Damage ---------------------------------------------------------------------------------------
