@@ -32,6 +32,7 @@ from graphflow.errors import (
     SessionError,
     StateLost,
     VariableError,
+    WorkerLost,
 )
 from graphflow.feeding import as_placeholder, convert, convert_all
 from graphflow.memory_report import MemoryReport, memory_report
@@ -636,6 +637,8 @@ class Session:
     ) -> None:
         if error is not None and not self._closed and self._process == os.getpid():
             self._hosts.cancel()  # else the step of a `run_async` would hold the error back
+            if type(error) is WorkerLost and self._recovery is None:
+                error.add_note("A session opened with checkpoint=directory recovers by itself.")
         if error is None:
             self.close()
         else:

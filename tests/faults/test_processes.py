@@ -73,16 +73,18 @@ def test_a_worker_that_dies_or_freezes_in_mid_step_is_lost_within_five_seconds(
 ) -> None:
     with gf.device("/worker:1"):
         nap = hazards.sleep(gf.constant(ONES), seconds=8.0)
-    with session() as s:
+    with pytest.raises(WorkerLost) as left, session() as s:
         with struck(number, pids(s)[1]) as at, pytest.raises(WorkerLost) as failure:
             s.run(nap)
         took(1 if number == signal.SIGKILL else 2, "found", time.monotonic() - at[0])
-        assert time.monotonic() - at[0] < 2 * DEAD
+        assert time.monotonic() - at[0] < DEAD + 1.0
         assert failure.value.worker == 1 and "step 1" in str(failure.value)
         if number == signal.SIGKILL:
             assert time.monotonic() - at[0] < DEAD / 2 and "signal 9" in str(failure.value)
         with pytest.raises(StateLost, match="checkpoint"):
             s.run(nap)
+        raise failure.value
+    assert "checkpoint=" in "".join(left.value.__notes__), "what to do about it"
 
 
 @pytest.mark.fault(3)
@@ -95,6 +97,7 @@ def test_an_op_that_segfaults_is_named_with_node_and_line() -> None:
         with pytest.raises(WorkerLost) as failure:
             s.run(broken + 1.0, {x: ONES})
         took(3, "found and named, the first compilation included", time.monotonic() - start)
+        assert time.monotonic() - start < DEAD + 1.0
     told = str(failure.value)
     assert "signal 11" in told and "hazards.crash 'broken'" in told and f"{__file__}:" in told
 
