@@ -18,7 +18,7 @@ import graphflow as gf
 from graphflow.errors import LinkLost, RendezvousTimeout, StepTimeout, WorkerLost
 from tests.faults import hazards
 from tests.faults.proxy import DOWN, UP, Proxy
-from tests.faults.running import Running, Worker, cluster_file, resident, took
+from tests.faults.running import Running, Script, Worker, cluster_file, resident, took
 
 DEAD = 5.0
 ALLOW = ("--allow-ops", "tests.faults.hazards")
@@ -216,6 +216,69 @@ def test_resets_over_and_over_lose_nothing_and_repeat_nothing(wired: Wired) -> N
         steps.end(40.0)
         took(21, "longest step under resets", steps.longest)
         assert sum(each.connections for each in wired.proxies) > 8
+
+
+# Whatever this process sends, by any way, it sends twice.
+TWICE = """
+from graphflow.runtime.transport.lane import Lane
+from graphflow.runtime.transport.tcp import Channel, Listener
+
+def twice(kind, name):
+    send = getattr(kind, name)
+    def again(self, *given):
+        if not send(self, *given):
+            return False
+        told.append(kind.__name__)
+        send(self, *given)
+        return True
+    return kind, name, again
+
+told = []
+doubled = [twice(Channel, "send_unlocked"), twice(Listener, "send"), twice(Lane, "send")]
+"""
+DOUBLING = f"""{TWICE}
+for each in doubled:
+    setattr(*each)
+import sys
+from graphflow.cli import main
+sys.argv = ["graphflow", "worker", "--listen", "tcp://127.0.0.1:*", "--threads", "1"]
+main()
+"""
+
+
+@pytest.mark.fault(20)
+@pytest.mark.parametrize("shared", ["on", "off"])
+def test_what_is_delivered_twice_is_applied_once(
+    shared: str,
+    running: list[Running],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Orders, answers, tensors, feeds, acknowledgements: by lanes and shared memory, or by TCP."""
+    monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", shared)
+    addresses = []
+    for _ in range(2):
+        running.append(worker := Script(DOUBLING))
+        addresses.append(worker.line("graphflow worker").split())
+    file = cluster_file(tmp_path, [next(w for w in a if "tcp://" in w) for a in addresses])
+    known: dict[str, Any] = {}
+    exec(TWICE, known)
+    for each in known["doubled"]:
+        monkeypatch.setattr(*each)
+    x = gf.placeholder("float32", (None,), name="x")
+    result, counts, train = ping_pong(x)
+    large = np.random.default_rng(0).random(4 * MB // 4, "float32")
+    with gf.Session(file, trial=False) as s:
+        for number, fed in enumerate([*(np.full(9, n, "float32") for n in range(20)), large]):
+            value, _ = s.run([result, train], {x: fed})
+            assert np.array_equal(value, fed * 2 + 1), number
+        fed = np.ones(9, "float32")
+        for value, _ in s.run([result, train], ({x: fed} for _ in range(20)), steps=20):
+            assert np.array_equal(value, fed * 2 + 1)
+        s.set(counts[0], 40.0)
+        s.run(train)
+        assert [float(s.get(c)) for c in counts] == [41.0, 42.0]
+    assert len(known["told"]) > 100
 
 
 def crossing(x: gf.Tensor) -> gf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -17,8 +18,10 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import PoisonedTask, WorkerLost
+from graphflow.runtime.messages import Close, Measure
 from tests.faults import hazards
-from tests.faults.running import Worker, cluster_file
+from tests.faults.running import Worker, children, cluster_file
+from tests.faults.strangers import Stranger
 
 STEPS = 24
 SLOW = pytest.mark.slow  # workers start again and again, or have to be missed for seconds
@@ -321,8 +324,48 @@ def test_a_worker_that_comes_back_at_its_address_goes_on_with_the_session(
 
     cluster = remote(tmp_path, found)
     with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=5) as s:
+        model = Model(2)
+        assert train(s, model, strike) == curves[2]
+        assert len(s.cluster.workers) == 2
+        before = s.step
+        with Stranger(found[0].address) as late:  # of epoch 1, with the session's own token
+            store = s._recovery.saver.store  # type: ignore[union-attr]
+            late.session, late.token = store.session, store.token
+            assert store.epoch == 2
+            assert late.ask(Measure(900), "Fenced").error == "StaleEpoch"
+            late.tell(Close(901))
+        s.run(model.loss, model.feed(0))
+        assert s.step == before + 1
+
+
+@SLOW
+@pytest.mark.fault(2, 50)
+def test_a_worker_of_another_machine_that_froze_and_wakes_has_a_new_epoch(
+    workers: Callable[..., list[Worker]], tmp_path: Path, curves: Mapping[int, list[Any]]
+) -> None:
+    """It wakes while it is waited for, with all that it held of the epoch before."""
+    found = workers(2, env={"GRAPHFLOW_LOG": "json"})
+    frozen = [found[1].pid, *children(found[1].pid)]
+
+    def send(number: int) -> None:
+        for pid in frozen:
+            os.kill(pid, number)
+
+    timer = threading.Timer(6.0, send, (signal.SIGCONT,))
+
+    def strike(number: int) -> None:
+        if number == 8:
+            send(signal.SIGSTOP)
+            timer.start()
+
+    cluster = remote(tmp_path, found)
+    with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=5, rejoin=20.0) as s:
         assert train(s, Model(2), strike) == curves[2]
         assert len(s.cluster.workers) == 2
+    timer.join()
+    events = [json.loads(line) for line in found[1].errors]
+    assert [e["epoch"] for e in events if e["event"] == "session.opened"] == [1, 2]
+    assert not [e for e in events if e["event"] == "loop.failed"]
 
 
 @SLOW
