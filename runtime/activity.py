@@ -142,8 +142,10 @@ class SessionActivity:
         self._lost: set[int] = set()
 
     def watch(self, machine: CoordinatorMachine, addresses: Sequence[str]) -> None:
-        """Let the meters tell of the workers of an epoch when somebody asks."""
+        """Let the meters tell of the workers of an epoch, none of which is lost yet, when somebody
+        asks."""
         workers = len(addresses)
+        self._lost.clear()
 
         def states() -> dict[tuple[str, ...], float]:
             lost = len(machine.lost())

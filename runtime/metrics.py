@@ -234,14 +234,19 @@ def watch_process(meters: Meters, role: str, address: str) -> None:
 
 def resident() -> int:
     """Bytes of memory of this process now; its most where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return resident_peak()
-    return pages * resource.getpagesize()
+    return _resident() or resident_peak()
 
 
 def resident_peak() -> int:
-    """The most bytes of memory that this process had."""
+    """The most bytes of memory that this process had, of which the kernel tells a little late."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most << 10
+    return max(most if sys.platform == "darwin" else most << 10, _resident())
+
+
+def _resident() -> int:
+    """Bytes of memory now; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * resource.getpagesize()

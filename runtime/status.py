@@ -91,7 +91,7 @@ def report(
         parked: sessions whose coordinator is silent.
         names: whether the one who asks may see what nodes and lines of models are called.
     """
-    own, now = Version.own(), resident()
+    own = Version.own()
     return {
         "version": own.version,
         "wire": own.wire,
@@ -100,8 +100,8 @@ def report(
         "pid": os.getpid(),
         "devices": list(devices),
         "uptime": time.monotonic() - started,
-        "resident": now,
-        "resident_peak": max(now, resident_peak()),  # which the kernel tells a little late
+        "resident": resident(),
+        "resident_peak": resident_peak(),
         "refused": int(
             meters.value("graphflow_refused_messages_total")
             + meters.value("graphflow_forbidden_messages_total")

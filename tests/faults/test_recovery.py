@@ -162,6 +162,21 @@ def test_a_kill_in_the_first_plan_before_any_checkpoint_changes_no_bit(
         assert train(s, Model(2), lambda n: kill(s, 1) if n == 3 else None) == curves[2]
 
 
+def test_each_loss_of_a_worker_is_told_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level("WARNING", "graphflow"),
+        local(checkpoint=tmp_path / "c", every=5) as s,
+    ):
+        train(s, Model(2), lambda n: kill(s, 1) if n in (3, 9) else None, steps=12)
+        meters = s._hosts.meters
+        assert meters.value("graphflow_workers_lost_total") == 2
+        assert meters.value("graphflow_recoveries_total") == 2
+    lost = [r.getMessage() for r in caplog.records if r.getMessage().startswith("worker.lost")]
+    assert len(lost) == 2 and all("worker=1" in each for each in lost)
+
+
 @pytest.mark.slow  # workers start again and again
 def test_a_kill_during_recovery_itself_changes_no_bit(
     curves: Mapping[int, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
