@@ -158,7 +158,7 @@ def _misfit(value: Any, form: Any, where: str) -> str | None:
                 return where
             parts = [(each, form[str], f"{where}.{name}") for name, each in value.items()]
         case dict():
-            if not isinstance(value, dict) or not form.keys() <= value.keys():
+            if not isinstance(value, dict) or form.keys() != value.keys():
                 return where
             parts = [(value[name], each, f"{where}.{name}") for name, each in form.items()]
         case list():

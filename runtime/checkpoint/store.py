@@ -32,6 +32,7 @@ from graphflow.runtime.checkpoint.manifest import Manifest
 _SESSION = "session.json"
 _STEP = re.compile(r"step-([0-9]{8,20})")
 _HEX = re.compile(r"[0-9a-f]{32}")
+_EPOCH = re.compile(r"[0-9]{1,18}")  # as many as messages can tell
 
 
 class Store:
@@ -130,7 +131,7 @@ class Store:
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
         names = all(_HEX.fullmatch(found[key]) for key in ("session", "token", "owner"))
-        return found if names and found["epoch"].isdecimal() else None
+        return found if names and _EPOCH.fullmatch(found["epoch"]) else None
 
     # Checkpoints ------------------------------------------------------------------------------
 

@@ -25,7 +25,10 @@ from tests.fuzz.mutate import Mutator
 from tests.fuzz.targets import Target, targets
 
 SECONDS = 2.0
-"""For one input, on a machine that is busy with other things; most take less than a millisecond."""
+"""Of the processor for one input, however busy the machine is; most take less than a millisecond."""
+HANGS = 300.0
+"""Of any clock, for one that waits for something: the process may be stopped for a while."""
+_CLOCKS = ((signal.SIGPROF, signal.ITIMER_PROF), (signal.SIGALRM, signal.ITIMER_REAL))
 GROWTH = 64 << 20
 """Bytes that a batch of inputs may take, and all batches may leave, once each decoder has had its
 seeds."""
@@ -56,21 +59,24 @@ class Finding:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TooSlow in what runs too long; if that does not end it, the process ends with all
-    stacks on stderr."""
+    """Raises TooSlow in what computes or waits for too long; if that does not end it, the process
+    ends with all stacks on stderr."""
 
     def late(number: int, frame: object) -> None:
-        raise TooSlow(f"still running after {seconds:g} s")
+        raise TooSlow(f"still running after {seconds:g} s of the processor, or {HANGS:g} s")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(10 * seconds, exit=True)
+    before = [signal.signal(number, late) for number, _ in _CLOCKS]
+    for (_, clock), limit in zip(_CLOCKS, (seconds, HANGS), strict=True):
+        signal.setitimer(clock, limit)
+    faulthandler.dump_traceback_later(2 * HANGS, exit=True)
     try:
         yield
     finally:
+        for _, clock in _CLOCKS:
+            signal.setitimer(clock, 0)
         faulthandler.cancel_dump_traceback_later()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for (number, _), handler in zip(_CLOCKS, before, strict=True):
+            signal.signal(number, handler)
 
 
 def feed(target: Target, data: bytes, number: int = 0) -> Finding | None:

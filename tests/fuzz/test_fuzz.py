@@ -113,19 +113,19 @@ def test_changes_keep_the_form_more_often_than_not() -> None:
 
 def _bad(error: str) -> Target:
     def decoder(data: bytes) -> None:
-        if error == "hang":
-            while True:
-                time.sleep(0.001)
+        while error in ("computes", "waits"):
+            time.sleep(0.001 * (error == "waits"))
         raise KeyError(error)
 
     return Target("bad", "bytes", (b"seed",), decoder, ValueError)
 
 
-@pytest.mark.parametrize("error", ["hang", "other"])
-def test_a_decoder_that_hangs_or_raises_something_else_is_found(
+@pytest.mark.parametrize("error", ["computes", "waits", "other"])
+def test_a_decoder_that_does_not_end_or_raises_something_else_is_found(
     error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(soak, "SECONDS", 0.1)
+    monkeypatch.setattr(soak, "SECONDS", 0.1 if error == "computes" else 100.0)
+    monkeypatch.setattr(soak, "HANGS", 0.1 if error == "waits" else 100.0)
     monkeypatch.setattr(soak, "REGRESSIONS", tmp_path)
     monkeypatch.setattr(soak, "targets", lambda: [_bad(error)])
     assert soak.main(["--inputs", "1"]) == 1
