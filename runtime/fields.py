@@ -73,7 +73,7 @@ class Fields(Generic[T]):
     def from_map(self, body: Mapping[str, Any]) -> T:
         """The value with the fields that a map names; raises as `build`."""
         if set(body) != set(self.names):
-            raise self._unlike(f"the fields {str(sorted(body))[:200]}")
+            raise self._unlike(f"the fields {shown(sorted(body), 200)}")
         return self.build(tuple(body[name] for name in self.names))
 
     def _checked(self, values: Sequence[Any]) -> list[Any]:
@@ -150,7 +150,16 @@ def check_of(hint: Any) -> Check:
 
 
 def _wrong(value: Any, name: str, expected: str) -> ProtocolError:
-    return ProtocolError(f"field {name} is {str(value)[:80]!r}, not {expected}")
+    return ProtocolError(f"field {name} is {shown(value)}, not {expected}")
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """How an error shows a value that somebody sent, in so many characters; also one of more levels
+    than can be shown."""
+    try:
+        return repr(value)[:most]
+    except RecursionError:
+        return f"a {type(value).__name__} of hundreds of levels"
 
 
 def _check_exactly(kind: type) -> Check:

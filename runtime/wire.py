@@ -1,9 +1,9 @@
 """Frames: between the messages of the protocol and the bytes that a transport carries.
 
-A message is one msgpack frame; a `Chunk` has the bytes of a piece of an array in a second frame.
-Everything that arrives is taken as hostile: a frame is measured before it is decoded, a value is
-checked against the type that its field declares, and an array's header is checked before a byte of
-memory is allocated for it. Only the message classes and dtypes that are listed here exist.
+A message is one frame, of msgpack or `packed`; a `Chunk` has the bytes of a piece of an array in a
+second one. Everything that arrives is taken as hostile: a frame is measured before it is decoded, a
+value is checked against the type that its field declares, and an array's header is checked before a
+byte of memory is allocated for it. Only the message classes and dtypes that are listed here exist.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import xxhash
 
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.address import address
-from graphflow.runtime.fields import END, Fields, check_of
+from graphflow.runtime.fields import END, Fields, check_of, shown
 from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
+from graphflow.runtime.packed import MARK, pack, unpack
 
 WIRE_VERSION = 9
 CONTROL_CAP = 1 << 20  # bytes of a control frame
@@ -94,6 +95,17 @@ def encode(envelope: Envelope, message: Message) -> bytes:
         MessageTooLarge: the frame exceeds CONTROL_CAP bytes.
         ProtocolError: a field holds what cannot be sent.
     """
+    packed = pack(envelope, message)
+    frame: bytes = _frame_of(envelope, message) if packed is None else packed
+    if len(frame) > CONTROL_CAP:
+        raise MessageTooLarge(
+            f"a {type(message).__name__} message has {len(frame)} bytes, a control frame at most "
+            f"{CONTROL_CAP}"
+        )
+    return frame
+
+
+def _frame_of(envelope: Envelope, message: Message) -> bytes:
     kind = type(message).__name__
     known = _FIELDS[kind]
     body: Any = known.of(message)
@@ -103,14 +115,10 @@ def encode(envelope: Envelope, message: Message) -> bytes:
         frame: bytes = msgpack.packb((kind, envelope, body), default=_plain_scalar)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"a {kind} message holds what cannot be sent: {error}") from error
-    if len(frame) > CONTROL_CAP:
-        raise MessageTooLarge(
-            f"a {kind} message has {len(frame)} bytes, a control frame at most {CONTROL_CAP}"
-        )
     return frame
 
 
-def decode(frame: Buffer) -> tuple[Envelope, Message]:
+def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
     """The message in a control frame.
 
     Raises:
@@ -119,12 +127,14 @@ def decode(frame: Buffer) -> tuple[Envelope, Message]:
     """
     if len(frame) > CONTROL_CAP:
         raise MessageTooLarge(f"a control frame has {len(frame)} bytes, the cap is {CONTROL_CAP}")
+    if len(frame) and frame[0] == MARK:
+        return unpack(frame)
     parts = _unpack(frame)
     if type(parts) is not tuple or len(parts) != 3:
         raise ProtocolError("a control frame holds a kind, an envelope and a body")
     kind, head, body = parts
     if type(kind) is not str or kind not in _FIELDS:
-        raise ProtocolError(f"unknown kind of message {str(kind)[:40]!r}")
+        raise ProtocolError(f"unknown kind of message {shown(kind, 40)}")
     known = _FIELDS[kind]
     if type(head) is not tuple:
         raise ProtocolError(f"the envelope of a {kind} message is malformed")
@@ -160,7 +170,9 @@ def _fitted(head: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*head[: len(names)], *added)
 
 
-def decode_frames(frames: Sequence[Buffer]) -> tuple[Envelope, Message, Buffer | None]:
+def decode_frames(
+    frames: Sequence[bytes | memoryview],
+) -> tuple[Envelope, Message, Buffer | None]:
     """The message in the frames of one multipart, with the bytes of its second frame, if any."""
     if not 1 <= len(frames) <= 2:
         raise ProtocolError(f"a message has 1 or 2 frames, not {len(frames)}")
@@ -171,7 +183,7 @@ def decode_frames(frames: Sequence[Buffer]) -> tuple[Envelope, Message, Buffer |
     return envelope, message, data
 
 
-def _unpack(frame: Buffer) -> Any:
+def _unpack(frame: bytes | memoryview) -> Any:
     try:
         if len(frame) <= _MAPS_CAP:
             return _unpacked(frame, object_pairs_hook=_dict_of)
@@ -181,7 +193,7 @@ def _unpack(frame: Buffer) -> Any:
     except msgpack.ExtraData:
         raise ProtocolError("bytes follow the end of a control frame") from None
     except Exception as error:  # msgpack raises a dozen kinds of its own and of the interpreter's
-        raise ProtocolError(f"a control frame is not valid msgpack: {error!r:.200}") from error
+        raise ProtocolError(f"a control frame is not valid msgpack: {shown(error, 200)}") from error
 
 
 def _dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import select
 import socket
 from time import monotonic
 
-AWAKE = 5e-5
+AWAKE = 2e-4
 """Seconds for which who expects a message soon does not fall asleep: a processor that has nothing
 else to do takes about as long to wake up."""
 

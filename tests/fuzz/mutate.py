@@ -34,8 +34,10 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 NESTS = (b"[" * 20_000, b'{"a":' * 8_000, b"[" * 9_000 + b"]" * 9_000, b"a." * 10_000,
-         b"1" * 5_000, b"{a=" * 5_000, b"\x91" * 20_000, b"\x81\xa1a" * 8_000)  # fmt: skip
-"""Depth beyond any stack, and numbers beyond what Python reads as text."""
+         b"1" * 5_000, b"{a=" * 5_000, b"\x91" * 20_000, b"\x81\xa1a" * 8_000,
+         b"\x91" * 1_000 + b"\xc0", b"[" * 900 + b"]" * 900)  # fmt: skip
+"""Depth beyond any stack, depth that can be read but not shown, and numbers beyond what Python
+reads as text."""
 
 _WORDS = re.compile(r"\w+|[^\w\s]|\s+")
 

@@ -640,13 +640,26 @@ def onnx(data: bytes) -> None:
 
 
 def _frames() -> tuple[bytes, ...]:
-    return tuple(wire.encode(envelope(), message) for message in EVERY)
+    """Of all messages, also of those that mostly go packed."""
+    return tuple(msgpack.packb(letter(0, 1, message)[2:5]) for message in EVERY)
+
+
+def _packed_frames() -> tuple[bytes, ...]:
+    array = wire.small("x", np.zeros(2, "float32"))
+    assert array is not None
+    step = (
+        Compute(4, "p", {"n": 3, "m": 4}, ["y"], False, 2.5, 3, [array, array]),
+        Compute(4, "p", {}, [], True, 2.5), Done(4, [], {}, [array]), Done(4, [], {}),
+        Tensor(array),
+    )  # fmt: skip
+    return tuple(wire.encode(envelope(), message) for message in step)
 
 
 def targets() -> list[Target]:
     """Every decoder; those whose libraries are not installed are left out."""
     found = [
         Target("control", "msgpack", _frames(), wire.decode, ProtocolError),
+        Target("packed", "bytes", _packed_frames(), wire.decode, ProtocolError),
         Target("lane", "bytes", lane_seeds(), lane_packet, ProtocolError),
         Target("chunks", "msgpack", chunk_seeds(), chunk_run, (), 2),
         Target("graph", "msgpack", (graphs()[0],), graph, ProtocolError, 10),

@@ -48,10 +48,9 @@ CHUNK = Chunk("edge", 5, "e", "float32", [2, 3], [0, 1], 24, 0)
 
 def repack(change: Any, message: Any = COMPUTE) -> bytes:
     """The frame of a message after `change` has had its way with the plain data in it."""
-    kind, head, body = msgpack.unpackb(encode(ENVELOPE, message))
-    if isinstance(body, list):  # by name, as a change sees them
-        body = dict(zip([field.name for field in fields(type(message))], body, strict=True))
-    plain = [kind, head, body]
+    body = {field.name: getattr(message, field.name) for field in fields(type(message))}
+    kind = type(message).__name__
+    plain = [kind, list(ENVELOPE), body]
     changed = change(plain) or plain
     if kind not in ("Hello", "Welcome") and isinstance(changed[-1], dict):
         changed = [*changed[:-1], list(changed[-1].values())]
@@ -59,6 +58,23 @@ def repack(change: Any, message: Any = COMPUTE) -> bytes:
 
 
 # Messages --------------------------------------------------------------------------------------
+
+
+DEEP = b"\x91" * 1000 + b"\xc0"
+HEAD = msgpack.packb(ENVELOPE)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x93\xa4Read" + HEAD + b"\x92\x01" + DEEP,
+        b"\x93\xa4Read" + DEEP + b"\x90",
+        b"\x93" + DEEP + b"\x90\x90",
+    ],
+)
+def test_what_is_nested_too_deep_to_be_shown_is_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError, match=r"levels|has 1 fields"):
+        decode(frame)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""The three messages that every step sends, as frames that are looked up rather than parsed.
+
+A process that has just woken up finds nothing of what it does in the processor's caches, so what
+reads any message, field by field, takes ten times as long as in a loop. In these frames numbers
+have fixed places, and what is the same in all steps (who sends, which program, the names of sizes
+and feeds) is a string of bytes that the receiver nearly always has seen before. A message that
+holds anything beyond that goes as all others do, see `wire`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from math import isfinite
+from typing import Any, TypeVar
+
+import msgpack
+
+from graphflow.errors import ProtocolError
+from graphflow.runtime.fields import check_of, shown
+from graphflow.runtime.messages import Compute, Count, Done, Envelope, Message, Small, Tensor
+
+MARK = 0xC1
+"""The first byte of these frames; no msgpack begins with it."""
+
+_HEAD = struct.Struct("<BBHqqq")  # mark, kind, bytes about the sender, step, sequence, acknowledged
+_COMPUTE = struct.Struct("<qqqdBHH")  # request, commits, follows, deadline, flags, sizes, template
+_REQUEST = struct.Struct("<q")
+_COUNT = struct.Struct("<H")  # of small arrays
+_SIZE = struct.Struct("<I")  # of each, before its bytes
+_ONE = struct.Struct("<HI")
+_TRACE, _FREE = 1, 2  # flags of a step
+_SAME_CAP = 1 << 10  # bytes of what is the same in all steps
+_KNOWN = 1024  # of these that are remembered
+
+_check_sender = check_of(tuple[str, Count, int, str])
+_check_template = check_of(tuple[str, list[str], list[str]])
+
+M = TypeVar("M", bound=Message)
+
+
+def pack(envelope: Envelope, message: Message) -> bytes | None:
+    """The frame of a message; None for one that goes as others do."""
+    writer = _WRITERS.get(type(message))
+    body = writer(message) if writer is not None else None
+    if body is None:
+        return None
+    session, epoch, origin, step, sequence, acknowledged, token = envelope
+    try:
+        sender = _sender_bytes(session, epoch, origin, token)
+        if len(sender) > _SAME_CAP:
+            return None
+        kind = _KINDS[type(message)]
+        head = _HEAD.pack(MARK, kind, len(sender), step, sequence, acknowledged)
+    except (struct.error, OverflowError, TypeError, ValueError):
+        return None
+    return b"".join((head, sender, body))
+
+
+def unpack(frame: Any) -> tuple[Envelope, Message]:
+    """The message in such a frame.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        _, kind, size, step, sequence, acknowledged = _HEAD.unpack_from(frame)
+        start = _HEAD.size + size
+        session, epoch, origin, token = _sender(bytes(frame[_HEAD.size : start]))
+        if kind >= len(_READERS) or step < 0 or sequence < 0 or acknowledged < 0:
+            raise ProtocolError(f"a packed frame of kind {kind} is none of this protocol")
+        said = (session, epoch, origin, step, sequence, acknowledged, token)
+        return tuple.__new__(Envelope, said), _READERS[kind](frame, start)
+    except struct.error as error:
+        raise ProtocolError(f"a packed frame ends too early: {error}") from None
+
+
+# Who sends ---------------------------------------------------------------------------------------
+
+
+@lru_cache(_KNOWN)
+def _sender_bytes(session: str, epoch: int, origin: int, token: str) -> bytes:
+    packed: bytes = msgpack.packb((session, epoch, origin, token))
+    return packed
+
+
+@lru_cache(_KNOWN)
+def _sender(packed: bytes) -> tuple[str, int, int, str]:
+    sender: tuple[str, int, int, str] = _check_sender(_plain(packed), "sender")
+    return sender
+
+
+def _plain(packed: bytes) -> Any:
+    if len(packed) > _SAME_CAP:
+        raise ProtocolError(f"what steps have in common takes {len(packed)} bytes of a frame")
+    try:
+        return msgpack.unpackb(packed, use_list=False, max_ext_len=0)
+    except Exception as error:  # msgpack raises a dozen kinds of its own and of the interpreter's
+        raise ProtocolError(f"a packed frame is not valid msgpack: {shown(error)}") from None
+
+
+# Compute -----------------------------------------------------------------------------------------
+
+
+@lru_cache(_KNOWN)
+def _template_bytes(program: str, sizes: tuple[str, ...], feeds: tuple[str, ...]) -> bytes:
+    packed: bytes = msgpack.packb((program, sizes, feeds))
+    return packed
+
+
+@lru_cache(_KNOWN)
+def _template(packed: bytes) -> tuple[str, list[str], list[str]]:
+    template: tuple[str, list[str], list[str]] = _check_template(_plain(packed), "template")
+    if len({*template[1]}) != len(template[1]):
+        raise ProtocolError("a step has a size twice")
+    return template
+
+
+@lru_cache(_KNOWN)
+def _integers(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}q")
+
+
+def _write_compute(message: Compute) -> bytes | None:
+    sizes = message.bindings
+    try:
+        template = _template_bytes(message.program, tuple(sizes), tuple(message.feeds))
+        if len(template) > _SAME_CAP:
+            return None
+        flags = (_TRACE if message.trace else 0) | (_FREE if message.free else 0)
+        numbers = _COMPUTE.pack(
+            message.request, message.commits, message.follows, message.deadline, flags, len(sizes),
+            len(template),
+        )  # fmt: skip
+        values = _integers(len(sizes)).pack(*sizes.values())
+        return b"".join((numbers, template, values, _joined(message.small)))
+    except (struct.error, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _read_compute(frame: Any, start: int) -> Compute:
+    request, commits, follows, deadline, flags, count, size = _COMPUTE.unpack_from(frame, start)
+    start += _COMPUTE.size
+    program, names, feeds = _template(bytes(frame[start : start + size]))
+    start += size
+    values = _integers(count).unpack_from(frame, start)
+    if request < 0 or len(names) != count or flags > _TRACE | _FREE or not isfinite(deadline):
+        raise ProtocolError("a packed order contradicts itself")
+    return _made(
+        Compute, request=request, program=program, bindings=dict(zip(names, values, strict=True)),
+        feeds=feeds, trace=bool(flags & _TRACE), deadline=deadline, commits=commits,
+        small=_parted(frame, start + 8 * count), follows=follows, free=bool(flags & _FREE),
+    )  # fmt: skip
+
+
+# Done, Tensor ------------------------------------------------------------------------------------
+
+
+def _write_done(message: Done) -> bytes | None:
+    if message.fetches or message.peak:
+        return None
+    try:
+        return _REQUEST.pack(message.request) + _joined(message.small)
+    except (struct.error, TypeError):
+        return None
+
+
+def _read_done(frame: Any, start: int) -> Done:
+    (request,) = _REQUEST.unpack_from(frame, start)
+    if request < 0:
+        raise ProtocolError(f"a packed answer is to request {request}")
+    small = _parted(frame, start + _REQUEST.size)
+    return _made(Done, request=request, fetches=[], peak={}, small=small)
+
+
+def _write_tensor(message: Tensor) -> bytes:
+    return message.array
+
+
+def _read_tensor(frame: Any, start: int) -> Tensor:
+    return _made(Tensor, array=bytes(frame[start:]))
+
+
+# Small arrays ------------------------------------------------------------------------------------
+
+
+def _joined(small: list[Small]) -> bytes:
+    if len(small) == 1:  # nearly always
+        return _ONE.pack(1, len(small[0])) + small[0]
+    parts = [_COUNT.pack(len(small))]
+    for each in small:
+        parts += (_SIZE.pack(len(each)), each)
+    return b"".join(parts)
+
+
+def _parted(frame: Any, start: int) -> list[Small]:
+    (count,) = _COUNT.unpack_from(frame, start)
+    start += _COUNT.size
+    small = []
+    for _ in range(count):
+        (size,) = _SIZE.unpack_from(frame, start)
+        start += _SIZE.size
+        small.append(bytes(frame[start : start + size]))
+        start += size
+    if start != len(frame):
+        raise ProtocolError(f"a packed frame has {len(frame)} bytes, and says {start}")
+    return small
+
+
+def _made(kind: type[M], **fields: Any) -> M:
+    """A message of fields that have been checked; its class would take longer to make it."""
+    made = object.__new__(kind)
+    made.__dict__.update(fields)
+    return made
+
+
+_Writer = Callable[[Any], bytes | None]
+_WRITERS: dict[type[Message], _Writer] = {
+    Compute: _write_compute, Done: _write_done, Tensor: _write_tensor,
+}  # fmt: skip
+_KINDS = {kind: number for number, kind in enumerate(_WRITERS)}
+_READERS: list[Callable[[Any, int], Message]] = [_read_compute, _read_done, _read_tensor]

@@ -1,0 +1,190 @@
+"""Frames of a step: what goes in comes out, and what is none is refused."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphflow.errors import ProtocolError
+from graphflow.runtime import packed, wire
+from graphflow.runtime.messages import (
+    KINDS,
+    Chunk,
+    Compute,
+    Done,
+    Envelope,
+    Message,
+    Ping,
+    Tensor,
+    changed,
+)
+
+ENVELOPE = Envelope("a" * 32, 1, -1, 5, 7, 3, "b" * 32)
+ARRAY = wire.small("x", np.arange(4, dtype="float32"))
+assert ARRAY is not None
+COMPUTE = Compute(4, "p", {"n": 128, "@draws": 3}, ["y"], False, 2.5, 4, [ARRAY, b"", ARRAY])
+STEP = [COMPUTE, Done(4, [], {}, [ARRAY]), Done(5, [], {}), Tensor(ARRAY)]
+
+counts = st.integers(0, 2**63 - 1)
+numbers = st.integers(-(2**63), 2**63 - 1)
+words = st.text(max_size=40)
+arrays = st.lists(st.binary(max_size=50), max_size=5)
+envelopes = st.builds(Envelope, words, counts, numbers, counts, counts, counts, words)
+messages = st.one_of(
+    st.builds(
+        Compute, counts, words, st.dictionaries(words, numbers, max_size=5),
+        st.lists(words, max_size=4), st.booleans(),
+        st.floats(allow_nan=False, allow_infinity=False), numbers, arrays, numbers, st.booleans(),
+    ),
+    st.builds(Done, counts, st.just([]), st.just({}), arrays),
+    st.builds(Tensor, st.binary(max_size=100)),
+)  # fmt: skip
+
+
+@given(envelopes, messages)
+def test_a_message_of_a_step_comes_out_as_it_went_in(envelope: Envelope, message: Message) -> None:
+    frame = packed.pack(envelope, message)
+    assert frame is not None and frame[0] == packed.MARK
+    for form in (frame, memoryview(frame), bytearray(frame)):
+        assert packed.unpack(form) == (envelope, message)
+    assert wire.decode(wire.encode(envelope, message)) == (envelope, message)
+
+
+@pytest.mark.parametrize("message", STEP)
+def test_a_step_is_told_in_packed_frames(message: Message) -> None:
+    assert wire.encode(ENVELOPE, message)[0] == packed.MARK
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ping(),
+        Done(4, ["0"], {}),
+        Done(4, [], {"/worker:0/cpu:0": 12}),
+        changed(COMPUTE, feeds=["x" * 2000]),
+        changed(COMPUTE, bindings={str(i): i for i in range(1000)}),
+    ],
+)
+def test_what_is_unusual_goes_as_all_messages_do(message: Message) -> None:
+    assert packed.pack(ENVELOPE, message) is None
+    assert wire.decode(wire.encode(ENVELOPE, message)) == (ENVELOPE, message)
+
+
+def test_a_long_name_of_a_session_goes_as_all_messages_do() -> None:
+    envelope = ENVELOPE._replace(session="s" * 2000)
+    assert packed.pack(envelope, COMPUTE) is None
+    assert wire.decode(wire.encode(envelope, COMPUTE)) == (envelope, COMPUTE)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        changed(COMPUTE, request=1 << 64),
+        changed(COMPUTE, deadline="soon"),
+        changed(COMPUTE, bindings={"n": "many"}),
+        changed(COMPUTE, bindings={"n": 1 << 70}),
+        changed(STEP[1], request=None),
+    ],
+)
+def test_what_is_no_number_is_refused_by_one_of_both(message: Message) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode(wire.encode(ENVELOPE, message))
+
+
+@pytest.mark.parametrize("message", STEP)
+def test_a_frame_that_ends_early_is_refused(message: Message) -> None:
+    frame = wire.encode(ENVELOPE, message)
+    rest = ARRAY if isinstance(message, Tensor) else b""  # of which nothing says how long it is
+    for end in range(1, len(frame) - len(rest)):
+        with pytest.raises(ProtocolError):
+            wire.decode(frame[:end])
+
+
+@pytest.mark.parametrize("message", STEP[:-1])
+def test_bytes_after_the_end_are_refused(message: Message) -> None:
+    with pytest.raises(ProtocolError, match="says"):
+        wire.decode(wire.encode(ENVELOPE, message) + b"\0")
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(STEP), st.data())
+def test_a_frame_with_other_bytes_is_a_message_or_refused(message: Message, data: Any) -> None:
+    frame = bytearray(wire.encode(ENVELOPE, message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        envelope, found = wire.decode(bytes(frame))
+    except ProtocolError:
+        return
+    assert type(found) in KINDS.values()
+    assert min(envelope.epoch, envelope.step, envelope.sequence, envelope.acknowledged) >= 0
+
+
+def framed(kind: int, body: bytes, sender: Any = ("s", 1, -1, "t"), step: int = 5) -> bytes:
+    told = sender if isinstance(sender, bytes) else msgpack.packb(sender)
+    return struct.pack("<BBHqqq", packed.MARK, kind, len(told), step, 7, 3) + told + body
+
+
+def order(template: Any, *, count: int = 1, flags: int = 0, deadline: float = 1.0) -> bytes:
+    told = msgpack.packb(template)
+    numbers = struct.pack("<qqqdBHH", 4, -1, -1, deadline, flags, count, len(told))
+    return numbers + told + struct.pack(f"<{count}q", *range(count)) + b"\0\0"
+
+
+def test_frames_made_by_hand_are_those_of_the_protocol() -> None:
+    envelope, message = wire.decode(framed(0, order(("p", ("n",), ("x",)))))
+    assert envelope == Envelope("s", 1, -1, 5, 7, 3, "t")
+    assert message == Compute(4, "p", {"n": 0}, ["x"], False, 1.0)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        framed(3, b""),
+        framed(0, order(("p", ("n",), ("x",)), flags=4)),
+        framed(0, order(("p", ("n",), ("x",)), deadline=float("nan"))),
+        framed(0, order(("p", ("n",), ("x",)), deadline=float("inf"))),
+        framed(0, order(("p", ("n", "n"), ("x",)), count=2)),
+        framed(0, order(("p", ("n",), ("x",)), count=2)),
+        framed(0, order(("p", ("n",)))),
+        framed(0, order(("p", ("n",), (1,)))),
+        framed(0, order((1, ("n",), ("x",)))),
+        framed(0, order({"p": 1})),
+        framed(2, b"array", step=-1),
+        framed(2, b"array", sender=("s", -1, -1, "t")),
+        framed(2, b"array", sender=("s", 1, "0", "t")),
+        framed(2, b"array", sender=("s", 1, -1)),
+        framed(2, b"array", sender=("s" * 1100, 1, -1, "t")),
+        framed(2, b"array", sender=b"\xc1"),
+        framed(2, b"array", sender=b""),
+        framed(2, b"array", sender=msgpack.packb(("s", 1, -1, "t")) + b"\0"),
+        framed(2, b"array", sender=msgpack.packb(msgpack.ExtType(1, b"x"))),
+        framed(2, b"array", sender=b"\x91" * 1000 + b"\xc0"),
+        framed(1, struct.pack("<q", -4) + b"\0\0"),
+        framed(1, struct.pack("<qH", 4, 65535)),
+        framed(1, struct.pack("<qHI", 4, 1, 1 << 31) + b"a"),
+        bytes([packed.MARK]),
+    ],
+)  # fmt: skip
+def test_what_is_no_frame_of_a_step_is_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode(frame)
+
+
+def test_a_chunk_never_is_packed() -> None:
+    chunk = Chunk("edge", 5, "e", "float32", [2, 3], [0, 1], 24, 0)
+    assert packed.pack(ENVELOPE, chunk) is None
+
+
+def test_what_two_messages_have_in_common_is_not_shared_between_them() -> None:
+    frame = wire.encode(ENVELOPE, COMPUTE)
+    first, second = (wire.decode(frame)[1] for _ in range(2))
+    assert isinstance(first, Compute) and isinstance(second, Compute)
+    first.bindings.pop("n")
+    assert second == COMPUTE
