@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -27,24 +26,9 @@ from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
 from graphflow.runtime.status import Address
 from graphflow.session import Session
 from tests.house.sources import ROOT
+from tests.runtime.workers import serving
 
 DEVICE = 'devices = [{ name = "cpu:0", flops = 5e10, bandwidth = 1e10, launch = 1e-6 }]'
-
-
-@contextlib.contextmanager
-def serving(*options: str, listen: str = "tcp://127.0.0.1:*", **environment: str) -> Iterator[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "graphflow", "worker", "--listen", listen, *options],
-        stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GRAPHFLOW_LOG_LEVEL": "error", **environment},
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().partition(" listening on ")[2].split()[0]
-    finally:
-        process.terminate()
-        process.wait(20)
-        process.stdout.close()
 
 
 def status(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -55,7 +39,8 @@ def status(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[tuple[str, str]]:
-    with serving() as first, serving("--devices", "cpu:0,cpu:1") as second:
+    quiet = {"GRAPHFLOW_LOG_LEVEL": "error"}
+    with serving(**quiet) as first, serving("--devices", "cpu:0,cpu:1", **quiet) as second:
         yield first, second
 
 
@@ -282,7 +267,8 @@ def keyed(
     rings["stranger"] = Keyring(tmp_path / "stranger")
     rings["stranger"].new("eve", CLIENT)
     rings["stranger"].add(str(own), "here")
-    with serving("--key", "box", GRAPHFLOW_KEYS=str(there.folder)) as address:
+    folder = {"GRAPHFLOW_KEYS": str(there.folder)}
+    with serving("--key", "box", GRAPHFLOW_LOG_LEVEL="error", **folder) as address:
         yield address, rings, own.key
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,7 @@ from graphflow.modules import admitted_function
 from graphflow.op import REGISTRY
 from graphflow.runtime.codec import decode, encode
 from graphflow.runtime.partition import partition
+from tests.runtime.workers import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,36 +109,20 @@ def test_what_the_session_does_not_name_is_refused_before_it_is_sent(
 # Workers that somebody else started -------------------------------------------------------------
 
 
-class Started:
-    """A worker process as a user starts it, as a cluster of one."""
-
-    def __init__(self, folder: Path, *arguments: str, path: str = "") -> None:
-        command = [sys.executable, "-m", "graphflow.cli", "worker"]
-        self.process = subprocess.Popen(
-            [*command, "--listen", "tcp://127.0.0.1:*", *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}"},
-        )
-        assert self.process.stdout is not None
-        address = self.process.stdout.readline().partition(" listening on ")[2].split()[0]
-        self.file = folder / "cluster.toml"
-        self.file.write_text(f'[[workers]]\naddress = "{address}"\n')
-
-    def __enter__(self) -> Path:
-        return self.file
-
-    def __exit__(self, *error: object) -> None:
-        self.process.terminate()
-        self.process.communicate(timeout=10)
+@contextmanager
+def started(folder: Path, *arguments: str, path: str = "") -> Iterator[Path]:
+    """A worker that finds modules on a path, as the file of a cluster of one."""
+    with serving(*arguments, PYTHONPATH=f"{ROOT}{os.pathsep}{path}") as address:
+        file = folder / "cluster.toml"
+        file.write_text(f'[[workers]]\naddress = "{address}"\n')
+        yield file
 
 
 def test_a_worker_imports_only_what_it_was_started_with(
     users_ops: ModuleType, tmp_path: Path
 ) -> None:
     with (
-        Started(tmp_path) as cluster,
+        started(tmp_path) as cluster,
         pytest.raises(
             ModuleNotAllowed, match=r"started with no modules allowed.*--allow-ops users_ops"
         ),
@@ -145,7 +131,7 @@ def test_a_worker_imports_only_what_it_was_started_with(
     x = gf.placeholder("float32", (3,))
     y = users_ops.softsign(x)
     folder = str(Path(str(users_ops.__file__)).parent)
-    with Started(
+    with started(
         tmp_path, "--allow-ops", "users_ops", "--allow-ops", "colorsys", path=folder
     ) as cluster:
         with gf.Session(cluster, ops=["users_ops"]) as session:
@@ -168,7 +154,7 @@ def test_a_worker_that_cannot_import_the_module_says_so(
     broken.mkdir()
     (broken / "users_ops.py").write_text("import nowhere_to_be_found\n")
     with (
-        Started(tmp_path, "--allow-ops", "users_ops", path=str(broken)) as cluster,
+        started(tmp_path, "--allow-ops", "users_ops", path=str(broken)) as cluster,
         pytest.raises(OpError, match=r"cannot import 'users_ops'.*PYTHONPATH"),
     ):
         gf.Session(cluster, ops=["users_ops"])

@@ -31,6 +31,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.wire import array_of
+from tests.runtime.workers import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -364,10 +365,8 @@ def test_what_a_worker_prints_reaches_the_users_terminal() -> None:
 
 @pytest.mark.slow  # each session calibrates the workers by address
 def test_two_sessions_on_one_cluster_do_not_share_state(tmp_path: Path) -> None:
-    workers = [_start_worker() for _ in range(2)]
-    try:
-        addresses = [address for _, address in workers]
-        text = "".join(f'[[workers]]\naddress = "{address}"\n' for address in addresses)
+    with serving() as one, serving() as other:
+        text = "".join(f'[[workers]]\naddress = "{address}"\n' for address in (one, other))
         (tmp_path / "cluster.toml").write_text(text)
         with gf.device("/worker:1"):
             counter = gf.variable(np.zeros((), "float32"), name="counter")
@@ -379,24 +378,6 @@ def test_two_sessions_on_one_cluster_do_not_share_state(tmp_path: Path) -> None:
             assert float(first.get(counter)) == 3
         with gf.Session(tmp_path / "cluster.toml") as third:
             assert float(third.run(step)) == 1, "a closed session leaves nothing behind"
-    finally:
-        for process, _ in workers:
-            process.terminate()
-        for process, _ in workers:
-            assert process.wait(20) == 0
-            process.communicate()
-
-
-def _start_worker() -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "graphflow.cli", "worker", "--listen", "tcp://127.0.0.1:*"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    words = process.stdout.readline().split()
-    return process, next(word for word in words if word.startswith("tcp://"))
 
 
 FORKED = """

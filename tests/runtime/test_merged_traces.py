@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +11,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.runtime.trace import Event, Step, Trace
-from tests.house.sources import ROOT
+from tests.runtime.workers import serving
 
 SCRIPT = Path(__file__).with_name("shifted_worker.py")
 X = np.ones((64, 32), np.float32)
@@ -26,29 +22,13 @@ devices = [{{ name = "cpu:0", flops = 5e10, bandwidth = 1e10, launch = 1e-6 }}]
 """
 
 
-@contextmanager
-def serving(*command: str | Path) -> Iterator[str]:
-    """A worker process; the address at which it listens."""
-    process = subprocess.Popen(
-        [sys.executable, *command, "--listen", "tcp://127.0.0.1:*"],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().partition(" listening on ")[2].split()[0]
-    finally:
-        process.terminate()
-        process.wait(10)
-        process.stdout.close()
-
-
 @pytest.fixture(params=[(0.0, 0.0), (-50_000.0, 60.0)], ids=str)
 def traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Trace, float, Path]]:
     """Steps over a worker on our clock and one on a clock of its own; by how many seconds that is
     ahead; the file of the trace."""
     seconds, ppm = request.param
-    plain = ("-m", "graphflow.runtime.worker")
-    with serving(*plain) as first, serving(SCRIPT, str(seconds), str(ppm)) as second:
+    plain, shifted = ("-m", "graphflow.runtime.worker"), (SCRIPT, str(seconds), str(ppm))
+    with serving(command=plain) as first, serving(command=shifted) as second:
         file, path = tmp_path / "cluster.toml", tmp_path / "trace.json"
         file.write_text("".join(WORKER.format(address) for address in (first, second)))
         yield there_and_back(file, path), seconds, path
