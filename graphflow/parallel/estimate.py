@@ -12,7 +12,6 @@ Megatron-LM", SC 2021.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from graphflow.parallel.gpt import GPT, Cost, block, head
 from graphflow.parallel.schedule import run
@@ -26,8 +25,16 @@ RESERVED = 0.08
 """Of a device's memory: the context, libraries' workspaces, fragments."""
 
 
-class Layout(NamedTuple):
-    """How a GPT lies on devices, and how its batch goes through them; see `Estimate`."""
+@dataclass(frozen=True)
+class Layout:
+    """How a GPT lies on devices, and how its batch goes through them.
+
+    Attributes:
+        data, model, stages: devices along each axis of the mesh.
+        chunks: stages that each device of a pipeline has.
+        micro: samples of a micro-batch.
+        recompute: whether a block's forward pass is computed again.
+    """
 
     data: int
     model: int
@@ -38,14 +45,10 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A step of training with one strategy.
+class Estimate(Layout):
+    """A step of training with one layout.
 
     Attributes:
-        data, model, stages: devices along each axis of the mesh.
-        chunks: stages that each device of a pipeline has.
-        micro: samples of a micro-batch.
-        recompute: whether a block's forward pass is computed again.
         seconds: of a step.
         bubble: share of the pipeline's time that is idle.
         memory: bytes of the device that needs most.
@@ -53,12 +56,6 @@ class Estimate:
         flops: that a device reaches, flop/s, what is recomputed counted (as the literature does).
     """
 
-    data: int
-    model: int
-    stages: int
-    chunks: int
-    micro: int
-    recompute: bool
     seconds: float
     bubble: float
     memory: int
@@ -125,11 +122,11 @@ class _Parts:
 
 
 def _parts(model: GPT, site: Site, batch: int, layout: Layout) -> _Parts:
-    data, tensor, stages, chunks, micro, _ = layout
+    tensor, micro = layout.model, layout.micro
     return _Parts(
         _weights(model, layout),
-        model.layers // stages // chunks,
-        batch // data // micro,
+        model.layers // layout.stages // layout.chunks,
+        batch // layout.data // micro,
         micro * model.sequence * model.width * 2.0,
         block(model, site.hardware, tensor, micro),
         head(model, site.hardware, tensor, micro),
@@ -152,14 +149,14 @@ def fits(model: GPT, site: Site, batch: int, layout: Layout) -> bool:
 def _memory(parts: _Parts, layout: Layout) -> float:
     """Bytes of the device that needs most: of a pipeline's first one, which stores most
     micro-batches, or of its last one, which has the scores of the vocabulary."""
-    _, _, stages, chunks, _, recompute = layout
+    stages, chunks = layout.stages, layout.chunks
     first = float(min(parts.count, stages))
     if chunks > 1:
         first = min(parts.count, stages + (stages - 1) / chunks)
     own = parts.layers * chunks
 
     def kept(stored: float) -> float:
-        if recompute:
+        if layout.recompute:
             return stored * own * parts.boundary + parts.block.kept
         return stored * own * parts.block.kept
 
@@ -169,12 +166,12 @@ def _memory(parts: _Parts, layout: Layout) -> float:
 
 def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = True) -> Estimate:
     """One layout; its pipeline task by task, or by closed forms."""
-    data, tensor, stages, chunks, _, recompute = layout
+    data, tensor, stages, chunks = layout.data, layout.model, layout.stages, layout.chunks
     parts = _parts(model, site, batch, layout)
     block, head, count = parts.block, parts.head, parts.count
     reduce = site.all_reduce(tensor, parts.boundary, 1)
     forward = parts.layers * (block.forward + 2 * reduce)
-    backward = parts.layers * (block.backward + 2 * reduce) + (forward if recompute else 0.0)
+    backward = parts.layers * (block.backward + 2 * reduce) + (forward if layout.recompute else 0.0)
     last = head.forward + head.backward
     link = site.link(stages * tensor * data if stages > 1 else 1)
     transfer = link.latency + parts.boundary / tensor / link.bandwidth
@@ -200,6 +197,7 @@ def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = T
         "data": 2 * (data - 1) / data * parts.weights * 2.0,
     }
     return Estimate(
-        *layout, seconds, max(0.0, 1 - busy / pipeline), int(_memory(parts, layout)), sent,
-        model.flops(batch, recompute) / seconds / (data * tensor * stages),
+        **vars(layout), seconds=seconds, bubble=max(0.0, 1 - busy / pipeline),
+        memory=int(_memory(parts, layout)), sent=sent,
+        flops=model.flops(batch, layout.recompute) / seconds / (data * tensor * stages),
     )  # fmt: skip
