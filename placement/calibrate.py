@@ -149,7 +149,7 @@ def profile(
     }
     if "steps" in before and not refresh:
         made["steps"] = before["steps"]
-    _keep(path, made)
+    write_whole(path, made, indent=1)
     return made
 
 
@@ -158,7 +158,7 @@ def keep_links(links: Mapping[str, Link], folder: Path | None = None) -> Profile
     known = profile(folder=folder)
     text = {kind: [latency, bandwidth] for kind, (latency, bandwidth) in links.items()}
     made = {**known, "links": {**known["links"], **text}}
-    _keep(profile_path(folder), made)
+    write_whole(profile_path(folder), made, indent=1)
     return made
 
 
@@ -168,7 +168,7 @@ def keep_steps(kind: str, cost: StepCost, folder: Path | None = None) -> None:
     if known.get("key") != machine_key():
         return
     steps = {**known.get("steps", {}), kind: list(cost)}
-    _keep(profile_path(folder), {**known, "steps": steps})
+    write_whole(profile_path(folder), {**known, "steps": steps}, indent=1)
 
 
 def steps_of(profile: Mapping[str, Any], kind: str) -> StepCost | None:
@@ -280,8 +280,9 @@ def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < float("inf")
 
 
-def _keep(path: Path, made: Profile) -> None:
-    """Write a profile whole or not at all; a folder that cannot be written is no error."""
+def write_whole(path: Path, data: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write plain data as JSON, whole or not at all; a folder that cannot be written is no
+    error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
@@ -289,7 +290,7 @@ def _keep(path: Path, made: Profile) -> None:
         return
     try:
         with os.fdopen(handle, "w") as file:
-            json.dump(made, file, indent=1)
+            json.dump(data, file, indent=indent)
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)

@@ -12,8 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from graphflow.errors import PlanError
-from graphflow.placement.calibrate import Link, fit_link, machine_key, profile_path
+from graphflow.placement.calibrate import Link, fit_link, machine_key, profile_path, write_whole
 from graphflow.placement.measure import quick
 
 FORMAT = 3
@@ -310,16 +308,5 @@ def kept(profile: Mapping[str, Any], folder: Path | None = None) -> Learned:
 
 
 def keep(learned: Learned, folder: Path | None = None) -> None:
-    """Write it whole or not at all; a folder that cannot be written is no error."""
-    path = learned_path(folder)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(learned.to_dict(), file)
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
+    """For sessions to come, where the folder can be written."""
+    write_whole(learned_path(folder), learned.to_dict())
