@@ -25,7 +25,7 @@ from tests.fuzz.mutate import Mutator
 from tests.fuzz.targets import Target, targets
 
 SECONDS = 2.0
-"""Of the processor for one input, however busy the machine is; most take less than a millisecond."""
+"""Of the processor for one input, however busy it is; most take less than a millisecond."""
 HANGS = 300.0
 """Of any clock, for one that waits for something: the process may be stopped for a while."""
 _CLOCKS = ((signal.SIGPROF, signal.ITIMER_PROF), (signal.SIGALRM, signal.ITIMER_REAL))

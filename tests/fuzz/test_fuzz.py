@@ -114,7 +114,8 @@ def test_changes_keep_the_form_more_often_than_not() -> None:
 def _bad(error: str) -> Target:
     def decoder(data: bytes) -> None:
         while error in ("computes", "waits"):
-            time.sleep(0.001 * (error == "waits"))
+            if error == "waits":
+                time.sleep(0.001)
         raise KeyError(error)
 
     return Target("bad", "bytes", (b"seed",), decoder, ValueError)
