@@ -157,7 +157,9 @@ class WorkerMachine:
             case Drain(seconds):
                 return self._drain(seconds)
             case Leave():
-                return self._drop(self.sessions, WorkerLost("the worker ends"))
+                told = Broken("it was asked to end")
+                goodbyes = [session.tell(told) for session in self._sessions.values()]
+                return [*goodbyes, *self._drop(self.sessions, WorkerLost("the worker ends"))]
 
     def _tick(self, now: float) -> list[WorkerAction]:
         silent = [s for s, state in self._sessions.items() if now > state.heard + state.lease]

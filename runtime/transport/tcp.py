@@ -261,10 +261,10 @@ class Listener:
                 raise
         return True
 
-    def close(self) -> None:
-        """Stops listening; what is queued is dropped."""
+    def close(self, linger: int = 0) -> None:
+        """Stops listening; what is queued after so many milliseconds is dropped."""
         self.door.close()
-        self.socket.close(linger=0)
+        self.socket.close(linger=linger)
 
 
 def _descriptor(frame: zmq.Frame) -> int:

@@ -69,6 +69,7 @@ _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages taken from the socket before anything else has its turn
 _UNSENT = 4096  # answers that a connection does not take: more than any session has under way
 _LEAVE_SECONDS = 1.0  # for sessions to end when the worker does
+_LAST_WORDS = 100  # milliseconds in which what they are told may still leave
 
 _log = Log("graphflow.worker")
 
@@ -202,15 +203,16 @@ class WorkerProcess:
         return True
 
     def close(self) -> None:
-        """Ends all sessions and frees the address."""
+        """Ends all sessions, which are told so, and frees the address."""
         self._stopping = True
         self._helm.take(_LEAVE_SECONDS)  # and it stays taken
+        words = _LAST_WORDS if self._machine.sessions else 0
         self._handle(Leave())
         until = time.monotonic() + _LEAVE_SECONDS
         ended = [
             session.join(max(0.0, until - time.monotonic())) for session in self._ending.values()
         ]
-        self._listener.close()
+        self._listener.close(words)
         self._lanes.close()
         if self._guard is not None:
             self._guard.close()

@@ -279,6 +279,30 @@ def test_a_worker_that_is_told_to_end_does_not_wait_for_a_session_that_cannot_sa
         assert failure.value.worker == 1
 
 
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("shared", ["on", "off"])
+def test_a_worker_that_is_interrupted_in_a_step_is_missed_at_once(
+    workers: Callable[..., list[Worker]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shared: str,
+) -> None:
+    """By Ctrl-C at its own terminal; what it is told travels by a lane, or by TCP."""
+    monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", shared)
+    found = workers(1, "--allow-ops", "tests.faults.hazards")
+    cluster = cluster_file(tmp_path, [found[0].address])
+    nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=4.0)
+    with gf.Session(cluster, trial=False, ops=["tests.faults.hazards"]) as s:
+        timer = threading.Timer(0.5, found[0].send, (signal.SIGINT,))
+        timer.start()
+        at = time.monotonic()
+        with pytest.raises(WorkerLost, match=r"worker 0 .* it was asked to end"):
+            s.run(nap)
+        assert time.monotonic() - at < 0.5 + 2.0
+        timer.join()
+        assert found[0].wait(10.0) == 0
+
+
 @pytest.mark.fault(1)
 def test_a_worker_by_address_that_is_killed_is_missed_at_once(
     workers: Callable[..., list[Worker]], tmp_path: Path
