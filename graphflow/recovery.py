@@ -237,12 +237,18 @@ class Recovery:
 
         Args:
             complete: write one more, of the steps since.
+
+        Raises:
+            CheckpointError: that one cannot be written; the one before is intact.
         """
         self.wait()
-        complete = complete and self._broken is None and not self.saver.fenced
-        if complete and self.saver.saved != self._steps.committed:
+        if not complete or self._broken is not None or self.saver.fenced:
+            return
+        if self.saver.saved != self._steps.committed or self.saver.error is not None:
             self._begin()
             self.wait()
+        if self.saver.error is not None:  # there is no later one
+            raise self.saver.error
 
     def begin_at(self, folder: Path) -> None:
         """The state is that of a checkpoint from now on, and what was kept leads nowhere.

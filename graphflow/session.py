@@ -570,6 +570,10 @@ class Session:
         """End the session; workers that it started end too. A second call does nothing.
 
         Waits for the step of `run_async` that runs; those still queued are cancelled.
+
+        Raises:
+            CheckpointError: the last checkpoint cannot be written; the one before is intact, and
+                the session is closed all the same.
         """
         if self._closed:
             return

@@ -237,11 +237,14 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(
         assert s.step == 21
     assert any("checkpoint.failed" in r.getMessage() for r in caplog.records)
     full = True
-    with gf.Session(checkpoint=tmp_path) as s:
-        s.run(add)
-        with pytest.raises(CheckpointError, match="No space left"):
-            s.save()
-        assert s.run(add)[0] == 22
+    s = gf.Session(checkpoint=tmp_path)
+    s.run(add)
+    with pytest.raises(CheckpointError, match="No space left"):
+        s.save()
+    assert s.run(add)[0] == 22
+    with pytest.raises(CheckpointError, match="No space left"):
+        s.close()  # there is no later one
+    s.close()
 
 
 @pytest.mark.fault(43)

@@ -17,7 +17,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import CheckpointError
 from graphflow.runtime.checkpoint.folder import read_manifest
-from tests.faults.running import Worker, cluster_file
+from tests.faults.running import Worker, cluster_file, gone
 from tests.faults.test_recovery import local, pids
 
 MEGABYTE = 2**20
@@ -86,6 +86,31 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_training_going(small_d
         assert s.checkpoint_error is None and s.step == 15
         names = sorted(p.name for p in root.iterdir())
         assert names == ["session.json", "step-00000015"]
+
+
+@pytest.mark.fault(36)
+def test_a_session_whose_last_checkpoint_finds_a_full_disk_says_so_when_it_closes(
+    small_disk: Path,
+) -> None:
+    part, step = big()
+    root, rest = small_disk / "c", small_disk / "rest"
+    with local(checkpoint=root, every=1) as s:
+        s.run(step)
+        landed(s)
+        with suppress(OSError), rest.open("wb", buffering=0) as filled:
+            while True:
+                filled.write(bytes(4096))
+        s.run(step)
+        landed(s)  # that failed, in the background
+        workers = pids(s)
+        with pytest.raises(CheckpointError, match=r"No space left.*"):
+            s.close()
+        assert gone(workers, 5.0)
+        s.close()
+    assert sorted(p.name for p in root.iterdir()) == ["session.json", "step-00000001"]
+    rest.unlink()
+    with local(checkpoint=root, every=1) as s:
+        assert s.step == 1 and s.get(part)[0] == 1
 
 
 def test_a_worker_that_does_not_see_the_directory_sends_its_variables(
