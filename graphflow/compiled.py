@@ -18,7 +18,8 @@ from graphflow.feeding import convert, convert_all
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.plan import Measured, Plan
+from graphflow.placement.plan import Plan
+from graphflow.placement.planned import Measured
 from graphflow.runtime.hosts import Hosts, Ready
 from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.messages import EDGE_BITS, EXCHANGE, TAKEN, Key

@@ -13,7 +13,7 @@ import os
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -45,6 +45,7 @@ from graphflow.placement.placers import get_placer
 from graphflow.placement.plan import Plan
 from graphflow.planner import Planner
 from graphflow.progress import telling
+from graphflow.queued import Queued
 from graphflow.recovery import Recovery
 from graphflow.replanning import GAIN, Replanned, check_replan
 from graphflow.runtime.checkpoint import Checkpoint
@@ -134,9 +135,7 @@ class Session:
         chosen = cluster_of(cluster, plan)
         store = policy.store() if policy is not None else None
         self._lock: Any = threading.RLock()  # held while a step runs
-        self._queue = threading.RLock()  # held while a step is queued
-        self._runner: ThreadPoolExecutor | None = None
-        self._runner_thread = -1
+        self._queued = Queued()
         self._closed = False
         self._stream: Stream | None = None  # that has begun steps ahead
         self._process = os.getpid()
@@ -158,7 +157,7 @@ class Session:
             try:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 self._recovery = Recovery(saver, self._deployment, self._step, policy.rejoin)
-                self._drain = Drain(self._lock, self._queue, self._leave)
+                self._drain = Drain(self._lock, self._queued.lock, self._leave)
             except BaseException:
                 hosts.close()
                 raise
@@ -295,20 +294,13 @@ class Session:
         self._check_open()
         flatten(fetches)
         copies = {node.outputs[0]: np.array(a) for node, a in convert_all(feeds).items()}
-        with self._queue:
+        with self._queued.lock:
             self._check_open()
-            if self._runner is None:
-                self._runner = ThreadPoolExecutor(
-                    1, "graphflow-session", initializer=self._note_runner
-                )
-            future = self._runner.submit(self.run, fetches, copies)
+            future = self._queued.put(self.run, fetches, copies)
         if self._drain is not None and self._drain.asked:
             with self._lock:
                 self._drain.heed()
         return future
-
-    def _note_runner(self) -> None:
-        self._runner_thread = threading.get_ident()
 
     def compile(
         self, fetch_sets: Sequence[Any], shapes: Mapping[Tensor, Sequence[int]] | None = None
@@ -587,12 +579,10 @@ class Session:
         if self._process != os.getpid():  # forked: the threads and workers are the parent's
             self._closed = True
             return
-        with self._queue:
+        with self._queued.lock:
             self._closed = True
-        if self._runner is not None:
-            # Who holds the lock runs no step beside it, and would wait for one that waits for it.
-            waits = threading.get_ident() != self._runner_thread and not self._lock._is_owned()
-            self._runner.shutdown(wait=waits, cancel_futures=True)
+        # Who holds the lock runs no step beside it, and would wait for one that waits for it.
+        self._queued.close(wait=not self._lock._is_owned())
         try:
             if self._recovery is not None:
                 with self._lock:

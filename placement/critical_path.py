@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan, PlannedNode, PlannedTransfer
+    from graphflow.placement.plan import Plan
+    from graphflow.placement.planned import PlannedNode, PlannedTransfer
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from graphflow.placement.simulate import Run, Timeline, execute, simulate
 from graphflow.placement.view.text import printable
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan, PlannedNode
+    from graphflow.placement.plan import Plan
+    from graphflow.placement.planned import PlannedNode
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from graphflow.graph import Body
 from graphflow.op import Node
-from graphflow.placement.plan import HeldNode
+from graphflow.placement.planned import HeldNode
 
 _UNTOLD = ("constant", "group")
 

@@ -12,7 +12,8 @@ from graphflow.placement.devices import CLIENT
 from graphflow.placement.topology import port_users
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan, PlannedNode
+    from graphflow.placement.plan import Plan
+    from graphflow.placement.planned import PlannedNode
 
 BESIDE = "beside its variable"
 """How the reasons of what lives with a variable begin; see `explain.reason`."""

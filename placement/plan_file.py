@@ -12,14 +12,8 @@ import numpy as np
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.explain import Model
-from graphflow.placement.plan import (
-    HeldNode,
-    Interval,
-    Measured,
-    Plan,
-    PlannedNode,
-    PlannedTransfer,
-)
+from graphflow.placement.plan import Plan
+from graphflow.placement.planned import HeldNode, Interval, Measured, PlannedNode, PlannedTransfer
 from graphflow.placement.problem import Assignment, Problem
 
 FORMAT = "graphflow plan"

@@ -38,7 +38,8 @@ from graphflow.placement.placers.evaluate import Candidate, Evaluator
 from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import singles
-from graphflow.placement.plan import Plan, PlannedNode, PlannedTransfer
+from graphflow.placement.plan import Plan
+from graphflow.placement.planned import PlannedNode, PlannedTransfer
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.shortage import memory_limit
 from graphflow.placement.simulate import simulate

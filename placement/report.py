@@ -18,7 +18,8 @@ from graphflow.placement.notices import PortUse, Taken, ports, taken
 from graphflow.placement.tables import SHOWN, Printed, Table, busy_share, more, off_by, seconds_cell
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan, PlannedTransfer
+    from graphflow.placement.plan import Plan
+    from graphflow.placement.planned import PlannedTransfer
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from graphflow.runtime.perfetto import trace_events
 from graphflow.runtime.traffic import Exchanges, Traffic
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Measured
+    from graphflow.placement.planned import Measured
 
 Span = tuple[str, str, int, int]
 Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
@@ -211,7 +211,7 @@ class Trace:
         Raises:
             SessionError: no step was traced.
         """
-        from graphflow.placement.plan import Interval, Measured
+        from graphflow.placement.planned import Interval, Measured
 
         if not self.steps:
             raise SessionError("nothing was measured: no step ran while the trace was on")

@@ -12,7 +12,8 @@ from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable, seconds, size
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan, PlannedNode
+    from graphflow.placement.plan import Plan
+    from graphflow.placement.planned import PlannedNode
 
 
 def render(plan: Plan) -> str:

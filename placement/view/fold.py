@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from graphflow.placement.view.tree import Group, Tree, tree
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan, PlannedNode, PlannedTransfer
+    from graphflow.placement.plan import Plan
+    from graphflow.placement.planned import PlannedNode, PlannedTransfer
 
 LARGEST = 400
 """Boxes that a drawing on paper has room for."""

@@ -22,7 +22,8 @@ from graphflow.placement.view.text import printable
 from graphflow.placement.view.tree import Group, Tree, tree
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Interval, Plan
+    from graphflow.placement.plan import Plan
+    from graphflow.placement.planned import Interval
 
 LINKS = 24
 """Links with a row of their own in the timeline: those that move most."""

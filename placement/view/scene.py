@@ -19,7 +19,8 @@ from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange
 from graphflow.placement.view.text import printable, seconds, shorten, size
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Interval, Plan, PlannedNode, PlannedTransfer
+    from graphflow.placement.plan import Plan
+    from graphflow.placement.planned import Interval, PlannedNode, PlannedTransfer
 
 LABEL_LETTERS, DETAIL_LETTERS = 16, 20
 

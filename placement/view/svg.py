@@ -16,7 +16,8 @@ from graphflow.placement.view.scene import Box, Row, Scene, Usage, Wire, headlin
 from graphflow.placement.view.text import printable, seconds, shorten, size, ticks
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Interval, Plan
+    from graphflow.placement.plan import Plan
+    from graphflow.placement.planned import Interval
 
 MARGIN, NARROWEST = 32.0, 1120.0
 ROW, BAR = 24.0, 16.0

@@ -22,7 +22,7 @@ from graphflow.parallel.stages import stages_of
 from graphflow.parallel.versions import staleness
 from graphflow.passes import optimize
 from graphflow.placement.notices import taken
-from graphflow.placement.plan import Interval, Measured
+from graphflow.placement.planned import Interval, Measured
 from graphflow.placement.view.schedule import picture, rows
 
 LAYERS, WIDTH, BATCH, STEPS = 4, 8, 26, 3

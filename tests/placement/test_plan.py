@@ -26,15 +26,8 @@ from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, device
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.placers.auto import Auto
-from graphflow.placement.plan import (
-    Interval,
-    Measured,
-    Plan,
-    devices_of,
-    order_of,
-    plan,
-    plan_graph,
-)
+from graphflow.placement.plan import Plan, devices_of, order_of, plan, plan_graph
+from graphflow.placement.planned import Interval, Measured
 from graphflow.runtime.partition import partition
 from graphflow.structure import bind
 from tests.placement.speeds import profile

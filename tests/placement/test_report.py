@@ -13,7 +13,8 @@ import graphflow as gf
 from graphflow.errors import PlanError
 from graphflow.placement.comparison import summary
 from graphflow.placement.critical_path import critical_path
-from graphflow.placement.plan import Interval, Measured, Plan, PlannedNode, PlannedTransfer
+from graphflow.placement.plan import Plan
+from graphflow.placement.planned import Interval, Measured, PlannedNode, PlannedTransfer
 from graphflow.placement.tables import Table
 from tests.placement.view_plans import HOSTILE, towers
 

@@ -9,14 +9,8 @@ from itertools import pairwise
 
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.devices import CLIENT
-from graphflow.placement.plan import (
-    HeldNode,
-    Interval,
-    Measured,
-    Plan,
-    PlannedNode,
-    PlannedTransfer,
-)
+from graphflow.placement.plan import Plan
+from graphflow.placement.planned import HeldNode, Interval, Measured, PlannedNode, PlannedTransfer
 
 HOSTILE = '<script>alert("x&y\')</script>\x00"\\-->]]>{{ x }}\u202e\x1b[2J'
 

@@ -1,0 +1,36 @@
+"""Queued: steps that a session runs later, one after the other, on a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+
+class Queued:
+    """What is queued in a session.
+
+    Attributes:
+        lock: held while something is put into the queue, and when it is closed.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._runner: ThreadPoolExecutor | None = None
+        self._thread = -1
+
+    def put(self, run: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Run something when what was put before it is done; by who holds the lock."""
+        if self._runner is None:
+            self._runner = ThreadPoolExecutor(1, "graphflow-session", initializer=self._note_thread)
+        return self._runner.submit(run, *arguments)
+
+    def _note_thread(self) -> None:
+        self._thread = threading.get_ident()
+
+    def close(self, *, wait: bool) -> None:
+        """Cancel what has not begun; `wait` for what has, unless that is who calls."""
+        if self._runner is not None:
+            waits = wait and threading.get_ident() != self._thread
+            self._runner.shutdown(wait=waits, cancel_futures=True)
