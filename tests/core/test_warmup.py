@@ -12,7 +12,7 @@ import graphflow as gf
 from graphflow import deployment
 from graphflow.errors import FeedError, FetchError
 from graphflow.ops.kernels.native import compiler
-from graphflow.runtime import host
+from graphflow.runtime import session_state
 
 
 class Work:
@@ -21,7 +21,7 @@ class Work:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
         self.placed = self.programs = 0
-        place, program = deployment.partition, host.Program
+        place, program = deployment.partition, session_state.Program
 
         def placing(*args: Any) -> Any:
             self.placed += 1
@@ -32,7 +32,7 @@ class Work:
             return program(*args)
 
         monkeypatch.setattr(deployment, "partition", placing)
-        monkeypatch.setattr(host, "Program", building)
+        monkeypatch.setattr(session_state, "Program", building)
 
     def done(self) -> tuple[int, int, int]:
         return self.placed, self.programs, compiler().compiled
