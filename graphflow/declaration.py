@@ -30,6 +30,25 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """What shards along a letter tell each other, when each has looked at its own piece.
+
+    Attributes:
+        letter: along which; cut along one axis of the mesh.
+        tell: (op, start, *inputs, **attrs) -> (what the shard keeps, what it tells others), both
+            tuples of tensors; `start` is where its piece begins.
+        hear: (op, kept, heard, **attrs) -> the outputs; `heard` has what each shard told that is
+            heard, in order.
+        who: is heard: those "before", those "after", or "all".
+    """
+
+    letter: str
+    tell: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
+    hear: Callable[..., tuple[Any, ...]]
+    who: str
+
+
+@dataclass(frozen=True)
 class Sharding:
     """How one application of an op may be cut into shards (see ops/sharding.py).
 
@@ -52,6 +71,7 @@ class Sharding:
         needs: (letter, start, stop) of such a letter -> (start, stop) of the first input: a halo;
             or a list of such, one for each input.
         expand: (*inputs, **attrs) -> the outputs, by simpler ops, for letters that are capitals.
+        meeting: for a letter along which shards finish together what each has begun.
         view: moves or renames numbers only.
         apart: how results of shards that each look at their own piece along capitals only are
             combined ("mean", "sum"), where a strategy asks for that.
@@ -72,6 +92,7 @@ class Sharding:
     outer: Mapping[tuple[int, int], Outer] = field(default_factory=dict)
     alternatives: tuple[Sharding, ...] = ()
     placeless: bool = False
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True)

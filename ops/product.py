@@ -6,7 +6,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
-from graphflow.ops import batching, sharding
+from graphflow.ops import batching, sharding, sharding_meetings
 from graphflow.ops.convert import astype
 from graphflow.ops.kernels.rowwise import over_axes
 from graphflow.ops.reduce import (
@@ -150,7 +150,7 @@ _cumsum: Op = register(
             _cumsum(g, axis=axis, reverse=not reverse) if is_inexact(x.dtype) else None,
         ),
         batch=batching.along("axis"),
-        sharding=sharding.rows("axis", linear=True),
+        sharding=sharding_meetings.running("add", linear=True),
         cost=per_element(1),
         autocast="high",
         samples=(

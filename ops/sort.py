@@ -12,7 +12,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import sharding
+from graphflow.ops import sharding, sharding_meetings
 from graphflow.ops.batching import along
 from graphflow.ops.creation import zeros
 from graphflow.ops.index import scatter_add_along_axis
@@ -200,7 +200,7 @@ _top_k = register(
             _placed(gs[0], x, ys[1], axis) if is_inexact(x.dtype) else None,
         ),
         batch=along("axis"),
-        sharding=sharding.rows("axis", outputs=2),
+        sharding=sharding_meetings.largest_few,
         cost=_comparisons,
         samples=(
             sample(F, k=2, axis=1, largest=True, sorted=True),
@@ -226,6 +226,7 @@ def top_k(
         ShapeError, ArgumentError: not an axis of x, or k is no int from 0 to its size.
     """
     x, axis = _arguments(x, axis, largest=largest, sorted=sorted)
+    k = int(k) if isinstance(k, np.integer) else k
     if isinstance(k, bool) or not isinstance(k, int | Dim) or (isinstance(k, int) and k < 0):
         raise ArgumentError(f"k is an int from 0 to the size of the axis, not {k!r}")
     values, places = _top_k(x, k=k, axis=axis, largest=largest, sorted=sorted)
@@ -263,7 +264,7 @@ def _infer_running(x: TensorSpec, axis: int) -> TensorSpec:
     return x
 
 
-def _running(name: str, ufunc: str) -> Op:
+def _running(name: str, ufunc: str, combined: str) -> Op:
     return register(
         Op(
             name,
@@ -276,7 +277,7 @@ def _running(name: str, ufunc: str) -> Op:
                 else None,
             ),
             batch=along("axis"),
-            sharding=sharding.rows("axis"),
+            sharding=sharding_meetings.running(combined),
             cost=lambda x, axis: Cost(flops=x.size),
             samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(INT, axis=0)),
             device_kinds=("cpu",),
@@ -284,7 +285,8 @@ def _running(name: str, ufunc: str) -> Op:
     )
 
 
-_cummax, _cummin = _running("cummax", "maximum"), _running("cummin", "minimum")
+_cummax = _running("cummax", "maximum", "maximum")
+_cummin = _running("cummin", "minimum", "minimum")
 
 
 @function

@@ -45,7 +45,7 @@ class Choosing:
         def fits(rule: Rule, number: int, d: int, split: Split) -> bool:
             own = rule.letters_split(split, number, d) if split else None
             letter = (*rule.inputs, *rule.outputs)[number][d]
-            if own is None or (rule.windows(letter) and own.outer != 1):
+            if own is None or (rule.in_order(letter) and own.outer != 1):
                 return False
             return self.cuts.can(rule.sizes.get(letter, 0), own)
 
@@ -112,7 +112,7 @@ class Choosing:
             return False
         if letter.isupper():
             return rule.sharding.expand is not None
-        if rule.windows(letter):
+        if rule.in_order(letter):
             return len(axes) == 1 and isinstance(size, int)
         return True
 
@@ -201,7 +201,8 @@ class Choosing:
             if t in self.wishes
         ]
         sharding = rule.sharding
-        stretches = (sharding.build is not None and not sharding.placeless) or rule.windows(letter)
+        placed = sharding.build is not None and not sharding.placeless
+        stretches = placed or rule.in_order(letter)
         for number, names, layout in every:
             for d, split in enumerate(layout.dims):
                 if names[d] != letter or split.axes != axes:

@@ -16,6 +16,7 @@ from graphflow.ops.collective_rules import Sizes, alike
 from graphflow.ops.collectives import group
 from graphflow.ops.reduction_order import ALGORITHMS, REDUCTIONS, shares
 from graphflow.ops.rules import normalize_axis
+from graphflow.parallel.counts import count_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -115,8 +116,9 @@ def broadcast(tensor: Any, count: int, like: Sequence[Tensor] | None = None) -> 
         ArgumentError: `count` is no positive int, or not the number of tensors in `like`.
     """
     x = as_tensor(tensor)
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if (number := count_of(count)) is None:
         raise ArgumentError(f"count is a positive int, not {count!r}")
+    count = number
     near = [x] * count if like is None else [x, *map(as_tensor, like[1:])]
     if len(near) != count or (like is not None and len(like) != count):
         raise ArgumentError(

@@ -16,6 +16,7 @@ from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
+from graphflow.parallel.counts import count_of, settle
 from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
 from graphflow.parallel.propagate import is_slot
@@ -75,15 +76,17 @@ class Data:
     def __post_init__(self) -> None:
         where = f"Data at {user_location()}"
         for what in ("replicas", "accumulate"):
-            count = getattr(self, what)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ShardingError(f"{where}: {what} is a count from 1 on, not {count!r}")
+            given = getattr(self, what)
+            count = count_of(given)
+            if count is None:
+                raise ShardingError(f"{where}: {what} is a count from 1 on, not {given!r}")
+            settle(self, **{what: count})
         for what in ("shard_state", "synchronised"):
             if not isinstance(getattr(self, what), bool):
                 raise ShardingError(
                     f"{where}: {what} is True or False, not {getattr(self, what)!r}"
                 )
-        check_bucket(self.bucket, where)
+        settle(self, bucket=check_bucket(self.bucket, where))
 
     @property
     def mesh(self) -> dict[str, int]:

@@ -19,6 +19,7 @@ from graphflow.parallel.bodies import emit_control
 from graphflow.parallel.buckets import Buckets
 from graphflow.parallel.choosing import Choosing
 from graphflow.parallel.layouts import Layout, Value, whole
+from graphflow.parallel.meetings import met
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
 from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.propagate import propagate
@@ -76,7 +77,11 @@ class Emitter:
             self._expand(node, rule)
             return
         inputs, ranges = self._inputs(node, rule, splits, kept)
-        outputs = self._at_places(node, rule, splits, inputs, ranges)
+        meeting = rule.sharding.meeting
+        if meeting is not None and meeting.letter in splits:
+            outputs = met(self.moves, node, rule, splits[meeting.letter], inputs)
+        else:
+            outputs = self._at_places(node, rule, splits, inputs, ranges)
         self._keep(node, rule, splits, kept, outputs)
 
     def _inputs(
@@ -233,7 +238,7 @@ class Emitter:
             )
             partial = [(m, kind) for m, (_, kind) in kept.items()]
             for letter, split in splits.items():
-                if letter not in names:
+                if letter not in names and not rule.meets(letter):
                     kind = rule.sharding.kind
                     if letter.isupper():
                         kind = rule.sharding.apart or kind

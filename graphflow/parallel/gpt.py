@@ -17,6 +17,7 @@ from graphflow.build import placeholder, variable
 from graphflow.errors import ScheduleError
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Tensor, user_location
+from graphflow.parallel.counts import count_of, settle
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import plan_graph
@@ -44,7 +45,7 @@ class GPT:
     def __post_init__(self) -> None:
         where = f"GPT at {user_location()}"
         for each in fields(self)[:-1]:
-            check_count(where, each.name, getattr(self, each.name))
+            settle(self, **{each.name: check_count(where, each.name, getattr(self, each.name))})
         if not isinstance(self.fused, bool):
             raise ScheduleError(f"{where}: fused is True or False, not {self.fused!r}")
         if self.width % self.heads:
@@ -76,14 +77,16 @@ class GPT:
         return (4.0 if recompute else 3.0) * forward + 3.0 * head
 
 
-def check_count(where: str, what: str, number: object) -> None:
-    """Refuse what is no number from 1 up.
+def check_count(where: str, what: str, number: object) -> int:
+    """A number from 1 up; refuse what is none.
 
     Raises:
         ScheduleError: see above.
     """
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+    count = count_of(number)
+    if count is None:
         raise ScheduleError(f"{where}: {what} is a number from 1 up, not {number!r}")
+    return count
 
 
 # Costs ----------------------------------------------------------------------------------------

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphflow.op import FUNCTIONS, Tensor
-from graphflow.parallel.layouts import Value
+from graphflow.parallel.layouts import Sent, Value
 from graphflow.parallel.mesh import Place
 from graphflow.parallel.parts import cut
-from graphflow.spec import product
 
 if TYPE_CHECKING:
     from graphflow.parallel.moves import Moves, Note
@@ -21,7 +20,7 @@ def seen(
     """The elements start to stop along `d` for each place, cut out where they are, and sent."""
     split, size = value.layout.dims[d], value.spec.shape[d]
     sent: dict[Any, Tensor] = {}
-    received: dict[tuple[Tensor, Any], int] = {}
+    received: dict[Sent, float] = {}
 
     def pieces(place: Place, start: Any, stop: Any) -> list[Tensor]:
         found = []
@@ -35,11 +34,7 @@ def seen(
             if key not in sent:
                 with moves.at(other, note.cause):
                     sent[key] = cut(part, d, first - own.start, last - first)
-            if other != place:
-                piece = sent[key]
-                to = moves.device(note.cause, place) if moves.mesh.local else place
-                elements = moves.cuts.guess(product(piece.shape))
-                received[piece, to] = elements * piece.dtype.itemsize
+            received.update(moves.sent([(other, sent[key])], place, note.cause))
             found.append(sent[key])
         return found
 
@@ -50,8 +45,8 @@ def seen(
             if not own:
                 own = [cut(moves.part(value, place), d, 0, 0)]
             parts.append(own[0] if len(own) == 1 else FUNCTIONS["concat"](own, axis=d))
-    if received and split.axes[0] not in moves.mesh.local:
-        note(kind, split.axes[0], sum(received.values()))
+    if received:
+        note(kind, split.axes[0], received)
     return tuple(parts)
 
 

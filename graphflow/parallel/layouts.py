@@ -4,7 +4,8 @@ the others; or a partial result, which all parts together (their sum, largest, â
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 
 from graphflow.op import Location, Tensor
 from graphflow.parallel.mesh import WHOLE, Split
@@ -48,17 +49,23 @@ class Value:
     parts: tuple[Tensor, ...]
 
 
+Sent = tuple[Tensor, Hashable]
+"""A tensor that goes to a place, or a device; or a result of a collective, and None."""
+
+
 @dataclass(frozen=True)
 class Move:
     """A collective that was inserted.
 
     Attributes:
-        kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "halo".
+        kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "halo", or "meeting" where
+            shards finish an op together; "fetch" is what goes to the first place, to be fetched.
         axis: of the mesh.
         tensor: the name of what moves.
         bytes: that travel between places, in all.
         cause: the node that asked for it.
         location: the user's line.
+        sent: the bytes of each of its parts: passes find some that were sent before (`report.py`).
     """
 
     kind: str
@@ -67,3 +74,8 @@ class Move:
     bytes: int
     cause: str
     location: Location
+    sent: Mapping[Sent, float] = field(default_factory=dict, repr=False, compare=False)
+
+    def only(self, sent: Mapping[Sent, float]) -> Move:
+        """What is left if only so much is sent."""
+        return replace(self, bytes=round(sum(sent.values())), sent=sent)

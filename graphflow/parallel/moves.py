@@ -6,15 +6,17 @@ it is wanted; large exchanges are collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from graphflow.device import DeviceName
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by
+from graphflow.ops.collectives import crossing
 from graphflow.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from graphflow.parallel.halos import seen
-from graphflow.parallel.layouts import Layout, Move, Value
+from graphflow.parallel.layouts import Layout, Move, Sent, Value
 from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split
 from graphflow.parallel.parts import combined_all, cut, joined, taken
 from graphflow.spec import Shape, TensorSpec, product
@@ -40,6 +42,7 @@ class Moves:
         self.cuts = cuts
         self._device_of = device_of
         self.made: list[Move] = []
+        self.fetched: list[Move] = []
         self._known: dict[tuple[Value, Layout], Value] = {}
         self._seen: dict[Any, tuple[Tensor, ...]] = {}
 
@@ -195,7 +198,7 @@ class Moves:
             value.layout, partial=tuple(p for p in value.layout.partial if p != (axis, kind))
         )
         count = self.mesh.sizes[axis]
-        note("all-reduce", axis, 2 * (count - 1) * self.group_bytes(value, axis))
+        sent: dict[Sent, float] = {}
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
             if axis in self.mesh.local:
@@ -208,9 +211,15 @@ class Moves:
             for place in group:
                 with self.at(place, note.cause):
                     found.append(combined_all(kind, own))
+                sent.update(self.sent(zip(group, own, strict=True), place, note.cause))
             return found
 
-        return self._by_groups(value, layout, axis, build)
+        made = self._by_groups(value, layout, axis, build)
+        if kind in ("sum", "mean"):
+            note.exchange("all-reduce", axis, made)
+        else:
+            note("all-reduce", axis, sent)
+        return made
 
     def _by_groups(
         self,
@@ -254,8 +263,6 @@ class Moves:
             value.layout.with_dim(d, want),
             partial=tuple(p for p in value.layout.partial if p[0] != axis),
         )
-        count = self.mesh.sizes[axis]
-        note("reduce-scatter", axis, (count - 1) * self.group_bytes(value, axis))
         size = value.spec.shape[d]
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
@@ -268,14 +275,14 @@ class Moves:
                 origin = self._origin(size, value.layout.dims[d], group[0])
                 return [cut(total, d, p.start - origin, p.size) for p in pieces]
 
-        return self._by_groups(value, layout, axis, build)
+        made = self._by_groups(value, layout, axis, build)
+        note.exchange("reduce-scatter", axis, made)
+        return made
 
     def _gathered(self, value: Value, d: int, note: Note) -> Value:
         """Every place of a group has all its parts, along the last axis by which `d` is cut."""
         axis = value.layout.dims[d].axes[-1]
         layout = value.layout.with_dim(d, value.layout.dims[d].without_last())
-        note("all-gather", axis, (self.mesh.sizes[axis] - 1) * self.group_bytes(value, axis))
-
         outer = value.layout.dims[d].outer
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
@@ -302,7 +309,9 @@ class Moves:
                     begin = begin + piece.size
                 return joined(found, d, outer)
 
-        return self._by_groups(value, layout, axis, build)
+        made = self._by_groups(value, layout, axis, build)
+        note.exchange("all-gather", axis, made)
+        return made
 
     def _exchanged(self, value: Value, d: int, e: int, want: Split, note: Note) -> Value:
         """The last axis by which `d` is cut cuts `e` instead: everyone sends to everyone."""
@@ -310,21 +319,24 @@ class Moves:
         before = value.layout.dims[e]
         after = Split((*before.axes, axis), want.unit)
         layout = value.layout.with_dim(d, value.layout.dims[d].without_last()).with_dim(e, after)
-        count = self.mesh.sizes[axis]
-        note("all-to-all", axis, (count - 1) * self.group_bytes(value, axis) // count)
         size = value.spec.shape[e]
+        sent: dict[Sent, float] = {}
 
         def build(place: Place) -> Tensor:
             origin = self._origin(size, before, place)
             piece = self.cuts.piece(size, after, place)
             found = []
-            for other in self.mesh.group(place, axis):
+            group = self.mesh.group(place, axis)
+            for other in group:
                 with self.at(other, note.cause):
                     found.append(cut(self.part(value, other), e, piece.start - origin, piece.size))
+            sent.update(self.sent(zip(group, found, strict=True), place, note.cause))
             joined: Tensor = FUNCTIONS["concat"](found, axis=d)
             return joined
 
-        return self._each(value, layout, note.cause, build)
+        made = self._each(value, layout, note.cause, build)
+        note("all-to-all", axis, sent)
+        return made
 
     def _sliced(self, value: Value, d: int, split: Split) -> Value:
         """Each place takes its piece of what it has."""
@@ -374,46 +386,79 @@ class Moves:
     def at_first(self, value: Value, cause: Node) -> Tensor:
         """The whole tensor, at the first place only: what is fetched."""
         parts = dict(zip(self.mesh.places, value.parts, strict=True))
-        places = list(self.mesh.places)
         layout = value.layout
-        for axis, kind in sorted(layout.partial, key=lambda p: p[0] not in self.mesh.local):
+        used = layout.axes()
+        spare = [axis for axis in self.mesh.names if axis not in used]  # all along these have it
+        places = [p for p in self.mesh.places if not any(self.mesh.at(p, a) for a in spare)]
+
+        def at_one(axis: str, build: Callable[[list[Tensor]], Tensor]) -> None:
+            nonlocal places
             places = [p for p in places if self.mesh.at(p, axis) == 0]
+            sent: dict[Sent, float] = {}
             for place in places:
-                group = [parts[p] for p in self.mesh.group(place, axis)]
+                group = self.mesh.group(place, axis)
+                own = [parts[p] for p in group]
+                sent.update(self.sent(zip(group, own, strict=True), place, cause))
                 with self.at(place, cause):
-                    parts[place] = combined_all(kind, group)
+                    parts[place] = build(own)
+            Note(self, cause, called(cause), self.fetched)("fetch", axis, sent)
+
+        for axis, kind in sorted(layout.partial, key=lambda p: p[0] not in self.mesh.local):
+            at_one(axis, partial(combined_all, kind))
         for d, split in enumerate(layout.dims):
             for axis in reversed(split.axes):
-                places = [p for p in places if self.mesh.at(p, axis) == 0]
-                for place in places:
-                    group = [parts[p] for p in self.mesh.group(place, axis)]
-                    with self.at(place, cause):
-                        parts[place] = joined(group, d, split.outer)
+                at_one(axis, partial(joined, d=d, outer=split.outer))
         return parts[places[0]]
 
-    def group_bytes(self, value: Value, axis: str) -> int:
-        """Bytes of a part, times the number of groups along an axis: of those that take turns, each
-        has a part of its own only where the value is cut along them."""
-        alike = [a for a in self.mesh.names if a in self.mesh.local - value.layout.axes()]
-        turns = self.mesh.parts(alike)
-        groups = len(self.mesh.places) // self.mesh.sizes[axis] // turns
-        many = self.mesh.sizes[axis] if any(axis in s.axes for s in value.layout.dims) else 1
-        return self.nbytes(value.spec, value.layout) * groups * many
+    def sent(
+        self, parts: Iterable[tuple[Place, Tensor]], to: Place, cause: Node
+    ) -> dict[Sent, int]:
+        """What a place gets of parts that are at other places."""
+        there = self.device(cause, to) if self.mesh.local else to
+        return {
+            (part, there): self.cuts.guess(product(part.shape)) * part.spec.dtype.itemsize
+            for place, part in parts
+            if place != to
+        }
 
 
 @dataclass(frozen=True)
 class Note:
-    """Notes moves of one tensor for one node."""
+    """Notes moves of one tensor for one node.
+
+    Args:
+        to: where, if not with the moves that were made.
+    """
 
     moves: Moves
     cause: Node
     name: str
+    to: list[Move] | None = None
 
-    def __call__(self, kind: str, axis: str, travels: int) -> None:
-        if axis not in self.moves.mesh.local:
-            self.moves.made.append(
-                Move(kind, axis, self.name, int(travels), called(self.cause), self.cause.location)
-            )
+    def __call__(self, kind: str, axis: str, sent: Mapping[Sent, float]) -> None:
+        """Parts were sent from place to place."""
+        if axis not in self.moves.mesh.local and sent:
+            made = self.moves.made if self.to is None else self.to
+            cause, where = called(self.cause), self.cause.location
+            made.append(Move(kind, axis, self.name, round(sum(sent.values())), cause, where, sent))
+
+    def exchange(self, kind: str, axis: str, made: Value) -> None:
+        """Groups of places made a value together."""
+        sent: dict[Sent, float] = {}
+        for part in made.parts:
+            node = part.node
+            while node.op.joint is None and node.inputs:
+                node = node.inputs[0].node
+            if node.op.joint is not None:
+                sent[node.outputs[0], None] = self._received(node)
+        self(kind, axis, sent)
+
+    def _received(self, node: Node) -> float:
+        """Bytes that the place of one node of a collective gets of others."""
+        guess = self.moves.cuts.guess
+        specs = [t.spec.with_shape(tuple(map(guess, t.shape))) for t in node.inputs]
+        others = (i for i in range(len(specs)) if i != node.attrs["rank"])
+        return sum(crossing(node, i, specs) for i in others)
 
 
 def called(node: Node) -> str:

@@ -84,7 +84,7 @@ def pipelined(
     phases = phases_of(graph, stages, schedule)
     numbers = [microbatch(place) for place in mesh.places]
     staged = Staged.of(schedule, stages, devices, beside)
-    return replace(cut, graph=_in_turns(cut, phases, where, schedule, numbers), staged=staged)
+    return replace(_in_turns(cut, phases, where, schedule, numbers), staged=staged)
 
 
 def with_merged_bodies(
@@ -166,8 +166,8 @@ def _in_turns(
     where: Mapping[Node, int],
     schedule: Schedule,
     numbers: Sequence[int],
-) -> Graph:
-    """The graph with the turn of its task on each node.
+) -> Sharded:
+    """The division with the turn of its task on each node.
 
     Args:
         numbers: the micro-batch of each place.
@@ -186,8 +186,11 @@ def _in_turns(
             return None
         return node.with_inputs(inputs, turn=ranks[tasks[node]]).outputs
 
-    graph = _recomputing(cut.graph, tasks, ranks) if schedule.recompute else cut.graph
-    return graph.rewrite(turned)
+    def change(graph: Graph) -> Graph:
+        again = _recomputing(graph, tasks, ranks) if schedule.recompute else graph
+        return again.rewrite(turned)
+
+    return cut.changed(change)
 
 
 def _recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:

@@ -20,6 +20,7 @@ from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.cotangents import added_where_they_are
+from graphflow.parallel.counts import count_of, settle
 from graphflow.parallel.mesh import SYMBOLS, Mesh
 from graphflow.parallel.pipeline import MICRO, WAY, pipelined, with_merged_bodies
 from graphflow.parallel.report import Report
@@ -84,21 +85,22 @@ class Pipeline:
                 f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
                 f"not {given!r}{meant}"
             )
-        if not _are_stages(self.stages):
+        count = count_of(self.stages)
+        if count is not None:
+            settle(self, stages=count)
+        elif not _are_stages(self.stages):
             raise ScheduleError(
                 f"{where}: stages is a number from 1 up, 'auto' or a list, not {self.stages!r}"
             )
         if self.recompute is not None and not isinstance(self.recompute, bool):
             raise ScheduleError(f"{where}: recompute is True or False, not {self.recompute!r}")
-        if self.microbatches is not None and (
-            isinstance(self.microbatches, bool)
-            or not isinstance(self.microbatches, int)
-            or self.microbatches < 1
-        ):
-            raise ScheduleError(
-                f"{where}: microbatches is a number from 1 up, not {self.microbatches!r}"
-            )
-
+        if self.microbatches is not None:
+            number = count_of(self.microbatches)
+            if number is None:
+                raise ScheduleError(
+                    f"{where}: microbatches is a number from 1 up, not {self.microbatches!r}"
+                )
+            settle(self, microbatches=number)
         if not isinstance(given, str | Schedule):
             _check_function(given, where)
         if self.beside is not None:
@@ -209,13 +211,10 @@ class Pipeline:
 
 
 def _are_stages(stages: Any) -> bool:
-    if isinstance(stages, int):
-        return not isinstance(stages, bool) and stages > 0
-    return (
-        stages == "auto"
-        if isinstance(stages, str)
-        else isinstance(stages, Sequence) and bool(stages)
-    )
+    """Whether what is no number stands for stages."""
+    if isinstance(stages, str | bytes):
+        return stages == "auto"
+    return isinstance(stages, Sequence) and bool(stages)
 
 
 def _made(make: Callable[[int, int], Any], stages: int, microbatches: int) -> Any:

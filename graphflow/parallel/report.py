@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphflow.parallel.layouts import Move
+from graphflow.op import Node
+from graphflow.ops.collectives import groups_of
+from graphflow.parallel.layouts import Move, Sent
 from graphflow.parallel.schedule import Timeline, draw
 from graphflow.parallel.shard import Sharded
 from graphflow.parallel.staged import StageRow, between, rows, timeline, told_names
+from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
+from graphflow.spec import product
 
 WIDEST = 100
 """Letters of a line of a schedule."""
@@ -31,13 +35,19 @@ class Report:
 
     @cached_property
     def collectives(self) -> tuple[Move, ...]:
-        """What was inserted, in order."""
-        return self.division.moves
+        """What was inserted, in order, and is left when equal ones are one."""
+        return tuple(move for move in self._moves if move.kind != "fetch")
+
+    @cached_property
+    def fetched(self) -> tuple[Move, ...]:
+        """What other places send to the first one, to be fetched."""
+        return tuple(move for move in self._moves if move.kind == "fetch")
 
     @property
     def bytes(self) -> int:
-        """That travel between places in a step, in all: in collectives, and from stage to stage."""
-        return sum(move.bytes for move in self.collectives) + self.between
+        """That travel between places in a step, in all: in collectives, to be fetched, and from
+        stage to stage."""
+        return sum(move.bytes for move in self._moves) + self.between
 
     def count(self, kind: str) -> int:
         """How many collectives of a kind there are."""
@@ -49,15 +59,17 @@ class Report:
     def stages(self) -> tuple[StageRow, ...]:
         """What each stage of a pipeline has; else none."""
         cut = self.division
-        return (
-            () if cut.staged is None else tuple(rows(cut.staged, cut.source, cut.graph, cut.cuts))
-        )
+        if cut.staged is None:
+            return ()
+        return tuple(rows(cut.staged, cut.source, self._run.graph, cut.cuts, self._apart))
 
     @cached_property
     def between(self) -> int:
         """Bytes that stages of a pipeline hand to each other in a step."""
         cut = self.division
-        return 0 if cut.staged is None else between(cut.staged, cut.graph, cut.cuts)
+        if cut.staged is None:
+            return 0
+        return between(cut.staged, self._run.graph, cut.cuts, self._apart)
 
     @cached_property
     def timeline(self) -> Timeline | None:
@@ -66,6 +78,50 @@ class Report:
         if cut.staged is None:
             return None
         return timeline(cut.staged, cut.graph, cut.cuts, self.cluster)
+
+    # As it will run ---------------------------------------------------------------------------
+
+    @cached_property
+    def _run(self) -> Sharded:
+        """The division, optimised."""
+        return self.division.changed(optimize)
+
+    @cached_property
+    def _moves(self) -> tuple[Move, ...]:
+        """What travels of the moves that were made: nothing that is sent already, or that nobody
+        reads."""
+        graph = self._run.graph
+        together = {node for group in groups_of(graph.nodes) for node in group}
+        seen: set[Sent] = set()
+        found = []
+        for move in (*self._run.moves, *self._run.fetched):
+            left: dict[Sent, float] = {}
+            for (tensor, to), size in move.sent.items():
+                node = tensor.node
+                if node not in graph.names:
+                    continue
+                if to is not None or node in together:
+                    left[tensor, to] = size
+                else:
+                    left |= self._alone(node)
+            left = {part: size for part, size in left.items() if part not in seen}
+            seen.update(left)
+            if left:
+                found.append(move.only(left))
+        return tuple(found)
+
+    def _alone(self, node: Node) -> dict[Sent, float]:
+        """What a node of a collective is sent, if others of its group have no use for theirs."""
+        guess, rank = self.division.cuts.guess, node.attrs["rank"]
+        return {
+            (t, rank): guess(product(t.shape)) * t.spec.dtype.itemsize
+            for i, t in enumerate(node.inputs)
+            if i != rank
+        }
+
+    @cached_property
+    def _apart(self) -> set[Sent]:
+        return {part for move in self._moves for part in move.sent}
 
     # Text -------------------------------------------------------------------------------------
 
@@ -97,12 +153,14 @@ class Report:
             yield f"  {len(layouts) - len(cut)} tensors are whole at each place"
         moved = sum(move.bytes for move in self.collectives)
         yield f"{len(self.collectives)} collectives, {moved:,} bytes a step"
+        if self.fetched:
+            yield f"  and {sum(move.bytes for move in self.fetched):,} bytes to the first place"
         yield from _table(
             ("collective", "along", "of", "bytes", "because of", "at"),
             [
                 (m.kind, m.axis, m.tensor, f"{m.bytes:,}", m.cause,
                  f"{os.path.basename(m.location.file)}:{m.location.line}")
-                for m in self.collectives
+                for m in self._moves
             ],
         )  # fmt: skip
 

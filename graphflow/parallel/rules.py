@@ -46,6 +46,15 @@ class Rule:
         """Whether a letter needs more of the first input than its own piece."""
         return letter in self.sharding.windows
 
+    def meets(self, letter: str) -> bool:
+        """Whether shards along a letter tell each other something."""
+        meeting = self.sharding.meeting
+        return meeting is not None and letter == meeting.letter
+
+    def in_order(self, letter: str) -> bool:
+        """Whether pieces along a letter are to be whole stretches, in order of place."""
+        return self.windows(letter) or self.meets(letter)
+
 
 def _times(rows: Outer, each: Outer) -> Outer | None:
     """How many times as many rows there are; None where that cannot be said."""

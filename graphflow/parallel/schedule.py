@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from graphflow.errors import ScheduleError
+from graphflow.parallel.counts import count_of, settle
 
 Phase = Literal["F", "B", "W"]
 
@@ -153,9 +154,11 @@ def _check_parts(schedule: Schedule) -> None:
     """
     what = f"schedule {schedule.name!r}"
     for name in ("stages", "microbatches", "group"):
-        count = getattr(schedule, name)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ScheduleError(f"{what}: {name} is a number from 1 up, not {count!r}")
+        given = getattr(schedule, name)
+        count = count_of(given)
+        if count is None:
+            raise ScheduleError(f"{what}: {name} is a number from 1 up, not {given!r}")
+        settle(schedule, **{name: count})
     if schedule.updates not in get_args(Updates):
         told = ", ".join(map(repr, get_args(Updates)))
         raise ScheduleError(f"{what}: updates is one of {told}, not {schedule.updates!r}")
@@ -351,9 +354,7 @@ def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 
     """
     require(schedule, "draw")
     columns = (forward, backward, weight if schedule.splits_backward else 0)
-    if any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in columns) or not any(
-        columns
-    ):
+    if any(count_of(c, least=0) is None for c in columns) or not any(columns):
         raise ScheduleError(
             f"draw: a task takes a whole number of columns, not {forward!r}, {backward!r} and "
             f"{weight!r}; for times in seconds see gf.parallel.run"

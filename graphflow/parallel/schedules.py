@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from graphflow.errors import ScheduleError
+from graphflow.parallel.counts import count_of
 from graphflow.parallel.schedule import Phase, Schedule, Task, Updates
 
 _PHASES: tuple[Phase, ...] = ("F", "B", "W")
@@ -275,8 +276,9 @@ def _frozen(orders: Sequence[Sequence[Task]]) -> tuple[tuple[Task, ...], ...]:
 
 def _sizes(name: str, stages: int, microbatches: int, **others: int) -> tuple[int, int]:
     for what, given in (("stages", stages), ("microbatches", microbatches), *others.items()):
-        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        if count_of(given) is None:
             raise ScheduleError(f"{name}: {what} is a number from 1 up, not {given!r}")
+    stages, microbatches = int(stages), int(microbatches)
     if stages * microbatches > TASKS:
         raise ScheduleError(
             f"{name}: {stages:,} stages of {microbatches:,} micro-batches are more tasks than can "

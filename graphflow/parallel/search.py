@@ -31,6 +31,7 @@ from graphflow.learning import is_known, remember
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.candidates import Candidate, candidates, tensor_rules
+from graphflow.parallel.counts import count_of
 from graphflow.parallel.data import Data
 from graphflow.parallel.found import Search, Tried
 from graphflow.parallel.measuring import measured
@@ -126,15 +127,13 @@ def _check(loss: Any, cluster: Any, optimizer: Any, memory: Any, trial: Any, mea
         raise ArgumentError(
             f"{where}: optimizer is one of gf.optim's, such as gf.optim.Adam(), not {optimizer!r}"
         )
-    if memory is not None and (
-        isinstance(memory, bool) or not isinstance(memory, int) or memory < 1
-    ):
+    if memory is not None and count_of(memory) is None:
         raise ArgumentError(
             f"{where}: memory is a number of bytes for each device, such as 8 << 30, not {memory!r}"
         )
     if not isinstance(trial, bool):
         raise ArgumentError(f"{where}: trial is True or False, not {trial!r}")
-    if isinstance(measure, bool) or not isinstance(measure, int) or measure < 0:
+    if count_of(measure, least=0) is None:
         raise ArgumentError(f"{where}: measure is a number of strategies, 0 or more: {measure!r}")
 
 

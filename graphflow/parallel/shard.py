@@ -74,6 +74,7 @@ class Sharded:
         shares: what the placeholders of shards are fed.
         variables: the pieces of the user's variables.
         moves: the collectives that were inserted.
+        fetched: what goes to the first place, to be fetched.
         values: what stands for each tensor of the whole graph.
         staged: the pipeline that it is, if it is one.
     """
@@ -85,6 +86,7 @@ class Sharded:
     shares: Mapping[Node, Share]
     variables: Mapping[Node, Pieces]
     moves: tuple[Move, ...]
+    fetched: tuple[Move, ...] = ()
     values: Mapping[Tensor, Value] = field(repr=False, default_factory=dict)
     staged: Staged | None = None
     _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[slice, ...]]] = field(
@@ -104,6 +106,19 @@ class Sharded:
     def suits(self, sizes: Mapping[str, int]) -> bool:
         """Whether a step with symbols of these sizes would be cut as this is."""
         return self.cuts.suits(sizes)
+
+    def changed(self, change: Callable[[Graph], Graph]) -> Sharded:
+        """The same with another graph, of equal outputs, and what is sent in that."""
+        sent = list(dict.fromkeys(t for m in (*self.moves, *self.fetched) for t, _ in m.sent))
+        graph = change(Graph([*self.graph.outputs, *sent]))
+        count = len(self.graph.outputs)
+        now = dict(zip(sent, graph.outputs[count:], strict=True))
+
+        def standing(moves: Sequence[Move]) -> tuple[Move, ...]:
+            return tuple(m.only({(now[t], to): n for (t, to), n in m.sent.items()}) for m in moves)
+
+        own = Graph(graph.outputs[:count], graph.names)
+        return replace(self, graph=own, moves=standing(self.moves), fetched=standing(self.fetched))
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> dict[Node, Array]:
         """What the placeholders of shards are fed: their part of what the user feeds."""
@@ -167,6 +182,7 @@ def divided(
         work.shares,
         work.variables,
         tuple(moves.made),
+        tuple(moves.fetched),
         work.emitter.values,
     )
 

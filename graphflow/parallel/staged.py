@@ -5,13 +5,14 @@ Sharded + Staged ─rows→ [StageRow, …]        Sharded + Staged ─timeline�
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from graphflow.device import DeviceName
 from graphflow.graph import Graph
-from graphflow.op import Node, Tensor
+from graphflow.op import Node
+from graphflow.parallel.layouts import Sent
 from graphflow.parallel.mesh import Cuts
 from graphflow.parallel.schedule import Schedule, Task, Timeline, run, sequence
 from graphflow.spec import Dim, product
@@ -108,9 +109,11 @@ class StageRow:
     backward: int
 
 
-def rows(staged: Staged, source: Graph, cut: Graph, cuts: Cuts) -> list[StageRow]:
+def rows(
+    staged: Staged, source: Graph, cut: Graph, cuts: Cuts, apart: Collection[Sent]
+) -> list[StageRow]:
     """What each stage has, of a graph as the user built it and as it was cut."""
-    sent = _sent(staged, cut, cuts)
+    sent = _sent(staged, cut, cuts, apart)
     found = []
     for number in range(staged.schedule.stages):
         mine = [n for n, stage in staged.stages.items() if stage == number and n in source.names]
@@ -132,9 +135,13 @@ def rows(staged: Staged, source: Graph, cut: Graph, cuts: Cuts) -> list[StageRow
     return found
 
 
-def between(staged: Staged, cut: Graph, cuts: Cuts) -> int:
-    """Bytes that stages hand to each other in a step, in all."""
-    return sum(_sent(staged, cut, cuts).values())
+def between(staged: Staged, cut: Graph, cuts: Cuts, apart: Collection[Sent]) -> int:
+    """Bytes that stages hand to each other in a step, in all.
+
+    Args:
+        apart: what is told as part of a collective.
+    """
+    return sum(_sent(staged, cut, cuts, apart).values())
 
 
 def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -152,7 +159,9 @@ def told_names(names: Sequence[str]) -> str:
     return f"{names[0]} … {names[-1]} ({len(names)})"
 
 
-def _sent(staged: Staged, cut: Graph, cuts: Cuts) -> dict[Task | None, int]:
+def _sent(
+    staged: Staged, cut: Graph, cuts: Cuts, apart: Collection[Sent]
+) -> dict[Task | None, int]:
     """Bytes that each task hands to devices of other stages, a tensor once to each; None stands for
     what is in no task: weights, updates, norms of gradients.
 
@@ -161,7 +170,7 @@ def _sent(staged: Staged, cut: Graph, cuts: Cuts) -> dict[Task | None, int]:
     tasks = staged.tasks
     home = staged.teams
     found: dict[Task | None, int] = {}
-    known: set[tuple[Tensor, DeviceName]] = set()
+    known = set(apart)
     for node in cut.nodes:
         if node.device not in home or node.op.joint is not None:
             continue

@@ -20,6 +20,7 @@ from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
+from graphflow.parallel.counts import count_of, settle
 from graphflow.parallel.layouts import Layout
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
 from graphflow.parallel.report import Report
@@ -64,7 +65,7 @@ class Shard:
     devices: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        check_mesh(self.mesh, "Shard")
+        settle(self, mesh=check_mesh(self.mesh, "Shard"))
         where = f"Shard at {user_location()}"
         if not isinstance(self.rules, Mapping):
             raise ShardingError(
@@ -76,7 +77,7 @@ class Shard:
                 f"{where}: batch is an axis of the mesh ({', '.join(self.mesh)}), "
                 f"not {self.batch!r}"
             )
-        check_bucket(self.bucket, where)
+        settle(self, bucket=check_bucket(self.bucket, where))
 
     def divide(
         self,
@@ -158,8 +159,8 @@ def no_product(strategy: Any, other: Any) -> ShardingError:
     )
 
 
-def check_mesh(mesh: Mapping[str, int], what: str) -> None:
-    """Refuse what is no mesh.
+def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
+    """The sizes of a mesh; refuse what is none.
 
     Raises:
         ShardingError: no axes, names that are no names, sizes that are no counts.
@@ -167,21 +168,27 @@ def check_mesh(mesh: Mapping[str, int], what: str) -> None:
     where = f"{what} at {user_location()}"
     if not isinstance(mesh, Mapping) or not mesh:
         raise ShardingError(f'{where}: a mesh is a dict of sizes, {{"data": 2}}, not {mesh!r}')
-    for name, size in mesh.items():
+    sizes = {}
+    for name, given in mesh.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ShardingError(f"{where}: an axis of a mesh has a name, not {name!r}")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {size!r}")
+        size = count_of(given)
+        if size is None:
+            raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {given!r}")
+        sizes[name] = size
+    return sizes
 
 
-def check_bucket(bucket: Any, where: str) -> None:
-    """Refuse what is no number of bytes.
+def check_bucket(bucket: Any, where: str) -> int:
+    """A number of bytes; refuse what is none.
 
     Raises:
         ShardingError: see above.
     """
-    if isinstance(bucket, bool) or not isinstance(bucket, int) or bucket < 0:
+    number = count_of(bucket, least=0)
+    if number is None:
         raise ShardingError(f"{where}: bucket is a number of bytes, not {bucket!r}")
+    return number
 
 
 def check_places(graph: Graph, mesh: Mapping[str, int]) -> None:

@@ -31,9 +31,7 @@ def summed(moves: Moves, values: Sequence[Value], axis: str, cause: Node) -> lis
 
     layouts = [_without(value.layout, axis) for value in values]
     sums = _taken_apart(moves, values, layouts, axis, cause, exchange)
-    travels = 2 * sum(moves.group_bytes(value, axis) for value in values)
-    note = Note(moves, cause, f"{len(values)} gradients")
-    note("all-reduce", axis, (moves.mesh.sizes[axis] - 1) * travels)
+    Note(moves, cause, f"{len(values)} gradients").exchange("all-reduce", axis, sums[0])
     return sums
 
 
@@ -71,9 +69,7 @@ def scattered(
             return reduce_scatter(rows, axis=0, sizes=sizes)
 
     sums = _taken_apart(moves, values, layouts, axis, cause, exchange)
-    travels = sum(moves.group_bytes(value, axis) for value in values)
-    note = Note(moves, cause, f"{len(values)} gradients")
-    note("reduce-scatter", axis, (moves.mesh.sizes[axis] - 1) * travels)
+    Note(moves, cause, f"{len(values)} gradients").exchange("reduce-scatter", axis, sums[0])
     return sums
 
 
@@ -108,10 +104,9 @@ def gathered(moves: Moves, values: Sequence[Value], axis: str, cause: Node) -> l
         v.layout.with_dim(d, v.layout.dims[d].without_last())
         for v, d in zip(values, dims, strict=True)
     ]
-    travels = sum(moves.group_bytes(value, axis) for value in values)
-    note = Note(moves, cause, f"{len(values)} new values")
-    note("all-gather", axis, (moves.mesh.sizes[axis] - 1) * travels)
-    return _by_groups(moves, values, layouts, axis, build)
+    wholes = _by_groups(moves, values, layouts, axis, build)
+    Note(moves, cause, f"{len(values)} new values").exchange("all-gather", axis, wholes[0])
+    return wholes
 
 
 def _size(moves: Moves, value: Value, layout: Layout, place: Place) -> int:

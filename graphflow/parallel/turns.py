@@ -4,8 +4,6 @@ so that what one needs for its backward pass is gone by then.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.parallel.shard import Sharded
@@ -19,7 +17,7 @@ def in_micro_batches(cut: Sharded, axis: str) -> Sharded:
     for value in cut.values.values():
         for place, part in zip(cut.mesh.places, value.parts, strict=True):
             turns[part.node] = min(turns.get(part.node, place[at]), place[at])
-    return replace(cut, graph=_reordered(cut.graph, turns))
+    return cut.changed(lambda graph: _reordered(graph, turns))
 
 
 def _reordered(graph: Graph, turns: dict[Node, int]) -> Graph:

@@ -102,7 +102,7 @@ class _Unrolling:
         outputs = [self._fetched(t) for t in self.graph.outputs]
         return Sharded(
             self.graph, Graph(outputs).verify(), self.mesh, self.cuts, self.shares,
-            self.variables, (), {}, Staged.of(self.schedule, self.stages, self.devices),
+            self.variables, (), (), {}, Staged.of(self.schedule, self.stages, self.devices),
         )  # fmt: skip
 
     def _symbols(self) -> list[str]:

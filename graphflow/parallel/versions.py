@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphflow.errors import ScheduleError
+from graphflow.parallel.counts import count_of
 from graphflow.parallel.schedule import Phase, Schedule, Task, require
 
 
@@ -35,7 +36,7 @@ def staleness(schedule: Schedule, stage: int) -> Staleness:
     Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
     """
     require(schedule, "staleness")
-    if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < schedule.stages:
+    if count_of(stage, least=0) is None or stage >= schedule.stages:
         raise ScheduleError(
             f"staleness: the stages of {schedule.name!r} are 0 to {schedule.stages - 1}, "
             f"not {stage!r}"

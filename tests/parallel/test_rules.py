@@ -244,6 +244,10 @@ TRAVELS: dict[str, tuple[Any, dict[str, int]]] = {
     "sorted along others": (lambda x: gf.sort(x, axis=2), {}),
     "sums along others": (lambda x: gf.cumsum(x, axis=0), {}),
     "the largest along others": (lambda x: gf.top_k(x, 2)[0], {}),
+    "running sums": (lambda x: gf.cumsum(x, axis=1), {"meeting": ROW}),
+    "running maxima": (lambda x: gf.cummax(x, axis=1), {"meeting": ROW}),
+    "the largest one": (lambda x: gf.top_k(x, 1, 1)[1], {"meeting": 2 * 2 * ROW}),
+    "the largest half": (lambda x: gf.top_k(x, 3, 1)[0], {"all-gather": ROWS * ROW}),
     "softmax": (lambda x: gf.nn.softmax(x, 1), {"all-reduce": 4 * ROW}),
     "a product": (lambda x: gf.einsum("bth,hk->btk", x, gf.eye(WIDE, dtype="float64")), {}),
 }  # fmt: skip
@@ -283,3 +287,42 @@ def test_the_first_of_equal_elements_is_found_and_what_is_no_number_before_it() 
             run(division, {x: values}), evaluate(outputs, {x: values}), strict=True
         ):
             assert np.array_equal(have, want)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_largest_few_of_pieces_are_those_of_the_whole(largest: bool, ordered: bool) -> None:
+    """With equals, of which the first come first, and what is no number."""
+    random = np.random.default_rng(0)
+    values = random.integers(0, 4, (5, 23)).astype("float32")
+    values[1, 3:20:4], values[2] = np.nan, 1.0
+    x = gf.placeholder("float32", (5, 23))
+    best, places = gf.top_k(x, 5, largest=largest, sorted=ordered)
+    outputs = [best, places, *gf.gradients(gf.sum(best * 2.0), [x])]
+    for count in (2, 3, 7):
+        division = divided(Graph(outputs), mesh_of(count), {x: cut_along(1, 2)})
+        assert "all-gather" not in {move.kind for move in division.moves}
+        feeds = {x: values}
+        for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
+            assert have.tobytes() == want.tobytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_running_sums_go_on_from_piece_to_piece(data: Any) -> None:
+    """Forwards and, in the gradient, backwards; beside another axis of the mesh."""
+    shape = (data.draw(st.integers(2, 5)), data.draw(st.integers(2, 9)))
+    axis = data.draw(st.integers(0, 1))
+    sizes = {"a": data.draw(st.integers(2, 3)), "b": 2}
+    layout = whole(2).with_dim(axis, Split(("a",))).with_dim(1 - axis, Split(("b",)))
+    if shape[axis] < sizes["a"]:
+        return
+    x = gf.placeholder("float64", shape)
+    y = gf.cumsum(x, axis=axis)
+    outputs = [y, *gf.gradients(gf.sum(y * y * y), [x])]
+    names = [DeviceName.parse(f"/worker:{i}/cpu:0") for i in range(2 * sizes["a"])]
+    division = divided(Graph(outputs), Mesh(sizes, names), {x: layout})
+    assert {move.kind for move in division.moves} == {"meeting"}
+    feeds = {x: np.random.default_rng(0).normal(size=shape)}
+    for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
+        assert np.allclose(have, want, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,117 @@
+"""What a report says travels is what a trace saw travel, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+
+Data, Pipeline, Shard = gf.parallel.Data, gf.parallel.Pipeline, gf.parallel.Shard
+BATCH, WIDTH, CLASSES = 12, 16, 22
+
+
+class Step:
+    """A classifier's step of training, and what it is fed."""
+
+    def __init__(self, strategy: Any, tied: bool = False) -> None:
+        random = np.random.default_rng(0)
+
+        def weight(*shape: int, name: str) -> gf.Tensor:
+            return gf.variable(random.normal(size=shape), name=name)
+
+        self.strategy = strategy
+        ids = gf.placeholder("int64", (BATCH,), name="ids")
+        labels = gf.placeholder("int64", (BATCH,), name="labels")
+        table = weight(CLASSES, WIDTH, name="table")
+        with gf.name_scope("first"):
+            h = gf.nn.embedding(ids, table)
+            h = gf.tanh(h @ weight(WIDTH, 2 * WIDTH, name="up"))
+        with gf.name_scope("second"):
+            h = gf.nn.layer_norm(h @ weight(2 * WIDTH, WIDTH, name="down"))
+            self.scores = h @ (table.T if tied else weight(WIDTH, CLASSES, name="head"))
+            self.loss = gf.mean(gf.nn.cross_entropy(self.scores, labels))
+        self.train = gf.optim.Adam(0.01).minimize(self.loss, strategy=strategy)
+        self.feeds = {ids: np.arange(BATCH), labels: np.arange(BATCH) % CLASSES}
+
+    def report(self, *fetches: gf.Tensor, cluster: Any = None) -> Any:
+        return self.strategy.report([*fetches, self.train], cluster)
+
+    def traced(self, cluster: gf.Cluster, *fetches: gf.Tensor) -> int:
+        """Bytes between the workers in a step."""
+        with gf.Session(cluster) as s:
+            s.run([*fetches, self.train], self.feeds)
+            with s.trace() as trace:
+                s.run([*fetches, self.train], self.feeds)
+        sent = sum(e.bytes * e.count for e in trace.edges if "client" not in e.source + e.target)
+        turns = {"all_reduce": 2, "all_gather": 2, "reduce_scatter": 1}  # of two workers
+        return sent + sum(e.bytes * e.count * turns[e.kind] for e in trace.exchanges)
+
+
+VOCABULARY = {"*table": ("model",), "*head": (None, "model")}
+CASES: dict[str, Callable[[], Step]] = {
+    "vocabulary": lambda: Step(Shard({"model": 2}, VOCABULARY)),
+    "columns of a table that is the head, too": lambda: Step(
+        Shard({"model": 2}, {"table": (None, "model")}), tied=True
+    ),
+    "data": lambda: Step(Data(2)),
+    "turns": lambda: Step(Data(2, accumulate=2)),
+    "sharded state": lambda: Step(Data(2, shard_state=True)),
+    "everything in columns": lambda: Step(
+        Shard({"model": 2}, {"*up": (None, "model"), "*down": (None, "model")})
+    ),
+    "pipeline": lambda: Step(Pipeline(2, "1f1b", 3)),
+    "a table that two stages share": lambda: Step(Pipeline(2, "zb-h1", 3), tied=True),
+    "two stages each": lambda: Step(Pipeline(4, "zb-v", 3), tied=True),
+    "two directions": lambda: Step(Pipeline(2, "chimera", 4)),
+    "without flush": lambda: Step(Pipeline(2, "1f1b", 3)),
+}
+QUICK = ("vocabulary",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
+)  # slow: each starts four processes, three seconds
+def test_the_bytes_of_a_report_are_those_of_a_trace(name: str) -> None:
+    step = CASES[name]()
+    cluster = gf.Cluster.local(2, threads=1)
+    assert step.report(step.loss, cluster=cluster).bytes == step.traced(cluster, step.loss)
+    fetches = (step.loss, step.scores)
+    assert step.report(*fetches, cluster=cluster).bytes == step.traced(cluster, *fetches)
+
+
+def test_what_a_gradient_sends_again_is_listed_once() -> None:
+    """A softmax's gradient needs the largest scores, which the loss has exchanged."""
+    step = Step(Shard({"model": 2}, VOCABULARY))
+    report = step.report(step.loss)
+    made = [m for m in report.division.moves if "cross_entropy" in m.cause]
+    left = [m for m in report.collectives if "cross_entropy" in m.cause]
+    assert len(made) == 5 and len(left) == 4  # maxima, sums, picked scores; and for the gradient
+    row = BATCH * 8  # of sums and picked scores, the loss is made at the first place only
+    assert sorted(move.bytes for move in left) == [row, row, 2 * row, 2 * row]
+
+
+def test_what_is_fetched_is_listed_apart() -> None:
+    step = Step(Data(3))
+    report = step.report(step.loss, step.scores)
+    rows = BATCH - BATCH // 3
+    assert [(move.kind, move.bytes) for move in report.fetched] == [
+        ("fetch", 2 * 8), ("fetch", rows * CLASSES * 8),
+    ]  # fmt: skip
+    assert report.bytes == sum(move.bytes for move in (*report.collectives, *report.fetched))
+    assert f"and {report.fetched[0].bytes + report.fetched[1].bytes:,} bytes to the first" in str(
+        report
+    )
+    assert not {move.kind for move in report.collectives} & {"fetch"}
+
+
+def test_of_a_value_that_other_places_have_too_one_piece_each_is_fetched() -> None:
+    """Over data × model, a result that is cut along the batch only is at both places of a pair."""
+    strategy = Shard({"data": 2, "model": 2}, {"*up": (None, "model")}, batch="data")
+    step = Step(strategy)
+    (scores,) = step.report(step.scores).fetched
+    assert scores.bytes == BATCH // 2 * CLASSES * 8
