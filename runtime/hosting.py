@@ -48,6 +48,7 @@ from graphflow.runtime.messages import (
 from graphflow.runtime.metrics import Meters
 from graphflow.runtime.protocol.jobs import Beat, Cut, Finished, Heard, Offer, Outcome, Run
 from graphflow.runtime.protocol.stream import Outbound
+from graphflow.runtime.recorder import computing
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import transport_of
@@ -246,6 +247,7 @@ class HostedSession:
     # On the session's thread ---------------------------------------------------------------------
 
     def _work(self) -> None:
+        computing.set(self._session)
         while True:
             run = self._next()
             self.activity.begin(run.job, run.step)

@@ -15,6 +15,7 @@ import re
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import NoReturn
 
 from graphflow.runtime.launch.memory_kills import MemoryKills
@@ -29,8 +30,12 @@ _SIGNAL = re.compile(r"^Fatal Python error: (.+)$", re.M)
 _FAREWELL = b"\n"
 OUT_OF_MEMORY = "out of memory"
 
-Mourn = Callable[[str, str, str], None]
-"""What is done after a process: with its address, the reason of its end, and the op it was in."""
+Mourn = Callable[[str, str, str, str], None]
+"""What is done after a process: with its address, the reason of its end, the op it was in, and the
+session whose op that was."""
+
+computing: ContextVar[str] = ContextVar("computing", default="")
+"""For which session code is generated on this thread."""
 
 
 class _Pen:
@@ -61,7 +66,8 @@ def named(kind: str, lines: Iterable[str]) -> str:
         return f"<{kind}>"
     number = next(_pen.numbers)
     text = "".join(
-        f"{number}:{at}\t{' '.join(line.split())}\n" for at, line in enumerate(lines, start=2)
+        f"{number}:{at}\t{' '.join(line.split())}\n"
+        for at, line in enumerate((computing.get(), *lines), start=1)
     ).encode()
     _pen.written += len(text)
     with contextlib.suppress(OSError):  # a full disk costs a name, not a step
@@ -116,7 +122,7 @@ def _watch(alive: int, recorder: Recorder, mourn: Mourn) -> NoReturn:
             for ours in (1, 2):  # whoever reads what the worker wrote need not wait for this
                 os.dup2(silent, ours)
             reason = OUT_OF_MEMORY if kills.happened() else recorder.signal() or "killed"
-            mourn(told.decode(), reason, op)
+            mourn(told.decode(), reason, op, recorder.session())
     finally:
         os._exit(0)
 
@@ -136,6 +142,16 @@ class Recorder:
     def op(self) -> str:
         """The op that the process was in at a signal, with its node and the user's line; of a body,
         the node in it. "" where no signal came, or it was in no op."""
+        place = self._place()
+        return self._line(*place) if place is not None else ""
+
+    def session(self) -> str:
+        """The session whose op that was; "" where that is not known."""
+        place = self._place()
+        return self._line(place[0], "1") if place is not None else ""
+
+    def _place(self) -> tuple[str, str] | None:
+        """The number of the generated code that the process was in at a signal, and the line."""
         stacks = self._read(self._stacks.fileno()).decode(errors="replace")
         starts = [found.start() for found in _THREAD.finditer(stacks)]
         threads = [stacks[a:b] for a, b in zip(starts, [*starts[1:], None], strict=bool(starts))]
@@ -144,15 +160,16 @@ class Recorder:
         for thread in threads:
             frame = _FRAME.search(thread)
             if frame is not None:
-                return self._line(f"{frame[1]}:{frame[2]}\t")
-        return ""
+                return frame[1], frame[2]
+        return None
 
     def signal(self) -> str:
         """Which signal it was, in words; "" where none is known."""
         found = _SIGNAL.search(self._read(self._stacks.fileno()).decode(errors="replace"))
         return found[1] if found is not None else ""
 
-    def _line(self, start: str) -> str:
+    def _line(self, number: str, at: str) -> str:
+        start = f"{number}:{at}\t"
         for line in self._read(self._lines.fileno()).decode(errors="replace").splitlines():
             if line.startswith(start):
                 return line.removeprefix(start)

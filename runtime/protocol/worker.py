@@ -94,6 +94,24 @@ class _Closed:
     reason: str
 
 
+@dataclass(frozen=True)
+class Epitaph:
+    """How a worker's process ended: by the reason, in an op of a session, where these are known.
+
+    Others' losses are not of what they compute, and what another session computes is not told.
+    """
+
+    reason: str
+    op: str = ""
+    session: str = ""
+
+    def read_by(self, session: str) -> Broken:
+        """What a session is told that had the worker, too."""
+        if self.session and session != self.session:
+            return Broken(f"its process has ended in what another session computed, {self.reason}")
+        return Broken(self.reason, self.op, ended=True)
+
+
 class WorkerMachine:
     """The sessions of one worker process that offers `devices`.
 
@@ -111,7 +129,7 @@ class WorkerMachine:
         devices: Sequence[str],
         home: str = "",
         memory: int = 1 << 62,
-        epitaph: Broken | None = None,
+        epitaph: Epitaph | None = None,
         process: int = 0,
     ) -> None:
         self._process = process
@@ -157,8 +175,8 @@ class WorkerMachine:
             case Drain(seconds):
                 return self._drain(seconds)
             case Leave():
-                told = Broken("it was asked to end")
-                goodbyes = [session.tell(told) for session in self._sessions.values()]
+                last = Broken("it was asked to end")
+                goodbyes = [session.tell(last) for session in self._sessions.values()]
                 return [*goodbyes, *self._drop(self.sessions, WorkerLost("the worker ends"))]
 
     def _tick(self, now: float) -> list[WorkerAction]:
@@ -189,7 +207,8 @@ class WorkerMachine:
         envelope, message = event.envelope, event.message
         if self._epitaph is not None:
             concerned = envelope.origin == COORDINATOR and not isinstance(message, Hello)
-            return [Send(event.route, _back(envelope, 0), self._epitaph)] if concerned else []
+            told = self._epitaph.read_by(envelope.session)
+            return [Send(event.route, _back(envelope, 0), told)] if concerned else []
         if isinstance(message, Hello):
             own = self._version
             welcome = Welcome(message.request, own.version, own.wire, own.python, self._devices)

@@ -52,7 +52,7 @@ from graphflow.runtime.protocol.jobs import (
     WorkerAction,
     WorkerEvent,
 )
-from graphflow.runtime.protocol.worker import WorkerMachine
+from graphflow.runtime.protocol.worker import Epitaph, WorkerMachine
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.keys import COORDINATOR, KeyPair, Keyring
 from graphflow.runtime.status import report
@@ -94,7 +94,7 @@ class WorkerProcess:
         ring: Keyring | None = None,
         connections: int | None = None,
         checkpoints: str | None = None,
-        epitaph: Broken | None = None,
+        epitaph: Epitaph | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._bell = Bell()

@@ -23,7 +23,7 @@ from graphflow.placement.host import keep_to
 from graphflow.runtime.endpoint import MetricsServer
 from graphflow.runtime.hosting import HostFactory, default_factory
 from graphflow.runtime.logs import Log, configure_by_environment
-from graphflow.runtime.messages import Broken
+from graphflow.runtime.protocol.worker import Epitaph
 from graphflow.runtime.recorder import record
 from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
 from graphflow.runtime.security.limits import Limits
@@ -139,6 +139,7 @@ def mourn(
     address: str,
     reason: str,
     op: str,
+    session: str,
     *,
     insecure: bool = False,
     key: str | None = None,
@@ -150,6 +151,7 @@ def mourn(
     Args:
         reason: of the end, in a few words.
         op: in which it was, with its node and the user's line; "" if that is not known.
+        session: whose op that was, which alone is told of it; "" if that is not known.
         insecure, key, keys: as of `serve`.
     """
     ring = Keyring(keys)
@@ -157,7 +159,7 @@ def mourn(
         stand_in = WorkerProcess(
             address, devices=[], threads=None, insecure=insecure, factory=default_factory,
             key=_own_key(ring, key, address, insecure=insecure), ring=ring,
-            epitaph=Broken(reason, op, ended=True),
+            epitaph=Epitaph(reason, op, session),
         )  # fmt: skip
     except GraphflowError:
         return  # the next worker is there already

@@ -445,10 +445,15 @@ def test_an_op_that_kills_every_worker_is_not_tried_on_a_fourth(tmp_path: Path) 
 
 
 @SLOW
-@pytest.mark.fault(4)
+@pytest.mark.fault(4, 47)
 def test_an_op_that_kills_a_worker_of_another_machine_is_named_however_often_it_is_restarted(
-    workers: Callable[..., list[Worker]], running: list[Any], tmp_path: Path
+    workers: Callable[..., list[Worker]],
+    running: list[Any],
+    tmp_path: Path,
+    curves: Mapping[int, list[Any]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Another session has that worker, too: it goes on, and is not told what the first computes."""
     options = ("--allow-ops", "tests.faults.hazards")
     (worker,) = workers(1, *options)
     over, lives = threading.Event(), [worker]
@@ -459,8 +464,21 @@ def test_an_op_that_kills_a_worker_of_another_machine_is_named_however_often_it_
                 lives.append(Worker(worker.address, *options))
                 running.append(lives[-1])
 
-    thread = threading.Thread(target=supervise)
-    thread.start()
+    beside: list[Any] = []
+
+    def train_beside() -> None:
+        with gf.Session(
+            remote(tmp_path, [worker]), trial=False, checkpoint=tmp_path / "b", every=4, rejoin=30
+        ) as s:
+            try:
+                beside.append(s.step)
+                beside.append(train(s, Model(1), lambda number: time.sleep(0.25)))
+            except BaseException as error:
+                beside.append(error)
+
+    threads = [threading.Thread(target=each) for each in (supervise, train_beside)]
+    for thread in threads:
+        thread.start()
     count = gf.variable(np.zeros((), "float32"), name="count")
     add = gf.assign(count, count + 1.0)
     deadly = hazards.crash(gf.constant(np.ones(3, "float32")), name="deadly")
@@ -469,14 +487,19 @@ def test_an_op_that_kills_a_worker_of_another_machine_is_named_however_often_it_
             remote(tmp_path, [worker]), trial=False, ops=["tests.faults.hazards"],
             checkpoint=tmp_path / "c", every=2,
         ) as s:  # fmt: skip
-            for _ in range(5):
+            while not beside:
                 s.run(add)
+            before = s.run(add)
             with pytest.raises(
                 PoisonedTask, match=r"hazards.crash 'deadly' \(made at .* 3 workers"
             ):
                 s.run(deadly)
-            assert s.run(add) == 6
+            assert s.run(add) == before + 1
+        threads[1].join(60.0)
     finally:
         over.set()
-        thread.join()
+        threads[0].join()
     assert len(lives) == 4
+    assert beside == [0, curves[1]]
+    lost = [r.getMessage() for r in caplog.records if "worker.lost" in r.getMessage()]
+    assert any("in what another session computed, Segmentation fault" in each for each in lost)

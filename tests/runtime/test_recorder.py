@@ -15,7 +15,7 @@ from graphflow.runtime.recorder import Recorder, is_generated, named
 ROOT = Path(__file__).resolve().parents[2]
 PROCESS = """
 import ctypes, os, signal, sys, threading
-from graphflow.runtime.recorder import named, record
+from graphflow.runtime.recorder import computing, named, record
 record(int(sys.argv[1]), int(sys.argv[2]))
 def generated(kind, call, lines):
     text = f"def f():\\n a = 1\\n {call}\\n return a"
@@ -30,13 +30,15 @@ generated("commit", "a", ["first 'a'", "never"])()
 if sys.argv[3] == "thread":
     generated("compute", "work()", ["x", "pooled 'p' (made at m.py:3)"])()
 elif sys.argv[3] == "op":
+    computing.set("session-a")
+    threading.Thread(target=computing.set, args=["session-b"]).start()  # that is its own affair
     generated("compute", "os.abort()", ["x", "softmax 's'\\n(made at m.py:3)"])()
 else:
     os.kill(os.getpid(), signal.SIGKILL if sys.argv[3] == "kill" else signal.SIGSEGV)
 """
 
 
-def ended(how: str) -> tuple[int, str]:
+def ended(how: str) -> tuple[int, str, str]:
     recorder = Recorder()
     try:
         done = subprocess.run(
@@ -48,22 +50,24 @@ def ended(how: str) -> tuple[int, str]:
             check=False,
             timeout=60,
         )
-        return done.returncode, recorder.op()
+        return done.returncode, recorder.op(), recorder.session()
     finally:
         recorder.close()
 
 
 @pytest.mark.parametrize(
-    ("how", "number", "op"),
+    ("how", "number", "op", "session"),
     [
-        ("op", signal.SIGABRT, "softmax 's' (made at m.py:3)"),
-        ("thread", signal.SIGSEGV, "pooled 'p' (made at m.py:3)"),
-        ("outside", signal.SIGSEGV, ""),
-        ("kill", signal.SIGKILL, ""),
+        ("op", signal.SIGABRT, "softmax 's' (made at m.py:3)", "session-a"),
+        ("thread", signal.SIGSEGV, "pooled 'p' (made at m.py:3)", ""),
+        ("outside", signal.SIGSEGV, "", ""),
+        ("kill", signal.SIGKILL, "", ""),
     ],
 )
-def test_the_op_that_a_process_ended_in_is_known_outside(how: str, number: int, op: str) -> None:
-    assert ended(how) == (-number, op)
+def test_the_op_that_a_process_ended_in_is_known_outside_and_whose_it_was(
+    how: str, number: int, op: str, session: str
+) -> None:
+    assert ended(how) == (-number, op, session)
 
 
 def test_a_process_without_a_recorder_names_code_by_its_kind_alone() -> None:
