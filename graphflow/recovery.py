@@ -27,6 +27,7 @@ from graphflow.runtime.checkpoint import Checkpoint, load
 from graphflow.runtime.hosts import NOBODY
 from graphflow.runtime.logs import Log
 from graphflow.runtime.protocol.poison import Poison
+from graphflow.streaming import Decide, nothing
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -77,7 +78,8 @@ class Recovery:
     """Keeps a session going.
 
     Args:
-        run: a step of fetches and feeds.
+        run: a step of fetches and feeds, by what decides it if it has begun.
+        undo: ends what was begun ahead, before the workers begin anew.
         rejoin: seconds to wait for workers that are not this session's own processes.
     """
 
@@ -85,7 +87,8 @@ class Recovery:
         self,
         saver: Saver,
         deployment: Deployment,
-        run: Callable[[Sequence[Tensor], Mapping[Node, Array]], list[Any]],
+        run: Callable[[Sequence[Tensor], Mapping[Node, Array], Decide], list[Any]],
+        undo: Callable[[], None],
         rejoin: float,
     ) -> None:
         self.saver = saver
@@ -95,6 +98,7 @@ class Recovery:
         self._steps = deployment.steps
         self._cluster = deployment.cluster  # as the session began with it
         self._run = run
+        self._undo = undo
         self._rejoin = rejoin
         self._keeps = self._hosts.can_be_lost
         self._stretches = [Stretch(saver.resume(), written=True)]
@@ -107,8 +111,16 @@ class Recovery:
 
     # What a session does ------------------------------------------------------------------------
 
-    def step(self, tensors: Sequence[Tensor], feeds: Mapping[Node, Array]) -> list[Any]:
+    def step(
+        self,
+        tensors: Sequence[Tensor],
+        feeds: Mapping[Node, Array],
+        begun: Callable[[], list[Any] | None],
+    ) -> list[Any]:
         """Run a step, as often as it takes.
+
+        Args:
+            begun: decides the step if it has begun, and then tells the values, else None.
 
         Raises:
             WorkerLost, PoisonedTask: it cannot be brought to an end.
@@ -118,7 +130,7 @@ class Recovery:
             self._make_certain()
         before = self._steps.committed
         with self._interruptible():
-            values = self.guarded(lambda: self._run(tensors, feeds))
+            values = self.guarded(lambda: self._run(tensors, feeds, begun))
             self._failures = 0
             if self._keeps:
                 copies = {node: np.array(value) for node, value in feeds.items()}
@@ -334,6 +346,7 @@ class Recovery:
         """Get workers, give them the last checkpoint, and do the steps since again."""
         started = time.monotonic()
         _log.tell("session.recovering", step=self._goal, reason=str(error))
+        self._undo()
         epoch = self.saver.store.advance()
         cluster = self._hosts.reopen(self._cluster, epoch, self._rejoin)
         if self.saver.flight is not None:
@@ -366,7 +379,7 @@ class Recovery:
             self._state.set(entry.node, entry.value.copy())
         else:
             self._steps.committed = entry.before
-            self._run(entry.tensors, entry.feeds)
+            self._run(entry.tensors, entry.feeds, nothing)
 
     def _base(self) -> tuple[int, Checkpoint]:
         """The last checkpoint from which what was kept leads on, and the place of its stretch.

@@ -15,6 +15,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -53,7 +54,7 @@ from graphflow.runtime.finite import RESULTS
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.trace import Trace, check_target
 from graphflow.state import State
-from graphflow.streaming import Stream, check_stream
+from graphflow.streaming import Decide, Stream, check_stream, nothing
 from graphflow.structure import flatten
 
 Array = np.ndarray[Any, Any]
@@ -156,7 +157,9 @@ class Session:
         if policy is not None and store is not None:
             try:
                 saver = Saver(store, policy.every, hosts, state, steps)
-                self._recovery = Recovery(saver, self._deployment, self._step, policy.rejoin)
+                self._recovery = Recovery(
+                    saver, self._deployment, self._step, self._undo, policy.rejoin
+                )
                 self._drain = Drain(self._lock, self._queued.lock, self._leave)
             except BaseException:
                 hosts.close()
@@ -218,13 +221,11 @@ class Session:
     ) -> Iterator[Any]:
         rebuild = flatten(fetches)[1]
 
-        def compiled() -> Compiled | None:
-            return None if self._recovery is not None else self._deployment.known(tensors)
+        def run(given: Mapping[Node, Array], begun: Decide) -> list[Any]:
+            return self._values(tensors, given, begun)
 
-        def plain(given: Mapping[Node, Array]) -> list[Any]:
-            return self._values(tensors, given)
-
-        stream = Stream(self._steps, feeds, count, compiled, plain)
+        known = partial(self._deployment.known, tensors)
+        stream = Stream(self._steps, feeds, count, known, run)
         try:
             for number in range(1, count + 1):
                 with self._lock:
@@ -238,22 +239,33 @@ class Session:
                 if self._stream is stream:
                     self._stream = None  # what the feeds hold is let go
 
+    def _undo(self) -> None:
+        """Ends what a stream has begun ahead."""
+        if self._stream is not None:
+            self._stream.retreat()
+
     def _run(self, fetches: Any, feeds: Mapping[Tensor, Any] | None) -> Any:
         tensors, rebuild = flatten(fetches)
         return rebuild(self._values(tensors, convert_all(feeds)))
 
-    def _values(self, tensors: Sequence[Tensor], given: Mapping[Node, Array]) -> list[Any]:
+    def _values(
+        self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide = nothing
+    ) -> list[Any]:
         if self._recovery is None:
-            values = self._step(tensors, given)
+            values = self._step(tensors, given, begun)
             self._watch()
         else:
-            values = self._recovery.step(tensors, given)
+            values = self._recovery.step(tensors, given, begun)
             self._recovery.guarded(self._watch)
             self._end_step(self._recovery)
         return values
 
-    def _step(self, tensors: Sequence[Tensor], given: Mapping[Node, Array]) -> list[Any]:
-        """A step the long way: values of fetches."""
+    def _step(
+        self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide
+    ) -> list[Any]:
+        """A step the long way, unless it has begun: values of fetches."""
+        if (decided := begun()) is not None:
+            return decided
         shapes = {node: a.shape for node, a in given.items()}
         compiled = self._deployment.of(tensors, shapes)
         arrays = compiled.arrays(given)

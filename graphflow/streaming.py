@@ -23,6 +23,7 @@ from graphflow.stepping import Steps
 
 Array = np.ndarray[Any, Any]
 Given = Mapping[Node, Array]
+Decide = Callable[[], list[Any] | None]
 
 DEPTH = 3
 """Steps that are under way at most: one computes, and the feeds of the others are there."""
@@ -63,7 +64,8 @@ class Stream:
     Args:
         count: steps.
         compiled: what the fetches are now, or None if they have not run in this way.
-        plain: runs one step as `Session.run` does: values of fetches.
+        run: runs one step as `Session.run` does: values of fetches. It is given what decides the
+            step if that has begun, and then tells the values, else None.
     """
 
     def __init__(
@@ -72,13 +74,13 @@ class Stream:
         feeds: Iterable[Any],
         count: int,
         compiled: Callable[[], Compiled | None],
-        plain: Callable[[Given], list[Any]],
+        run: Callable[[Given, Decide], list[Any]],
     ) -> None:
         self._steps = steps
         self._feeds = iter(feeds)
         self._count = count
         self._compiled = compiled
-        self._plain = plain
+        self._run = run
         self._taken = 0  # feeds, from the iterator
         self._window: deque[_Step] = deque()
         self._usual: _Usual | None = None
@@ -93,26 +95,36 @@ class Stream:
         """
         compiled = self._compiled()
         self._fill(compiled)
-        step = self._window.popleft()
+        step = self._window[0]
         if isinstance(step.given, Exception):
             raise step.given
+        begun = step.begun is not None
         try:
-            if step.begun is None:
-                values = self._plain(step.given)
+            values = self._run(step.given, lambda: self._decide(step))
+            if not begun:
                 self._learn(step.given)
-                return values
-            assert step.compiled is not None
-            return self._steps.finish(step.begun, step.compiled, step.given)
         except NonFiniteError:
-            if step.begun is None:
+            if not begun:
                 raise
-            self.retreat()
-            return self._plain(step.given)  # finds out where it came from
+            values = self._run(step.given, nothing)  # finds out where it came from
         except FeedError as error:
             self.retreat()
             raise self._wrong(number, error) from error
         except BaseException:
             self.retreat()
+            raise
+        self._window.popleft()
+        return values
+
+    def _decide(self, step: _Step) -> list[Any] | None:
+        begun, step.begun = step.begun, None
+        if begun is None:
+            return None
+        assert step.compiled is not None and not isinstance(step.given, Exception)
+        try:
+            return self._steps.finish(begun, step.compiled, step.given)
+        except BaseException:
+            self.retreat()  # before anything else is done about it
             raise
 
     def retreat(self) -> None:
@@ -209,6 +221,10 @@ def check_stream(feeds: Any, steps: Any) -> None:
             f"run with steps={steps} takes an iterable with the feeds of each step, not "
             f"{type(feeds).__name__}; for the same feeds each time: itertools.repeat(feeds)"
         )
+
+
+def nothing() -> None:
+    """A step that has not begun."""
 
 
 def _shapes(given: Given) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, CheckError, FeedError
 from graphflow.placement.cluster import Cluster
+from graphflow.runtime.checkpoint import load
 
 
 class Model:
@@ -44,9 +46,15 @@ def model() -> Model:
     return Model()
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[gf.Session]:
-    with gf.Session(Cluster.local(workers=2, threads=1), deadline=60, trial=False) as session:
+@pytest.fixture(scope="module", params=["plain", "checkpoints"])
+def session(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[gf.Session]:
+    kept: dict[str, Any] = {}
+    if request.param == "checkpoints":
+        kept = {"checkpoint": tmp_path_factory.mktemp("stream"), "every": 3}
+    cluster = Cluster.local(workers=2, threads=1)
+    with gf.Session(cluster, deadline=60, trial=False, **kept) as session:
         yield session
 
 
@@ -285,3 +293,47 @@ def test_many_feeds_without_steps_are_told_of_steps(session: gf.Session, model: 
     with pytest.raises(FeedError, match=r"steps=n") as caught:
         session.run(model.update, model.feeds(900))  # type: ignore[arg-type]
     assert len(str(caught.value)) < 400
+
+
+# Checkpoints -----------------------------------------------------------------------------------
+
+
+def ahead(session: gf.Session) -> int:
+    """How many steps a stream of the session has begun ahead."""
+    window = session._stream._window if session._stream is not None else ()
+    return sum(step.begun is not None for step in window)
+
+
+def test_steps_begin_ahead_of_checkpoints_and_each_of_these_has_the_state_of_its_step(
+    model: Model, tmp_path: Path
+) -> None:
+    feeds, most, states = model.feeds(13), 0, {}
+    cluster = Cluster.local(workers=2, threads=1)
+    with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=2, keep=20) as session:
+        for value in session.run(model.update, iter(feeds), steps=len(feeds)):
+            states[session.step] = value.tobytes()
+            most = max(most, ahead(session))
+            assert session._recovery is not None
+            session._recovery.wait()  # else one that is due meanwhile is left out
+    assert most == 2
+    for step in (2, 4, 6, 8, 10, 12, 13):
+        checkpoint = load(tmp_path / "c" / f"step-{step:08d}")
+        assert checkpoint.variables["state"].tobytes() == states[step]
+
+
+def test_who_goes_on_after_a_stream_that_stopped_early_has_the_same_bits(
+    model: Model, tmp_path: Path
+) -> None:
+    feeds = model.feeds(9)
+
+    def run(first: int, **options: Any) -> list[bytes]:
+        values: list[bytes] = []
+        while len(values) < len(feeds):
+            cluster = Cluster.local(workers=2, threads=1)
+            with gf.Session(cluster, trial=False, **options) as session:
+                at = session.step
+                found = session.run(model.update, iter(feeds[at:]), steps=len(feeds) - at)
+                values += [each.tobytes() for each in itertools.islice(found, first)]
+        return values
+
+    assert run(5, checkpoint=tmp_path / "c", every=4) == run(9)

@@ -279,6 +279,24 @@ def test_many_steps_of_one_call_recover_too(tmp_path: Path) -> None:
     assert run(checkpoint=tmp_path / "c", every=5) == run()
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(more, marks=SLOW) for more in (1, 2, 3))])
+def test_kills_at_random_moments_of_steps_that_begin_ahead_change_no_bit(
+    seed: int, tmp_path: Path
+) -> None:
+    def run(times: int, **options: Any) -> list[Any]:
+        model = Model(2)
+        with local(**options) as s, striking(s, seed, 2, times) as struck:
+            found = s.run([model.loss, model.train], map(model.feed, range(40)), steps=40)
+            told = []
+            for loss, _ in found:
+                told.append(loss.tobytes())
+                time.sleep(0.06 * bool(times))
+            assert len(struck) > 1 or not times
+            return [*told, digest(s, model)]
+
+    assert run(5, checkpoint=tmp_path / "c", every=4) == run(0)
+
+
 @SLOW
 def test_a_division_by_a_strategy_stays_when_workers_are_lost(
     workers: Callable[..., list[Worker]], tmp_path: Path

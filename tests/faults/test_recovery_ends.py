@@ -38,14 +38,20 @@ import sys, time, graphflow as gf
 from tests.faults.test_recovery import Model
 cluster, folder, every, steps, pause = sys.argv[1:]
 every = int(every) if every.isdigit() else every
-where = gf.Cluster.local(workers=2, threads=1) if cluster == "local" else cluster
+where = cluster
+if cluster in ("local", "stream"):
+    where = gf.Cluster.local(workers=2, threads=1)
 if cluster == "here":
     where = gf.Cluster.here(threads=1)
 model = Model(1 if cluster == "here" else 2)
 with gf.Session(where, trial=False, checkpoint=folder, every=every, rejoin=20) as s:
     print("ready", s.step, flush=True)
-    for number in range(s.step, int(steps)):
-        loss, _ = s.run([model.loss, model.train], model.feed(number))
+    numbers, fetches = range(s.step, int(steps)), [model.loss, model.train]
+    if cluster == "stream":
+        found = s.run(fetches, map(model.feed, numbers), steps=len(numbers))
+    else:
+        found = (s.run(fetches, model.feed(number)) for number in numbers)
+    for number, (loss, _) in zip(numbers, found):
         print("step", number, float(loss).hex(), flush=True)
         time.sleep(float(pause))
 print("done", flush=True)
@@ -76,7 +82,7 @@ def start(
 
 
 @pytest.mark.fault(10)
-@pytest.mark.parametrize("cluster", ["here", "local"])
+@pytest.mark.parametrize("cluster", ["here", "local", "stream"])
 def test_a_client_that_is_told_to_end_writes_a_checkpoint_and_ends_well(
     cluster: str, script: Callable[..., Script], tmp_path: Path, wanted: dict[int, str]
 ) -> None:
