@@ -219,14 +219,14 @@ def behind(events: Sequence[Any], span: tuple[float, float, float]) -> float:
     inside = [e for e in events if begun <= e.start * 1e-9 < ended]
     sent = max((e.end for e in inside if e.kind == "send"), default=None)
     after = (e for e in inside if e.kind == "compute" and sent is not None and e.start >= sent)
-    return sum(e.end - e.start for e in after) * 1e-9
+    return float(sum(e.end - e.start for e in after)) * 1e-9
 
 
 def way(events: Sequence[Any]) -> float:
     """The seconds from the end of a send to the arrival, in the median."""
     sent = {e.edge: e.end for e in events if e.kind == "send"}
     came = [(e.edge, e.end) for e in events if e.kind == "transfer" and e.edge in sent]
-    return median(max(end - sent[edge], 0) for edge, end in came) * 1e-9
+    return float(median(max(end - sent[edge], 0) for edge, end in came)) * 1e-9
 
 
 def by_stage(seconds: Mapping[Task, float], phase: str, schedule: Schedule) -> list[float]:
@@ -328,6 +328,12 @@ def peer(rank: int, store: str) -> None:
         print(time.perf_counter() - start, flush=True)
 
 
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line that a peer writes."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
 @contextmanager
 def theirs() -> Iterator[Steps]:
     """Torch's two processes as one contender; nothing where torch is missing."""
@@ -342,17 +348,18 @@ def theirs() -> Iterator[Steps]:
             for rank in range(DEVICES)
         ]  # fmt: skip
         try:
-            if any(each.stdout.readline() != "ready\n" for each in peers):
+            if any(said(each) != "ready\n" for each in peers):
                 print("torch is left out (pip install -e '.[bench]')")
                 yield {}
                 return
 
             def step() -> None:
                 for each in peers:
+                    assert each.stdin is not None
                     each.stdin.write("1\n")
                     each.stdin.flush()
                 for each in peers:
-                    each.stdout.readline()
+                    said(each)
 
             yield {"torch pipelining": step}
         finally:

@@ -14,129 +14,32 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-import zmq
 from peers import write
+from transport_peers import (
+    channel,
+    near_lane,
+    raw,
+    ray_echo,
+    ray_put_and_get,
+    ray_store,
+    torch_peer,
+)
 
 import graphflow as gf
-from graphflow.errors import TransportError
 from graphflow.placement.cluster import Cluster
 
 MB = 1 << 20
 Times = dict[str, list[float]]
-
-
-# Peers, each in a process of its own -----------------------------------------------------------
-
-
-def echo(port: int) -> None:
-    """Sends every message back, by raw pyzmq."""
-    router = zmq.Context.instance().socket(zmq.ROUTER)
-    router.bind(f"tcp://127.0.0.1:{port}")
-    place: Any = None
-    while True:
-        route, frame = router.recv(), router.recv(copy=False)
-        if len(frame) < 65536:
-            router.send_multipart([route, frame.bytes])
-            continue
-        if place is None or place.nbytes != len(frame):
-            place = np.empty(len(frame), np.uint8)
-        place[:] = np.frombuffer(frame.buffer, np.uint8)
-        router.send(route, zmq.SNDMORE)
-        router.send(place, copy=False)
-
-
-def frames(port: int) -> None:
-    """Sends every message back, by the listener of a worker."""
-    from graphflow.runtime.transport.bell import Sleeper
-    from graphflow.runtime.transport.tcp import Listener
-
-    listener = Listener(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
-    sleeper = Sleeper()
-    sleeper.add(int(listener.socket.getsockopt(zmq.FD)), 0)
-    while True:
-        if not listener.has_message():
-            sleeper.sleep(1.0)
-        elif (arrived := listener.receive()) is not None:
-            listener.send(arrived[0], arrived[1])
-
-
-def lane(port: int) -> None:
-    """Sends every message back, by the lanes of a worker."""
-    from graphflow.runtime.transport.bell import Sleeper
-    from graphflow.runtime.transport.lane import Lanes
-
-    lanes = Lanes(f"tcp://127.0.0.1:{port}")
-    asleep = Sleeper()
-    asleep.add(lanes.fileno(), 0)
-    asleep.sleep(60.0)
-    found = lanes.admit()
-    if found is None:
-        return
-    asleep.add(found[1].fileno(), 1)
-    with suppress(TransportError):  # the other end has what it wanted
-        while asleep.sleep(60.0):
-            while (frames := found[1].receive()) is not None:
-                found[1].send(frames)
-
-
-def gloo(port: int) -> None:
-    """Rank 1: sends every tensor back."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=1, world_size=2)
-    while True:
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, 0)
-        if not int(size):
-            return
-        tensor = torch.empty(int(size), dtype=torch.uint8)
-        for _ in range(2):
-            dist.recv(tensor, 0)
-            dist.send(tensor, 0)
-
-
-PEERS: dict[str, Callable[[int], None]] = {
-    "echo": echo, "frames": frames, "lane": lane, "gloo": gloo,
-}  # fmt: skip
-
-
-@contextmanager
-def peer(name: str) -> Iterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    process = subprocess.Popen([sys.executable, __file__, "--peer", name, str(port)])
-    try:
-        yield port
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
-def raw(name: str) -> Iterator[Any]:
-    with peer(name) as port:
-        dealer = zmq.Context.instance().socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.connect(f"tcp://127.0.0.1:{port}")
-        try:
-            yield dealer
-        finally:
-            dealer.close()
 
 
 @contextmanager
@@ -144,6 +47,11 @@ def workers(count: int = 2, *, shared: bool = True) -> Iterator[gf.Session]:
     os.environ["GRAPHFLOW_SHARED_MEMORY"] = "on" if shared else "off"
     with gf.Session(Cluster.local(count, threads=1, deadline=300), trial=False) as session:
         yield session
+
+
+def hosts_of(session: gf.Session) -> Any:
+    """What measures the links between its workers."""
+    return session._hosts
 
 
 # By turns --------------------------------------------------------------------------------------
@@ -175,8 +83,8 @@ def told(title: str, times: Times, ours: str, unit: str, goal: str) -> dict[str,
     medians = {name: median(each) for name, each in times.items()}
     print(f"\n{title}; goal: {goal}")
     for name, value in medians.items():
-        ratio = f"{value / medians[unit]:7.2f} x {unit}"
-        print(f"  {name:<34} {value * 1e6:12.1f} us {ratio}", flush=True)
+        stands = f"{value / medians[unit]:7.2f} x {unit}"
+        print(f"  {name:<34} {value * 1e6:12.1f} us {stands}", flush=True)
     ratio = medians[ours] / medians[unit]
     return {
         "title": title, "goal": goal, "median_seconds": medians, "ratio": ratio,
@@ -190,8 +98,8 @@ def told(title: str, times: Times, ours: str, unit: str, goal: str) -> dict[str,
 def arrays(rounds: int) -> list[dict[str, Any]]:
     results = []
     with ExitStack() as stack:
-        shared = stack.enter_context(workers())._hosts
-        tcp = stack.enter_context(workers(shared=False))._hosts
+        shared = hosts_of(stack.enter_context(workers()))
+        tcp = hosts_of(stack.enter_context(workers(shared=False)))
         dealer = stack.enter_context(raw("echo"))
         dist = stack.enter_context(torch_peer()) if find_spec("torch") else None
         for size in (1, 4, 16, 64):
@@ -203,9 +111,9 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
                 target[:] = np.frombuffer(dealer.recv(copy=False).buffer, np.uint8)
 
             contenders = {
-                "memcpy": clocked(lambda t=target, s=source: np.copyto(t, s)),
-                "shared memory": lambda n=nbytes: shared.probe_link(0, 1, n, 3),
-                "tcp": lambda n=nbytes: tcp.probe_link(0, 1, n, 3),
+                "memcpy": clocked(partial(np.copyto, target, source)),
+                "shared memory": partial(shared.probe_link, 0, 1, nbytes, 3),
+                "tcp": partial(tcp.probe_link, 0, 1, nbytes, 3),
                 "raw pyzmq": clocked(bounce, share=0.5),
             }
             if dist is not None:
@@ -222,60 +130,6 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
     return results
 
 
-@contextmanager
-def torch_peer() -> Iterator[Callable[[int], Callable[[], float]]]:
-    import torch
-    import torch.distributed as dist
-
-    with peer("gloo") as port:
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=0, world_size=2)
-
-        def contender(nbytes: int) -> Callable[[], float]:
-            tensor = torch.ones(nbytes, dtype=torch.uint8)
-
-            def bounce() -> float:
-                dist.send(torch.tensor([nbytes]), 1)
-                for _ in range(2):  # the first finds both ready
-                    start = time.perf_counter()
-                    dist.send(tensor, 1)
-                    dist.recv(tensor, 1)
-                return (time.perf_counter() - start) / 2
-
-            return bounce
-
-        yield contender
-        dist.send(torch.tensor([0]), 1)
-        dist.destroy_process_group()
-
-
-@contextmanager
-def ray_store() -> Iterator[Any]:
-    """Ray with its object store; none of its processes outlives this, however it ends."""
-    import ray
-
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
-        ray.init(
-            num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False,
-            object_store_memory=1 << 30, _temp_dir=folder,
-        )  # fmt: skip
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
-
-
-def ray_echo(ray: Any) -> Callable[[], object]:
-    """A small array to an actor, which is another process, and back."""
-
-    class Echo:
-        def echo(self, array: Any) -> Any:
-            return array
-
-    actor = ray.remote(Echo).remote()
-    array = np.ones(4, "float32")
-    return lambda: ray.get(actor.echo.remote(array))
-
-
 def store(rounds: int) -> list[dict[str, Any]]:
     """Ray's object store beside ours. Apart from the rest: its processes take part of both cores
     while they have nothing to do."""
@@ -283,16 +137,16 @@ def store(rounds: int) -> list[dict[str, Any]]:
         return []
     small, results = b"x" * 100, []
     with ExitStack() as stack:
-        hosts = stack.enter_context(workers())._hosts
+        hosts = hosts_of(stack.enter_context(workers()))
         dealer = stack.enter_context(raw("echo"))
         ray = stack.enter_context(ray_store())
         for size in (4, 16, 64):
             nbytes = size * MB
             source, target = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
             contenders = {
-                "memcpy": clocked(lambda t=target, s=source: np.copyto(t, s)),
-                "shared memory": lambda n=nbytes: hosts.probe_link(0, 1, n, 3),
-                "Ray put + get": clocked(lambda s=source: ray.get(ray.put(s))),
+                "memcpy": clocked(partial(np.copyto, target, source)),
+                "shared memory": partial(hosts.probe_link, 0, 1, nbytes, 3),
+                "Ray put + get": clocked(partial(ray_put_and_get, ray, source)),
             }
             times = turns(contenders, rounds)
             results.append(
@@ -306,7 +160,7 @@ def store(rounds: int) -> list[dict[str, Any]]:
         contenders = {
             "raw round trip": clocked(bounce, 20),
             "echo between workers": lambda: 2 * hosts.probe_link(0, 1, 0, 20),
-            "Ray put + get of 100 bytes": clocked(lambda: ray.get(ray.put(small)), 20),
+            "Ray put + get of 100 bytes": clocked(partial(ray_put_and_get, ray, small), 20),
             "Ray: to an actor and back": clocked(ray_echo(ray), 20),
         }
         times = turns(contenders, rounds)
@@ -342,7 +196,7 @@ def messages(rounds: int) -> list[dict[str, Any]]:
         feed = {x: np.ones(4, "float32")}
         session.run(fetch, feed)
         session.run(scalar)
-        hosts = session._hosts
+        hosts = hosts_of(session)
 
         def bounce() -> None:
             dealer.send(small)
@@ -376,39 +230,6 @@ def messages(rounds: int) -> list[dict[str, Any]]:
         told("a step", {k: times[k] for k in (unit, "step, an edge each way")},
              "step, an edge each way", unit, "3 raw round trips"),
     ]  # fmt: skip
-
-
-@contextmanager
-def channel() -> Iterator[Any]:
-    from graphflow.runtime.transport.bell import Sleeper
-    from graphflow.runtime.transport.tcp import Channel
-
-    with peer("frames") as port:
-        made = Channel(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
-        sleeper = Sleeper()
-        sleeper.add(int(made.socket.getsockopt(zmq.FD)), 0)
-        try:
-            yield made, sleeper
-        finally:
-            made.close()
-
-
-@contextmanager
-def near_lane() -> Iterator[Any]:
-    from graphflow.runtime.transport.bell import Sleeper
-    from graphflow.runtime.transport.lane import Lane
-
-    with peer("lane") as port:
-        until = time.monotonic() + 30.0
-        while (made := Lane.to(f"tcp://127.0.0.1:{port}")) is None and time.monotonic() < until:
-            time.sleep(0.05)
-        assert made is not None
-        sleeper = Sleeper()
-        sleeper.add(made.fileno(), 0)
-        try:
-            yield made, sleeper
-        finally:
-            made.close()
 
 
 def steps(rounds: int) -> list[dict[str, Any]]:
@@ -461,7 +282,7 @@ def many(rounds: int) -> list[dict[str, Any]]:
             sessions[-1].run(fetch, feed)
         times = turns(
             {
-                f"{count} workers": clocked(lambda s=session: s.run(fetch, feed), 20)
+                f"{count} workers": clocked(partial(session.run, fetch, feed), 20)
                 for count, session in zip(counts, sessions, strict=True)
             },
             rounds,
@@ -478,9 +299,6 @@ PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--peer"]:
-        PEERS[sys.argv[2]](int(sys.argv[3]))
-        return
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default=",".join(PARTS))
