@@ -268,7 +268,7 @@ class Cuts:
             if symbol not in sizes:
                 continue
             if sizes[symbol] < self.mesh.parts(axes):
-                raise too_small(f"{sizes[symbol]} (size {symbol!r})", axes, self.mesh)
+                raise too_small(_called(symbol, sizes[symbol]), axes, self.mesh)
             for leaf in itertools.product(*(range(self.mesh.sizes[a]) for a in axes)):
                 at = [(i, self.mesh.sizes[a]) for i, a in zip(leaf, axes, strict=True)]
                 start, stop = _nested(sizes[symbol], at)
@@ -279,7 +279,7 @@ class Cuts:
         """A size for people: that which is fed, where it is known."""
         symbol = _linear(size)
         known = None if symbol is None else self._fed.get(symbol)
-        return str(size) if known is None else f"{known} (size {symbol!r})"
+        return str(size) if symbol is None or known is None else _called(symbol, known)
 
     def guess(self, size: Size) -> int:
         """A size, or what stands for one that is not known yet: pieces have their share of that."""
@@ -326,6 +326,11 @@ def _nested(size: int, at: Sequence[tuple[int, int]]) -> tuple[int, int]:
         begin = start + i * whole + min(i, rest)
         start, stop = begin, begin + whole + (i < rest)
     return start, stop
+
+
+def _called(symbol: str, size: int) -> str:
+    """A size that was fed, with the name that the user gave it, if there is one."""
+    return f"{size}" if symbol.startswith("?") else f"{size} (size {symbol!r})"
 
 
 def _linear(size: Any) -> str | None:

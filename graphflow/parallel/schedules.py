@@ -140,7 +140,9 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     """
     total, m = _sizes("zb_v", stages, microbatches)
     if total % 2:
-        raise ScheduleError(f"zb_v: each device holds two stages, but {total} is odd")
+        raise ScheduleError(
+            f"zb_v: each device holds two stages, but {total} is odd; give an even number"
+        )
     orders = [_v_order(device, total // 2, m) for device in range(total // 2)]
     return Schedule("ZB-V", total, m, _frozen(orders))
 

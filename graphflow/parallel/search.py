@@ -42,6 +42,7 @@ from graphflow.passes import optimize
 from graphflow.pauses import without_collection
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import build_problem
+from graphflow.placement.explain import show_bytes
 from graphflow.placement.learned import Learned
 from graphflow.placement.plan import known_of, sizes_of
 from graphflow.placement.planning import outlook
@@ -107,7 +108,7 @@ def auto(
             tried = measured(tried, measure, found.trained, there, found.arrays)
     ranked = Search(tuple(sorted(tried, key=lambda t: (*t.key, len(t.name)))), found.fastest[0])
     if ranked.best.why_not:
-        limit = "" if memory is None else f" in {memory / 1e6:.1f} MB of each device"
+        limit = "" if memory is None else f" in {show_bytes(memory)} of each device"
         raise MemoryLimitError(
             f"auto at {user_location()}: no strategy fits{limit}; use smaller batches, or more or "
             f"larger devices\n{ranked}"
@@ -282,7 +283,7 @@ class _Search:
         for name, own in seen.peak_memory.items():
             room = min(self._cluster.device(name).memory, self._memory or inf)
             if own > room:
-                why = f"memory: {own / 1e6:.1f} MB of {room / 1e6:.1f}"
+                why = f"memory: {show_bytes(own)} of {show_bytes(room)}"
                 return Tried(candidate.name, strategy, inf, own, why)
         return Tried(candidate.name, strategy, seen.seconds, peak)
 

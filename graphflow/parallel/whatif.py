@@ -100,7 +100,8 @@ def what_if(
         raise MemoryLimitError(
             f"{where}: {model.weights / 1e9:.1f} billion weights take "
             f"{model.weights * ADAM / devices / 1e9:.1f} GB on each of {devices} devices before "
-            f"any activation; {hardware} has {site.memory / 1e9:.0f} GB"
+            f"any activation, of {site.memory / 1e9:.0f} GB that {hardware} has; give it more of "
+            "them, or a smaller batch"
         )
     return WhatIf(model, tuple(sorted(found, key=lambda e: e.seconds)))
 

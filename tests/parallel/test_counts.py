@@ -50,3 +50,13 @@ def test_a_mesh_of_numpys_counts_trains() -> None:
     train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
     with gf.Session() as s:
         assert s.run([loss, train], {x: np.ones((4, 6))})[0] == 36.0
+
+
+def test_a_batch_that_is_too_small_is_told_by_the_name_that_it_has() -> None:
+    for size, told in ((None, "a batch of 1 (of 'x'"), ("B", "a batch of 1 (size 'B') (of 'x'")):
+        x = gf.placeholder("float64", (size, 3), name="x")
+        loss = gf.mean(x @ gf.variable(np.ones((3, 2))))
+        train = gf.optim.SGD(0.1).minimize(loss, strategy=parallel.Data(2))
+        with gf.Session() as s, pytest.raises(ShardingError) as error:
+            s.run(train, {x: np.ones((1, 3))})
+        assert told in str(error.value)

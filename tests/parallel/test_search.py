@@ -332,5 +332,5 @@ def test_what_cannot_be_planned_is_refused(
 
 def test_if_nothing_fits_all_that_was_tried_is_listed() -> None:
     x, loss = network()
-    with pytest.raises(MemoryLimitError, match=r"fits in .* MB of.*\n.*one device.*memory"):
+    with pytest.raises(MemoryLimitError, match=r"fits in .*B of each.*\n.*one device.*memory"):
         auto(loss, gf.Cluster.here(), shapes={x: X.shape}, memory=1, quiet=True)
