@@ -5,20 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.op import REGISTRY
 from graphflow.ops.kernels import channels
-from graphflow.ops.kernels.threads import Pool, using
+from tests.ops.kernels.sharing import check_threads
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(autouse=True)
-def generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
 
 
 def inputs(seed: int, shape: tuple[int, ...], channel: int) -> list[Array]:
@@ -70,8 +64,4 @@ def test_large_means_do_not_drown_the_variance() -> None:
 def test_bits_do_not_depend_on_threads() -> None:
     arrays = inputs(0, (9, 23, 31, 37), 1)
     alone = results(*arrays, 1)
-    for threads in (2, 3):
-        pool = Pool(threads)
-        with using(pool):
-            assert [a.tobytes() for a in results(*arrays, 1)] == [a.tobytes() for a in alone]
-        pool.close()
+    check_threads(lambda: results(*arrays, 1), alone)

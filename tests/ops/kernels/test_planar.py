@@ -11,24 +11,10 @@ from hypothesis import strategies as st
 
 from graphflow.op import REGISTRY
 from graphflow.ops.kernels import planar
-from graphflow.ops.kernels.threads import Pool, using
 from graphflow.ops.sliding import Windows
+from tests.ops.kernels.sharing import check_threads, three
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(autouse=True)
-def generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
-
-
-def three(x: Array, w: Array, g: Array, attrs: dict[str, Any]) -> list[Array]:
-    """The convolution, its gradient in x for a cotangent, and that in w."""
-    return [
-        REGISTRY["conv"].run(np, [x, w], attrs)[0],
-        REGISTRY["conv_transpose"].run(np, [g, w], {**attrs, "sizes": x.shape[2:]})[0],
-        REGISTRY["conv_weight_grad"].run(np, [x, g], {**attrs, "kernel": w.shape[2:]})[0],
-    ]
 
 
 @st.composite
@@ -98,11 +84,7 @@ def test_bits_do_not_depend_on_threads(
     wide = three(*(a.astype("float64") for a in (x, w, g)), attrs)
     for have, want in zip(alone, wide, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-5, atol=2e-6 * np.abs(want).max())
-    for threads in (2, 3):
-        pool = Pool(threads)
-        with using(pool):
-            assert [a.tobytes() for a in three(x, w, g, attrs)] == [a.tobytes() for a in alone]
-        pool.close()
+    check_threads(lambda: three(x, w, g, attrs), alone)
 
 
 def test_infinite_pixels_reach_only_what_looks_at_them() -> None:

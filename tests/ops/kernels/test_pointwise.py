@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 
 from graphflow.op import REGISTRY
 from graphflow.ops.kernels import pointwise
-from graphflow.ops.kernels.threads import Pool, using
 from graphflow.ops.sliding import Windows
-
-
-@pytest.fixture(autouse=True)
-def generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
+from tests.ops.kernels.sharing import check_threads
 
 
 @given(
@@ -74,16 +69,11 @@ def test_bits_do_not_depend_on_threads(stride: int) -> None:
     g = rng.normal(size=(5, 130, 30 // stride, 30 // stride)).astype("float32")
     windows = Windows((1, 1), (stride,) * 2, (0, 0), (1, 1), g.shape[2:])
 
-    def results() -> list[bytes]:
+    def results() -> list[Any]:
         outs = [np.empty_like(a) for a in (g, x, w)]
         pointwise.convolve(outs[0], x, w, windows)
         pointwise.convolve_turned(outs[1], g, w, windows)
         pointwise.convolve_weights(outs[2], x, g, windows)
-        return [a.tobytes() for a in outs]
+        return outs
 
-    alone = results()
-    for threads in (2, 3):
-        pool = Pool(threads)
-        with using(pool):
-            assert results() == alone
-        pool.close()
+    check_threads(results, results())

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from graphflow.errors import ShapeError
 from graphflow.op import REGISTRY
 from graphflow.ops.kernels import windows as native
-from graphflow.ops.kernels.threads import Pool, using
 from graphflow.ops.pooling import pooled_shape, windows_of
 from graphflow.spec import spec
+from tests.ops.kernels.sharing import check_threads
 
 Array = np.ndarray[Any, Any]
 
@@ -86,9 +86,4 @@ def test_bits_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     alone = five(x, "inside", attrs)
     assert native.fits(np, x, windows_of(alone[0], **attrs))
-    for threads in (2, 3):
-        pool = Pool(threads)
-        with using(pool):
-            several = five(x, "inside", attrs)
-        pool.close()
-        assert [a.tobytes() for a in several] == [a.tobytes() for a in alone]
+    check_threads(lambda: five(x, "inside", attrs), alone)

@@ -21,7 +21,7 @@ from graphflow.ops.kernels.native import compiler
 from graphflow.ops.kernels.passes import LANES
 from graphflow.ops.kernels.regions import Kernel, computed, kernel_of
 from graphflow.ops.kernels.rowwise import collapsed, orientation
-from graphflow.ops.kernels.threads import Pool, using
+from tests.ops.kernels.sharing import check_threads
 
 Array = np.ndarray[Any, Any]
 SHAPES = [
@@ -221,12 +221,7 @@ def test_any_number_of_threads_gives_the_same_bits(name: str, axis: int) -> None
     x = np.random.default_rng(6).normal(size=(801, 301)).astype("float32")
     attrs: Any = {"axis": axis} if name == "softmax" else {"axis": (axis,), "epsilon": 0.1}
     alone = computed(REGISTRY[name], np, [x], attrs)
-    for threads in (2, 3):
-        pool = Pool(threads)
-        with using(pool):
-            shared = computed(REGISTRY[name], np, [x], attrs)
-        pool.close()
-        assert alone.tobytes() == shared.tobytes()
+    check_threads(lambda: [computed(REGISTRY[name], np, [x], attrs)], [alone])
 
 
 def kernel(names: list[str], over: str = "rows") -> Kernel:

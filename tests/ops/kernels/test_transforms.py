@@ -17,11 +17,6 @@ from graphflow.ops.kernels.transforms import is_native, is_native_real, transfor
 SIZES = (2, 3, 4, 5, 6, 8, 9, 15, 16, 25, 32, 48, 60, 64, 100, 128, 243)
 
 
-@pytest.fixture(autouse=True)
-def _generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
-
-
 @settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

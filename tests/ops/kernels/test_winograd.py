@@ -16,8 +16,8 @@ from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY
 from graphflow.ops import nn
 from graphflow.ops.kernels import winograd
-from graphflow.ops.kernels.threads import Pool, using
 from graphflow.ops.sliding import Windows
+from tests.ops.kernels.sharing import check_threads, three
 
 Array = np.ndarray[Any, Any]
 CLOSE = 1e-5  # of the largest number
@@ -25,21 +25,11 @@ CLOSE = 1e-5  # of the largest number
 
 @pytest.fixture(autouse=True)
 def generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
     monkeypatch.delenv("GRAPHFLOW_WINOGRAD", raising=False)
 
 
 def attributes(padding: tuple[tuple[int, int], ...], **more: Any) -> dict[str, Any]:
     return {"stride": (1, 1), "padding": padding, "dilation": (1, 1), "groups": 1, **more}
-
-
-def three(x: Array, w: Array, g: Array, attrs: dict[str, Any]) -> list[Array]:
-    """The convolution, its gradient in x for a cotangent, and that in w."""
-    return [
-        REGISTRY["conv"].run(np, [x, w], attrs)[0],
-        REGISTRY["conv_transpose"].run(np, [g, w], {**attrs, "sizes": x.shape[2:]})[0],
-        REGISTRY["conv_weight_grad"].run(np, [x, g], {**attrs, "kernel": (3, 3)})[0],
-    ]
 
 
 def inputs(
@@ -96,11 +86,7 @@ def test_bits_do_not_depend_on_threads(
     alone = three(x, w, g, attrs)
     for have, want in zip(alone, three(x, w, g, {**attrs, "exact": True}), strict=True):
         assert_close(have, want)
-    for threads in (2, 3):
-        pool = Pool(threads)
-        with using(pool):
-            assert [a.tobytes() for a in three(x, w, g, attrs)] == [a.tobytes() for a in alone]
-        pool.close()
+    check_threads(lambda: three(x, w, g, attrs), alone)
 
 
 def test_an_image_has_the_same_bits_whatever_stands_beside_it() -> None:

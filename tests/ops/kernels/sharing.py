@@ -1,0 +1,32 @@
+"""What tests of kernels share: a convolution and its gradients; the same bits by any threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.op import REGISTRY
+from graphflow.ops.kernels.threads import Pool, using
+
+Array = np.ndarray[Any, Any]
+
+
+def three(x: Array, w: Array, g: Array, attrs: dict[str, Any]) -> list[Array]:
+    """The convolution, its gradient in x for a cotangent, and that in w."""
+    return [
+        REGISTRY["conv"].run(np, [x, w], attrs)[0],
+        REGISTRY["conv_transpose"].run(np, [g, w], {**attrs, "sizes": x.shape[2:]})[0],
+        REGISTRY["conv_weight_grad"].run(np, [x, g], {**attrs, "kernel": w.shape[2:]})[0],
+    ]
+
+
+def check_threads(compute: Callable[[], Sequence[Array]], alone: Sequence[Array]) -> None:
+    """What is computed by 2 and 3 threads has the bits of what one computed `alone`."""
+    for threads in (2, 3):
+        pool = Pool(threads)
+        with using(pool):
+            shared = compute()
+        pool.close()
+        assert [a.tobytes() for a in shared] == [a.tobytes() for a in alone], threads
