@@ -220,7 +220,9 @@ def _listening(address: str, host: str, port: int) -> socket.socket:
                 f"another process serves at {address} already; choose another port, or port * for "
                 "any that is free"
             ) from error
-        raise TransportError(f"cannot serve metrics at {address}: {error.strerror}") from error
+        raise TransportError(
+            f"cannot serve metrics at {address}: {error.strerror}; give an address of this machine"
+        ) from error
     return made
 
 

@@ -140,7 +140,7 @@ class Rendezvous:
         where = ", ".join(f"worker {w} at {self._addresses[w]}" for w in silent)
         return RendezvousTimeout(
             f"{where} took the connection and said nothing: its process is frozen or overloaded, "
-            "or it is no graphflow worker"
+            "or it is no graphflow worker; look there, and end it if need be"
         )
 
     def _check_devices(self, cluster: Cluster, worker: int, welcome: Welcome) -> None:

@@ -44,6 +44,7 @@ from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.transport import transport_of
+from graphflow.runtime.transport.tcp import unknown
 from graphflow.runtime.wire import decode_frames, encode
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class _Asked:
         try:
             socket.getaddrinfo(parts.host, parts.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            self.outcome = TransportError(f"host {parts.host!r} is unknown: {error}")
+            self.outcome = TransportError(unknown(parts, error))
             return
         own = Version.own()
         for message in (Hello(1, own.version, own.wire, own.python), Status(2)):
@@ -312,7 +313,7 @@ class _Asked:
         if self.channel.silent:
             return RendezvousTimeout(
                 f"somebody listens at {self._address}, but said nothing within {seconds:g} s: a "
-                "worker that is frozen or overloaded, or no graphflow worker"
+                "worker that is frozen or overloaded, or no graphflow worker; look there"
             )
         return RendezvousTimeout(
             f"nobody answered at {self._address} within {seconds:g} s; "

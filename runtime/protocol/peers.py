@@ -124,7 +124,8 @@ def apart(source: Peer, target: Peer, operation: Operation, edge: Key) -> LinkLo
     step = operation.begin.step
     return LinkLost(
         f"{operation.what}: {source} sent edge {edge}, but {target} did not take it, though both "
-        "answer this process: what is between the two is cut, or refuses connections",
+        "answer this process: what is between the two is cut, or refuses connections; mend that, "
+        "and run it again: nothing has changed",
         source=source.index, target=target.index, step=step, edge=edge,
     )  # fmt: skip
 

@@ -302,7 +302,7 @@ def _keys_in(
 def _read(path: Path) -> str:
     try:
         if not path.is_file() and path.exists():
-            raise KeyFileError(f"{path} is not a plain file")
+            raise KeyFileError(f"{path} is not a plain file; put the key itself there")
         with path.open("rb") as file:
             return file.read(_LONGEST).decode("ascii")
     except FileNotFoundError:
@@ -320,9 +320,11 @@ def _check_private(path: Path) -> None:
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise KeyFileError(f"{path} is not a plain file")
+        raise KeyFileError(f"{path} is not a plain file; put the key itself there")
     if status.st_uid != os.getuid():
-        raise KeyFileError(f"{path} belongs to another user")
+        raise KeyFileError(
+            f"{path} belongs to another user; make a key of your own (`graphflow keys new`)"
+        )
     if status.st_mode & 0o077:
         raise KeyFileError(
             f"{path} can be read by others, so its secret may be known: make a new key, or, if you "

@@ -194,7 +194,9 @@ class Listener:
                     f"another process listens at {address} already; choose another port, or "
                     "port * for any that is free"
                 ) from error
-            raise TransportError(f"cannot listen at {address}: {error.strerror}") from error
+            raise TransportError(
+                f"cannot listen at {address}: {error.strerror}; give an address of this machine"
+            ) from error
         endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         bound = endpoint.rstrip(b"\0").decode()
@@ -305,8 +307,13 @@ def _numeric(parts: Address) -> Address:
     try:
         found = socket.getaddrinfo(parts.host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise TransportError(f"host {parts.host!r} is unknown: {error}") from error
+        raise TransportError(unknown(parts, error)) from error
     return Address(str(found[0][4][0]), parts.port)
+
+
+def unknown(address: Address, error: OSError) -> str:
+    """What to say of a host that no name service knows."""
+    return f"host {address.host!r} is unknown: {error}; correct its name, or give its number"
 
 
 class Channel:
