@@ -234,7 +234,7 @@ def planned(
     sizes = {
         Size.COLUMNS: m if swapped else n, Size.K: k, Size.TILES: cut.tiles, Size.TALL: cut.tall,
         Size.HEIGHT: form.height, Size.PANEL_COLUMNS: form.columns,
-        Size.BLOCK: cut.block, Size.CHUNK: cut.chunk,
+        Size.BLOCK: cut.block, Size.GROUP: cut.group, Size.CHUNK: cut.chunk,
         Size.X_ROW: x[0], Size.X_K: x[1], Size.X_LAYOUT: cut.x,
         Size.Y_K: y[0], Size.Y_COLUMN: y[1], Size.Y_LAYOUT: cut.y,
         Size.OUT_ROW: to[0], Size.OUT_COLUMN: to[1],

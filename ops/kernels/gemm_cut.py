@@ -31,6 +31,16 @@ _PANEL, _PANEL_FAR, _PANEL_PACKED = 48 << 10, 96 << 10, 24 << 10
 such that begin a page or more from each other, since each time costs a page of each; of packed
 tiles, which want the near cache, too."""
 _PAGE = 4096
+_PAGES = 256
+"""Pages that a panel lies in from which several panels take turns, chunk by chunk: the processor
+knows the places of some hundred pages at a time."""
+_PANEL_GROUPED = 32 << 10
+"""Bytes of a panel at a time, at most, where it takes turns."""
+_GROUP = 256 << 10
+"""Bytes of the result, at most, that panels that take turns go on from."""
+_FAR = 12
+"""Cycles for what is read of a line, or of some lines of a page, where those read after it are on
+others, so many that it is far again when its turn comes."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Cut:
 
     Attributes:
         tall: tiles of the full height.
+        group: columns of the panels that take turns.
         x, y: layouts.
         cycles: a rough guess of one thread's time.
     """
@@ -47,6 +58,7 @@ class Cut:
     tiles: int
     tall: int
     block: int
+    group: int
     chunk: int
     x: int
     y: int
@@ -84,16 +96,17 @@ def _cut_of(
     if x == COPIED and k > LONG and panels >= _REUSED:
         block = max(1, min(block, _PACKED // (height * max(k, 1) * item)))
         cycles += tiles * k * 2
-    elif x == COPIED and height > 8:
-        cycles += tiles * panels * k  # many elements of few lines
+    elif x == COPIED and (k > LONG or height > 8):  # each tile reads a part of many lines
+        cycles += tiles * panels * k * (_FAR if k > LONG and tiles > 1 else 1)
         x = IN_PLACE
     else:
         x = IN_PLACE
     blocks = -(-tiles // block)
     block = -(-tiles // blocks)
+    wide = y != EXCHANGED and k * min(n * item, _PAGE) > _PAGES * _PAGE
     if y == EXCHANGED:
         cycles += blocks * k * panels * form.columns * square
-    elif min(tiles, block) >= _REUSED and k * n * item > _NEAR:
+    elif min(tiles, block) >= (2 if wide else _REUSED) and k * n * item > _NEAR:
         cycles += blocks * k * panels * (vectors + 2) + 0.05 * m * k * panels * (vectors == 4)
     else:
         cycles += 0 if n % form.columns == 0 else k * (vectors + 2)
@@ -110,6 +123,10 @@ def _cut_of(
         cycles *= 1.03
     far = k * item >= _PAGE
     panel = _PANEL_PACKED if x else _PANEL_FAR if far else _PANEL
+    group = form.columns
+    if wide and not buffered:
+        panel = panel if far and not x and m > _BLOCK else _PANEL_GROUPED
+        group *= max(1, _GROUP // (min(m, block * height) * group * item))
     chunks = -(-k // max(1, panel // (form.columns * item))) if tiles > 1 else 1
     chunk = max(1, -(-k // max(1, chunks)))
-    return Cut(form, tiles, m - tiles * (height - 1), block, chunk, x, y, cycles)
+    return Cut(form, tiles, m - tiles * (height - 1), block, group, chunk, x, y, cycles)

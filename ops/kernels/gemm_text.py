@@ -38,6 +38,7 @@ class Size(IntEnum):
     PANEL_COLUMNS = auto()
     TALL = auto()  # tiles of the full height; the others, which come last, have a row less
     BLOCK = auto()
+    GROUP = auto()  # columns of the panels that take a chunk of terms before the next chunk comes
     CHUNK = auto()  # terms at a time
     X_ROW = auto()
     X_K = auto()
@@ -341,9 +342,22 @@ def _walk(form: Form) -> Function:
     return f
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """Some columns of the result: where they belong, how many there are, whether as many as a panel
+    has, whether tiles are stored there at once, or else where, and how far rows are apart there."""
+
+    out: str
+    columns: str
+    whole: str
+    direct: str
+    target: str
+    width: str
+
+
 class _Block:
-    """Writes what computes some tiles of one matrix: panel after panel, chunk after chunk, tile
-    after tile.
+    """Writes what computes some tiles of one matrix: group of panels after group, of a group chunk
+    after chunk, of a chunk panel after panel, of these tile after tile.
 
     Args:
         exchange: the function of that name.
@@ -396,17 +410,30 @@ class _Block:
             self._pack(x)
         out = f.at(out, f.mul(self.start, size[Size.OUT_ROW]))
         most = size[Size.PANEL_COLUMNS]
-        with f.loop(0, size[Size.COLUMNS], most) as j:
-            columns = f.least(f.sub(size[Size.COLUMNS], j), most)
-            whole = f.compare("eq", columns, most)
-            here = f.at(out, f.mul(j, size[Size.OUT_COLUMN]))
-            direct = f.write(f"and i1 {whole}, {straight}")
-            target = f.select(direct, "ptr", here, self.buffer)
-            width = f.select(direct, "i64", size[Size.OUT_ROW], self.wide)
-            of_panel = f.at(y, f.mul(j, size[Size.Y_COLUMN]))
-            self._chunks(x, of_panel, columns, whole, target, width)
-            with f.when(self._not(direct)):
-                self._flush(here, columns, accumulate, transposed)
+        some = f.compare("sgt", size[Size.K], 0)
+        end = f.select(some, "i64", size[Size.K], "1")  # sums of nothing are stored as well
+        with f.loop(0, size[Size.COLUMNS], size[Size.GROUP]) as start:
+            stop = f.least(f.add(start, size[Size.GROUP]), size[Size.COLUMNS])
+            with f.loop(0, end, size[Size.CHUNK]) as k, f.loop(start, stop, most) as j:
+                panel = self._panel(out, j, stop, straight)
+                terms = f.least(f.sub(size[Size.K], k), size[Size.CHUNK])
+                self._chunk(x, y, k, terms, j, panel, self._next(y, k, terms, end, j, start, stop))
+            before = f.mul(f.write(f"udiv i64 {f.sub(f.sub(stop, start), '1')}, {most}"), most)
+            panel = self._panel(out, f.add(start, before), stop, straight)
+            with f.when(self._not(panel.direct)):
+                self._flush(panel.out, panel.columns, accumulate, transposed)
+
+    def _panel(self, out: str, j: str, stop: str, straight: str) -> _Panel:
+        """Where the panel that begins at a column goes. Of the panels of a group, the last one
+        alone may go by way of the buffer."""
+        f, size = self.f, self.size
+        columns = f.least(f.sub(stop, j), size[Size.PANEL_COLUMNS])
+        whole = f.compare("eq", columns, size[Size.PANEL_COLUMNS])
+        here = f.at(out, f.mul(j, size[Size.OUT_COLUMN]))
+        direct = f.write(f"and i1 {whole}, {straight}")
+        target = f.select(direct, "ptr", here, self.buffer)
+        width = f.select(direct, "i64", size[Size.OUT_ROW], self.wide)
+        return _Panel(here, columns, whole, direct, target, width)
 
     def _pack(self, x: str) -> None:
         """The tiles' rows of x, each tile's columns one after the other."""
@@ -432,40 +459,47 @@ class _Block:
                     ("i64", step), ("i64", rows), ("i64", terms), ("i1", "false"), ("i64", 0),
                 )  # fmt: skip
 
-    def _chunks(self, x: str, y: str, columns: str, whole: str, target: str, width: str) -> None:
+    def _next(
+        self, y: str, k: str, terms: str, end: str, j: str, start: str, stop: str
+    ) -> str:  # fmt: skip
+        """What is read after a chunk of a panel: that of the next panel, the next chunk of the
+        group's first one, or the next group."""
         f, size = self.f, self.size
+        after = f.add(k, terms)
+        beside = f.add(j, size[Size.PANEL_COLUMNS])
+        inside = f.compare("slt", beside, stop)
+        last = f.compare("sge", after, end)
+        row = f.select(inside, "i64", k, f.select(last, "i64", "0", after))
+        column = f.select(inside, "i64", beside, f.select(last, "i64", stop, start))
+        return f.at(f.at(y, f.mul(row, size[Size.Y_K])), f.mul(column, size[Size.Y_COLUMN]))
+
+    def _chunk(self, x: str, y: str, k: str, terms: str, j: str, panel: _Panel, after: str) -> None:
+        f, size = self.f, self.size
+        y = f.at(y, f.mul(j, size[Size.Y_COLUMN]))
         exchanged = f.compare("eq", size[Size.Y_LAYOUT], EXCHANGED)
         copied = f.compare("eq", size[Size.Y_LAYOUT], COPIED)
-        either = f.write(f"or i1 {copied}, {self._not(whole)}")
+        either = f.write(f"or i1 {copied}, {self._not(panel.whole)}")
         moved = f.write(f"or i1 {exchanged}, {either}")
-        some = f.compare("sgt", size[Size.K], 0)
-        end = f.select(some, "i64", size[Size.K], "1")  # sums of nothing are stored as well
-        with f.loop(0, end, size[Size.CHUNK]) as k:
-            terms = f.least(f.sub(size[Size.K], k), size[Size.CHUNK])
-            here = f.at(y, f.mul(k, size[Size.Y_K]))
-            with f.when(exchanged):
-                self._call(
-                    self.exchange, ("ptr", here), ("i64", size[Size.Y_COLUMN]),
-                    ("ptr", self.panel), ("i64", self.wide), ("i64", columns), ("i64", terms),
-                    ("i1", "false"), ("i64", 0),
-                )  # fmt: skip
-            with f.when(f.write(f"xor i1 {moved}, {exchanged}")):
-                self._call(
-                    "%copy", ("ptr", here), ("i64", size[Size.Y_K]),
-                    ("ptr", self.panel), ("i64", self.wide), ("i64", terms), ("i64", columns),
-                )  # fmt: skip
-            source = f.select(moved, "ptr", self.panel, here)
-            step = f.select(moved, "i64", self.wide, size[Size.Y_K])
-            # What comes next is brought closer meanwhile, a line for each term and tile.
-            panel = f.at(y, f.mul(size[Size.Y_COLUMN], size[Size.PANEL_COLUMNS]))
-            after = f.add(k, terms)
-            below = f.at(y, f.mul(after, size[Size.Y_K]))
-            last = f.compare("sge", after, end)
-            ahead = f.select(last, "ptr", panel, below)
-            ahead = f.select(exchanged, "ptr", f.at(panel, f.mul(k, _LINE)), ahead)
-            far = f.select(exchanged, "i64", str(_LINE), size[Size.Y_K])
-            more = f.select(exchanged, "i64", f.mul(size[Size.K], _LINE), str(_LINE))
-            self._tiles(x, k, source, step, target, width, terms, (ahead, far, more))
+        here = f.at(y, f.mul(k, size[Size.Y_K]))
+        with f.when(exchanged):
+            self._call(
+                self.exchange, ("ptr", here), ("i64", size[Size.Y_COLUMN]),
+                ("ptr", self.panel), ("i64", self.wide), ("i64", panel.columns), ("i64", terms),
+                ("i1", "false"), ("i64", 0),
+            )  # fmt: skip
+        with f.when(f.write(f"xor i1 {moved}, {exchanged}")):
+            self._call(
+                "%copy", ("ptr", here), ("i64", size[Size.Y_K]),
+                ("ptr", self.panel), ("i64", self.wide), ("i64", terms), ("i64", panel.columns),
+            )  # fmt: skip
+        source = f.select(moved, "ptr", self.panel, here)
+        step = f.select(moved, "i64", self.wide, size[Size.Y_K])
+        # What comes next is brought closer meanwhile, a line for each term and tile.
+        beside = f.at(y, f.mul(size[Size.Y_COLUMN], size[Size.PANEL_COLUMNS]))
+        ahead = f.select(exchanged, "ptr", f.at(beside, f.mul(k, _LINE)), after)
+        far = f.select(exchanged, "i64", str(_LINE), size[Size.Y_K])
+        more = f.select(exchanged, "i64", f.mul(size[Size.K], _LINE), str(_LINE))
+        self._tiles(x, k, source, step, panel.target, panel.width, terms, (ahead, far, more))
 
     def _tiles(
         self, x: str, k: str, y: str, step: str, target: str, width: str, terms: str,

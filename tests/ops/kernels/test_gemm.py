@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from graphflow.errors import ShapeError
 from graphflow.ops.kernels import gemm as module
 from graphflow.ops.kernels import gemm_cut
-from graphflow.ops.kernels.gemm import available, gemm, planned
+from graphflow.ops.kernels.gemm import available, gemm, planned, preferred
+from graphflow.ops.kernels.gemm_text import Size
 from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.threads import Pool, using
 
@@ -143,6 +144,26 @@ def test_registers_of_256_bits_give_the_same_bits(
     finally:
         for plan in plans:
             plan.cache_clear()
+
+
+@pytest.mark.parametrize("shape", [(64, 700, 900), (13, 1100, 520), (150, 1030, 1000)])
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_panels_that_take_turns_have_the_bits_of_each_alone(
+    shape: tuple[int, int, int], transpose_a: bool
+) -> None:
+    m, k, n = shape
+    random = np.random.default_rng(0)
+    a = random.normal(size=(k, m) if transpose_a else (m, k)).astype("float32")
+    b = random.normal(size=(k, n)).astype("float32")
+    product = preferred(a.shape, b.shape, "float32", transpose_a, False)
+    assert product is not None and not product.swapped
+    assert product.sizes[Size.GROUP] > product.sizes[Size.PANEL_COLUMNS]
+    together, alone = np.empty((2, m, n), "float32")
+    gemm(together, a, b, transpose_a=transpose_a)
+    for start in range(0, n, 33):
+        gemm(alone[:, start : start + 33], a, b[:, start : start + 33], transpose_a=transpose_a)
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_allclose(together, (a.T if transpose_a else a) @ b, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
