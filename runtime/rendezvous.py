@@ -76,7 +76,10 @@ class Rendezvous:
 
     def _awaited(self) -> list[str]:
         missing = self._loop.awaited()
-        return [f"worker {each} at {self._addresses[each]}" for each in missing] or ["the workers"]
+        return [self._at(worker) for worker in missing] or ["the workers"]
+
+    def _at(self, worker: int) -> str:
+        return f"worker {worker} at {self._addresses[worker]}"
 
     def meet(
         self, cluster: Cluster, until: float, meeting: float, ops: Sequence[str], trial: bool
@@ -113,8 +116,7 @@ class Rendezvous:
             raise RendezvousTimeout(self._told_apart(pairs, left))
 
     def _told_apart(self, pairs: Sequence[tuple[int, int]], seconds: float) -> str:
-        where = self._addresses
-        told = ", ".join(f"worker {b} at {where[b]} did not answer worker {a}" for a, b in pairs)
+        told = ", ".join(f"{self._at(b)} did not answer worker {a}" for a, b in pairs)
         return (
             f"the workers do not reach each other: {told} within {seconds:g} s; can these "
             "addresses be reached from there?"
@@ -125,7 +127,7 @@ class Rendezvous:
         refused = self._loop.refused()
         if not refused:
             return None
-        where = ", ".join(f"worker {w} at {self._addresses[w]}" for w in refused)
+        where = ", ".join(map(self._at, refused))
         return RendezvousTimeout(
             f"{where} and this process do not trust each other's keys; there, run `graphflow keys "
             "add` with the .public file of this machine's key; here, check that the cluster file "
@@ -137,7 +139,7 @@ class Rendezvous:
         silent = self._loop.silent()
         if not silent:
             return None
-        where = ", ".join(f"worker {w} at {self._addresses[w]}" for w in silent)
+        where = ", ".join(map(self._at, silent))
         return RendezvousTimeout(
             f"{where} took the connection and said nothing: its process is frozen or overloaded, "
             "or it is no graphflow worker; look there, and end it if need be"
@@ -148,7 +150,7 @@ class Rendezvous:
         missing = [name for name in wanted if name not in welcome.devices]
         if missing:
             raise ClusterError(
-                f"worker {worker} at {self._addresses[worker]} has {', '.join(welcome.devices)}, "
+                f"{self._at(worker)} has {', '.join(welcome.devices)}, "
                 f"but not {', '.join(missing)} as the cluster says; start it with "
                 f"`graphflow worker --devices {','.join(wanted)}`, or change the cluster"
             )
