@@ -1,4 +1,4 @@
-"""The Python of the pages about strategies and layers runs, and prints what they say."""
+"""Pages: their Python runs, and prints what they say; the files that they name are there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from fnmatch import filter as matching
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.house.sources import ROOT, sources
+
 SLOW = pytest.mark.slow  # it plans for dozens of clusters, and for a thousand GPUs
 PAGES = ["parallel", "pipelines", "layers", pytest.param("whatif", marks=SLOW)]
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", re.DOTALL)
@@ -35,3 +37,24 @@ def test_every_link_of_the_docs_leads_somewhere() -> None:
     for page in sorted((ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#\s]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+FOLDERS = "tests|benchmarks|examples|docs|graphflow|ops|placement|runtime"
+MADE = "benchmarks/results/"  # by whoever runs a benchmark
+
+
+def test_every_path_that_a_page_names_is_there() -> None:
+    named = re.compile(rf"`((?:{FOLDERS})/[\w*./-]+)(?:::\w+)?`")
+    for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"]:
+        for path in named.findall(page.read_text(encoding="utf-8")):
+            there = path.startswith(MADE) or any(ROOT.glob(path)) or (ROOT / f"{path}.py").exists()
+            assert there, f"{page.name}: {path}"
+
+
+def test_every_file_in_the_rooms_of_the_architecture_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = text.partition("## Rooms")[2].partition("## Decisions")[0]
+    files = {source.path.name for source in sources()}
+    named = set(re.findall(r"[\w*]+\.py", rooms))
+    assert len(named) > 100
+    assert [name for name in sorted(named) if not matching(files, name)] == []
