@@ -12,7 +12,7 @@ from graphflow.ops.collectives import groups_of
 from graphflow.parallel.layouts import Move, Sent
 from graphflow.parallel.schedule import Timeline, draw
 from graphflow.parallel.shard import Sharded
-from graphflow.parallel.staged import StageRow, between, rows, timeline, told_names
+from graphflow.parallel.staged import EVERYWHERE, StageRow, between, rows, timeline, told_names
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
 from graphflow.spec import product
@@ -98,7 +98,7 @@ class Report:
             left: dict[Sent, float] = {}
             for (tensor, to), size in move.sent.items():
                 node = tensor.node
-                if node not in graph.names:
+                if node not in graph.names or node.op.name in EVERYWHERE:
                     continue
                 if to is not None or node in together:
                     left[tensor, to] = size

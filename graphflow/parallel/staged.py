@@ -21,6 +21,8 @@ from graphflow.structure import symbols_of
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
 
+EVERYWHERE = ("placeholder", "constant")
+"""What no device sends to another one: the client feeds all that read it, programs hold it."""
 NAMES = 3
 """Scopes of a stage that are told."""
 
@@ -177,8 +179,8 @@ def _sent(
         for tensor in node.inputs:
             maker = tensor.node
             there = home.get(maker.device, home[node.device])
-            free = not maker.inputs and maker.op.name != "variable"  # it is wherever it is read
-            if free or there == home[node.device] or (tensor, node.device) in known:
+            stays = maker.op.name in EVERYWHERE or there == home[node.device]
+            if stays or (tensor, node.device) in known:
                 continue
             known.add((tensor, node.device))
             size = cuts.guess(product(tensor.shape)) * tensor.spec.dtype.itemsize

@@ -17,8 +17,9 @@ BATCH, WIDTH, CLASSES = 12, 16, 22
 class Step:
     """A classifier's step of training, and what it is fed."""
 
-    def __init__(self, strategy: Any, tied: bool = False) -> None:
+    def __init__(self, strategy: Any, tied: bool = False, dropout: float = 0.0) -> None:
         random = np.random.default_rng(0)
+        mask = gf.random.bernoulli(1 - dropout, (BATCH, 1)) if dropout else None
 
         def weight(*shape: int, name: str) -> gf.Tensor:
             return gf.variable(random.normal(size=shape), name=name)
@@ -30,8 +31,10 @@ class Step:
         with gf.name_scope("first"):
             h = gf.nn.embedding(ids, table)
             h = gf.tanh(h @ weight(WIDTH, 2 * WIDTH, name="up"))
+            h = h if mask is None else gf.where(mask, h, 0.0)
         with gf.name_scope("second"):
             h = gf.nn.layer_norm(h @ weight(2 * WIDTH, WIDTH, name="down"))
+            h = h if mask is None else gf.where(mask, h, 1.0)
             self.scores = h @ (table.T if tied else weight(WIDTH, CLASSES, name="head"))
             self.loss = gf.mean(gf.nn.cross_entropy(self.scores, labels))
         self.train = gf.optim.Adam(0.01).minimize(self.loss, strategy=strategy)
@@ -66,6 +69,7 @@ CASES: dict[str, Callable[[], Step]] = {
     "pipeline": lambda: Step(Pipeline(2, "1f1b", 3)),
     "a table that two stages share": lambda: Step(Pipeline(2, "zb-h1", 3), tied=True),
     "two stages each": lambda: Step(Pipeline(4, "zb-v", 3), tied=True),
+    "a mask drawn in another stage": lambda: Step(Pipeline(2, "1f1b", 3), dropout=0.5),
     "two directions": lambda: Step(Pipeline(2, "chimera", 4)),
     "without flush": lambda: Step(Pipeline(2, "1f1b", 3)),
 }
@@ -115,3 +119,14 @@ def test_of_a_value_that_other_places_have_too_one_piece_each_is_fetched() -> No
     step = Step(strategy)
     (scores,) = step.report(step.scores).fetched
     assert scores.bytes == BATCH // 2 * CLASSES * 8
+
+
+def test_what_the_client_feeds_to_both_is_not_sent_from_one_to_the_other() -> None:
+    """A windowed op that sees all of its neighbour's piece reads the placeholder of that."""
+    x = gf.placeholder("float64", (4, 6), name="x")
+    joined = gf.concat([x, gf.tanh(x)], axis=1)
+    strategy = Shard({"model": 2}, {"x": (None, "model")})
+    (halo,) = strategy.report([joined * 2.0]).division.moves[:1]
+    assert halo.kind == "halo" and halo.bytes == 4 * 3 * 8
+    left = strategy.report([joined * 2.0]).collectives
+    assert [move.tensor for move in left] == ["tanh"]
