@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphflow.runtime.clock import Clock
@@ -175,14 +176,18 @@ class SessionActivity:
 
     def committed(self, step: int, seconds: float, fetched: int) -> None:
         """A step is decided, and so many bytes of it were fetched."""
-        meters, fed, self._fed = self.meters, self._fed, 0
-        meters.add("graphflow_steps_total", 1, "committed")
-        meters.observe("graphflow_step_seconds", seconds)
-        meters.add_all({"graphflow_feed_bytes_total": fed, "graphflow_fetch_bytes_total": fetched})
+        fed, self._fed = self._fed, 0
+        self.meters.later(partial(self._count, seconds, fed, fetched))
         if _coordinator_log.hears("step.committed"):
             _coordinator_log.tell(
                 "step.committed", session=self.session, step=step, seconds=seconds
             )
+
+    def _count(self, seconds: float, fed: int, fetched: int) -> None:
+        meters = self.meters
+        meters.add("graphflow_steps_total", 1, "committed")
+        meters.observe("graphflow_step_seconds", seconds)
+        meters.add_all({"graphflow_feed_bytes_total": fed, "graphflow_fetch_bytes_total": fetched})
 
     def aborted(self, step: int, seconds: float, error: BaseException) -> None:
         """A step changed nothing."""

@@ -301,12 +301,12 @@ class RemoteHosts(Members):
         for worker in loaded.workers:
             given = feeds.get(worker)
             if given:
-                orders[worker] = self._fed(changed(order, request=request), worker, given)
+                orders[worker] = self._fed(order, request, worker, given)
             else:
                 orders[worker] = Order(changed(order, request=request))
         return request, orders
 
-    def _fed(self, order: Compute, worker: int, feeds: Mapping[str, Array]) -> Order:
+    def _fed(self, order: Compute, request: int, worker: int, feeds: Mapping[str, Array]) -> Order:
         """The order with its feeds: in it, in shared memory, or before it."""
         inside: list[Small] = []
         before: list[str] = []
@@ -322,10 +322,10 @@ class RemoteHosts(Members):
                 before.append(name)
                 sent: Array | Chunk = array
                 if self._loop is not None:
-                    sent = self._loop.lend(worker, "feed", order.request, name, array)
+                    sent = self._loop.lend(worker, "feed", request, name, array)
                 arrays.append(("feed", name, sent))
         self._activity.fed(nbytes)
-        return Order(changed(order, feeds=before, small=inside), arrays)
+        return Order(changed(order, request=request, feeds=before, small=inside), arrays)
 
     # Variables -----------------------------------------------------------------------------------
 
@@ -360,15 +360,14 @@ class RemoteHosts(Members):
             return None
 
         order = Compute(0, program, {}, [], False, math.inf)
+        fed = [(worker, names) for worker, names in loaded.feeds.items() if names]
 
         def run(
             step: int, draws: int, feeds: Mapping[str, Array], deadline: float
         ) -> list[Array] | None:
             if self._programs.get(program) is not loaded:
                 return None
-            given = {}
-            for worker, names in loaded.feeds.items():
-                given[worker] = {name: feeds[name] for name in names}
+            given = {worker: {name: feeds[name] for name in names} for worker, names in fed}
             told = changed(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
             with self._stepping:
                 arrays = self._step(loaded, told, step, given).arrays

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ BUCKETS = (
     1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0,
 )  # fmt: skip
 """Upper bounds of the histograms' buckets, in seconds."""
+LATE = 64
+"""Counts that may wait for somebody to ask."""
 SERIES = 500
 """Combinations of labels that a metric keeps; what comes later is counted as "other"."""
 
@@ -115,6 +118,19 @@ class Meters:
         self._values: dict[str, dict[tuple[str, ...], float]] = {}
         self._histograms: dict[str, Histogram] = {}
         self._watched: dict[str, Callable[[], Values]] = {}
+        self._late: deque[Callable[[], None]] = deque()
+
+    def later(self, count: Callable[[], None]) -> None:
+        """Let something be counted when somebody asks, or after many others: for who counts where
+        somebody waits for what is done."""
+        self._late.append(count)
+        if len(self._late) >= LATE:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._late.popleft()()
 
     def add(self, name: str, value: float = 1, *labels: str) -> None:
         """Count. Labels come in the order in which the metric declares them.
@@ -187,17 +203,20 @@ class Meters:
 
     def value(self, name: str, *labels: str) -> float:
         """What was counted so far, over all labels where none are given."""
+        self._catch_up()
         with self._lock:
             series = self._values.get(name, {})
             return series.get(labels, 0) if labels else sum(series.values())
 
     def series(self, name: str) -> dict[tuple[str, ...], float]:
         """What was counted so far, by labels."""
+        self._catch_up()
         with self._lock:
             return dict(self._values.get(name, {}))
 
     def samples(self) -> Iterator[Sample]:
         """All that there is now, in the order of `METRICS`."""
+        self._catch_up()
         with self._lock:
             values: dict[str, dict[tuple[str, ...], float | Histogram]] = {
                 name: dict(series) for name, series in self._values.items()

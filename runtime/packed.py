@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable
 from functools import lru_cache
 from math import isfinite
+from sys import intern
 from typing import Any, TypeVar
 
 import msgpack
@@ -87,8 +88,8 @@ def _sender_bytes(session: str, epoch: int, origin: int, token: str) -> bytes:
 
 @lru_cache(_KNOWN)
 def _sender(packed: bytes) -> tuple[str, int, int, str]:
-    sender: tuple[str, int, int, str] = _check_sender(_plain(packed), "sender")
-    return sender
+    session, epoch, origin, token = _check_sender(_plain(packed), "sender")
+    return session, epoch, origin, intern(token)  # that its receiver knows by sight
 
 
 def _plain(packed: bytes) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
+from sys import intern
 
 from graphflow.errors import (
     GraphflowError,
@@ -94,7 +95,7 @@ class CoordinatorMachine:
     ) -> None:
         self._version = Version.own()
         self._far = [is_far(address) for address in addresses]
-        self._session, self._epoch, self._token = session, epoch, token
+        self._session, self._epoch, self._token = session, epoch, intern(token)
         self._peers = [
             Peer(index, address, Stream(session, epoch, COORDINATOR, token), now, Clock(home))
             for index, address in enumerate(addresses)
@@ -215,24 +216,25 @@ class CoordinatorMachine:
         return actions + self._send(worker, message, step)
 
     def _receive(self, event: Received) -> list[CoordinatorAction]:
-        worker, envelope, message = event.worker, event.envelope, event.message
+        worker, envelope, message, data = event
         peer = self._peers[worker]
         if peer.gone or self._fenced or envelope.session != self._session:
             return []
         stale = fence(envelope, self._epoch, self._token)
         if stale is not None:
             return self._stale(worker, envelope, message, stale)
-        before = peer.stream.outbound.acknowledged
-        arrival, letters = peer.stream.receive(envelope, message, event.data)
+        outbound = peer.stream.outbound
+        before = outbound.acknowledged
+        arrival, letters = peer.stream.receive(envelope, message, data)
         peer.hear(self._now)
-        if peer.stream.outbound.acknowledged > before or not peer.opened:
+        if outbound.acknowledged > before or not peer.opened:
             peer.heeds(self._now)
-            peer.opened = peer.opened or (peer.opening and not peer.stream.outbound.pending)
+            peer.opened = peer.opened or (peer.opening and not outbound.pending)
         actions = self._sends(worker, letters) if letters else []
         if arrival is Arrival.DUPLICATE or arrival is Arrival.MISSING:
             return actions
         try:
-            actions += self._reply(worker, envelope, message, event.data)
+            actions += self._reply(worker, envelope, message, data)
         except ProtocolError as error:
             reason = f"it sent what is not valid here: {error}"
             return actions + self._lose(Gone(worker, reason, ended=False))

@@ -102,13 +102,16 @@ class Operation:
         Raises:
             ProtocolError: an array's dtype has no name on the wire.
         """
+        orders = self.begin.orders
+        if not any(order.arrays for order in orders.values()):
+            return {}
         return {
             worker: [
                 piece
                 for purpose, name, array in order.arrays
                 for piece in pieces(purpose, self.begin.request, name, array, far=far[worker])
             ]
-            for worker, order in self.begin.orders.items()
+            for worker, order in orders.items()
             if order.arrays
         }
 
@@ -125,7 +128,7 @@ class Operation:
             self.replies.arrays[worker] = arrays
             for name in message.fetches:
                 arrays[name] = inbox.take(worker, "fetch", self.begin.request, name)
-            if isinstance(message, Done):
+            if isinstance(message, Done) and message.small:
                 arrays.update(map(array_of, message.small))
         self.replies.messages[worker] = message
         self.waiting.discard(worker)

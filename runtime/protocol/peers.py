@@ -65,7 +65,8 @@ class Peer:
 
     def heeds(self, at: float) -> None:
         """It has heard what was sent to it at a time."""
-        self.hears = max(self.hears, at)
+        if at > self.hears:
+            self.hears = at
         self.asked = self.deaf = inf
 
     def lost(self, what: str, operation: Operation | None = None) -> WorkerLost:

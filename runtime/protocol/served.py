@@ -94,7 +94,8 @@ class Served:
         if step <= max(last, self.settled):
             raise ProtocolError(f"step {step} is not after step {last}")
         arrays = self.take("feed", message.request, message.feeds) if message.feeds else {}
-        arrays.update(map(array_of, message.small))
+        if message.small:
+            arrays.update(map(array_of, message.small))
         run = Run(self.name, message, step, self.epoch, arrays)
         if message.follows < 0 or message.follows == self.committed or self._is_free(message):
             return [self._begin(run, message)]
@@ -162,19 +163,19 @@ class Served:
     def sent(self, letter: Letter) -> Send:
         """A letter on its way to where the coordinator is now. An answer to a ping goes the way
         that can take everything, for that is the one whose end would have to be noticed."""
-        lane = b"" if isinstance(letter.message, Pong) else self.lane
-        known = self.stream.outbound.acknowledged
-        return Send(self.route, letter.envelope, letter.message, letter.data, lane, known)
+        envelope, message, data = letter
+        lane = b"" if type(message) is Pong else self.lane
+        return Send(self.route, envelope, message, data, lane, self.stream.outbound.acknowledged)
 
     def answer(self, job: Job, step: int, outcome: Outcome) -> list[WorkerAction]:
         """What a job that was asked for ended with, if that is no error."""
-        assert not isinstance(job, _UNANSWERED)
         if isinstance(outcome, _RESULTS):
             assert isinstance(job, _FETCHING)
             try:
                 return self._results(job, step, outcome)
             except ProtocolError as error:
                 return self.reply(failed(job.request, error), step)
+        assert not isinstance(job, _UNANSWERED)
         if isinstance(outcome, Saved):
             return self.reply(outcome)
         if isinstance(job, Measure):

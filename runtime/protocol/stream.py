@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from hmac import compare_digest
+from sys import intern
 from typing import NamedTuple
 
 from graphflow import _version
@@ -71,7 +72,7 @@ class Outbound:
         self.session = session
         self.epoch = epoch
         self.origin = origin
-        self.token = token
+        self.token = intern(token)
         self.sent = 0
         self.acknowledged = 0
         self.received = 0  # in the other direction, for the acknowledgements that ride along
@@ -98,10 +99,8 @@ class Outbound:
     def post(self, message: Message, step: int = 0, data: memoryview | None = None) -> Letter:
         """Numbers and keeps a message."""
         self.sent = number = self.sent + 1
-        envelope = Envelope(
-            self.session, self.epoch, self.origin, step, number, self.received, self.token
-        )
-        letter = Letter(envelope, message, data)
+        said = (self.session, self.epoch, self.origin, step, number, self.received, self.token)
+        letter = Letter(tuple.__new__(Envelope, said), message, data)
         self._kept.append(letter)
         if data is not None:
             self._bytes += data.nbytes
@@ -207,10 +206,11 @@ class Inbound:
 
 def _intact(message: Message, data: Buffer | None) -> bool:
     """Whether the arrays in a message, or the piece of one behind it, are what was sent."""
-    if isinstance(message, Tensor):
-        return intact(message.array)
-    if isinstance(message, Compute) or isinstance(message, Done):  # noqa: SIM101 — half the time
-        return all(map(intact, message.small))
+    kind = type(message)
+    if kind is Tensor:
+        return intact(message.array)  # type: ignore[attr-defined]
+    if kind is Compute or kind is Done:
+        return not message.small or all(map(intact, message.small))  # type: ignore[attr-defined]
     if isinstance(data, Borrowed):
         return data.is_whole()
     if isinstance(message, Chunk) and message.checksum:
@@ -254,7 +254,7 @@ class Stream:
         arrival, told = self.inbound.take(envelope, message, data)
         self.outbound.received = self.inbound.received
         letters = [self.tell(told)] if told is not None else []
-        if isinstance(message, Resend):
+        if type(message) is Resend:
             letters += self.outbound.again(message)
         if self.outbound.acknowledge(envelope.acknowledged) and self._waiting:
             letters += self._flush()
@@ -279,7 +279,7 @@ def is_same(shown: str, secret: str) -> bool:
 
 def fence(envelope: Envelope, epoch: int, token: str) -> GraphflowError | None:
     """Why a message is not of this session and epoch, or None if it is."""
-    if not is_same(envelope.token, token):
+    if envelope.token is not token and not is_same(envelope.token, token):
         return StaleSession(
             f"a message for session {envelope.session[:8]} does not have its token: it was "
             "recorded in another session, or made up"

@@ -30,6 +30,7 @@ from graphflow.runtime.messages import (
     Close,
     Commit,
     Compute,
+    Computed,
     Draining,
     Envelope,
     Fenced,
@@ -82,6 +83,7 @@ MAX_SESSIONS = 64
 LONGEST_LEASE = 86_400.0  # seconds: what nobody speaks for is not kept for good
 _UNANSWERED = (Close, Chunk)
 _DECISIONS = (Commit, Abort)
+_COMMIT = Commit()
 _NOTED_EVERY = 8  # small tensors, of whose acknowledgements the link is told together
 _QUIET = 1.5  # seconds without a word of the coordinator, who should speak every second
 _REMEMBERED = 4096  # closed sessions whose late messages are still known as such
@@ -158,11 +160,11 @@ class WorkerMachine:
 
     def handle(self, event: WorkerEvent, now: float) -> list[WorkerAction]:
         """What to do about an event. Time is monotonic, in seconds."""
-        if isinstance(event, Received):  # nearly always
+        if isinstance(event, Received):  # these two nearly always
             return self._receive(event, now)
+        if isinstance(event, Finished):
+            return self._finish(event)
         match event:
-            case Finished():
-                return self._finish(event)
             case Offer(name, token):
                 session = self._sessions.get(name)
                 return [] if session is None else [session.tell(Share(token))]
@@ -204,16 +206,16 @@ class WorkerMachine:
     # Messages ----------------------------------------------------------------------------------
 
     def _receive(self, event: Received, now: float) -> list[WorkerAction]:
-        envelope, message = event.envelope, event.message
+        route, envelope, message, data, lane = event
         if self._epitaph is not None:
             concerned = envelope.origin == COORDINATOR and not isinstance(message, Hello)
             told = self._epitaph.read_by(envelope.session)
-            return [Send(event.route, _back(envelope, 0), told)] if concerned else []
-        if isinstance(message, Hello):
+            return [Send(route, _back(envelope, 0), told)] if concerned else []
+        if type(message) is Hello:
             own = self._version
             welcome = Welcome(message.request, own.version, own.wire, own.python, self._devices)
             mine = _back(envelope, 1)._replace(step=self._process)
-            return [Send(event.route, mine, welcome)]
+            return [Send(route, mine, welcome)]
         session = self._sessions.get(envelope.session)
         if session is None:
             return self._unknown(event, now)
@@ -221,13 +223,13 @@ class WorkerMachine:
         if stale is not None:
             return self._stale(session, event, stale, now)
         if envelope.origin != COORDINATOR:
-            return self._from_peer(session, envelope, message, event.data)
+            return self._from_peer(session, envelope, message, data)
         session.heard = now
-        if event.lane:
-            session.lane = event.route
+        if lane:
+            session.lane = route
         else:  # a reconnection comes by a new way
-            session.route = event.route
-        arrival, letters = session.stream.receive(envelope, message, event.data)
+            session.route = route
+        arrival, letters = session.stream.receive(envelope, message, data)
         actions: list[WorkerAction] = [session.sent(each) for each in letters] if letters else []
         if arrival is Arrival.BEAT:
             return actions + self._beat(session, message, now)
@@ -235,10 +237,12 @@ class WorkerMachine:
             return [*actions, session.tell(Ack())]  # it is still at it
         if arrival is not Arrival.FRESH:
             return actions
-        if isinstance(message, Compute) and message.commits >= 0:
-            actions += session.settle(Commit(), message.commits)
         try:
-            return actions + self._order(session, message, envelope.step, event.data)
+            if type(message) is Compute:  # nearly always
+                if message.commits >= 0:
+                    actions += session.settle(_COMMIT, message.commits)
+                return actions + session.compute(message, envelope.step)
+            return actions + self._order(session, message, envelope.step, data)
         except ProtocolError as error:
             if hasattr(message, "request"):
                 for purpose in ("feed", "part", "value"):
@@ -382,8 +386,6 @@ class WorkerMachine:
     def _order(
         self, session: Served, message: Message, step: int, data: Buffer | None
     ) -> list[WorkerAction]:
-        if type(message) is Compute:  # nearly always
-            return session.compute(message, step)
         name, epoch = session.name, session.epoch
         match message:
             case Chunk():
@@ -413,6 +415,8 @@ class WorkerMachine:
         job, outcome = event.job, event.outcome
         if session is None or session.epoch != event.epoch or isinstance(job, _UNANSWERED):
             return []
+        if type(job) is Compute and type(outcome) is Computed and event.step > session.settled:
+            return session.answer(job, event.step, outcome)  # nearly always
         if isinstance(job, _DECISIONS):
             if isinstance(outcome, BaseException):
                 what = f"{type(job).__name__.lower()} of step {event.step} failed"

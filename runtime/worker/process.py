@@ -384,17 +384,16 @@ class WorkerProcess:
             self._act(action)
 
     def _act(self, action: WorkerAction) -> None:
+        if isinstance(action, Deliver):  # these three nearly always
+            self._deliver(action)
+            return
+        if isinstance(action, Run):
+            self._run(action)
+            return
+        if isinstance(action, Send):
+            self._send(action)
+            return
         match action:
-            case Send():
-                self._send(action)
-            case Run():
-                self._run(action)
-            case Deliver(session, step, edge, array, origin, echo):
-                hosted = self._sessions[session]
-                if echo:
-                    hosted.echoed(step, origin)
-                else:
-                    hosted.deliver(step, edge, array, origin)
             case Attach(session, origin, token):
                 self._sessions[session].attach(origin, token)
             case Heard(session):
@@ -403,6 +402,14 @@ class WorkerProcess:
                 self._sessions[session].beat(action)
             case Wake(session, step, error):
                 self._sessions[session].wake(step, error)
+
+    def _deliver(self, action: Deliver) -> None:
+        session, step, edge, array, origin, echo = action
+        hosted = self._sessions[session]
+        if echo:
+            hosted.echoed(step, origin)
+        else:
+            hosted.deliver(step, edge, array, origin)
 
     def _run(self, action: Run) -> None:
         if isinstance(action.job, Open):
