@@ -1,16 +1,23 @@
 """Draining: at SIGTERM a session finishes its step, writes a checkpoint and ends the process.
 
 The handler is Python's, so it runs on the main thread, between two bytecodes: perhaps in the midst
-of a step. Then it only takes note, and the session asks at the step's end.
+of a step, or while the thread holds a lock of a future, of the log or of the user's own that a step
+on another thread waits for. So it waits for nothing: whoever is at something asks at its end, and a
+thread of its own leaves the session when nobody is at anything. The main thread, wherever it is
+then, is told by the same signal once more, and ends the process.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+_telling = threading.RLock()
+"""Held while the main thread is told, and while handlers are put back: else the telling ends it."""
 
 
 class Drain:
@@ -21,25 +28,24 @@ class Drain:
 
     Args:
         lock: held while the session works.
-        queue: held while it takes up something that another thread will do.
         leave: writes a checkpoint, closes the session and raises SystemExit.
 
     Attributes:
-        asked: whether SIGTERM came while the session worked.
+        asked: whether SIGTERM came.
     """
 
-    def __init__(self, lock: Any, queue: Any, leave: Callable[[], None]) -> None:
+    def __init__(self, lock: Any, leave: Callable[[], None]) -> None:
         self.asked = False
         self._lock = lock
-        self._queue = queue
         self._leave = leave
         self._process = os.getpid()
+        self._outcome: BaseException | None = None  # of leaving
         self._before: Any = None
         self._installed = False
         if threading.current_thread() is not threading.main_thread():
             return
         before = signal.getsignal(signal.SIGTERM)
-        if before == signal.SIG_DFL or isinstance(getattr(before, "__self__", None), Drain):
+        if before == signal.SIG_DFL or _drain_of(before) is not None:
             self._before = signal.signal(signal.SIGTERM, self._handle)
             self._installed = True
 
@@ -48,38 +54,78 @@ class Drain:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
             return
-        self.asked = True
-        if (
-            self._lock._is_owned() or self._queue._is_owned()
-        ):  # in the midst of something: its end is the time
-            return
-        with self._lock:  # of a step that another thread runs
-            self._go_on(number, frame)
+        every = self._every()
+        if all(each._outcome is not None for each in every):
+            self._end_process()
+        if self.asked:
+            return  # it is being done
+        for each in every:
+            each.asked = True
+        _thread.start_new_thread(self._leave_beside, ())
 
     def heed(self) -> None:
         """At the end of what the session did: go, if SIGTERM came meanwhile.
 
         Raises:
-            SystemExit: with status 0. On another thread it ends that one; the main thread, which
-                waits for the lock, ends the process.
+            SystemExit: with status 0; on another thread it ends that one.
+            CheckpointError: the last checkpoint could not be written.
         """
         if not self.asked:
             return
         if threading.current_thread() is threading.main_thread():
-            self._go_on(signal.SIGTERM, None)
-        self._leave()
+            self._end_process()
+        outcome = self._left()
+        _thread.start_new_thread(self._leave_beside, ())
+        raise outcome
 
-    def _go_on(self, number: int, frame: object) -> None:
-        try:
-            self._leave()
-        finally:
-            self.end()
-            if callable(self._before):  # another session's
-                self._before(number, frame)
+    def _left(self) -> BaseException:
+        """Leaves the session, unless that was done; what that came to."""
+        if self._outcome is None:
+            with self._lock:
+                if self._outcome is None:
+                    try:
+                        self._leave()
+                        self._outcome = SystemExit(0)
+                    except BaseException as error:
+                        self._outcome = error
+        return self._outcome
+
+    def _leave_beside(self) -> None:
+        for each in self._every():
+            each._left()
+        with _telling:
+            if _drain_of(signal.getsignal(signal.SIGTERM)) is not None:
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, signal.SIGTERM)
+
+    def _end_process(self) -> NoReturn:
+        """Leaves all sessions, for the main thread; nothing waits where that was done already."""
+        every = self._every()
+        outcomes = [each._left() for each in every]
+        for each in every:
+            each.end()
+        raise next((each for each in outcomes if not isinstance(each, SystemExit)), outcomes[0])
+
+    def _every(self) -> list[Drain]:
+        """What SIGTERM concerns: the session that was opened last, and those before it."""
+        found = []
+        each: Drain | None = _drain_of(signal.getsignal(signal.SIGTERM)) or self
+        while each is not None:
+            found.append(each)
+            each = _drain_of(each._before)
+        return found if self in found else [self, *found]
 
     def end(self) -> None:
         """Put back what was there."""
         if self._installed and threading.current_thread() is threading.main_thread():
             self._installed = False
-            if signal.getsignal(signal.SIGTERM) == self._handle:
-                signal.signal(signal.SIGTERM, self._before)
+            with _telling:
+                if signal.getsignal(signal.SIGTERM) == self._handle:
+                    signal.signal(signal.SIGTERM, self._before)
+
+
+def _drain_of(handler: Any) -> Drain | None:
+    """Whose handler of the signal this is, if it is one of ours."""
+    found = getattr(handler, "__self__", None)
+    return found if isinstance(found, Drain) else None

@@ -160,7 +160,7 @@ class Session:
                 self._recovery = Recovery(
                     saver, self._deployment, self._step, self._undo, policy.rejoin
                 )
-                self._drain = Drain(self._lock, self._queued.lock, self._leave)
+                self._drain = Drain(self._lock, self._leave)
             except BaseException:
                 hosts.close()
                 raise
@@ -652,6 +652,8 @@ class Session:
 
     def _check_open(self, keep: Stream | None = None) -> None:
         if self._closed:
+            if self._drain is not None:
+                self._drain.heed()
             raise SessionError("the session is closed; open another one")
         if self._stream is not None and self._stream is not keep:
             with self._lock:  # another thread may have come first

@@ -154,10 +154,18 @@ def test_a_handler_of_the_users_own_stays_and_ours_goes_with_the_session(tmp_pat
 
 
 MOMENTS = """
-import os, signal, sys, threading, time, numpy as np, graphflow as gf
+import logging, os, signal, sys, threading, time, numpy as np, graphflow as gf
 how, folder = sys.argv[1:]
 count = gf.variable(np.zeros((), "float32"), name="count")
 step = gf.assign(count, count + 1.0)
+own = threading.RLock()
+
+def slow(call):
+    def late(*given, **more):
+        time.sleep(0.2)
+        with own:
+            return call(*given, **more)
+    return late
 
 def told(call):
     def first(*given, **more):
@@ -185,10 +193,26 @@ with gf.Session(checkpoint=folder, every="1h") as s:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         for future in [s.run_async(step) for _ in range(100_000)]:
             future.result()
+    if how in ("waiting", "logging", "own"):  # for one of those who waits for what is held here
+        logging.getLogger("graphflow").setLevel("INFO")
+        logging.getLogger("graphflow").addHandler(handler := logging.StreamHandler())
+        s._steps.routed = slow(s._steps.routed)
+        futures = [s.run_async(step) for _ in range(5)]
+        locks = {"waiting": futures[4]._condition, "logging": handler.lock, "own": own}
+        while s.step < 2:
+            time.sleep(0.01)
+        with locks[how]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+        time.sleep(30)
     if how == "inner":
         with gf.Session(checkpoint=folder + "-other", every="1h") as inner:
             inner._short, inner._steps.run = False, told(inner._steps.run)
             inner.run(step)
+    if how == "outer":
+        with gf.Session(checkpoint=folder + "-other", every="1h"):
+            s._short, s._steps.run = False, told(s._steps.run)
+            s.run(step)
     if how == "close":
         s._recovery.close = told(s._recovery.close)
 print("goes on", flush=True)
@@ -196,7 +220,13 @@ print("goes on", flush=True)
 
 
 @pytest.mark.fault(10)
-@pytest.mark.parametrize("how", ["get", "set", "save", "thread", "futures", "inner", "close"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "get", "set", "save", "thread", "futures", "waiting", "logging", "own", "inner", "outer",
+        "close",
+    ],
+)  # fmt: skip
 def test_a_signal_at_any_moment_ends_the_process_with_a_checkpoint(
     how: str, script: Callable[..., Script], tmp_path: Path
 ) -> None:
