@@ -236,8 +236,9 @@ class HostedSession:
     def wake(self, step: int, error: GraphflowError) -> None:
         """Cancels a step, whether it runs or is still queued."""
         self._cancelled = step
-        if self._host is not None:
-            self._host.cancel(self._session, step, error)
+        host = self._host
+        if host is not None:
+            host.cancel(self._session, step, error)
 
     def join(self, seconds: float) -> bool:
         """Waits for the session's thread, which ends after Close; whether it has ended."""
@@ -342,6 +343,9 @@ class HostedSession:
             for link in self._links.values():
                 link.close()
             self._lender.close()
+            # A worker has little reason to look for cycles: what is large goes at once.
+            self._host = None
+            self._borrowers.clear()
 
     def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
         if run.step <= self._cancelled:

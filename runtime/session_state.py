@@ -131,10 +131,11 @@ class SessionState:
         self.exchanges.close()
         if self._threads is not None:
             self._threads.shutdown()
+        self.forget(list(self._programs), [])
         for backend in self._backends.values():
             backend.close()
-        self._programs.clear()
         self._variables.clear()
+        self._computed.clear()
 
     def add(self, program: str, partitions: Sequence[Partition]) -> None:
         fresh = {}

@@ -16,7 +16,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import ArgumentError, DeviceOutOfMemory, NonFiniteError, OpError
 from tests.faults import hazards
-from tests.faults.running import Script, Worker, cluster_file
+from tests.faults.running import Script, Worker, cluster_file, resident
 
 ONES = np.ones(3, "float32")
 
@@ -112,6 +112,40 @@ def test_an_op_that_finds_no_memory_is_named_with_its_bytes_and_the_worker_goes_
         with pytest.raises(DeviceOutOfMemory, match=r"begin.*'broadcast_to' of 6,442,450,944 byte"):
             s.run(gf.cumsum(wide, axis=0)[:2], {x: ONES})
         assert float(s.run(gf.sum(x) * 2.0, {x: ONES})) == 6.0, "and it goes on"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are told by /proc")
+def test_sessions_that_are_over_leave_a_worker_neither_memory_nor_descriptors(
+    workers: Callable[..., list[Worker]], tmp_path: Path
+) -> None:
+    (worker,) = workers(1)
+    file = cluster_file(tmp_path, [worker.address])
+    x = gf.placeholder("float32", (None,), name="x")
+    w = gf.variable(np.zeros(1000, "float32"), name="w")
+    fetches = [x * 2.0, gf.assign(w, w + gf.mean(x))]
+
+    def serve(elements: int) -> None:
+        with gf.Session(file, trial=False) as s:
+            s.run(fetches, {x: np.ones(elements, "float32")})
+
+    def descriptors() -> int:
+        return len(list(Path(f"/proc/{worker.pid}/fd").iterdir()))
+
+    def settles(reached: Callable[[], bool]) -> bool:
+        until = time.monotonic() + 5.0
+        while not reached() and time.monotonic() < until:
+            time.sleep(0.05)
+        return reached()
+
+    for _ in range(2):
+        serve(1 << 18)
+    time.sleep(0.5)
+    before, held = descriptors(), resident(worker.pid)
+    for _ in range(10):
+        serve(1 << 18)
+    serve(1 << 25)  # 128 MB
+    assert settles(lambda: descriptors() <= before), (descriptors(), before)
+    assert settles(lambda: resident(worker.pid) - held < 48 << 20), resident(worker.pid) - held
 
 
 # Numbers ---------------------------------------------------------------------------------------
