@@ -70,7 +70,7 @@ class Choosing:
         axes: dict[str, list[str]] = {}
         kept: dict[str, tuple[tuple[int, ...], str]] = {}
         flops = self._flops(node)
-        for m in self.mesh.names:
+        for m in self._order(node):
             best: tuple[tuple[bool, float], str | None] | None = None
             for choice in self._choices(node, rule, m, axes):
                 cost = self._cost(node, rule, m, choice, flops)
@@ -82,6 +82,17 @@ class Choosing:
             elif best[1] is not None:
                 axes.setdefault(best[1], []).append(m)
         return {c: self._split(node, rule, c, tuple(a)) for c, a in axes.items()}, kept
+
+    def _order(self, node: Node) -> list[str]:
+        """The axes of the mesh; those along which one axis of a tensor is cut, as that has them."""
+        order = list(self.mesh.names)
+        layouts = [self.wishes[t] for t in node.outputs if t in self.wishes]
+        for layout in (*layouts, *(self.values[t].layout for t in node.inputs)):
+            for split in layout.dims:
+                places = sorted(map(order.index, split.axes))
+                for place, axis in zip(places, split.axes, strict=True):
+                    order[place] = axis
+        return order
 
     def _choices(
         self, node: Node, rule: Rule, m: str, axes: Mapping[str, list[str]]
@@ -113,7 +124,7 @@ class Choosing:
         if letter.isupper():
             return rule.sharding.expand is not None
         if rule.in_order(letter):
-            return len(axes) == 1 and isinstance(size, int)
+            return isinstance(size, int) and (len(axes) == 1 or rule.windows(letter))
         return True
 
     def _linear(self, node: Node, rule: Rule, m: str) -> tuple[int, ...]:

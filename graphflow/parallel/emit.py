@@ -113,7 +113,7 @@ class Emitter:
                 taken = {
                     a for e, letter in windows if e != d for a in splits.get(letter, WHOLE).axes
                 }
-                stays = len(have.axes) == 1 and have.outer == 1 and not taken & set(have.axes)
+                stays = bool(have) and have.outer == 1 and not taken & set(have.axes)
                 dims[d] = have if stays else WHOLE
                 used = {a for e, s in enumerate(dims) if e != d for a in s.axes}
                 if used & set(dims[d].axes):

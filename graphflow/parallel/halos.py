@@ -22,9 +22,16 @@ def seen(
     sent: dict[Any, Tensor] = {}
     received: dict[Sent, float] = {}
 
+    def neighbours(place: Place) -> list[Place]:
+        """The places that have the other pieces, in the order of these."""
+        group = [place]
+        for axis in split.axes:
+            group = [other for each in group for other in moves.mesh.group(each, axis)]
+        return group
+
     def pieces(place: Place, start: Any, stop: Any) -> list[Tensor]:
         found = []
-        for other in moves.mesh.group(place, split.axes[0]) if split else [place]:
+        for other in neighbours(place):
             own = moves.cuts.piece(size, split, other)
             first, last = max(start, own.start), min(stop, own.stop)
             if first >= last:
@@ -45,8 +52,9 @@ def seen(
             if not own:
                 own = [cut(moves.part(value, place), d, 0, 0)]
             parts.append(own[0] if len(own) == 1 else FUNCTIONS["concat"](own, axis=d))
-    if received:
-        note(kind, split.axes[0], received)
+    across = [axis for axis in split.axes if axis not in moves.mesh.local]
+    if received and across:
+        note(kind, "×".join(across), received)
     return tuple(parts)
 
 

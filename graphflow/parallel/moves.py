@@ -374,8 +374,8 @@ class Moves:
     ) -> tuple[Tensor, ...]:
         """The elements start to stop along `d` for each place, wherever they are: a halo.
 
-        What is cut along `d` is so along one axis of the mesh, and its size is known. Where it is
-        there already (a gradient's windows see what those of the forward pass saw), nothing moves.
+        The size of what is cut along `d` is known. Where it is there already (a gradient's windows
+        see what those of the forward pass saw), nothing moves.
         """
         devices = tuple(self.device(cause, place) for place in self.mesh.places)
         key = (value, d, tuple(ranges), devices)
@@ -418,7 +418,7 @@ class Moves:
         return {
             (part, there): self.cuts.guess(product(part.shape)) * part.spec.dtype.itemsize
             for place, part in parts
-            if place != to
+            if place != to and not (self.mesh.local and self.device(cause, place) == there)
         }
 
 

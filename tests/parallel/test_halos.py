@@ -148,3 +148,33 @@ def test_more_places_than_rows_is_an_error_with_the_numbers() -> None:
     train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
     with pytest.raises(ShardingError, match=r"axis 2 into 4.*is 3, too small for 4"):
         strategy.report([loss, train])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_an_axis_may_be_cut_along_two_axes_of_the_mesh_in_either_order(data: Any) -> None:
+    """Bands of bands are bands: as many bytes travel as between so many of one axis."""
+    order = data.draw(st.sampled_from([("a", "b"), ("b", "a")]))
+    sizes = {"a": 2, "b": data.draw(st.integers(2, 3))}
+    k, stride = data.draw(st.sampled_from([2, 3, 5])), data.draw(st.integers(1, 2))
+    bands = 2 * sizes["b"]
+    height = data.draw(st.integers(3 * bands * stride, 3 * bands * stride + 5))
+    x = gf.placeholder("float64", (1, C, height, W))
+    w = gf.placeholder("float64", (2, C, k, 1))
+    y = gf.nn.conv(x, w, stride=(stride, 1), padding=((k // 2, (k - 1) // 2), (0, 0)))
+    loss = gf.sum(y * y)
+    outputs = [y, loss, *gf.gradients(loss, [x, w])]
+    names = [DeviceName.parse(f"/worker:{i}/cpu:0") for i in range(bands)]
+
+    def divide(mesh: dict[str, int], axes: tuple[str, ...]) -> Sharded:
+        layout = Layout((Split(), Split(), Split(axes), Split()))
+        return divided(Graph(outputs), Mesh(mesh, names), {x: layout})
+
+    division = divide(sizes, order)
+    assert {move.kind for move in division.moves} <= {"halo", "all-reduce"}
+    if height % (bands * stride) == 0:  # else other bands are larger by one
+        assert halos(division) == halos(divide({"a": bands}, ("a",)))
+    random = np.random.default_rng(0)
+    feeds = {x: random.normal(size=(1, C, height, W)), w: random.normal(size=(2, C, k, 1))}
+    for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-11, atol=1e-11)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,19 @@ STRATEGIES = {
     "pipeline": gf.parallel.Pipeline(2, "zb-h1", 4),
     "without flush": gf.parallel.Pipeline(2, "pipedream", 4),
 }
+MORE = {
+    "micro-batches of replicas": gf.parallel.Data(2, accumulate=2),
+    "flushed": gf.parallel.Pipeline(2, "gpipe", 3),
+    "by turns": gf.parallel.Pipeline(2, "1f1b", 4),
+    "two stages each": gf.parallel.Pipeline(4, "interleaved", 4),
+    "late weights": gf.parallel.Pipeline(2, "zb-h2", 4),
+    "a v": gf.parallel.Pipeline(4, "zb-v", 4),
+    "two directions": gf.parallel.Pipeline(2, "chimera", 4),
+    "vertical": gf.parallel.Pipeline(2, partial(gf.parallel.pipedream, updates="vertical"), 4),
+    "two versions": gf.parallel.Pipeline(
+        2, partial(gf.parallel.pipedream, updates="double-buffered"), 4
+    ),
+}
 
 
 def trained(strategy: Any, folder: Path, dying: int | None) -> list[Any]:
@@ -43,8 +57,11 @@ def trained(strategy: Any, folder: Path, dying: int | None) -> list[Any]:
         return [*found, *(s.get(v.outputs[0]) for v in Graph([loss]).variables)]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name", [*STRATEGIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+)  # slow: each starts five processes, two to four seconds
 def test_a_worker_that_dies_costs_no_bit(name: str, tmp_path: Path) -> None:
-    wanted = trained(STRATEGIES[name], tmp_path / "whole", None)
-    found = trained(STRATEGIES[name], tmp_path / "killed", 5)
+    strategy = {**STRATEGIES, **MORE}[name]
+    wanted = trained(strategy, tmp_path / "whole", None)
+    found = trained(strategy, tmp_path / "killed", 5)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))
