@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.errors import OpError
 from graphflow.op import Node, Tensor
-from graphflow.ops.kernels.regions import address
+from graphflow.ops.kernels.address import address
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.layout import Layout
 from graphflow.runtime.lines import Reshaped

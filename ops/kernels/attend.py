@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels import attend_loops
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.attend_loops import Size
 from graphflow.ops.kernels.driver import driver
 from graphflow.ops.kernels.flow import element_of, lanes_of
 from graphflow.ops.kernels.gemm import Product, available, planned
 from graphflow.ops.kernels.native import Function
-from graphflow.ops.kernels.regions import address, enabled
+from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.shared import function
 from graphflow.ops.kernels.threads import current_pool
 

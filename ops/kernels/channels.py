@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.native import Function, compiler, vector_width
 from graphflow.ops.kernels.nest import Nest, Value, call
-from graphflow.ops.kernels.regions import address, enabled
+from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.threads import run_parts
 
 _LEAST = 1 << 15  # elements that are worth a hand-over to another thread

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.filters import tap_rows
 from graphflow.ops.kernels.gathered_text import BLOCK, DEEP, product, sums
 from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.nest import call
 from graphflow.ops.kernels.planar_text import copy
-from graphflow.ops.kernels.regions import address, enabled
+from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.kernels.winograd_text import PANEL, ROW, pixels, planes
 from graphflow.ops.kernels.winograd_tiles import Memory, blocks_of, slots_of, width_of

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels import lstm_loops
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.driver import driver, frame
 from graphflow.ops.kernels.flow import element_of
 from graphflow.ops.kernels.gemm import Product, available, gemm, planned
 from graphflow.ops.kernels.native import Function
-from graphflow.ops.kernels.regions import address, enabled
+from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.shared import function
 from graphflow.ops.kernels.threads import current_pool
 

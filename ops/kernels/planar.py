@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.nest import call
 from graphflow.ops.kernels.planar_text import REGISTERS, copy, correlation, weight_sums
-from graphflow.ops.kernels.regions import address, enabled
+from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.scratch import scratch
 from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.sliding import Ints, Windows

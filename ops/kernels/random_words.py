@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.lanes import Lanes, Module
 from graphflow.ops.kernels.native import Function, compiler, named
-from graphflow.ops.kernels.regions import FREED, SHARED, address
+from graphflow.ops.kernels.regions import FREED, SHARED
 from graphflow.ops.kernels.threads import current_pool
 
 _COUNTERS = 16

@@ -19,6 +19,7 @@ import numpy as np
 from graphflow.errors import ShapeError, Untraceable
 from graphflow.op import Op
 from graphflow.ops.kernels import emit, reductions
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.emit import Applied, Operand, Region, Source, attributes
 from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
 from graphflow.ops.kernels.passes import LANES
@@ -267,12 +268,6 @@ def _tables(
 
 def _pointer(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(address(array))
-
-
-def address(array: Any) -> int:
-    """Where an array's elements begin."""
-    place: int = array.__array_interface__["data"][0]  # `array.ctypes` takes three times as long
-    return place
 
 
 # One op by itself -----------------------------------------------------------------------------

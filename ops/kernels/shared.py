@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.native import Function, compiler
-from graphflow.ops.kernels.regions import address
+from graphflow.ops.kernels.regions import FREED, SHARED
 from graphflow.ops.kernels.threads import current_pool
-
-_SHARED = 60_000
-"""Nanoseconds of work from which threads share it, as for elementwise regions."""
 
 
 @cache
@@ -38,9 +36,9 @@ def call(
     meta = np.array(sizes or (0,), np.int64)
     given = (ctypes.c_void_p(address(table)), ctypes.c_void_p(address(meta)))
     pool = current_pool()
-    parts = min(rows, pool.threads) if pool is not None and nanoseconds > _SHARED else 1
+    parts = min(rows, pool.threads) if pool is not None and nanoseconds > SHARED else 1
     if parts < 2 or pool is None:
-        (function.freed if nanoseconds > _SHARED // 3 else function.held)(*given, 0, rows)
+        (function.freed if nanoseconds > FREED else function.held)(*given, 0, rows)
         return
     edges = [rows * i // parts for i in range(parts + 1)]
     pool.run(lambda i: function.freed(*given, edges[i], edges[i + 1]), parts)

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.driver import WORDS, driver
 from graphflow.ops.kernels.native import Task, compiler
-from graphflow.ops.kernels.regions import FREED, SHARED, address
+from graphflow.ops.kernels.regions import FREED, SHARED
 from graphflow.ops.kernels.threads import run_parts
 
 _UNIT = 64

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.native import Function
 from graphflow.ops.kernels.nest import call
-from graphflow.ops.kernels.regions import address, enabled
+from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.kernels.windows_text import reading, writing
 from graphflow.ops.sliding import Ints, Windows

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.native import vector_width
-from graphflow.ops.kernels.regions import address
 from graphflow.ops.kernels.scratch import scratch
 from graphflow.ops.kernels.winograd_text import PANEL, ROW
 from graphflow.ops.sliding import Ints

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from graphflow.errors import CompileError
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.native import Function, _Compiler, named
-from graphflow.ops.kernels.regions import address
 
 
 def adding(number: int) -> tuple[str, str]:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.op import REGISTRY, Op
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.emit import Applied, Operand, Region, attributes
 from graphflow.ops.kernels.native import compiler
-from graphflow.ops.kernels.regions import Launch, address, kernel_of, traced
+from graphflow.ops.kernels.regions import Launch, kernel_of, traced
 from graphflow.ops.kernels.rowwise import collapsed
 from graphflow.ops.kernels.threads import Pool, using
 

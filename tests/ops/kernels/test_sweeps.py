@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.op import REGISTRY, Tensor
+from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.emit import Applied, Operand, Region
-from graphflow.ops.kernels.regions import address, kernel_of
+from graphflow.ops.kernels.regions import kernel_of
 from graphflow.ops.kernels.sweeps import Sweep
 from graphflow.ops.kernels.threads import Pool, using
 
