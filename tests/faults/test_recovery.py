@@ -483,11 +483,10 @@ def test_an_op_that_kills_a_worker_of_another_machine_is_named_however_often_it_
                 running.append(lives[-1])
 
     beside: list[Any] = []
+    cluster = remote(tmp_path, [worker])
 
     def train_beside() -> None:
-        with gf.Session(
-            remote(tmp_path, [worker]), trial=False, checkpoint=tmp_path / "b", every=4, rejoin=30
-        ) as s:
+        with gf.Session(cluster, trial=False, checkpoint=tmp_path / "b", every=4, rejoin=30) as s:
             try:
                 beside.append(s.step)
                 beside.append(train(s, Model(1), lambda number: time.sleep(0.25)))
@@ -502,7 +501,7 @@ def test_an_op_that_kills_a_worker_of_another_machine_is_named_however_often_it_
     deadly = hazards.crash(gf.constant(np.ones(3, "float32")), name="deadly")
     try:
         with gf.Session(
-            remote(tmp_path, [worker]), trial=False, ops=["tests.faults.hazards"],
+            cluster, trial=False, ops=["tests.faults.hazards"],
             checkpoint=tmp_path / "c", every=2,
         ) as s:  # fmt: skip
             while not beside:
