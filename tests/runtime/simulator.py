@@ -82,6 +82,7 @@ class World:
         self._outages: dict[tuple[Party, Party], list[tuple[float, float]]] = {}
         self._users: dict[Party, User | Zombie] = {}
         self._recorded: list[tuple[int, Any]] = []
+        self._opening: dict[int, Any] = {}  # what opened a session on each worker last
         self._verdicts: dict[tuple[str, int, int], str] = {}
         self._applied: dict[tuple[str, int, int, int], str] = {}
         self.started: set[tuple[str, int, int, int]] = set()
@@ -239,6 +240,8 @@ class World:
         way = (party, ("worker", send.worker))
         route = (*party, self._generation.get(way, 0))
         received = w.Received(route, send.envelope, send.message, _copied(send.data))
+        if isinstance(send.message, Open):
+            self._opening[send.worker] = received
         if self.random.random() < 0.01:
             self._recorded.append((send.worker, received))
         self._travel(
@@ -399,6 +402,9 @@ class World:
         seconds = self.random.uniform(0.3, 3.0)
         self._all_out(worker.index, seconds)
         self.at(seconds, worker.start)
+        if self._opening.get(worker.index) and self.random.random() < 0.5:  # it was still queued
+            late = self._opening[worker.index]
+            self.at(seconds + 0.2 * self.random.random(), lambda: worker.hear(late))
 
     def _freeze(self) -> None:
         """A worker's process is stopped, and goes on later."""

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from graphflow.errors import StaleEpoch, StaleSession
-from graphflow.runtime.messages import UNNUMBERED, Abort, Chunk, Commit
+from graphflow.runtime.messages import UNNUMBERED, Abort, Chunk, Commit, Hello, Open
 from graphflow.runtime.protocol import coordinator, stream, worker
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.jobs import Run
@@ -157,6 +157,92 @@ def drops_nobody(tick: Any) -> Any:
     return mutant
 
 
+def opens_for_any_process(unknown: Any) -> Any:
+    """What was meant for the process before opens a session here."""
+
+    def mutant(self: WorkerMachine, event: Any, now: float) -> Any:
+        if isinstance(event.message, Open):
+            event = event._replace(envelope=event.envelope._replace(step=self._process))
+        return unknown(self, event, now)
+
+    return mutant
+
+
+def forgets_what_was_closed(drop: Any) -> Any:
+    def mutant(self: WorkerMachine, names: Any, error: Any) -> Any:
+        actions = drop(self, names, error)
+        self._closed.clear()
+        return actions
+
+    return mutant
+
+
+def calls_once(call: Any) -> Any:
+    """What begins a session is not repeated."""
+
+    def mutant(self: CoordinatorMachine, peer: Any) -> Any:
+        return [each for each in call(self, peer) if not isinstance(each.message, Hello | Open)]
+
+    return mutant
+
+
+def takes_results_of_any_epoch(finish: Any) -> Any:
+    def mutant(self: WorkerMachine, event: Any) -> Any:
+        session = self._sessions.get(event.session)
+        return finish(self, event if session is None else event._replace(epoch=session.epoch))
+
+    return mutant
+
+
+def leaves_a_commit_out(order: Any) -> Any:
+    """A commit that would ride on an order does not."""
+
+    def mutant(self: CoordinatorMachine, operation: Operation, worker: int) -> Any:
+        self._peers[worker].commits = -1
+        self._owed.discard(worker)
+        return order(self, operation, worker)
+
+    return mutant
+
+
+def aborts_silently(send: Any) -> Any:
+    def mutant(self: CoordinatorMachine, worker: int, message: Any, *given: Any) -> Any:
+        return [] if isinstance(message, Abort) else send(self, worker, message, *given)
+
+    return mutant
+
+
+def asks_once(ask: Any) -> Any:
+    """What is missing is asked for by one attempt, whatever becomes of the answer."""
+
+    def mutant(self: Inbound, *, anew: bool) -> Any:
+        return ask(self, anew=anew and not self._attempt)
+
+    return mutant
+
+
+def goes_on_after_a_failure(go_on: Any) -> Any:
+    """What follows a step that failed runs all the same."""
+
+    def mutant(self: CoordinatorMachine, decided: Operation, error: Any) -> Any:
+        return go_on(self, decided, None)
+
+    return mutant
+
+
+def keeps_what_followed(settle: Any) -> Any:
+    """Steps that wait for one that is aborted go on waiting."""
+
+    def mutant(self: Served, message: Any, step: int) -> Any:
+        ahead = list(self.ahead)
+        actions = settle(self, message, step)
+        if isinstance(message, Abort):
+            self.ahead.extend(each for each in ahead if each not in self.ahead)
+        return actions
+
+    return mutant
+
+
 MUTATIONS: dict[str, Mutation] = {
     "no look at the epoch": lambda: fence("token"),
     "no look at the token": lambda: fence("epoch"),
@@ -176,6 +262,15 @@ MUTATIONS: dict[str, Mutation] = {
     "deadlines that end nothing": around(CoordinatorMachine, "_end", never_late),
     "nobody is lost by silence": around(Watch, "overdue", lambda o: lambda self, now: []),
     "who takes over is not obeyed": around(WorkerMachine, "_stale", drops_nobody),
+    "an opening for any process": around(WorkerMachine, "_unknown", opens_for_any_process),
+    "closed sessions are forgotten": around(WorkerMachine, "_drop", forgets_what_was_closed),
+    "who does not answer is called once": around(CoordinatorMachine, "_call", calls_once),
+    "results of any epoch count": around(WorkerMachine, "_finish", takes_results_of_any_epoch),
+    "a commit rides on nothing": around(CoordinatorMachine, "_order", leaves_a_commit_out),
+    "nobody is told to abort": around(CoordinatorMachine, "_send", aborts_silently),
+    "what is missing is asked for once": around(Inbound, "_ask", asks_once),
+    "a step after one that failed": around(CoordinatorMachine, "_go_on", goes_on_after_a_failure),
+    "a step that waits survives an abort": around(Served, "settle", keeps_what_followed),
 }
 EASY = ("no look at the epoch", "acknowledged before it was applied", "committed twice")
 
