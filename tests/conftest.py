@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,10 @@ settings.register_profile("default", _PATIENT, derandomize=True)
 settings.register_profile("ci", _PATIENT, derandomize=True)
 settings.register_profile("explore", _PATIENT, derandomize=False, max_examples=1000)
 settings.load_profile("default")
+
+# A shell lets what it runs in the background ignore Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _ON_REQUEST = {
     "browser": "drives a real browser: run with --run-browser",

@@ -166,7 +166,7 @@ def test_a_steps_own_cost_is_kept_with_the_calibration_of_this_machine(
     real = {**profile(), "key": calibrate.machine_key()}
     saved: list[Any] = []
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: saved[-1] if saved else real)
-    monkeypatch.setattr(calibrate, "_keep", lambda path, made: saved.append(made))
+    monkeypatch.setattr(calibrate, "write_whole", lambda path, made, indent: saved.append(made))
     cost = step_cost(TWO, Survey(), lambda devices: 1e-3 * len(devices))
     assert saved[-1]["steps"] == {"process": list(cost)}
     assert step_cost(TWO, Survey(), lambda devices: pytest.fail("measured again")) == cost
@@ -258,7 +258,7 @@ def test_calibration_keeps_what_steps_cost_in_this_process_and_over_workers(
 
     state = {**profile(), "key": calibrate.machine_key()}
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: state)
-    monkeypatch.setattr(calibrate, "_keep", lambda path, made: state.update(made))
+    monkeypatch.setattr(calibrate, "write_whole", lambda path, made, indent: state.update(made))
     _keep_step_costs()
     assert set(state["steps"]) == {"here", "process"}
     assert all(0 < one <= two < 1 for one, two in state["steps"].values())
