@@ -5,6 +5,8 @@
 
 const KERNEL = "kernel: "  // how the labels of kernels begin
 const BOX_W = 158, BOX_H = 40
+// Sizes of the graph's texts and radii of its corners, at scale 1.
+const PIXELS = {label: 11.5, detail: 9.6, title: 11.5}, CORNERS = {frames: 9, stacks: 5, nodes: 5}
 const START = [150, 110, 80, 60, 45, 34, 25, 16, 1], LEGIBLE = 0.72  // boxes at first; their scale
 const MOST = 1200  // boxes beyond which "open all" stops
 const $ = id => document.getElementById(id)
@@ -26,9 +28,24 @@ function bytes(v) {
 window.gfBytes = bytes
 const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`
 function shorten(text, letters) {
-  if (text.length <= letters) return text
-  const head = Math.ceil((letters - 1) / 2)
-  return `${text.slice(0, head)}…${text.slice(text.length - (letters - 1 - head))}`
+  const all = [...text]
+  if (all.length <= letters) return text
+  const head = Math.ceil((letters - 1) / 2), tail = all.length - (letters - 1 - head)
+  return `${all.slice(0, head).join("")}…${all.slice(tail).join("")}`
+}
+const pen = document.createElement("canvas").getContext("2d")
+// A text of the graph on one line, shortened to what `wide` pixels hold in its font.
+function fitted(text, kind, wide) {
+  const {text_font: font, text_font_style: style} = model(`gf-${kind}-text`).glyph
+  pen.font = `${style.value} ${PIXELS[kind]}px ${font.value}`
+  const line = text.replace(/\s+/g, " ")
+  let short = shorten(line, Math.ceil(wide / 2)), takes
+  while ((takes = pen.measureText(short).width) > wide) {
+    const letters = [...short].length
+    if (letters === 1) break
+    short = shorten(line, Math.min(letters - 1, Math.floor(letters * wide / takes) + 1))
+  }
+  return short
 }
 
 // Colours -----------------------------------------------------------------------------------------
@@ -341,14 +358,14 @@ function paint() {
   })), ["x", "y", "w", "h", "line", "fill"])
   model("gf-titles").data = columns(frames.map(b => ({
     x: b.x + 12, y: b.y + 15, ink: t.faint, behind: frameFill(b.item, t),
-    text: "▾ " + shorten(labelOf(b.item), Math.max(8, Math.floor((b.w - 30) / 6.6))),
+    text: "▾ " + fitted(labelOf(b.item), "title", b.w - 40),
   })), ["x", "y", "text", "ink", "behind"])
   model("gf-labels").data = columns(closed.map(b => ({
-    x: b.x + b.w / 2, y: b.y + 13.5, text: shorten(boxLabel(b.item), 21), ink: ink(b),
+    x: b.x + b.w / 2, y: b.y + 13.5, text: fitted(boxLabel(b.item), "label", b.w - 12), ink: ink(b),
     alpha: alpha(b),
   })), ["x", "y", "text", "ink", "alpha"])
   model("gf-details").data = columns(closed.map(b => ({
-    x: b.x + b.w / 2, y: b.y + 26.5, text: shorten(detail(b.item), 28), ink: soft(b),
+    x: b.x + b.w / 2, y: b.y + 26.5, text: fitted(detail(b.item), "detail", b.w - 12), ink: soft(b),
     alpha: alpha(b),
   })), ["x", "y", "text", "ink", "alpha"])
   model("gf-heat").data = columns(closed.flatMap(b => bars(b, longest, alpha(b))),
@@ -527,17 +544,18 @@ function lookAt(item) {
   look(b.x - spare, b.y - spare / 2, b.w + 2 * spare, b.h + spare)
 }
 
-// Texts and lines keep their size relative to their boxes; texts that nobody could read vanish.
+// Texts and corners keep their size relative to their boxes; texts that nobody could read vanish.
 function zoomed() {
   const plot = model("gf-graph")
   const scale = plot.inner_width / Math.abs(plot.x_range.end - plot.x_range.start)
   if (!isFinite(scale)) return
-  for (const [name, pixels] of [["gf-label-text", 11.5], ["gf-detail-text", 9.6],
-    ["gf-title-text", 11.5]]) {
-    const text = model(name), size = pixels * scale
+  for (const [kind, pixels] of Object.entries(PIXELS)) {
+    const text = model(`gf-${kind}-text`), size = pixels * scale
     text.visible = size >= 3.4
     if (text.visible) text.glyph.text_font_size = {value: size.toFixed(1) + "px"}
   }
+  for (const [kind, radius] of Object.entries(CORNERS))
+    model(`gf-${kind}-drawn`).glyph.border_radius = Math.round(radius * Math.min(1, scale))
 }
 
 // Changes what is open, and keeps `anchor` where it is on the screen.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 FONT = "Inter, Helvetica Neue, Helvetica, Arial, sans-serif"
 ROW, THINNEST = 26, 13  # pixels of a row of the timelines: of few rows, of many
 LETTERS, LEFT = 38, 250  # room for the names of tracks; the memory's axis takes as many pixels
-FRAME: Any = 9  # radii of corners; bokeh's own types leave plain numbers out
-BOX: Any = 5
 
 _TIP = (
     '<div style="max-width:440px;font:12.5px/1.5 Inter,Helvetica,Arial,sans-serif;color:#1c2430;'
@@ -305,7 +303,7 @@ def _graph() -> Any:
     _plain(plot)
     plot.axis.visible, plot.grid.visible = False, False
     plot.rect(
-        "x", "y", "w", "h", fill_color="fill", line_color="line", border_radius=FRAME,
+        "x", "y", "w", "h", fill_color="fill", line_color="line", name="gf-frames-drawn",
         source=_source("gf-frames", "x", "y", "w", "h", "fill", "line"),
     )  # fmt: skip
     for name in ("gf-wires", "gf-cuts"):
@@ -321,11 +319,11 @@ def _graph() -> Any:
     sides = ("x", "y", "w", "h", "fill", "line", "alpha")
     plot.rect(
         "x", "y", "w", "h", fill_color="fill", line_color="line", fill_alpha="alpha",
-        line_alpha="alpha", border_radius=BOX, source=_source("gf-stacks", *sides),
+        line_alpha="alpha", name="gf-stacks-drawn", source=_source("gf-stacks", *sides),
     )  # fmt: skip
     boxes = plot.rect(
         "x", "y", "w", "h", fill_color="fill", line_color="line", fill_alpha="alpha",
-        line_alpha="alpha", line_width="width", border_radius=BOX,
+        line_alpha="alpha", line_width="width", name="gf-nodes-drawn",
         source=_source(
             "gf-nodes", *sides, "width", "item", "node", "what", "where", "took", "makes", "why"
         ),

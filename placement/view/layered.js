@@ -107,20 +107,31 @@ function wrap(layers) {
   const area = boxes.flat().reduce((sum, c) => sum + (c.w + GAP) * (c.h + LAYER), 0)
   const limit = Math.max(2.3 * Math.sqrt(area), ...boxes.flat().map(cell => cell.w), 460)
   return layers.map((layer, l) => widthOf(boxes[l]) > limit * 1.15
-    ? Math.ceil(widthOf(boxes[l]) / limit) : 1)
+    ? Math.min(boxes[l].length, Math.ceil(widthOf(boxes[l]) / limit)) : 1)
+}
+
+// How far each cell of a layer lies from its first, at least. In several rows each box goes into
+// the row that ends first: boxes of different rows may lie over each other's width, those of a row,
+// which may be of any widths, may not.
+function offsetsOf(layer, rows) {
+  const ends = Array(rows).fill(-Infinity)
+  let at = 0
+  return layer.map((cell, rank) => {
+    if (rank) {
+      const before = layer[rank - 1], thin = (cell.i < 0) + (before.i < 0)
+      at += ((cell.w + before.w) / 2 + [GAP, GAP * 0.7, GAP / 3][thin]) / rows
+    }
+    if (cell.i >= 0) {
+      cell.row = ends.indexOf(Math.min(...ends))
+      at = Math.max(at, ends[cell.row] + GAP + cell.w / 2)
+      ends[cell.row] = at + cell.w / 2
+    }
+    return at
+  })
 }
 
 function coordinates(layers, cells, rows) {
-  const offsets = layers.map((layer, l) => {
-    let at = 0
-    return layer.map((cell, rank) => {
-      if (rank) {
-        const before = layer[rank - 1], thin = (cell.i < 0) + (before.i < 0)
-        at += ((cell.w + before.w) / 2 + [GAP, GAP * 0.7, GAP / 3][thin]) / rows[l]
-      }
-      return at
-    })
-  })
+  const offsets = layers.map((layer, l) => offsetsOf(layer, rows[l]))
   layers.forEach((layer, l) => {
     const half = (offsets[l][layer.length - 1] ?? 0) / 2
     layer.forEach((cell, rank) => { cell.x = offsets[l][rank] - half })
@@ -149,9 +160,7 @@ function stacked(items, layers, cells, rows, chains, edges) {
   const heights = layers.map((layer, l) => {
     const boxes = layer.filter(cell => cell.i >= 0)
     const lines = Array(rows[l]).fill(0)
-    boxes.forEach((cell, rank) => {
-      lines[rank % rows[l]] = Math.max(lines[rank % rows[l]], cell.h)
-    })
+    for (const cell of boxes) lines[cell.row] = Math.max(lines[cell.row], cell.h)
     layer.tops = lines.map((_, k) => lines.slice(0, k).reduce((sum, h) => sum + h + ROW_GAP, 0))
     return lines.reduce((sum, h) => sum + h + ROW_GAP, -ROW_GAP)
   })
@@ -174,13 +183,11 @@ function stacked(items, layers, cells, rows, chains, edges) {
   })
   const step = wide + 48, used = (column[column.length - 1] ?? 0) + 1
   layers.forEach((layer, l) => {
-    layer.filter(cell => cell.i >= 0).forEach((cell, rank) => {
-      cell.y = tops[l] + layer.tops[rank % rows[l]]
-      if (rows[l] === 1) cell.y += (heights[l] - cell.h) / 2
-    })
     for (const cell of layer) {
       cell.x += -left + column[l] * step
-      if (cell.i < 0) cell.y = tops[l]
+      cell.y = tops[l]
+      if (cell.i < 0) continue
+      cell.y += rows[l] === 1 ? (heights[l] - cell.h) / 2 : layer.tops[cell.row]
     }
   })
   items.forEach((item, i) => {

@@ -7,7 +7,8 @@ with several stages on a device, its stage follows it: F0/4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ WIDTH, LEFT, RIGHT = 1480, 260, 90
 ROW, BAR = 30, 24
 LETTER = 7.2  # pixels
 SEEN = 0.005  # share of a step
+FAR = 5.0  # how many times as long measured as predicted, or the reverse, no common axis shows
 PHASES = {
     "F": "forward pass",
     "B": "backward pass",
@@ -93,25 +95,43 @@ def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dic
     return {name: Row(name, kind, tuple(each), busy[name]) for name, each in bars.items()}
 
 
-def legend(drawn: Iterable[Row]) -> str:
-    """What the colours say, as HTML."""
+def axes(drawn: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """(begin, end) in seconds of the axis on which rows of a kind, predicted or measured, are
+    drawn: the same for both, unless one of them is more than `FAR` times as long as the other."""
+    found: dict[str, tuple[float, float]] = {}
+    for row in drawn:
+        begin, end = found.get(row.kind, (math.inf, -math.inf))
+        begin = min(begin, *(bar.start for bar in row.bars))
+        found[row.kind] = begin, max(end, *(bar.finish for bar in row.bars))
+    spans = [end - begin for begin, end in found.values()]
+    if max(spans) > FAR * min(spans):
+        return found
+    begins, ends = zip(*found.values(), strict=True)
+    return dict.fromkeys(found, (min(begins), max(ends)))
+
+
+def legend(drawn: Sequence[Row]) -> str:
+    """What the colours say, and the axes where there are two, as HTML."""
     seen = {bar.task[:1] for row in drawn for bar in row.bars}
-    return "".join(
+    told = [
         f"<span><i style='background:{_shade(phase).strong}'></i>{phase}{': ' * bool(phase)}"
-        f"{told}</span>"
-        for phase, told in PHASES.items()
+        f"{meaning}</span>"
+        for phase, meaning in PHASES.items()
         if phase in seen
-    )
+    ]
+    found = axes(drawn)
+    if len(set(found.values())) > 1:
+        wide = ", ".join(f"{kind} {seconds(end - begin)}" for kind, (begin, end) in found.items())
+        told.append(f"<span>each on an axis of its own: {wide}</span>")
+    return "".join(told)
 
 
-def picture(drawn: list[Row]) -> str:
+def picture(drawn: Sequence[Row]) -> str:
     """The rows as SVG."""
-    begin = min(bar.start for row in drawn for bar in row.bars)
-    end = max(bar.finish for row in drawn for bar in row.bars)
-    scale = (WIDTH - LEFT - RIGHT) / max(end - begin, 1e-12)
+    found = axes(drawn)
     height = ROW * len(drawn) + 8
     body = "".join(
-        part for number, row in enumerate(drawn) for part in _row(row, number, begin, scale)
+        part for number, row in enumerate(drawn) for part in _row(row, number, *found[row.kind])
     )
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" width="100%" role="img" '
@@ -119,7 +139,8 @@ def picture(drawn: list[Row]) -> str:
     )
 
 
-def _row(row: Row, number: int, begin: float, scale: float) -> Iterator[str]:
+def _row(row: Row, number: int, begin: float, end: float) -> Iterator[str]:
+    scale = (WIDTH - LEFT - RIGHT) / max(end - begin, 1e-12)
     top = ROW * number + 4
     middle = top + BAR / 2 + 4.5
     yield (

@@ -1,0 +1,96 @@
+"""The page's layout of one frame, without a browser: boxes of any sizes do not overlap."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphflow.placement.view.layout import isotonic
+
+SERVE = """
+for await (const line of require("readline").createInterface({input: process.stdin})) {
+  const [name, ...given] = JSON.parse(line)
+  const made = {layered, isotonic}[name](...given)
+  console.log(JSON.stringify([given, made]))
+}
+"""
+Call = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def call() -> Iterator[Call]:
+    """Calls a function of layered.js; returns its arguments, which it may have changed, and its
+    value."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node to run the page's code outside of a browser")
+    code = files("graphflow.placement.view").joinpath("layered.js").read_text(encoding="utf-8")
+    process = subprocess.Popen(
+        [node, "-e", f"{code}\n(async () => {{ {SERVE} }})()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+
+    def call(*given: Any) -> Any:
+        print(json.dumps(given), file=process.stdin, flush=True)
+        assert process.stdout is not None
+        return json.loads(process.stdout.readline())
+
+    with process:
+        yield call
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> tuple[list[dict[str, int]], list[tuple[int, int]]]:
+    """Boxes and opened groups among them, and edges in both directions."""
+    count, widest = draw(st.integers(1, 50)), draw(st.sampled_from([158, 400, 3000]))
+    random = draw(st.randoms(use_true_random=False))
+    boxes = [
+        {"w": random.choice([158, random.randint(130, widest)]), "h": random.randint(40, widest),
+         "lane": random.randrange(3)}
+        for _ in range(count)
+    ]  # fmt: skip
+    some = random.randint(0, draw(st.sampled_from([2, 120]))) if count > 1 else 0
+    return boxes, [
+        (pair[0], pair[1]) for pair in (random.sample(range(count), 2) for _ in range(some))
+    ]
+
+
+@given(frames())
+def test_boxes_of_a_frame_are_apart_and_inside_it(
+    call: Call, frame: tuple[list[dict[str, int]], list[tuple[int, int]]]
+) -> None:
+    (boxes, _), made = call("layered", *frame)
+    for a, b in combinations(boxes, 2):
+        beside = a["x"] + a["w"] <= b["x"] + 0.01 or b["x"] + b["w"] <= a["x"] + 0.01
+        assert beside or a["y"] + a["h"] <= b["y"] + 0.01 or b["y"] + b["h"] <= a["y"] + 0.01
+    for box in boxes:
+        assert box["x"] >= -0.01 and box["x"] + box["w"] <= made["w"] + 0.01
+        assert box["y"] >= -0.01 and box["y"] + box["h"] <= made["h"] + 0.01
+
+
+def test_boxes_of_one_size_fill_rows_in_turn(call: Call) -> None:
+    boxes = [{"w": 158, "h": 40, "lane": 0} for _ in range(24)]
+    (placed, _), made = call("layered", boxes, [])
+    rows = sorted({box["y"] for box in placed})
+    assert len(rows) > 2 and made["w"] < 6 * made["h"]
+    assert [rows.index(box["y"]) for box in placed] == [i % len(rows) for i in range(24)]
+
+
+@given(st.lists(st.tuples(st.integers(-50, 50), st.integers(1, 8)), min_size=1, max_size=30))
+def test_the_page_and_paper_agree_on_isotonic_regression(
+    call: Call, pairs: list[tuple[int, int]]
+) -> None:
+    values, weights = [v for v, _ in pairs], [w for _, w in pairs]
+    assert call("isotonic", values, weights)[1] == pytest.approx(isotonic(values, weights))

@@ -1,0 +1,57 @@
+"""The picture of a pipeline's schedule: its axes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from graphflow.placement.plan import Plan
+from graphflow.placement.view.schedule import FAR, LEFT, RIGHT, WIDTH, axes, legend, picture, rows
+from tests.placement.view_plans import Drawing, measured
+
+
+def pipeline() -> Plan:
+    """Two micro-batches through two stages and back."""
+    d = Drawing(2)
+    for micro in range(2):
+        below = d.add(f"f{micro}", "tanh", 0, (), (8, 8), 1e-3)
+        top = d.add(f"g{micro}", "tanh", 1, [below], (8, 8), 1e-3)
+        back = d.add(f"b{micro}", "tanh", 1, [top], (8, 8), 2e-3)
+        d.add(f"c{micro}", "tanh", 0, [back], (8, 8), 2e-3)
+    for name, node in d.nodes.items():
+        d.nodes[name] = replace(node, task=f"{'F' if name[0] in 'fg' else 'B'}{name[1]}")
+    return d.plan()
+
+
+def widths(text: str) -> list[float]:
+    return [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', text)]
+
+
+def test_predicted_and_measured_of_similar_length_share_an_axis() -> None:
+    drawn = rows(measured(pipeline(), 1.5))
+    assert axes(drawn)["predicted"] == axes(drawn)["measured"]
+    assert "axis" not in legend(drawn)
+
+
+@pytest.mark.parametrize("slower", [100.0, 0.01])
+def test_a_step_that_took_far_longer_or_shorter_has_an_axis_of_its_own(slower: float) -> None:
+    drawn = rows(measured(pipeline(), slower))
+    found = axes(drawn)
+    spans = {kind: end - begin for kind, (begin, end) in found.items()}
+    assert max(spans.values()) > FAR * min(spans.values())
+    assert "each on an axis of its own: predicted " in legend(drawn)
+    assert ", measured " in legend(drawn)
+    wide = iter(widths(picture(drawn)))
+    for row in drawn:  # each kind fills the picture
+        scale = (WIDTH - LEFT - RIGHT) / spans[row.kind]
+        for bar in row.bars:
+            assert next(wide) == pytest.approx((bar.finish - bar.start) * scale, abs=0.01)
+
+
+def test_a_plan_that_was_not_run_has_one_axis() -> None:
+    drawn = rows(pipeline())
+    assert list(axes(drawn)) == ["predicted"]
+    assert len(widths(picture(drawn))) == sum(len(row.bars) for row in drawn)
+    assert rows(Drawing(1).plan()) == []
