@@ -40,6 +40,7 @@ _LOADED = (
 _LOOK = 1.0  # seconds between two looks at whether the parent is there
 _CAP = 128 << 10  # bytes of a message
 _GRACE = 2.0  # seconds for the nursery to end
+_LEAVE = 30.0  # seconds that its workers have to end once their parent has
 _UNSEEN = 255  # the exit status of one whose nursery ended before it
 
 
@@ -82,6 +83,7 @@ def grow(descriptor: int) -> list[str] | None:
                     continue
                 data, given = _request(asked)
                 if not data:
+                    _see_off(children)
                     return None
                 number = _fork(asked)
                 if number == 0:
@@ -94,7 +96,18 @@ def grow(descriptor: int) -> list[str] | None:
                     place = os.pidfd_open(number)
                     children[place] = number
                     ready.register(place, select.EPOLLIN)
+        _see_off(children)
     return None
+
+
+def _see_off(children: Mapping[int, int]) -> None:
+    """Waits for the workers that are left, which end when their parent does or gives them up: they
+    are nobody's when this process has ended, and are seen until somebody asks how they ended."""
+    until = time.monotonic() + _LEAVE
+    for place, number in children.items():
+        if not select.select([place], [], [], max(0.0, until - time.monotonic()))[0]:
+            signal.pidfd_send_signal(place, signal.SIGKILL)
+        os.waitpid(number, 0)
 
 
 def _fork(asked: socket.socket) -> int:
@@ -239,6 +252,10 @@ class Nursery:
             what, found = "", f"did not start within {time.monotonic() - started:.1f} s"
         except OSError as error:
             what, found = "", f"could not be started: {error.strerror}"
+        except BaseException:  # Ctrl-C: what may have started sees that nobody wants it
+            for stream in streams:
+                stream.close()
+            raise
         finally:
             for each in (pipes[0][0], pipes[1][1], pipes[2][1]):
                 os.close(each)

@@ -79,6 +79,20 @@ def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(nursery: Nursery) 
 
 
 @needs_forks
+def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(nursery: Nursery) -> None:
+    recorder = Recorder()
+    arguments = ["--listen", "tcp://127.0.0.1:*", "--parent", str(nursery.pid)]
+    worker = nursery.fork(arguments, recorder.descriptors, time.monotonic() + START)
+    assert b"listening on" in worker.stdout.readline()
+    for stream in (worker.stdin, worker.stdout, worker.stderr):
+        stream.close()
+    nursery.close()
+    with pytest.raises(ProcessLookupError):  # not even as one that has ended
+        os.kill(worker.pid, 0)
+    recorder.close()
+
+
+@needs_forks
 def test_a_nursery_outlives_a_request_to_end_and_closes_twice(nursery: Nursery) -> None:
     recorder = Recorder()
     nursery.fork(["--listen", "nonsense"], recorder.descriptors, time.monotonic() + START).wait(5)
