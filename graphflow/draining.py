@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from graphflow.runtime.hosts import HeldBack
+
 _telling = threading.RLock()
 """Held while the main thread is told, and while handlers are put back: else the telling ends it."""
 
@@ -24,7 +26,8 @@ class Drain:
     """What happens at SIGTERM, while a session is open that was opened on the main thread.
 
     A handler of the user's own is left alone. Several sessions leave one after the other, the last
-    one first.
+    one first. One that is still being opened has nothing to write: it waits for no worker any more,
+    and its opening ends by SystemExit.
 
     Args:
         lock: held while the session works.
@@ -36,6 +39,7 @@ class Drain:
 
     def __init__(self, lock: Any, leave: Callable[[], None]) -> None:
         self.asked = False
+        self._opening = True
         self._lock = lock
         self._leave = leave
         self._process = os.getpid()
@@ -55,6 +59,12 @@ class Drain:
             signal.raise_signal(signal.SIGTERM)
             return
         every = self._every()
+        if self._opening:
+            held = signal.getsignal(signal.SIGINT)
+            if isinstance(held, HeldBack):
+                held(number, frame)  # it comes again in a moment
+                return
+            self._left()
         if all(each._outcome is not None for each in every):
             self._end_process()
         if self.asked:
@@ -62,6 +72,16 @@ class Drain:
         for each in every:
             each.asked = True
         _thread.start_new_thread(self._leave_beside, ())
+
+    def opened(self) -> None:
+        """The session is open: from now on there is something to leave.
+
+        Raises:
+            SystemExit: SIGTERM came meanwhile.
+        """
+        self._opening = False
+        if self._outcome is not None:
+            raise self._outcome
 
     def heed(self) -> None:
         """At the end of what the session did: go, if SIGTERM came meanwhile.
@@ -80,6 +100,8 @@ class Drain:
 
     def _left(self) -> BaseException:
         """Leaves the session, unless that was done; what that came to."""
+        if self._opening:
+            self._outcome = self._outcome or SystemExit(0)
         if self._outcome is None:
             with self._lock:
                 if self._outcome is None:

@@ -56,7 +56,7 @@ class MeteredSteps(Steps):
 
 def serve_metrics(address: str | None, hosts: Hosts) -> MetricsServer | None:
     """Serves what hosts count at an address, or at `$GRAPHFLOW_METRICS`; None where neither is
-    given. Where that fails, the hosts are closed.
+    given.
 
     Raises:
         ArgumentError, InsecureAddress, AddressInUse, TransportError: as `MetricsServer`.
@@ -68,12 +68,8 @@ def serve_metrics(address: str | None, hosts: Hosts) -> MetricsServer | None:
     from graphflow.runtime.endpoint import MetricsServer
 
     where = "this process" if isinstance(hosts, LocalHosts) else "over workers"
-    try:
-        watch_process(hosts.meters, "session", where)
-        return MetricsServer(address, hosts.meters)
-    except BaseException:
-        hosts.close()
-        raise
+    watch_process(hosts.meters, "session", where)
+    return MetricsServer(address, hosts.meters)
 
 
 def steps_of(hosts: Hosts, deadline: float, sampling: bool, is_metered: bool) -> Steps:

@@ -14,7 +14,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -134,37 +134,41 @@ class Session:
         admit(names)
         policy = Policy.of(checkpoint, every, keep, rejoin)
         chosen = cluster_of(cluster, plan)
-        store = policy.store() if policy is not None else None
         self._lock: Any = threading.RLock()  # held while a step runs
         self._queued = Queued()
         self._closed = False
         self._stream: Stream | None = None  # that has begun steps ahead
         self._process = os.getpid()
-        self._hosts = hosts = hosts_of(chosen, names, store)
-        several = len(chosen.devices) > 1
-        self._server = serve_metrics(metrics, hosts)
-        sampling, metered = self._automatic and several, self._server is not None
-        self._steps = steps = steps_of(hosts, float(deadline), sampling, metered)
-        self._state = state = State(hosts)
-        self._planner = Planner(chosen, hosts, state, steps, placer, trial)
-        checks = RESULTS if check_finite else ""
-        self._deployment = Deployment(chosen, hosts, state, steps, self._planner, plan, checks)
-        self._compiled = self._deployment.compiled
-        # What is replayed, and what is traced now and then, goes the long way.
-        self._short = not self._automatic and (policy is None or not hosts.can_be_lost)
-        self._recovery: Recovery | None = None
-        self._drain: Drain | None = None
-        if policy is not None and store is not None:
-            try:
+        self._drain = Drain(self._lock, self._leave) if policy is not None else None
+        with ExitStack() as failed:  # what is undone where the session does not open
+            if self._drain is not None:
+                failed.callback(self._drain.end)
+            store = policy.store() if policy is not None else None
+            self._hosts = hosts = hosts_of(chosen, names, store)
+            failed.callback(hosts.close)
+            several = len(chosen.devices) > 1
+            self._server = serve_metrics(metrics, hosts)
+            if self._server is not None:
+                failed.callback(self._server.close)
+            sampling, metered = self._automatic and several, self._server is not None
+            self._steps = steps = steps_of(hosts, float(deadline), sampling, metered)
+            self._state = state = State(hosts)
+            self._planner = Planner(chosen, hosts, state, steps, placer, trial)
+            checks = RESULTS if check_finite else ""
+            self._deployment = Deployment(chosen, hosts, state, steps, self._planner, plan, checks)
+            self._compiled = self._deployment.compiled
+            # What is replayed, and what is traced now and then, goes the long way.
+            self._short = not self._automatic and (policy is None or not hosts.can_be_lost)
+            self._recovery: Recovery | None = None
+            if policy is not None and store is not None:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 self._recovery = Recovery(
                     saver, self._deployment, self._step, self._undo, policy.rejoin
                 )
-                self._drain = Drain(self._lock, self._leave)
-            except BaseException:
-                hosts.close()
-                raise
-        hosts.on_draining(self._retreat)
+            hosts.on_draining(self._retreat)
+            if self._drain is not None:
+                self._drain.opened()
+            failed.pop_all()
 
     # Running ----------------------------------------------------------------------------------
 

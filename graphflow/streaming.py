@@ -184,7 +184,7 @@ class Stream:
             feeds = next(self._feeds)
         except StopIteration:
             return _Step(self._wrong(number, f"the feeds ended after {self._taken}"))
-        except Exception as error:  # the iterator's own
+        except Exception as error:  # the iterator's own; Ctrl-C is not kept back
             return _Step(error)
         self._taken = number
         if copied and self._usual is not None:

@@ -28,6 +28,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.clock import identity
+from graphflow.runtime.hosts import HeldBack
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import (
@@ -176,6 +177,7 @@ class Loop:
     def _listen(self) -> None:
         """What wakes whoever drives the sockets."""
         self._bell = self._opened.enter_context(closing(Bell()))
+        self._held = HeldBack(self._bell.ring)
         self._helm = Helm(self._bell)
         self._sleeper = self._opened.enter_context(closing(Sleeper()))
         self._sleeper.add(self._bell.fileno(), _BELL)
@@ -279,22 +281,16 @@ class Loop:
     def _await_interruptibly(self, pending: Pending, until: float) -> None:
         """As `_await` on the main thread, where Ctrl-C may come at any moment: it is held back
         until the machine is between two events, and is then what it would have been."""
-        came: list[int] = []
-
-        def hold_back(number: int, frame: object) -> None:
-            came.append(number)
-            self._bell.ring()
-
+        held = self._held
         while pending.outcome is None and time.monotonic() < until:
             # `signal.signal` would do, but takes longer than a small step's other parts.
-            before = _signal.signal(signal.SIGINT, hold_back)
+            before = _signal.signal(signal.SIGINT, held)
             try:
-                self._await(pending, until, came)
+                self._await(pending, until, held.came)
             finally:
                 _signal.signal(signal.SIGINT, before)
-            if came:
-                came.clear()
-                signal.raise_signal(signal.SIGINT)
+            if held.came:
+                held.release()
 
     def _await(self, pending: Pending, until: float, came: list[int]) -> None:
         while pending.outcome is None and not came:

@@ -282,6 +282,29 @@ def test_an_iterator_that_raises_does_so_after_the_steps_before(
     assert [*values, session.get(model.state).tobytes()] == expected
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_in_an_iterator_is_not_kept_back_and_the_state_is_that_of_what_was_seen(
+    session: gf.Session, model: Model, end: type[BaseException]
+) -> None:
+    feeds = model.feeds(8)
+
+    def batches() -> Iterator[Any]:
+        yield from feeds[:4]
+        raise end
+
+    expected = looped(session, model, feeds)
+    restart(session, model)
+    before, values = session.step, []
+    with pytest.raises(end):
+        for each in session.run(model.update, batches(), steps=9):
+            values.append(each.tobytes())
+    assert 2 <= len(values) <= 4 and ahead(session) == 0
+    assert session.step == before + len(values)
+    rest = session.run(model.update, iter(feeds[len(values) :]), steps=8 - len(values))
+    assert [*values, *(each.tobytes() for each in rest)] == expected[:-1]
+    assert session.get(model.state).tobytes() == expected[-1]
+
+
 def test_feeds_that_a_step_lacks_name_the_step(session: gf.Session, model: Model) -> None:
     feeds: list[Any] = model.feeds(4)
     feeds[2] = {}

@@ -237,6 +237,69 @@ def test_a_signal_at_any_moment_ends_the_process_with_a_checkpoint(
         assert s.step >= 1
 
 
+OPENING = """
+import os, signal, sys, time, graphflow as gf
+from contextlib import ExitStack
+from graphflow.runtime import membership
+from graphflow.runtime.launch import local
+cluster, folder, how = sys.argv[1:]
+count = gf.variable(0.0, name="count")
+where = gf.Cluster.local(workers=2, threads=1) if cluster == "local" else cluster
+
+def told(kind, name):
+    call = getattr(kind, name)
+    def first(*given, **more):
+        found = call(*given, **more)
+        if os.path.isdir(folder):
+            print("told", flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+    setattr(kind, name, first)
+
+with ExitStack() as held:
+    if how == "second":
+        outer = held.enter_context(gf.Session(checkpoint=folder + "-outer", every="1h"))
+        outer.run(gf.assign(count, count + 1.0))
+    if how == "forked":
+        told(local.LocalWorker, "__init__")
+    if how == "met":
+        told(membership.Members, "_connect")
+    print("opens", flush=True)
+    s = held.enter_context(gf.Session(where, checkpoint=folder, trial=False))
+    print("open", flush=True)
+    s.run(count)
+    time.sleep(30)
+"""
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize(
+    "how",
+    ["waits", "met", *(pytest.param(how, marks=pytest.mark.slow) for how in ("second", "forked"))],
+)  # slow: processes start one after the other
+def test_a_session_that_is_being_opened_waits_for_nobody_any_more(
+    how: str, script: Callable[..., Script], workers: Callable[..., list[Worker]], tmp_path: Path
+) -> None:
+    cluster = "local"
+    if how in ("waits", "second"):  # for a worker that is not there
+        cluster = str(cluster_file(tmp_path, [workers(1)[0].address, "tcp://127.0.0.1:9"]))
+    process = script(OPENING, cluster, str(tmp_path / "c"), how)
+    process.line("opens")
+    if how in ("waits", "second"):
+        time.sleep(1.0)
+        at = process.send(signal.SIGTERM)
+    else:
+        process.line("told")
+        at = time.monotonic()
+    assert process.wait(20.0) == 0, process.told()
+    took(10, f"ended while it opened: {how}", time.monotonic() - at)
+    assert time.monotonic() - at < 5.0
+    assert "open" not in process.lines and "Traceback" not in process.told()
+    if how == "second":
+        with gf.Session(checkpoint=tmp_path / "c-outer") as s:
+            assert s.step == 1
+
+
 def test_two_sessions_of_a_process_both_write_their_last_checkpoint(tmp_path: Path) -> None:
     count = gf.variable(0.0, name="count")
     add = gf.assign(count, count + 1.0)
