@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
-from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.address import fresh
 from graphflow.runtime.messages import Array, Chunk, Key
 from graphflow.runtime.wire import (
-    ALIGNMENT,
     BUDGET,
     CHUNK_BYTES,
     FAR_CHUNK_BYTES,
@@ -143,7 +142,7 @@ class Assembler:
         if len(self._partial) + len(self._whole) >= self._entries:
             raise MessageTooLarge(f"more than {self._entries} arrays are under way in a session")
         try:
-            memory = data.borrow() if isinstance(data, Borrowed) else aligned(chunk.nbytes)
+            memory = data.borrow() if isinstance(data, Borrowed) else fresh(chunk.nbytes)
         except MemoryError:
             raise MessageTooLarge(f"no memory for an array of {chunk.nbytes} bytes") from None
         stored = [chunk.shape[axis] for axis in chunk.axes]
@@ -186,10 +185,3 @@ class Assembler:
         self._whole.clear()
         self._purse.held -= sum(self._held.values())
         self._held.clear()
-
-
-def aligned(nbytes: int) -> Array:
-    """Uninitialised memory that starts at a multiple of 64 bytes, as a flat uint8 array."""
-    memory = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
-    start = -address(memory) % ALIGNMENT
-    return memory[start : start + nbytes]

@@ -14,9 +14,8 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import DeviceError, DeviceOutOfMemory
-from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.address import ALIGNMENT, address, fresh
 from graphflow.ops.kernels.threads import Pool, using
-from graphflow.runtime.memory import ALIGNMENT
 from graphflow.spec import BFLOAT16
 
 
@@ -58,10 +57,23 @@ class CpuBackend:
         self.threads = self._pool.threads
 
     def empty(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Uninitialised bytes at an aligned address."""
-        memory = _taken(nbytes + ALIGNMENT)
-        start = -address(memory) % ALIGNMENT
-        return memory[start : start + nbytes]
+        """Uninitialised bytes at an aligned address. Where there are not enough, what nobody refers
+        to is freed, and it is tried once more.
+
+        Raises:
+            DeviceOutOfMemory: there are not enough then, either.
+        """
+        for is_last in (False, True):
+            try:
+                return fresh(nbytes)
+            except (MemoryError, ValueError):  # numpy's word for more than any address reaches
+                if is_last:
+                    break
+                gc.collect()
+        raise DeviceOutOfMemory(
+            f"{nbytes / 1e9:.3g} GB cannot be had on this host ({nbytes:,} bytes); feed smaller "
+            "batches, or use more workers"
+        )
 
     def to_device(self, array: Any) -> np.ndarray[Any, Any]:
         """The array itself if it is contiguous and aligned, else a copy that is."""
@@ -98,26 +110,6 @@ class CpuBackend:
     def close(self) -> None:
         """End the threads; what still runs goes on without them."""
         self._pool.close()
-
-
-def _taken(nbytes: int) -> np.ndarray[Any, Any]:
-    """Bytes of this host's memory. Where there is not enough, what nobody refers to is freed, and
-    it is tried once more.
-
-    Raises:
-        DeviceOutOfMemory: there is not enough then, either.
-    """
-    for is_last in (False, True):
-        try:
-            return np.empty(nbytes, np.uint8)
-        except (MemoryError, ValueError):  # numpy's word for more than any address reaches
-            if is_last:
-                break
-            gc.collect()
-    raise DeviceOutOfMemory(
-        f"{nbytes / 1e9:.3g} GB cannot be had on this host ({nbytes:,} bytes); feed smaller "
-        "batches, or use more workers"
-    )
 
 
 class _Active:

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import CompileError, DeviceError, DeviceOutOfMemory, ShapeError
+from graphflow.ops.kernels.address import ALIGNMENT
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
 from graphflow.ops.kernels.emit import Region
-from graphflow.runtime.memory import ALIGNMENT
 from graphflow.spec import TensorSpec, nbytes
 
 _OPTIONS = ("--fmad=false",)

@@ -12,12 +12,13 @@ from graphflow.device import DeviceName
 from graphflow.graph import Body, bind_attrs, bodies
 from graphflow.op import Node, Tensor
 from graphflow.ops.control import cond, scan, while_loop
+from graphflow.ops.kernels.address import aligned
 from graphflow.ops.kernels.emit import attributes
 from graphflow.ops.kernels.fusion import Fused, plan_regions, roots_of
 from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.regions import SHARED, enabled, kernel_of
 from graphflow.runtime.finite import EVERY
-from graphflow.runtime.memory import Arena, Block, aligned, plan_arena
+from graphflow.runtime.memory import Arena, Block, plan_arena
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.wide import Stretch, Unit, plan_branches, stretch_at, stretches
 from graphflow.spec import TensorSpec, is_inexact, nbytes

@@ -16,6 +16,7 @@ from graphflow.errors import (
     ProtocolError,
 )
 from graphflow.op import Node, Op
+from graphflow.ops.kernels.address import aligned
 from graphflow.ops.kernels.driver import copy_task, texts
 from graphflow.ops.kernels.native import compiler
 from graphflow.ops.kernels.regions import enabled, kernel_of
@@ -23,7 +24,6 @@ from graphflow.runtime.collectives.exchanges import Member
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.layout import Inner, Layout
 from graphflow.runtime.loops import Carried
-from graphflow.runtime.memory import aligned
 from graphflow.runtime.partition import Partition
 from graphflow.spec import TensorSpec, nbytes
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-ALIGNMENT = 64
-"""Bytes; every buffer starts at a multiple, so that alignment never changes a kernel's path."""
+from graphflow.ops.kernels.address import aligned
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,3 @@ def _release(gaps: list[tuple[int, float]], start: int, end: float) -> None:
     if gaps[at][0] == end:  # the last gap has no end, so one always follows
         last, end = at + 1, gaps[at][1]
     gaps[first:last] = [(start, end)]
-
-
-def aligned(nbytes: int) -> int:
-    """Bytes up to the next place where a buffer may start."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -17,12 +17,11 @@ import numpy as np
 
 from graphflow.errors import ShapeError
 from graphflow.op import Node, Tensor
-from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.address import ALIGNMENT, address
 from graphflow.ops.kernels.driver import WORDS, driver
 from graphflow.ops.kernels.native import Task, compiler
 from graphflow.ops.kernels.regions import FREED
 from graphflow.runtime.epilogues import Used, Work, steps
-from graphflow.runtime.memory import ALIGNMENT
 from graphflow.spec import TensorSpec
 
 LONGEST = 5e6

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from graphflow.errors import MessageTooLarge, ProtocolError
-from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.address import fresh
 from graphflow.runtime.fields import END, Fields, check_of, shown
 from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
 from graphflow.runtime.packed import MARK, pack, unpack
@@ -36,7 +36,6 @@ BUDGET = 4 << 30  # bytes that one peer may have under way to one process in a s
 TEXT_CAP = 1 << 16  # characters of an error's text or traceback
 SPANS_A_MESSAGE = 2048
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _LENGTH_CAP = 1 << 16  # entries of a list or dict
 _MAPS_CAP = 1 << 12  # dicts in one frame
 _HEADER_CAP = 1 << 10  # bytes of the header of an array inside a message
@@ -329,8 +328,7 @@ def array_of(sent: Small) -> tuple[Key, Array]:
             f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has "
             f"{len(sent) - end} bytes"
         )
-    block = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
-    array: Array = np.ndarray(shape, dtype, block, -address(block) % ALIGNMENT)
+    array: Array = np.ndarray(shape, dtype, fresh(nbytes).data)
     array[...] = np.ndarray(shape, dtype, sent, end)
     return name, array
 

@@ -1,4 +1,4 @@
-"""Where arrays are in memory.
+"""Where arrays are in memory, and memory where vectors are loaded fastest.
 
 What numpy offers (`array.__array_interface__`, `array.ctypes`) builds a description for every call
 and takes a microsecond. An array object says it in a word at a fixed offset, which every numpy has
@@ -18,10 +18,27 @@ _OFFSET = object.__basicsize__
 """Bytes of what all Python objects begin with; then comes the pointer to the elements."""
 _word = ctypes.c_size_t.from_address
 
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register. Every buffer starts at a multiple, so that
+alignment never changes a kernel's path."""
+
 
 def address(array: Any) -> int:
     """Where a numpy array's elements begin."""
     return _reader()(array)
+
+
+def aligned(place: int) -> int:
+    """The first place from there on where a buffer may start; of sizes, how far buffers are
+    apart."""
+    return -(-place // ALIGNMENT) * ALIGNMENT
+
+
+def fresh(nbytes: int) -> np.ndarray[Any, Any]:
+    """Uninitialised memory where a buffer may start, as a flat uint8 array."""
+    memory: np.ndarray[Any, Any] = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
+    start = -address(memory) % ALIGNMENT
+    return memory[start : start + nbytes]
 
 
 @cache

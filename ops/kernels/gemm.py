@@ -28,7 +28,7 @@ import numpy as np
 
 from graphflow.errors import ShapeError
 from graphflow.ops.kernels import gemm_text
-from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.address import address, aligned, fresh
 from graphflow.ops.kernels.gemm_cut import ELEMENTS, LONG
 from graphflow.ops.kernels.gemm_cut import cut as best_cut
 from graphflow.ops.kernels.gemm_text import COPIED, EXCHANGED, IN_PLACE, Form, Size
@@ -42,7 +42,6 @@ _FREED = 20_000
 """Nanoseconds of work from which the interpreter's lock is let go."""
 _CACHED = 512 << 10
 """Bytes of a result that stay in a cache until they are read."""
-_LINE = 64
 
 Strides = tuple[int, ...]
 """Bytes from one element to the next along each axis."""
@@ -178,8 +177,8 @@ _own = threading.local()
 def _scratch(nbytes: int) -> int:
     """The address of memory of the calling thread's own."""
     if nbytes > getattr(_own, "nbytes", -1):
-        _own.memory = np.empty(nbytes + _LINE, np.uint8)
-        _own.place = -(-address(_own.memory) // _LINE) * _LINE
+        _own.memory = fresh(nbytes)
+        _own.place = address(_own.memory)
         _own.nbytes = nbytes
     place: int = _own.place
     return place
@@ -226,7 +225,7 @@ def planned(
     cut, swapped, by_columns, x, y, to = min(choices, key=lambda choice: choice[0].cycles)
     form = cut.form
     packed = min(cut.block, cut.tiles) * (form.height * k + form.width) * item if cut.x else 0
-    buffer = _aligned(packed) + _aligned(min(k, cut.chunk) + form.width) * form.columns * item
+    buffer = aligned(packed) + aligned(min(k, cut.chunk) + form.width) * form.columns * item
     end = buffer + min(cut.block, cut.tiles) * form.height * form.columns * item
     (inner, count), strides = axes
     if swapped:
@@ -242,15 +241,11 @@ def planned(
         Size.INNER: inner, Size.X_OUTER: strides[0][0], Size.X_INNER: strides[0][1],
         Size.Y_OUTER: strides[1][0], Size.Y_INNER: strides[1][1],
         Size.OUT_OUTER: strides[2][0], Size.OUT_INNER: strides[2][1],
-        Size.PANEL: _aligned(packed), Size.BUFFER: buffer,
+        Size.PANEL: aligned(packed), Size.BUFFER: buffer,
     }  # fmt: skip
     units = count * cut.tiles if m and n else 0
     time = count * (cut.cycles / 2.8 + 50)
     return Product(form, tuple(sizes[s] for s in Size), units, swapped, time, end)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _LINE) * _LINE
 
 
 def _joined(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels import lstm_loops
-from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.address import address, fresh
 from graphflow.ops.kernels.driver import driver, frame
 from graphflow.ops.kernels.flow import element_of
 from graphflow.ops.kernels.gemm import Product, available, gemm, planned
@@ -27,7 +27,6 @@ _SHARED = 200_000
 """Nanoseconds of work from which threads share the rows of a batch."""
 _FEW = 8
 """Rows of a batch that a thread does at least."""
-_LINE = 64
 _PANELS = (64, 32, 16)
 """Columns of a panel of weights."""
 
@@ -123,14 +122,6 @@ class _Packed:
         return product
 
 
-def _memory(product: Product) -> Any:
-    return np.empty(product.scratch + _LINE, np.uint8)
-
-
-def _aligned(memory: Any) -> int:
-    return -(-address(memory) // _LINE) * _LINE
-
-
 # Forward --------------------------------------------------------------------------------------
 
 
@@ -165,7 +156,7 @@ def _forward_natively(
     def part(start: int, stop: int) -> None:
         many = stop - start
         product = weights.product(many)
-        sums, memory = np.empty((many, 4 * size), dtype), _memory(product)
+        sums, memory = np.empty((many, 4 * size), dtype), fresh(product.scratch)
 
         def along(array: Any, ahead: int = 0) -> At:
             """Of the rows of an array (T, B, …), `ahead` steps before the chain's."""
@@ -183,7 +174,7 @@ def _forward_natively(
         ):  # fmt: skip
             chain = Chain()
             here = At(address(sums))
-            chain.product(product, past_h, At(address(weights.array)), here, _aligned(memory))
+            chain.product(product, past_h, At(address(weights.array)), here, address(memory))
             places = [along(z), here, At(address(bias)), past_c, along(kept), along(cs), along(y)]
             chain.add(loop, places, [size], many)
             chain.run(begin, end)
@@ -257,7 +248,7 @@ def _backward_natively(
     def part(start: int, stop: int) -> None:
         many = stop - start
         product = weights.product(many)
-        memory = _memory(product)
+        memory = fresh(product.scratch)
 
         def along(array: Any, ahead: int = 0) -> At:
             step = array.strides[0] * way
@@ -273,7 +264,7 @@ def _backward_natively(
             chain = Chain()
             places = [along(gy), of(dh), along(kept), along(cs), past_c, along(dz), of(dc)]
             chain.add(loop, places, [size], many)
-            chain.product(product, along(dz), At(address(weights.array)), of(dh), _aligned(memory))
+            chain.product(product, along(dz), At(address(weights.array)), of(dh), address(memory))
             chain.run(begin, end)
 
     _by_rows(batch, steps * batch * size * (4 * size / 40 + 3), part)

@@ -19,7 +19,7 @@ import numpy as np
 from graphflow.errors import ShapeError, Untraceable
 from graphflow.op import Op
 from graphflow.ops.kernels import emit, reductions
-from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.address import address, aligned, fresh
 from graphflow.ops.kernels.emit import Applied, Operand, Region, Source, attributes
 from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
 from graphflow.ops.kernels.passes import LANES
@@ -259,10 +259,10 @@ def _tables(
     may run at a time, and the memory."""
     if not scratch:
         return [np.array(given, np.uint64)], None
-    size = -(-scratch // 64) * 64
+    size = aligned(scratch)
     count = max(1, min(parts, _MOST_PARTS))
-    memory = np.empty(count * size + 64, np.uint8)
-    start = -(-address(memory) // 64) * 64
+    memory = fresh(count * size)
+    start = address(memory)
     return [np.array([*given, start + i * size], np.uint64) for i in range(count)], memory
 
 

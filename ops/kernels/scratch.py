@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ops.kernels.address import fresh
+
 _KEPT = 1 << 26  # bytes; larger buffers go back to the system
-_LINE = 64  # where vectors are loaded fastest
 _local = threading.local()
 
 
@@ -27,13 +28,7 @@ def scratch(xp: Any, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
     kept: dict[str, Any] = _local.__dict__
     buffer = kept.get(slot)
     if nbytes > _KEPT:
-        buffer = _aligned(nbytes)
+        buffer = fresh(nbytes)
     elif buffer is None or buffer.nbytes < nbytes:
-        buffer = kept[slot] = _aligned(max(nbytes, 1 << 12))
+        buffer = kept[slot] = fresh(max(nbytes, 1 << 12))
     return buffer[:nbytes].view(dtype).reshape(shape)
-
-
-def _aligned(nbytes: int) -> Any:
-    buffer = np.empty(nbytes + _LINE, np.uint8)
-    start = -buffer.__array_interface__["data"][0] % _LINE
-    return buffer[start : start + nbytes]

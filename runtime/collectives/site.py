@@ -22,11 +22,10 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import TransportError
-from graphflow.ops.kernels.address import address
+from graphflow.ops.kernels.address import ALIGNMENT, address
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.shared import ground, is_small, private
-from graphflow.runtime.memory import ALIGNMENT
 from graphflow.runtime.transport.segment import Segment
 from graphflow.spec import TensorSpec, nbytes
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from graphflow.device import DeviceName
 from graphflow.errors import DeviceError, MemoryLimitError
+from graphflow.ops.kernels.address import ALIGNMENT
 from graphflow.ops.kernels.threads import current_pool
 from graphflow.runtime.backend import CpuBackend, backend_for
-from graphflow.runtime.memory import ALIGNMENT
 
 
 def address(array: np.ndarray) -> int:

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from graphflow.runtime.assembler import aligned
+from graphflow.ops.kernels.address import fresh
 from graphflow.runtime.transport.bypass import STREAMED_FROM, copy
 
 
@@ -16,7 +16,7 @@ from graphflow.runtime.transport.bypass import STREAMED_FROM, copy
 def test_every_byte_is_copied_and_no_other_is_touched(extra: int, offset: int) -> None:
     nbytes = STREAMED_FROM + extra
     source = np.random.default_rng(0).integers(0, 256, nbytes + offset, np.uint8)[offset:]
-    memory = aligned(nbytes + 64)
+    memory = fresh(nbytes + 64)
     memory[:] = 7
     copy(memory[:nbytes], source)
     assert (memory[:nbytes] == source).all() and (memory[nbytes:] == 7).all()
@@ -25,14 +25,14 @@ def test_every_byte_is_copied_and_no_other_is_touched(extra: int, offset: int) -
 @pytest.mark.parametrize("nbytes", [0, 1, 300, 100_000])
 def test_small_arrays_are_copied_too(nbytes: int) -> None:
     source = np.arange(nbytes, dtype=np.uint8)
-    target = aligned(nbytes)
+    target = fresh(nbytes)
     copy(target, source)
     assert (target == source).all()
 
 
 def test_several_threads_copy_at_a_time() -> None:
     sources = [np.full(STREAMED_FROM + 99, value, np.uint8) for value in range(4)]
-    targets = [aligned(source.nbytes) for source in sources]
+    targets = [fresh(source.nbytes) for source in sources]
     threads = [
         threading.Thread(target=copy, args=pair) for pair in zip(targets, sources, strict=True)
     ]

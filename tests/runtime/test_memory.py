@@ -5,7 +5,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphflow.runtime.memory import ALIGNMENT, Block, plan_arena
+from graphflow.ops.kernels.address import ALIGNMENT
+from graphflow.runtime.memory import Block, plan_arena
 
 lives = st.builds(
     lambda birth, length, nbytes: Block(birth, birth + length, nbytes),
