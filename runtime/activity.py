@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 
 _RECENT = 64  # steps over which the rate is taken
-_CARRIED = 64  # tensors that are counted together
 _CARRYING = {
     "sent": ("graphflow_sent_bytes_total", "graphflow_sent_tensors_total"),
     "received": ("graphflow_received_bytes_total", "graphflow_received_tensors_total"),
@@ -43,7 +41,6 @@ class Activity:
         self._meters = meters
         self._job: tuple[Any, int, float] | None = None  # what, of which step, since when
         self._programs: set[str] = set()
-        self._carried: deque[tuple[str, str, Key, int]] = deque()  # by edges, and not counted yet
         self._ends: deque[float] = deque(maxlen=_RECENT)
 
     def begin(self, job: Any, step: int) -> None:
@@ -60,7 +57,6 @@ class Activity:
         self._job = None
         failed = isinstance(outcome, BaseException)
         if type(job) is Compute:
-            self._count()
             self._computed(step, seconds, outcome if failed else None)
         elif type(job) is Commit and not failed:
             self.committed += 1
@@ -88,24 +84,15 @@ class Activity:
 
     def sent(self, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor went to another worker."""
-        self._carry("sent", peer, edge, nbytes)
+        self._meters.later(partial(self._carry, "sent", peer, edge, nbytes))
 
     def received(self, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor came from another worker."""
-        self._carry("received", peer, edge, nbytes)
+        self._meters.later(partial(self._carry, "received", peer, edge, nbytes))
 
     def _carry(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
-        """Counted when the job is over: somebody waits for what it does."""
-        self._carried.append((how, peer, edge, nbytes))
-        if len(self._carried) > _CARRIED:
-            self._count()
-
-    def _count(self) -> None:
-        with suppress(IndexError):
-            while True:
-                how, peer, edge, nbytes = self._carried.popleft()
-                names = _CARRYING[how]
-                self._meters.add_all({names[0]: nbytes, names[1]: 1}, peer, _edge(edge))
+        total, tensors = _CARRYING[how]
+        self._meters.add_all({total: nbytes, tensors: 1}, peer, _edge(edge))
 
     def report(self) -> dict[str, Any]:
         """Plain data for `status`; times are ages in seconds."""

@@ -8,7 +8,7 @@ nearly always they are the declared ones, and only what a type alone does not te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from operator import attrgetter, itemgetter
@@ -102,13 +102,15 @@ def _maker(kind: type[T], names: Sequence[str]) -> Callable[[Sequence[Any]], T]:
     """Makes values of fields whose number is right."""
     if issubclass(kind, tuple):
         return partial(tuple.__new__, kind)
+    return lambda values: made(kind, zip(names, values, strict=True))
 
-    def made(values: Sequence[Any]) -> T:
-        value = object.__new__(kind)
-        value.__dict__.update(zip(names, values))  # noqa: B905 — frozen: not by attribute
-        return value
 
-    return made
+def made(kind: type[T], fields: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> T:
+    """A frozen value of all its fields, which are right: in a fraction of the time that its class
+    takes to make it."""
+    value = object.__new__(kind)
+    value.__dict__.update(fields)
+    return value
 
 
 def _is_count(hint: Any) -> bool:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from graphflow.runtime.fields import made
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Span = tuple[str, str, int, int]  # track, name, start and end in ns (monotonic)
 
@@ -113,11 +115,8 @@ M = TypeVar("M", bound=Message)
 
 
 def changed(message: M, **fields: Any) -> M:
-    """A message with other values in some fields: in a fraction of the time that `replace` takes,
-    which makes it anew."""
-    made = object.__new__(type(message))
-    made.__dict__.update(message.__dict__, **fields)
-    return made
+    """A message with other values in some fields."""
+    return made(type(message), message.__dict__ | fields)
 
 
 @dataclass(frozen=True)

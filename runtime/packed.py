@@ -14,13 +14,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from math import isfinite
 from sys import intern
-from typing import Any, TypeVar
-
-import msgpack
+from typing import Any
 
 from graphflow.errors import ProtocolError
-from graphflow.runtime.fields import check_of, shown
+from graphflow.runtime.fields import check_of, made
 from graphflow.runtime.messages import Compute, Count, Done, Envelope, Message, Small, Tensor
+from graphflow.runtime.plain import read, write
 
 MARK = 0xC1
 """The first byte of these frames; no msgpack begins with it."""
@@ -37,8 +36,6 @@ _KNOWN = 1024  # of these that are remembered
 
 _check_sender = check_of(tuple[str, Count, int, str])
 _check_template = check_of(tuple[str, list[str], list[str]])
-
-M = TypeVar("M", bound=Message)
 
 
 def pack(envelope: Envelope, message: Message) -> bytes | None:
@@ -82,8 +79,7 @@ def unpack(frame: Any) -> tuple[Envelope, Message]:
 
 @lru_cache(_KNOWN)
 def _sender_bytes(session: str, epoch: int, origin: int, token: str) -> bytes:
-    packed: bytes = msgpack.packb((session, epoch, origin, token))
-    return packed
+    return write((session, epoch, origin, token))
 
 
 @lru_cache(_KNOWN)
@@ -95,10 +91,7 @@ def _sender(packed: bytes) -> tuple[str, int, int, str]:
 def _plain(packed: bytes) -> Any:
     if len(packed) > _SAME_CAP:
         raise ProtocolError(f"what steps have in common takes {len(packed)} bytes of a frame")
-    try:
-        return msgpack.unpackb(packed, use_list=False, max_ext_len=0)
-    except Exception as error:  # msgpack raises a dozen kinds of its own and of the interpreter's
-        raise ProtocolError(f"a packed frame is not valid msgpack: {shown(error)}") from None
+    return read(packed)
 
 
 # Compute -----------------------------------------------------------------------------------------
@@ -106,8 +99,7 @@ def _plain(packed: bytes) -> Any:
 
 @lru_cache(_KNOWN)
 def _template_bytes(program: str, sizes: tuple[str, ...], feeds: tuple[str, ...]) -> bytes:
-    packed: bytes = msgpack.packb((program, sizes, feeds))
-    return packed
+    return write((program, sizes, feeds))
 
 
 @lru_cache(_KNOWN)
@@ -148,11 +140,12 @@ def _read_compute(frame: Any, start: int) -> Compute:
     values = _integers(count).unpack_from(frame, start)
     if request < 0 or len(names) != count or flags > _TRACE | _FREE or not isfinite(deadline):
         raise ProtocolError("a packed order contradicts itself")
-    return _made(
-        Compute, request=request, program=program, bindings=dict(zip(names, values, strict=True)),
-        feeds=feeds, trace=bool(flags & _TRACE), deadline=deadline, commits=commits,
-        small=_parted(frame, start + 8 * count), follows=follows, free=bool(flags & _FREE),
-    )  # fmt: skip
+    return made(Compute, {
+        "request": request, "program": program, "feeds": feeds, "deadline": deadline,
+        "bindings": dict(zip(names, values, strict=True)), "trace": bool(flags & _TRACE),
+        "commits": commits, "small": _parted(frame, start + 8 * count),
+        "follows": follows, "free": bool(flags & _FREE),
+    })  # fmt: skip
 
 
 # Done, Tensor ------------------------------------------------------------------------------------
@@ -172,7 +165,7 @@ def _read_done(frame: Any, start: int) -> Done:
     if request < 0:
         raise ProtocolError(f"a packed answer is to request {request}")
     small = _parted(frame, start + _REQUEST.size)
-    return _made(Done, request=request, fetches=[], peak={}, small=small)
+    return made(Done, {"request": request, "fetches": [], "peak": {}, "small": small})
 
 
 def _write_tensor(message: Tensor) -> bytes:
@@ -180,7 +173,7 @@ def _write_tensor(message: Tensor) -> bytes:
 
 
 def _read_tensor(frame: Any, start: int) -> Tensor:
-    return _made(Tensor, array=bytes(frame[start:]))
+    return made(Tensor, {"array": bytes(frame[start:])})
 
 
 # Small arrays ------------------------------------------------------------------------------------
@@ -207,13 +200,6 @@ def _parted(frame: Any, start: int) -> list[Small]:
     if start != len(frame):
         raise ProtocolError(f"a packed frame has {len(frame)} bytes, and says {start}")
     return small
-
-
-def _made(kind: type[M], **fields: Any) -> M:
-    """A message of fields that have been checked; its class would take longer to make it."""
-    made = object.__new__(kind)
-    made.__dict__.update(fields)
-    return made
 
 
 _Writer = Callable[[Any], bytes | None]

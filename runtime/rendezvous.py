@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 
 LEASE = 30.0  # seconds without a ping after which a worker forgets the session
 _ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
+_NO_TRUST = (
+    "and this process do not trust each other's keys; there, run `graphflow keys add` with the "
+    ".public file of this machine's key; here, check that the cluster file has the worker's key "
+    "(`graphflow keys list` shows both), and that it is not frozen"
+)
+_FROZEN = (
+    "took the connection and said nothing: its process is frozen or overloaded, or it is no "
+    "graphflow worker; look there, and end it if need be"
+)
 
 _log = Log("graphflow.coordinator")
 
@@ -90,7 +99,7 @@ class Rendezvous:
         try:
             replies = self._ask(hello.request, {w: Order(hello) for w in workers}, _left(until))
         except RendezvousTimeout as error:
-            raise self._refused() or self._frozen() or error from None
+            raise self._unanswered() or error from None
         for worker in workers:
             welcome = replies.messages[worker]
             assert isinstance(welcome, Welcome)
@@ -122,28 +131,12 @@ class Rendezvous:
             "addresses be reached from there?"
         )
 
-    def _refused(self) -> RendezvousTimeout | None:
-        """What to say if workers did not answer because of keys."""
-        refused = self._loop.refused()
-        if not refused:
-            return None
-        where = ", ".join(map(self._at, refused))
-        return RendezvousTimeout(
-            f"{where} and this process do not trust each other's keys; there, run `graphflow keys "
-            "add` with the .public file of this machine's key; here, check that the cluster file "
-            "has the worker's key (`graphflow keys list` shows both), and that it is not frozen"
-        )
-
-    def _frozen(self) -> RendezvousTimeout | None:
-        """What to say if workers did not answer though their ports are open."""
-        silent = self._loop.silent()
-        if not silent:
-            return None
-        where = ", ".join(map(self._at, silent))
-        return RendezvousTimeout(
-            f"{where} took the connection and said nothing: its process is frozen or overloaded, "
-            "or it is no graphflow worker; look there, and end it if need be"
-        )
+    def _unanswered(self) -> RendezvousTimeout | None:
+        """Why workers did not answer, where their side of the connection tells."""
+        for workers, why in ((self._loop.refused(), _NO_TRUST), (self._loop.silent(), _FROZEN)):
+            if workers:
+                return RendezvousTimeout(f"{', '.join(map(self._at, workers))} {why}")
+        return None
 
     def _check_devices(self, cluster: Cluster, worker: int, welcome: Welcome) -> None:
         wanted = [device.name.rpartition("/")[2] for device in cluster.workers[worker].devices]

@@ -12,10 +12,9 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any
 
-import msgpack
 import numpy as np
 import xxhash
 
@@ -24,6 +23,7 @@ from graphflow.ops.kernels.address import fresh
 from graphflow.runtime.fields import END, Fields, check_of, shown
 from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
 from graphflow.runtime.packed import MARK, pack, unpack
+from graphflow.runtime.plain import read, write
 
 WIRE_VERSION = 9
 CONTROL_CAP = 1 << 20  # bytes of a control frame
@@ -33,11 +33,8 @@ SMALL_BYTES = 16 << 10  # arrays below this size go inside messages
 SMALL_TOGETHER = 256 << 10  # of all arrays that go inside one message, about
 DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
 BUDGET = 4 << 30  # bytes that one peer may have under way to one process in a session
-TEXT_CAP = 1 << 16  # characters of an error's text or traceback
 SPANS_A_MESSAGE = 2048
 
-_LENGTH_CAP = 1 << 16  # entries of a list or dict
-_MAPS_CAP = 1 << 12  # dicts in one frame
 _HEADER_CAP = 1 << 10  # bytes of the header of an array inside a message
 _RANK_CAP = 32
 
@@ -51,6 +48,7 @@ _UNCHANGED = ("Hello", "Welcome")  # maps in all versions; the bodies of others 
 
 _PREFIX = struct.Struct("<QH")  # of an array inside a message: checksum, length of its header
 _SUMMED = 8  # the bytes of the checksum, before those that it is of
+_INSIDE_CAP = SMALL_BYTES + _HEADER_CAP + _PREFIX.size  # bytes of an array inside a message
 
 _HEAD = Fields(Envelope)
 _check_header = check_of(tuple[Key, str, list[Count]])
@@ -95,7 +93,7 @@ def encode(envelope: Envelope, message: Message) -> bytes:
         ProtocolError: a field holds what cannot be sent.
     """
     packed = pack(envelope, message)
-    frame: bytes = _frame_of(envelope, message) if packed is None else packed
+    frame = _frame_of(envelope, message) if packed is None else packed
     if len(frame) > CONTROL_CAP:
         raise MessageTooLarge(
             f"a {type(message).__name__} message has {len(frame)} bytes, a control frame at most "
@@ -110,11 +108,7 @@ def _frame_of(envelope: Envelope, message: Message) -> bytes:
     body: Any = known.of(message)
     if kind in _UNCHANGED:
         body = dict(zip(known.names, body, strict=True))
-    try:
-        frame: bytes = msgpack.packb((kind, envelope, body), default=_plain_scalar)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ProtocolError(f"a {kind} message holds what cannot be sent: {error}") from error
-    return frame
+    return write((kind, envelope, body), f"a {kind} message")
 
 
 def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
@@ -128,7 +122,7 @@ def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
         raise MessageTooLarge(f"a control frame has {len(frame)} bytes, the cap is {CONTROL_CAP}")
     if len(frame) and frame[0] == MARK:
         return unpack(frame)
-    parts = _unpack(frame)
+    parts = read(frame, _INSIDE_CAP)
     if type(parts) is not tuple or len(parts) != 3:
         raise ProtocolError("a control frame holds a kind, an envelope and a body")
     kind, head, body = parts
@@ -180,66 +174,6 @@ def decode_frames(
     if (type(message) is Chunk and not message.slot) != (data is not None):
         raise ProtocolError("a chunk that is not lent, and nothing else, has a second frame")
     return envelope, message, data
-
-
-def _unpack(frame: bytes | memoryview) -> Any:
-    try:
-        if len(frame) <= _MAPS_CAP:
-            return _unpacked(frame, object_pairs_hook=_dict_of)
-        return _unpacked(frame, object_pairs_hook=_few_dicts())
-    except ProtocolError:
-        raise
-    except msgpack.ExtraData:
-        raise ProtocolError("bytes follow the end of a control frame") from None
-    except Exception as error:  # msgpack raises a dozen kinds of its own and of the interpreter's
-        raise ProtocolError(f"a control frame is not valid msgpack: {shown(error, 200)}") from error
-
-
-def _dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ProtocolError("a map of a control frame holds a key twice")
-    if result and {*map(type, result)} != {str}:
-        raise ProtocolError("a key of a map is not a string")
-    return result
-
-
-def _few_dicts() -> Callable[[list[tuple[Any, Any]]], dict[str, Any]]:
-    """As `_dict_of`, for the maps of one frame that might hold very many."""
-    left = _MAPS_CAP
-
-    def dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise ProtocolError(f"a control frame holds more than {_MAPS_CAP} maps")
-        return _dict_of(pairs)
-
-    return dict_of
-
-
-def _refuse_extension(code: int, data: bytes) -> Any:
-    raise ProtocolError(f"a control frame holds the msgpack extension type {code}")
-
-
-_unpacked = partial(
-    msgpack.unpackb,
-    raw=False,
-    use_list=False,
-    strict_map_key=True,
-    ext_hook=_refuse_extension,
-    max_str_len=4 * TEXT_CAP,
-    max_bin_len=SMALL_BYTES + _HEADER_CAP + _PREFIX.size,
-    max_array_len=_LENGTH_CAP,
-    max_map_len=_LENGTH_CAP,
-    max_ext_len=0,
-)
-
-
-def _plain_scalar(value: object) -> object:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise ProtocolError(f"{type(value).__name__} is not plain data")
 
 
 # Arrays ----------------------------------------------------------------------------------------
@@ -328,14 +262,14 @@ def array_of(sent: Small) -> tuple[Key, Array]:
             f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has "
             f"{len(sent) - end} bytes"
         )
-    array: Array = np.ndarray(shape, dtype, fresh(nbytes).data)
+    array: Array = np.ndarray(shape, dtype, fresh(nbytes))
     array[...] = np.ndarray(shape, dtype, sent, end)
     return name, array
 
 
 @lru_cache(_HEADERS)
 def _header(name: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    header: bytes = msgpack.packb((name, _name_of(dtype), shape))
+    header = write((name, _name_of(dtype), shape))
     return _PREFIX.pack(0, len(header))[_SUMMED:] + header
 
 
@@ -344,7 +278,7 @@ def _parsed(header: bytes) -> tuple[Key, tuple[int, ...], np.dtype[Any], int]:
     """Name, shape, dtype and bytes of an array in a message."""
     if len(header) > _HEADER_CAP:
         raise ProtocolError(f"the header of an array in a message has {len(header)} bytes")
-    name, told, shape = _check_header(_unpack(header), "small")
+    name, told, shape = _check_header(read(header), "small")
     dtype = dtype_of(told)
     return name, tuple(shape), dtype, nbytes_of(shape, dtype)
 

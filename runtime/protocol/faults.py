@@ -7,7 +7,7 @@ import traceback
 from graphflow import errors
 from graphflow.errors import GraphflowError, OpError
 from graphflow.runtime.messages import Failed
-from graphflow.runtime.wire import TEXT_CAP
+from graphflow.runtime.plain import TEXT_CAP
 
 
 def failed(request: int, error: BaseException) -> Failed:
