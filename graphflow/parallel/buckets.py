@@ -2,11 +2,13 @@
 at once, while what comes next is computed.
 
 Gradients are finished in the order of the backward pass and needed only by the updates; so a bucket
-is exchanged as soon as it is full, and what is left when someone needs it.
+is exchanged as soon as it is full, and what is left when someone needs it. A small sum that is only
+fetched, such as a loss, goes with one of them, so that it takes no message of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graphflow.device import DeviceName
@@ -19,6 +21,8 @@ BUCKET = 4 << 20
 """Bytes of gradients that are summed at once, unless told otherwise."""
 SMALL = 16
 """A tensor of more than the sixteenth part of a bucket is exchanged by itself, uncopied."""
+RIDER = 1 << 10
+"""Bytes of what is only fetched, up to which it costs a bucket nothing."""
 
 
 _Key = tuple[str, str, bool, DeviceName]
@@ -48,6 +52,7 @@ class Buckets:
         self._open: dict[_Key, _Bucket] = {}
         self._where: dict[Tensor, _Key] = {}
         self._wanted: dict[Tensor, Layout] = {}
+        self._riders: dict[_Key, list[Tensor]] = {}
 
     def add(self, tensor: Tensor, cause: Node, wanted: Layout | None = None) -> None:
         """Let a partial sum wait, or exchange it now if it is large; one over a single axis of
@@ -57,26 +62,20 @@ class Buckets:
             wanted: how it is read, if not whole: where that is cut along the same axis, each place
                 gets its piece; other sums do not wait.
         """
+        axis = self._axis(tensor)
+        if axis is None:
+            return
         value = self._values[tensor]
-        local = self._moves.mesh.local
-        across = [(axis, kind) for axis, kind in value.layout.partial if axis not in local]
-        if len(across) != 1 or across[0][1] != "sum":
-            return
-        if not all(part.spec.is_concrete for part in value.parts):
-            return
-        axis, layout = across[0][0], Layout(value.layout.dims)
+        layout = Layout(value.layout.dims)
         if wanted is not None:
             d = None if wanted.partial else self._moves.scatters(value, wanted, axis)
             if d is None:
                 return
             layout = layout.with_dim(d, wanted.dims[d])
-        if len(value.layout.partial) > 1:  # what takes turns is added up first
-            within = Layout(value.layout.dims, tuple(across))
-            value = self._values[tensor] = self._moves.to(value, within, cause, called(tensor.node))
+        value = self._across(tensor, axis, cause)
         self._wanted[tensor] = layout
         size = self._moves.nbytes(value.spec, value.layout)
-        home = self._moves.device(tensor.node, self._moves.mesh.places[0])
-        key = (axis, tensor.dtype.name, wanted is not None, home)
+        key = self._key(tensor, axis, wanted is not None)
         if size * SMALL > self._limit:
             self._exchange([tensor], key, cause)
             return
@@ -87,6 +86,39 @@ class Buckets:
         self._where[tensor] = key
         if bucket.bytes >= self._limit:
             self._close(key)
+
+    def ride(self, tensor: Tensor, cause: Node) -> None:
+        """Let a small partial sum that is only fetched go with the next bucket; it stays as it is
+        if none follows."""
+        axis = self._axis(tensor)
+        if axis is None:
+            return
+        value = self._values[tensor]
+        if self._moves.nbytes(value.spec, value.layout) > RIDER or not self._limit:
+            return
+        self._across(tensor, axis, cause)
+        self._riders.setdefault(self._key(tensor, axis, False), []).append(tensor)
+
+    def _axis(self, tensor: Tensor) -> str | None:
+        """The one axis of several devices over which a tensor is a partial sum of known size."""
+        value = self._values[tensor]
+        local = self._moves.mesh.local
+        across = [(axis, kind) for axis, kind in value.layout.partial if axis not in local]
+        if len(across) != 1 or across[0][1] != "sum":
+            return None
+        return across[0][0] if all(part.spec.is_concrete for part in value.parts) else None
+
+    def _across(self, tensor: Tensor, axis: str, cause: Node) -> Value:
+        """The value of a tensor, what takes turns added up."""
+        value = self._values[tensor]
+        if len(value.layout.partial) > 1:
+            within = Layout(value.layout.dims, ((axis, "sum"),))
+            value = self._values[tensor] = self._moves.to(value, within, cause, called(tensor.node))
+        return value
+
+    def _key(self, tensor: Tensor, axis: str, in_pieces: bool) -> _Key:
+        home = self._moves.device(tensor.node, self._moves.mesh.places[0])
+        return axis, tensor.dtype.name, in_pieces, home
 
     def empty(self, tensor: Tensor) -> None:
         """Exchange the bucket that a tensor waits in."""
@@ -99,16 +131,21 @@ class Buckets:
         for tensor in bucket.tensors:
             del self._where[tensor]
         assert bucket.cause is not None
-        self._exchange(bucket.tensors, key, bucket.cause)
+        self._exchange(bucket.tensors, key, bucket.cause, self._riders.pop(key, []))
 
-    def _exchange(self, tensors: list[Tensor], key: _Key, cause: Node) -> None:
-        values = [self._values[t] for t in tensors]
+    def _exchange(
+        self, tensors: list[Tensor], key: _Key, cause: Node, riders: Sequence[Tensor] = ()
+    ) -> None:
         layouts = [self._wanted.pop(t) for t in tensors]
         axis, _, in_pieces, _ = key
+        together = [*tensors, *riders]
+        values = [self._values[t] for t in together]
         if len(values) == 1:
             sums = [self._moves.to(values[0], layouts[0], cause, called(tensors[0].node))]
         elif in_pieces:
             sums = scattered(self._moves, values, layouts, axis, cause)
         else:
-            sums = summed(self._moves, values, axis, cause)
-        self._values.update(zip(tensors, sums, strict=True))
+            counted = f"{len(tensors)} gradient{'s' if len(tensors) > 1 else ''}"
+            told = " and ".join([counted, *(called(t.node) for t in riders)])
+            sums = summed(self._moves, values, axis, cause, told)
+        self._values.update(zip(together, sums, strict=True))

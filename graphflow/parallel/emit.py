@@ -257,6 +257,8 @@ class Emitter:
     def _collect(self, tensor: Tensor, node: Node) -> None:
         """Let a partial sum wait for others, if whoever reads it needs the sum."""
         readers = self.readers.get(tensor, [])
+        if readers and all(reader is None for reader in readers):
+            self._buckets.ride(tensor, node)
         if any(reader is None for reader in readers) or not readers:
             return
         if len(readers) == 1 and readers[0] is not None and self._hands_on(readers[0], tensor):

@@ -19,8 +19,14 @@ from graphflow.parallel.parts import cut, joined
 from graphflow.spec import product
 
 
-def summed(moves: Moves, values: Sequence[Value], axis: str, cause: Node) -> list[Value]:
-    """Sums over groups along an axis of the mesh, of several values: every place has them."""
+def summed(
+    moves: Moves, values: Sequence[Value], axis: str, cause: Node, told: str
+) -> list[Value]:
+    """Sums over groups along an axis of the mesh, of several values: every place has them.
+
+    Args:
+        told: what they are, for reports.
+    """
 
     def exchange(group: Sequence[Place]) -> Sequence[Tensor]:
         rows = [
@@ -31,7 +37,7 @@ def summed(moves: Moves, values: Sequence[Value], axis: str, cause: Node) -> lis
 
     layouts = [_without(value.layout, axis) for value in values]
     sums = _taken_apart(moves, values, layouts, axis, cause, exchange)
-    Note(moves, cause, f"{len(values)} gradients").exchange("all-reduce", axis, sums[0])
+    Note(moves, cause, told).exchange("all-reduce", axis, sums[0])
     return sums
 
 

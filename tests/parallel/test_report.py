@@ -100,7 +100,7 @@ def test_what_a_gradient_sends_again_is_listed_once() -> None:
 
 
 def test_what_is_fetched_is_listed_apart() -> None:
-    step = Step(Data(3))
+    step = Step(Data(3, bucket=0))
     report = step.report(step.loss, step.scores)
     rows = BATCH - BATCH // 3
     assert [(move.kind, move.bytes) for move in report.fetched] == [
@@ -111,6 +111,19 @@ def test_what_is_fetched_is_listed_apart() -> None:
         report
     )
     assert not {move.kind for move in report.collectives} & {"fetch"}
+
+
+@pytest.mark.parametrize("strategy", [Data(3), Data(3, accumulate=2)], ids=["whole", "turns"])
+def test_a_loss_goes_with_a_bucket_of_gradients(strategy: Data) -> None:
+    step = Step(strategy)
+    report = step.report(step.loss)
+    assert not report.fetched
+    (alone,) = step.report().collectives
+    (both,) = report.collectives
+    assert (alone.tensor, both.tensor) == ("4 gradients", "4 gradients and second/mean")
+    assert both.bytes == alone.bytes + 2 * (3 - 1) * 8
+    (result,) = strategy.report([step.loss]).fetched  # without gradients there is no bucket
+    assert result.bytes == 2 * 8
 
 
 def test_of_a_value_that_other_places_have_too_one_piece_each_is_fetched() -> None:
