@@ -19,9 +19,7 @@ from graphflow.parallel.parts import cut, joined
 from graphflow.spec import product
 
 
-def summed(
-    moves: Moves, values: Sequence[Value], axis: str, cause: Node, told: str
-) -> list[Value]:
+def summed(moves: Moves, values: Sequence[Value], axis: str, cause: Node, told: str) -> list[Value]:
     """Sums over groups along an axis of the mesh, of several values: every place has them.
 
     Args:

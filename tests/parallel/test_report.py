@@ -114,15 +114,15 @@ def test_what_is_fetched_is_listed_apart() -> None:
 
 
 @pytest.mark.parametrize("strategy", [Data(3), Data(3, accumulate=2)], ids=["whole", "turns"])
-def test_a_loss_goes_with_a_bucket_of_gradients(strategy: Data) -> None:
-    step = Step(strategy)
-    report = step.report(step.loss)
+def test_a_loss_goes_with_a_bucket_of_gradients(strategy: Any) -> None:
+    step, cluster = Step(strategy), gf.Cluster.local(3)
+    report = step.report(step.loss, cluster=cluster)
     assert not report.fetched
-    (alone,) = step.report().collectives
+    (alone,) = step.report(cluster=cluster).collectives
     (both,) = report.collectives
     assert (alone.tensor, both.tensor) == ("4 gradients", "4 gradients and second/mean")
     assert both.bytes == alone.bytes + 2 * (3 - 1) * 8
-    (result,) = strategy.report([step.loss]).fetched  # without gradients there is no bucket
+    (result,) = strategy.report([step.loss], cluster).fetched  # no gradients, and so no bucket
     assert result.bytes == 2 * 8
 
 
