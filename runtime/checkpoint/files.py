@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from graphflow.errors import CheckpointError
@@ -68,10 +69,20 @@ def sync(folder: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
+def make(folder: Path) -> None:
+    """A folder that is there after a crash, too, and those above it."""
+    if folder.is_dir():
+        return
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        with suppress(PermissionError):  # one that may be written to, and not be listed
+            sync(each.parent)
+
+
 def begin(target: Path) -> Path:
     """A new folder beside a target, to write what will take its place."""
-    if not target.parent.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
+    make(target.parent)
     for left in _left(target, "partial"):
         remove(left)
     partial = _beside(target, "partial")

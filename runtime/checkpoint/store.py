@@ -60,8 +60,7 @@ class Store:
                     f"{self.root} is one checkpoint; checkpoint= takes a directory for several: "
                     "give its parent, or load this one with s.load"
                 )
-            if not self.root.is_dir():
-                self.root.mkdir(parents=True)
+            files.make(self.root)
             self.cleaned = files.clean(self.root)
             self._owner = secrets.token_hex(16)
             noted = self._read_session()

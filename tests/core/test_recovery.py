@@ -207,6 +207,27 @@ def test_one_that_is_due_while_another_is_written_is_left_out_and_told(
         assert kept(tmp_path) == ["session.json", "step-00000005", "step-00000020"]
 
 
+def test_what_is_written_beside_steps_that_go_on_is_the_state_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graphflow.runtime.checkpoint import folder
+
+    go_on, original = threading.Event(), folder.write_shard
+
+    def slow(*arguments: Any) -> Any:
+        assert go_on.wait(30)
+        return original(*arguments)
+
+    monkeypatch.setattr("graphflow.runtime.checkpoint.remote.write_shard", slow)
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=5) as s:
+        for _ in range(8):
+            s.run(add)
+        go_on.set()
+        landed(s)
+        assert load(tmp_path / "step-00000005").variables["count"].tolist() == [5] * 3
+
+
 @pytest.mark.fault(36)
 def test_a_checkpoint_that_cannot_be_written_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -463,6 +484,25 @@ def test_feeds_are_kept_as_they_were(losing: Losing, tmp_path: Path) -> None:
             losing.at = {6} if number == 5 else set()
             told = s.run(step, {x: feed})
         assert losing.opened == 1 and told.tolist() == [15, 15]
+
+
+def test_steps_that_are_done_again_draw_the_same_numbers(losing: Losing, tmp_path: Path) -> None:
+    feeds = np.random.default_rng(1).normal(size=(14, 5, 4)).astype("float32")
+
+    def run(s: gf.Session, lost_at: int = 0) -> list[bytes]:
+        x, loss, train = _model()
+        told = []
+        for number, feed in enumerate(feeds):
+            losing.at = {lost_at} if number == lost_at - 1 else set()
+            told.append(s.run([loss, train], {x: feed})[0].tobytes())
+        return told
+
+    with gf.Session() as s:
+        wanted = run(s)
+    for lost_at in (3, 9):  # before there is a checkpoint, and two steps after one
+        losing.opened = 0
+        with gf.Session(checkpoint=tmp_path / str(lost_at), every=7) as s:
+            assert run(s, lost_at) == wanted and losing.opened == 1
 
 
 def test_what_was_set_between_steps_is_set_again_in_its_place(

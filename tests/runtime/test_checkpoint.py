@@ -399,6 +399,8 @@ def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) 
         there = newest[1]
         assert int(there.variables["w"][0]) == there.step, at
         assert not skipped, skipped
+        for each in Store(root, keep=2).folders():
+            load(each)  # none is half removed
         found.append(there.step)
         left = [p.name for p in root.iterdir() if p.name.startswith(".")]
         assert not left, left
@@ -596,6 +598,35 @@ def test_a_directory_keeps_the_last_few_and_a_new_start_takes_the_next_epoch(
     with pytest.raises(StaleEpoch, match="taken over"):
         store.begin(20)
     assert again.begin(20).epoch == again.epoch
+
+
+def test_what_cannot_be_read_does_not_count_among_those_that_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        _two_shards(tmp_path / f"step-{step:08d}", step)
+    for step in (3, 4):
+        (tmp_path / f"step-{step:08d}" / MANIFEST).write_text("torn")
+    store = Store(tmp_path, keep=2)
+    store.prune()
+    assert len(store.folders()) == 4
+    newest = store.newest(lambda told: None)
+    assert newest is not None and newest[1].step == 2
+
+
+def test_a_checkpoint_whose_variables_are_in_no_shard_is_not_put_in_its_place(
+    tmp_path: Path,
+) -> None:
+    draft = Store(tmp_path, keep=2).begin(3)
+    draft.write("worker-0.safetensors", {"w": np.ones(2, "float32")})
+    kinds = dict.fromkeys(("w", "b"), ("float32", (2,)))
+    with pytest.raises(CheckpointError, match="no shard holds b"):
+        draft.commit(kinds)
+    draft.discard()
+    assert [each.name for each in tmp_path.iterdir()] == ["session.json"]
+
+
+def test_the_note_of_a_session_is_for_its_owner_alone(tmp_path: Path) -> None:
+    Store(tmp_path, keep=1)
+    assert (tmp_path / "session.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_directory_for_checkpoints_is_no_checkpoint_and_no_file(tmp_path: Path) -> None:
