@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, takewhile
 from typing import TYPE_CHECKING, Any
 
+from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError
 from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, made_by, make_node
@@ -35,7 +36,18 @@ class Communicates(GraphflowError):
 
 
 class Still(Moves):
-    """Moves within a place only."""
+    """Moves within a place only, each where the node is whose body it is."""
+
+    def __init__(self, moves: Moves, node: Node) -> None:
+        super().__init__(moves.mesh, moves.cuts)
+        self._outside = moves
+        self._node = node
+
+    def device(self, node: Node, place: Place) -> DeviceName:
+        return self._outside.device(self._node, place)
+
+    def home(self, node: Node, place: Place) -> int:
+        return self._outside.home(self._node, place)
 
     def _by_groups(self, *args: Any) -> Value:
         raise Communicates("a sum or a whole is needed")
@@ -263,7 +275,7 @@ class _Control:
         Raises:
             Communicates: something would have to travel.
         """
-        moves = Still(self.moves.mesh, self.moves.cuts, lambda _, place: self._device(place))
+        moves = Still(self.moves, self.node)
         given = {n.outputs[0]: at for n, at in zip(body.inputs, layouts, strict=True)}
         readers: dict[Tensor, list[Node | None]] = {}
         for inner in body.graph.nodes:
@@ -289,9 +301,6 @@ class _Control:
             inputs = tuple(parts[number] for parts in parameters)
             bodies.append(Body(inputs, graph, body.results))
         return bodies, [value.layout for value in results[: body.results]]
-
-    def _device(self, place: Place) -> Any:
-        return self.moves.device(self.node, place)
 
     def _parameter(self, node: Node, layout: Layout, place: Place) -> Node:
         spec = node.specs[0]

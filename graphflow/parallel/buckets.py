@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from graphflow.device import DeviceName
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, Value
 from graphflow.parallel.moves import Moves, called
@@ -25,7 +24,7 @@ RIDER = 1 << 10
 """Bytes of what is only fetched, up to which it costs a bucket nothing."""
 
 
-_Key = tuple[str, str, bool, DeviceName]
+_Key = tuple[str, str, bool, int]
 """The axis of the mesh, the dtype, whether each place gets its piece only, and where the first
 place has it: stages of a pipeline have buckets of their own."""
 
@@ -117,7 +116,7 @@ class Buckets:
         return value
 
     def _key(self, tensor: Tensor, axis: str, in_pieces: bool) -> _Key:
-        home = self._moves.device(tensor.node, self._moves.mesh.places[0])
+        home = self._moves.home(tensor.node, self._moves.mesh.places[0])
         return axis, tensor.dtype.name, in_pieces, home
 
     def empty(self, tensor: Tensor) -> None:

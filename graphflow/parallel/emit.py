@@ -174,8 +174,8 @@ class Emitter:
                 letter: self.cuts.piece(size, splits.get(letter, WHOLE), place)
                 for letter, size in rule.sizes.items()
             }
-            device = self.moves.device(node, place)
-            key = (device, own, tuple(pieces.items())) if self.mesh.local else number
+            home = self.moves.home(node, place)
+            key = (home, own, tuple(pieces.items())) if self.mesh.local else number
             if key not in known:
                 with self.moves.at(place, node):
                     known[key] = self._built(node, rule, own, pieces, splits, place, ranges[number])
@@ -307,7 +307,7 @@ class Emitter:
 
     def _elsewhere(self, tensor: Tensor, reader: Node) -> bool:
         return any(
-            self.moves.device(tensor.node, place) != self.moves.device(reader, place)
+            self.moves.home(tensor.node, place) != self.moves.home(reader, place)
             for place in self.mesh.places
         )
 

@@ -30,7 +30,7 @@ def met(
     for number, place in enumerate(mesh.places):
         own = tuple(parts[number] for parts in inputs)
         start = moves.cuts.piece(rule.sizes[meeting.letter], split, place).start
-        key: Any = (moves.device(node, place), own, start) if mesh.local else place
+        key: Any = (moves.home(node, place), own, start) if mesh.local else place
         if key not in known:
             with moves.at(place, node):
                 known[key] = meeting.tell(node.op, start, *own, **attrs)
@@ -44,7 +44,7 @@ def met(
         kept, told = begun[place][0], [begun[other][1] for other in heard]
         for other, tensors in zip(heard, told, strict=True):
             sent |= moves.sent([(other, t) for t in tensors], place, node)
-        key = (moves.device(node, place), kept, tuple(told)) if mesh.local else ("end", place)
+        key = (moves.home(node, place), kept, tuple(told)) if mesh.local else ("end", place)
         if key not in known:
             with moves.at(place, node):
                 known[key] = meeting.hear(node.op, kept, told, **attrs)

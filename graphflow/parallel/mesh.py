@@ -8,7 +8,7 @@ not divide, as numpy's array_split has it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
+from graphflow.op import Node
 from graphflow.spec import Dim, Outer, Size, evaluate, stretches
 
 SYMBOLS = 1024
@@ -23,6 +24,22 @@ SYMBOLS = 1024
 
 Place = tuple[int, ...]
 """The place of a shard: its number along each axis of the mesh."""
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Where what stands for a node at a place is, if not where the place is.
+
+    What is built is told by homes, not by the devices that they are on: it is the same graph, of
+    the same bits, on any cluster, one of a single device too.
+
+    Attributes:
+        of: the number of the home.
+        devices: of the homes.
+    """
+
+    of: Callable[[Node, Place], int]
+    devices: Sequence[DeviceName]
 
 
 class Piece(NamedTuple):
@@ -121,6 +138,11 @@ class Mesh:
         """The place with another number along an axis."""
         i = self.names.index(axis)
         return (*place[:i], to, *place[i + 1 :])
+
+    def home(self, place: Place) -> int:
+        """A number that places have in common if they share a device to take turns."""
+        pairs = zip(self.names, place, strict=True)
+        return self.number(tuple(0 if name in self.local else at for name, at in pairs))
 
     def group(self, place: Place, axis: str) -> list[Place]:
         """The places along an axis that differ in nothing else."""

@@ -17,7 +17,7 @@ from graphflow.ops.collectives import crossing
 from graphflow.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from graphflow.parallel.halos import seen
 from graphflow.parallel.layouts import Layout, Move, Sent, Value
-from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split
+from graphflow.parallel.mesh import Cuts, Homes, Mesh, Piece, Place, Split
 from graphflow.parallel.parts import combined_all, cut, joined, taken
 from graphflow.spec import Shape, TensorSpec, product
 
@@ -29,33 +29,35 @@ class Moves:
     """Moves values between layouts, and notes what travels.
 
     Args:
-        device_of: (node, place) -> where what stands for a node is, if not where the place is.
+        homes: of what stands for nodes, if these are not where the places are.
     """
 
     def __init__(
         self,
         mesh: Mesh,
         cuts: Cuts,
-        device_of: Callable[[Node, Place], DeviceName] | None = None,
+        homes: Homes | None = None,
     ) -> None:
         self.mesh = mesh
         self.cuts = cuts
-        self._device_of = device_of
+        self._homes = homes
         self.made: list[Move] = []
         self.fetched: list[Move] = []
         self._known: dict[tuple[Value, Layout], Value] = {}
         self._seen: dict[Any, tuple[Tensor, ...]] = {}
 
-    def noted(self) -> tuple[int, int]:
+    def noted(self) -> tuple[int, int, int]:
         """How much was moved so far, for `forget`."""
-        return len(self.made), len(self._known)
+        return len(self.made), len(self._known), len(self._seen)
 
-    def forget(self, before: tuple[int, int]) -> None:
+    def forget(self, before: tuple[int, int, int]) -> None:
         """Take back what was moved since, of which nothing is used."""
-        made, known = before
+        made, known, seen_so_far = before
         del self.made[made:]
         for key in list(self._known)[known:]:
             del self._known[key]
+        for window in list(self._seen)[seen_so_far:]:
+            del self._seen[window]
 
     # Layouts ------------------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ class Moves:
                 self.cuts.piece(size, split, place)
                 for size, split in zip(value.spec.shape, layout.dims, strict=True)
             )
-            key = (self.device(cause or part.node, place), part, own)
+            key = (self.home(cause or part.node, place), part, own)
             if not self.mesh.local or key not in known:
                 with self.at(place, cause or part.node):
                     known[key] = build(place)
@@ -180,9 +182,14 @@ class Moves:
 
     def device(self, node: Node, place: Place) -> DeviceName:
         """Where what stands for a node is."""
-        if self._device_of is not None:
-            return self._device_of(node, place)
+        if self._homes is not None:
+            return self._homes.devices[self._homes.of(node, place)]
         return self.mesh.devices[self.mesh.number(place)]
+
+    def home(self, node: Node, place: Place) -> int:
+        """The number that what stands for nodes has in common where it shares a device, on a
+        cluster with a device for each."""
+        return self.mesh.home(place) if self._homes is None else self._homes.of(node, place)
 
     def between(self, cause: Node) -> made_by:
         """Nodes built in the block are at several places: where what they read is."""
@@ -377,8 +384,8 @@ class Moves:
         The size of what is cut along `d` is known. Where it is there already (a gradient's windows
         see what those of the forward pass saw), nothing moves.
         """
-        devices = tuple(self.device(cause, place) for place in self.mesh.places)
-        key = (value, d, tuple(ranges), devices)
+        homes = tuple(self.home(cause, place) for place in self.mesh.places)
+        key = (value, d, tuple(ranges), homes)
         if key not in self._seen:
             self._seen[key] = seen(self, value, d, ranges, Note(self, cause, name), kind)
         return self._seen[key]

@@ -19,7 +19,7 @@ from graphflow.device import DeviceName
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, whole
-from graphflow.parallel.mesh import Mesh, Place, Split
+from graphflow.parallel.mesh import Homes, Mesh, Place, Split
 from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.staged import Staged
@@ -67,11 +67,11 @@ def pipelined(
     def microbatch(place: Place) -> int:
         return ways[place[first] if len(ways) > 1 else 0][place[-1]]
 
-    def device_of(node: Node, place: Place) -> DeviceName:
+    def home_of(node: Node, place: Place) -> int:
         number = 0
         for at, size in zip(place, outer.values(), strict=False):
             number = number * size + at
-        return devices[homes[_of(where, node), microbatch(place)] * beside + number]
+        return homes[_of(where, node), microbatch(place)] * beside + number
 
     mesh = Mesh(sizes, [DeviceName()] * prod(sizes.values()), frozenset({MICRO}))
     layouts = dict(annotations or {})
@@ -80,7 +80,8 @@ def pipelined(
         if tensor.node in graph.names:
             layout = layouts.get(tensor, whole(tensor.ndim))
             layouts[tensor] = layout.with_dim(0, Split((*layout.dims[0].axes, *inner)))
-    cut = divided(graph, mesh, layouts, known, device_of, bucket, fed=fed)
+    found = Homes(home_of, devices)
+    cut = divided(graph, mesh, layouts, known, found, bucket, fed=fed)
     phases = phases_of(graph, stages, schedule)
     numbers = [microbatch(place) for place in mesh.places]
     staged = Staged.of(schedule, stages, devices, beside)

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Node, Tensor, made_by
 from graphflow.parallel.emit import Emitter
 from graphflow.parallel.layouts import Layout, Move, Value, whole
-from graphflow.parallel.mesh import Cuts, Mesh, Piece, Place, Split, too_small
+from graphflow.parallel.mesh import Cuts, Homes, Mesh, Piece, Place, Split, too_small
 from graphflow.parallel.moves import Moves
 from graphflow.parallel.propagate import by_heads, propagate
 from graphflow.parallel.staged import Staged
@@ -138,7 +137,7 @@ def divided(
     mesh: Mesh,
     annotations: Mapping[Tensor, Layout],
     known: Mapping[Node, Pieces] | None = None,
-    device_of: Callable[[Node, Place], DeviceName] | None = None,
+    homes: Homes | None = None,
     bucket: int = 0,
     apart: frozenset[str] = frozenset(),
     fed: Mapping[str, int] | None = None,
@@ -149,7 +148,7 @@ def divided(
         graph: as the user built it, with gradients and updates.
         annotations: layouts of some tensors.
         known: pieces of variables that are there already.
-        device_of: where what stands for a node at a place is, if not where the place is.
+        homes: of what stands for nodes, if these are not where the places are.
         bucket: bytes of gradients that are summed in one exchange; 0: each by itself.
         apart: axes of the mesh along which batch norms are not synchronised.
         fed: sizes of symbols, where a step is about to be fed. What is too small for its shards is
@@ -165,7 +164,7 @@ def divided(
     training = strategy_of(graph) is not None
     annotations = {t: _fitting(t, lay, cuts, training) for t, lay in annotations.items()}
     wishes = propagate(graph.nodes, annotations, cuts)
-    moves = Moves(mesh, cuts, device_of)
+    moves = Moves(mesh, cuts, homes)
     readers: dict[Tensor, list[Node | None]] = {}
     for node in graph.nodes:
         for tensor in node.inputs:
@@ -286,8 +285,8 @@ class _Division:
         known: dict[Any, Tensor] = {}
         for place in self.mesh.places:
             pieces = self._pieces(tensor, layout, place)
-            device = self.moves.device(node, place)
-            key = (device, tuple(pieces)) if self.mesh.local else place
+            home = self.moves.home(node, place)
+            key = (home, tuple(pieces)) if self.mesh.local else place
             if key not in known:
                 with self.moves.at(place, node):
                     own = REGISTRY["placeholder"](
@@ -316,7 +315,7 @@ class _Division:
         for place in self.mesh.places:
             pieces = self._pieces(tensor, layout, place)
             spans = tuple(_span(p, s) for p, s in zip(pieces, layout.dims, strict=True))
-            key = (self.moves.device(node, place), spans) if self.mesh.local else place
+            key = (self.moves.home(node, place), spans) if self.mesh.local else place
             if key not in made:
                 made[key] = self._piece(node, place, spans)
             nodes.append(made[key])

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphflow.device import DeviceName
 from graphflow.op import Node
 from graphflow.parallel.buckets import SMALL
 from graphflow.parallel.layouts import Layout, Value
 from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.together import gathered
 
-_Key = tuple[str, str, DeviceName]
+_Key = tuple[str, str, int]
 """The axis of the mesh, the dtype, and where the first place has it: a stage's are apart."""
 
 
@@ -44,7 +43,7 @@ class Updates:
         if axis is None or size * SMALL > self._limit:
             self._assign(node, self._moves.to(value, layout, node, called(node.inputs[1].node)))
             return
-        home = self._moves.device(node, self._moves.mesh.places[0])
+        home = self._moves.home(node, self._moves.mesh.places[0])
         key = (axis, value.spec.dtype.name, home)
         bucket = self._open.setdefault(key, [])
         bucket.append((node, value))

@@ -96,6 +96,26 @@ def test_two_workers_give_the_bits_of_one_process(name: str) -> None:
     assert all(a.tobytes() == b.tobytes() for a, b in zip(here[1], there[1], strict=True))
 
 
+@pytest.mark.parametrize("beside", [None, gf.parallel.Data(2)], ids=["alone", "replicas"])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_the_graph_of_a_pipeline_is_the_same_on_one_device_and_on_many(
+    name: str, beside: Any
+) -> None:
+    """A sum over micro-batches that another stage reads is added up where it was made, also where
+    both stages are on one device: another order of adding gives other bits."""
+    written = []
+    for devices in (1, 8):
+        loss = tower(skip=True, tied=True)[-1]
+        strategy = SYNCHRONOUS[name] if beside is None else SYNCHRONOUS[name] * beside
+        train = gf.optim.Adam(0.01).minimize(loss, strategy=replace(strategy))
+        graph = strategy.divide(Graph([loss, train]), gf.Cluster.local(devices)).graph
+        index = {node: i for i, node in enumerate(graph.nodes)}
+        written.append(
+            [(n.op.name, n.name, [index[t.node] for t in n.inputs]) for n in graph.nodes]
+        )
+    assert written[0] == written[1]
+
+
 def test_each_device_runs_its_tasks_in_the_order_of_the_schedule() -> None:
     x, y, loss = tower()
     schedule = one_f_one_b(2, 4)
