@@ -63,7 +63,8 @@ class Sharding:
         alternatives: other rules that hold as well, for axes that this one needs whole.
         placeless: `build` does not look at where a piece begins.
         linear: sets of inputs, together in each of which the op is linear: partial sums may pass.
-        kind: how partial results are combined: "sum", "max", "min", "prod", "any" or "all".
+        kind: how partial results are combined: "sum", "max", "min", "prod", "any", "all", or
+            "moments" (`ops/moments.py`).
         sizes: the attribute that holds the shape of the (first) output.
         build: (op, cut, *inputs, **attrs) -> outputs of one shard, where the op itself will not do.
         windows: letters along which a shard needs more of the first input than its own piece.

@@ -36,6 +36,7 @@ from graphflow.ops import (
     linalg,
     linear_algebra,
     magnitude,
+    moments,
     nn,
     norm,
     places,
@@ -71,10 +72,10 @@ __all__ = [
     "collectives", "comm", "complex", "control", "conv", "convert", "correlation", "creation",
     "debug", "decompose", "deform", "determinant", "einsum", "elementwise", "embedding", "extrema",
     "fft", "fourier", "getitem", "grid", "host", "index", "linalg", "linear_algebra", "magnitude",
-    "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product", "random", "reduce",
-    "resize", "roi", "sampling", "scatter", "search", "select", "shape", "signal", "singular",
-    "softmax", "solve", "sort", "sparse", "state", "suppression", "transcendental", "unfold",
-    "vision", "window",
+    "moments", "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product", "random",
+    "reduce", "resize", "roi", "sampling", "scatter", "search", "select", "shape", "signal",
+    "singular", "softmax", "solve", "sort", "sparse", "state", "suppression", "transcendental",
+    "unfold", "vision", "window",
 ]  # fmt: skip
 
 

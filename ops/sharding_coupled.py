@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.op import FUNCTIONS, Sharding, Tensor, make_node
+from graphflow.op import FUNCTIONS, REGISTRY, Sharding, Tensor, make_node
 from graphflow.ops.sharding import capital, equation, letters
-from graphflow.spec import Dim, Outer, Size, TensorSpec, is_inexact, product
+from graphflow.spec import Outer, Size, TensorSpec, is_inexact, product
 
 G = FUNCTIONS
 Axes = tuple[int, ...]
@@ -72,17 +72,40 @@ def first_place(extreme: str) -> Callable[..., Sharding]:
 # Moments and norms ------------------------------------------------------------------------------
 
 
+def _piece_of_moments(op: Any, cut: Any, x: Tensor, axis: Axes) -> Any:
+    """Of a shard: what part of all values it has, their mean and variance."""
+    names = letters(x.ndim)
+    number, every = (
+        REGISTRY["size_of"](size=product([sizes[names[a]] for a in axis]), dtype="float64")
+        for sizes in (cut.size, cut.total)
+    )
+    centre = G["mean"](x, axis, keepdims=True)
+    about = x - centre
+    part = G["full_like"](centre, 1) * G["astype"](number / every, x.dtype)
+    return G["stack"]([part, centre, G["mean"](about * about, axis, keepdims=True)])
+
+
+def moments(x: TensorSpec, axis: Axes) -> Sharding:
+    """moments: those of shards make those of the whole."""
+    names = letters(x.rank)
+    out = "".join("." if i in axis else c for i, c in enumerate(names))
+    text = equation([names], ["." + out])
+    return Sharding(text, kind="moments", build=_piece_of_moments, placeless=True)
+
+
+def _centred(x: Tensor, axis: Axes) -> tuple[Any, Any, Any]:
+    """x about its mean along some axes, that mean, and the variance."""
+    found = REGISTRY["moments"](x, axis=tuple(a % x.ndim for a in axis))
+    return x - found[1], found[1], found[2]
+
+
 def variance(x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Any:
     """var."""
-    about = x - G["mean"](x, axis, keepdims=True)
-    total = G["sum"](about * about, axis=axis, keepdims=keepdims)
-    return total / _less(product([x.shape[a] for a in axis]), correction)
-
-
-def _less(count: Size, correction: float) -> Any:
-    if isinstance(count, Dim):
-        return count - int(correction) if correction == int(correction) else count
-    return max(count - correction, 0.0)
+    spread = _centred(x, axis)[2]
+    if correction:
+        number = REGISTRY["size_of"](size=product([x.shape[a] for a in axis]), dtype=x.dtype.name)
+        spread = spread * (number / G["maximum"](number - correction, 0.0))
+    return spread if keepdims else G["squeeze"](spread, list(axis))
 
 
 def deviation(x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Any:
@@ -137,8 +160,11 @@ def log_softmax_grad(g: Tensor, y: Tensor, axis: int) -> Any:
 
 
 def _unit(x: Tensor, axis: Axes, epsilon: float, centred: bool) -> tuple[Any, Any]:
-    about = x - G["mean"](x, axis, keepdims=True) if centred else x
-    per_deviation = G["rsqrt"](G["mean"](about * about, axis, keepdims=True) + epsilon)
+    if centred:
+        about, _, spread = _centred(x, axis)
+    else:
+        about, spread = x, G["mean"](x * x, axis, keepdims=True)
+    per_deviation = G["rsqrt"](spread + epsilon)
     return about * per_deviation, per_deviation
 
 
@@ -183,10 +209,9 @@ def _others(x: Any, channel: int) -> Axes:
 
 
 def _batch_norm(x: Tensor, scale: Tensor, bias: Tensor, channel: int, epsilon: float) -> Any:
-    axes, over = _others(x, channel), _along(x, (channel,))
-    centre = G["mean"](x, axes)
-    about = x - G["reshape"](centre, over)
-    spread = G["mean"](about * about, axes)
+    over = _along(x, (channel,))
+    about, *found = _centred(x, _others(x, channel))
+    centre, spread = (G["reshape"](t, (x.shape[channel],)) for t in found)
     factor = scale * G["rsqrt"](spread + epsilon)
     y = about * G["reshape"](factor, over) + G["reshape"](bias, over)
     return y, centre, spread
@@ -195,13 +220,12 @@ def _batch_norm(x: Tensor, scale: Tensor, bias: Tensor, channel: int, epsilon: f
 def _batch_norm_grad(g: Tensor, x: Tensor, scale: Tensor, channel: int, epsilon: float) -> Any:
     axes, over = _others(x, channel), _along(x, (channel,))
     number = product([x.shape[a] for a in axes])
-    about = x - G["reshape"](G["mean"](x, axes), over)
-    spread = G["mean"](about * about, axes)
+    about, _, spread = _centred(x, axes)
     per_deviation = G["rsqrt"](spread + epsilon)
-    unit = about * G["reshape"](per_deviation, over)
+    unit = about * per_deviation
     along, total = G["sum"](g * unit, axes), G["sum"](g, axes)
     rest = g - unit * G["reshape"](along / number, over) - G["reshape"](total / number, over)
-    return rest * G["reshape"](scale * per_deviation, over), along, total
+    return rest * (G["reshape"](scale, over) * per_deviation), along, total
 
 
 def batch_norm(x: TensorSpec, *parameters: TensorSpec, channel: int, epsilon: float) -> Sharding:

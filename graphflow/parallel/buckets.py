@@ -1,5 +1,5 @@
-"""Buckets: small sums over replicas wait until there are a few megabytes of them, and are exchanged
-at once, while what comes next is computed.
+"""Buckets: small sums (or means) over replicas wait until there are a few megabytes of them, and
+are exchanged at once, while what comes next is computed.
 
 Gradients are finished in the order of the backward pass and needed only by the updates; so a bucket
 is exchanged as soon as it is full, and what is left when someone needs it. A small sum that is only
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, Value
@@ -24,9 +25,22 @@ RIDER = 1 << 10
 """Bytes of what is only fetched, up to which it costs a bucket nothing."""
 
 
-_Key = tuple[str, str, bool, int]
-"""The axis of the mesh, the dtype, whether each place gets its piece only, and where the first
-place has it: stages of a pipeline have buckets of their own."""
+class _Key(NamedTuple):
+    """What is exchanged together.
+
+    Attributes:
+        axis: of the mesh.
+        kind: "sum", or "mean".
+        dtype: its name.
+        in_pieces: whether each place gets its piece only.
+        home: where the first place has it: stages of a pipeline have buckets of their own.
+    """
+
+    axis: str
+    kind: str
+    dtype: str
+    in_pieces: bool
+    home: int
 
 
 @dataclass
@@ -61,20 +75,21 @@ class Buckets:
             wanted: how it is read, if not whole: where that is cut along the same axis, each place
                 gets its piece; other sums do not wait.
         """
-        axis = self._axis(tensor)
-        if axis is None:
+        across = self._across(tensor)
+        if across is None:
             return
         value = self._values[tensor]
-        layout = Layout(value.layout.dims)
+        (axis, kind), layout = across, Layout(value.layout.dims)
         if wanted is not None:
-            d = None if wanted.partial else self._moves.scatters(value, wanted, axis)
+            scatters = kind == "sum" and not wanted.partial
+            d = self._moves.scatters(value, wanted, axis) if scatters else None
             if d is None:
                 return
             layout = layout.with_dim(d, wanted.dims[d])
-        value = self._across(tensor, axis, cause)
+        value = self._without_turns(tensor, across, cause)
         self._wanted[tensor] = layout
         size = self._moves.nbytes(value.spec, value.layout)
-        key = self._key(tensor, axis, wanted is not None)
+        key = self._key(tensor, across, wanted is not None)
         if size * SMALL > self._limit:
             self._exchange([tensor], key, cause)
             return
@@ -89,35 +104,36 @@ class Buckets:
     def ride(self, tensor: Tensor, cause: Node) -> None:
         """Let a small partial sum that is only fetched go with the next bucket; it stays as it is
         if none follows."""
-        axis = self._axis(tensor)
-        if axis is None:
+        across = self._across(tensor)
+        if across is None:
             return
         value = self._values[tensor]
         if self._moves.nbytes(value.spec, value.layout) > RIDER or not self._limit:
             return
-        self._across(tensor, axis, cause)
-        self._riders.setdefault(self._key(tensor, axis, False), []).append(tensor)
+        self._without_turns(tensor, across, cause)
+        self._riders.setdefault(self._key(tensor, across, False), []).append(tensor)
 
-    def _axis(self, tensor: Tensor) -> str | None:
-        """The one axis of several devices over which a tensor is a partial sum of known size."""
+    def _across(self, tensor: Tensor) -> tuple[str, str] | None:
+        """The one axis of several devices over which a tensor of known size is a partial sum (or
+        mean), and which of these."""
         value = self._values[tensor]
         local = self._moves.mesh.local
         across = [(axis, kind) for axis, kind in value.layout.partial if axis not in local]
-        if len(across) != 1 or across[0][1] != "sum":
+        if len(across) != 1 or across[0][1] not in ("sum", "mean"):
             return None
-        return across[0][0] if all(part.spec.is_concrete for part in value.parts) else None
+        return across[0] if all(part.spec.is_concrete for part in value.parts) else None
 
-    def _across(self, tensor: Tensor, axis: str, cause: Node) -> Value:
+    def _without_turns(self, tensor: Tensor, across: tuple[str, str], cause: Node) -> Value:
         """The value of a tensor, what takes turns added up."""
         value = self._values[tensor]
         if len(value.layout.partial) > 1:
-            within = Layout(value.layout.dims, ((axis, "sum"),))
+            within = Layout(value.layout.dims, (across,))
             value = self._values[tensor] = self._moves.to(value, within, cause, called(tensor.node))
         return value
 
-    def _key(self, tensor: Tensor, axis: str, in_pieces: bool) -> _Key:
+    def _key(self, tensor: Tensor, across: tuple[str, str], in_pieces: bool) -> _Key:
         home = self._moves.home(tensor.node, self._moves.mesh.places[0])
-        return axis, tensor.dtype.name, in_pieces, home
+        return _Key(*across, tensor.dtype.name, in_pieces, home)
 
     def empty(self, tensor: Tensor) -> None:
         """Exchange the bucket that a tensor waits in."""
@@ -136,15 +152,15 @@ class Buckets:
         self, tensors: list[Tensor], key: _Key, cause: Node, riders: Sequence[Tensor] = ()
     ) -> None:
         layouts = [self._wanted.pop(t) for t in tensors]
-        axis, _, in_pieces, _ = key
         together = [*tensors, *riders]
         values = [self._values[t] for t in together]
         if len(values) == 1:
             sums = [self._moves.to(values[0], layouts[0], cause, called(tensors[0].node))]
-        elif in_pieces:
-            sums = scattered(self._moves, values, layouts, axis, cause)
+        elif key.in_pieces:
+            sums = scattered(self._moves, values, layouts, key.axis, cause)
         else:
-            counted = f"{len(tensors)} gradient{'s' if len(tensors) > 1 else ''}"
+            what = "gradient" if key.kind == "sum" else "mean"
+            counted = f"{len(tensors)} {what}{'s' if len(tensors) > 1 else ''}"
             told = " and ".join([counted, *(called(t.node) for t in riders)])
-            sums = summed(self._moves, values, axis, cause, told)
+            sums = summed(self._moves, values, key.axis, cause, told, key.kind)
         self._values.update(zip(together, sums, strict=True))

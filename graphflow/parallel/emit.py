@@ -261,10 +261,13 @@ class Emitter:
             self._buckets.ride(tensor, node)
         if any(reader is None for reader in readers) or not readers:
             return
-        if len(readers) == 1 and readers[0] is not None and self._hands_on(readers[0], tensor):
+        found = self.values[tensor].layout.partial
+        sums = all(kind == "sum" for _, kind in found)
+        alone = readers[0] if len(readers) == 1 else None
+        if sums and alone is not None and self._hands_on(alone, tensor):
             return
         wish = self.wishes.get(tensor)
-        partial = {axis for axis, _ in self.values[tensor].layout.partial}
+        partial = {axis for axis, _ in found}
         cut = wish is not None and partial & wish.axes()
         self._buckets.add(tensor, node, wish if cut else None)
 

@@ -21,7 +21,26 @@ def combined_all(kind: str, parts: Sequence[Tensor]) -> Tensor:
     if kind == "mean":
         mean: Tensor = combined_all("sum", parts) / len(parts)
         return mean
+    if kind == "moments":
+        return _moments(parts) if len(parts) > 1 else parts[0]
     return reduce(lambda a, b: combined(kind, a, b), parts)
+
+
+def _moments(parts: Sequence[Tensor]) -> Tensor:
+    """The moments of all values by those of parts of them: in rows, what part of all these are,
+    their mean and their variance (see `ops/moments.py`). Nothing large cancels.
+
+    Source: Chan, Golub & LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances, Stanford STAN-CS-79-773, 1979.
+    """
+    each = FUNCTIONS["stack"](parts, axis=1)
+    share, mean, variance = (each[row] for row in range(3))
+    part = FUNCTIONS["sum"](share, 0)
+    centre = FUNCTIONS["sum"](share * mean, 0) / part
+    about = mean - centre
+    around = FUNCTIONS["sum"](share * (variance + about * about), 0) / part
+    found: Tensor = FUNCTIONS["stack"]([part, centre, around])
+    return found
 
 
 def combined(kind: str, a: Tensor, b: Tensor) -> Tensor:

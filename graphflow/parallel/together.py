@@ -19,11 +19,20 @@ from graphflow.parallel.parts import cut, joined
 from graphflow.spec import product
 
 
-def summed(moves: Moves, values: Sequence[Value], axis: str, cause: Node, told: str) -> list[Value]:
-    """Sums over groups along an axis of the mesh, of several values: every place has them.
+def summed(
+    moves: Moves,
+    values: Sequence[Value],
+    axis: str,
+    cause: Node,
+    told: str,
+    kind: str = "sum",
+) -> list[Value]:
+    """Sums (or means) over groups along an axis of the mesh, of several values: every place has
+    them.
 
     Args:
         told: what they are, for reports.
+        kind: "sum" or "mean".
     """
 
     def exchange(group: Sequence[Place]) -> Sequence[Tensor]:
@@ -31,7 +40,7 @@ def summed(moves: Moves, values: Sequence[Value], axis: str, cause: Node, told: 
             _row(moves, place, cause, [moves.part(v, place) for v in values]) for place in group
         ]
         with moves.between(cause):
-            return all_reduce(rows)
+            return all_reduce(rows, op=kind)
 
     layouts = [_without(value.layout, axis) for value in values]
     sums = _taken_apart(moves, values, layouts, axis, cause, exchange)
