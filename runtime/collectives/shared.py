@@ -22,8 +22,9 @@ from graphflow.ops.kernels.address import address
 from graphflow.runtime.collectives.gate import LINE, Gates
 from graphflow.runtime.collectives.pieces import Array, Collective
 
-SMALL = 1 << 19
-"""Bytes of all ranks' tensors together, up to which each rank folds everything by itself."""
+SMALL = 1 << 20
+"""Bytes of all ranks' tensors together, up to which each rank folds everything by itself: what it
+then does twice takes less than a thread that does it once beside the program (0.2 ms)."""
 
 _SLOTS = 2
 """A rank that offers its next tensor but one has seen that the others offered the one between, so
