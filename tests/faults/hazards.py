@@ -1,5 +1,5 @@
 """A user's module of ops that do what no op should: end their process, hold the interpreter, take
-all memory, raise, or sleep."""
+all memory, raise, sleep, or look at the clock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from graphflow.op import Op, register
+from graphflow.spec import spec
 
 
 def _crash(xp: Any, x: Any) -> Any:
@@ -40,9 +41,14 @@ def _raise(xp: Any, x: Any) -> Any:
     raise ZeroDivisionError("as it was told to")
 
 
+def _stamp(xp: Any, x: Any) -> Any:
+    return xp.asarray([time.clock_gettime_ns(time.CLOCK_MONOTONIC)], "int64")
+
+
 crash = register(Op("hazards.crash", infer=lambda x: x, kernel=_crash))
 hold = register(Op("hazards.hold", infer=lambda x, seconds: x, kernel=_hold))
 sleep = register(Op("hazards.sleep", infer=lambda x, seconds: x, kernel=_sleep))
 take = register(Op("hazards.take", infer=lambda x, nbytes: x, kernel=_take))
 spread = register(Op("hazards.spread", infer=lambda x, elements: x, kernel=_spread))
 fail = register(Op("hazards.fail", infer=lambda x: x, kernel=_raise))
+stamp = register(Op("hazards.stamp", infer=lambda x: spec("int64", (1,)), kernel=_stamp))
