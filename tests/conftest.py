@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -58,6 +59,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             missing = _why_no_gpu()
             if missing is not None:
                 item.add_marker(pytest.mark.skip(reason=f"{missing}: force with --run-gpu"))
+
+
+@pytest.fixture(autouse=True)
+def own_streams() -> Iterator[None]:
+    """Random streams of the test's own: what it draws does not depend on the tests before it."""
+    from graphflow import random
+
+    with random.seed(0):
+        yield
 
 
 @pytest.fixture
