@@ -76,7 +76,7 @@ def main() -> None:
         pauses = []
         for number in range(given.kills):
             model.steps(kept, 5)
-            os.kill(kept._hosts.pids[number % 2], signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(kept._life.hosts.pids[number % 2], signal.SIGKILL)  # type: ignore[attr-defined]
             pauses.append(model.steps(kept, 1) - usual)
         assert kept.checkpoint_error is None
     ratio = statistics.median(kept / plain for plain, kept in pairs)

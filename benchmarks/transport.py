@@ -51,7 +51,7 @@ def workers(count: int = 2, *, shared: bool = True) -> Iterator[gf.Session]:
 
 def hosts_of(session: gf.Session) -> Any:
     """What measures the links between its workers."""
-    return session._hosts
+    return session._life.hosts
 
 
 # By turns --------------------------------------------------------------------------------------

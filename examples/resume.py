@@ -38,7 +38,7 @@ def train(steps: int, kill_at: int | None = None, **options: Any) -> dict[int, s
     with gf.Session(gf.Cluster.local(workers=2, threads=1), **options) as s:
         for number in range(s.step, steps):  # s.step: where a checkpoint goes on
             if number == kill_at:
-                os.kill(s._hosts.pids[1], signal.SIGKILL)
+                os.kill(s._life.hosts.pids[1], signal.SIGKILL)
                 print(f"step {number}: killed a worker")
             loss, _ = s.run([model.loss, model.train], feeds[number])
             curve[number] = float(loss).hex()

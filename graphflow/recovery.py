@@ -109,6 +109,11 @@ class Recovery:
         self._poison = Poison()
         self._uncertain = False
 
+    @property
+    def error(self) -> CheckpointError | None:
+        """Why the last checkpoint could not be written; None if it could."""
+        return self.saver.error
+
     # What a session does ------------------------------------------------------------------------
 
     def step(
@@ -189,6 +194,9 @@ class Recovery:
                 lost = WorkerLost(str(error), worker=error.target, step=error.step, reason=reason)
                 self._count(lost)
 
+    def lost(self, error: WorkerLost) -> None:
+        """What follows from the loss of a worker: all is had again when it is needed."""
+
     def after(self) -> None:
         """At the end of a step: write a checkpoint where it is time for one.
 
@@ -243,6 +251,12 @@ class Recovery:
         names = ", ".join(f"worker {worker}" for worker in sorted(leaving))
         self._broken = WorkerLost(f"{names} was asked to end", worker=min(leaving))
         self.guarded(lambda: None)
+
+    def leave(self) -> None:
+        """The last checkpoint of a session that is asked to end."""
+        self.save()
+        folder = str(self.saver.store.root)
+        _log.tell("session.drained", step=self._steps.committed, folder=folder)
 
     def close(self, *, complete: bool) -> None:
         """Let the checkpoint that is being written come to its end.

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,17 +23,16 @@ from graphflow.checkpointing import Policy, Saver, read, save_by_worker
 from graphflow.compiled import Compiled
 from graphflow.connect import cluster_of, hosts_of
 from graphflow.deployment import Deployment
-from graphflow.draining import Drain
 from graphflow.errors import (
     ArgumentError,
     CheckpointError,
     FetchError,
     SessionError,
-    StateLost,
     VariableError,
-    WorkerLost,
 )
 from graphflow.feeding import as_placeholder, convert, convert_all
+from graphflow.fragile import Fragile
+from graphflow.lifetime import Lifetime
 from graphflow.memory_report import MemoryReport, memory_report
 from graphflow.metering import serve_metrics, steps_of
 from graphflow.migration import has_drifted, migrate
@@ -45,20 +42,18 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plan import Plan
 from graphflow.planner import Planner
-from graphflow.progress import telling
-from graphflow.queued import Queued
 from graphflow.recovery import Recovery
 from graphflow.replanning import GAIN, Replanned, check_replan
+from graphflow.running import Running
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.finite import RESULTS
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.trace import Trace, check_target
 from graphflow.state import State
-from graphflow.streaming import Decide, Stream, check_stream, nothing
+from graphflow.streaming import Decide, check_stream, nothing
 from graphflow.structure import flatten
 
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")
 _log = Log("graphflow.session")
 DEADLINE = 300.0
 """Seconds that a step may take unless the session says otherwise."""
@@ -134,23 +129,19 @@ class Session:
         admit(names)
         policy = Policy.of(checkpoint, every, keep, rejoin)
         chosen = cluster_of(cluster, plan)
-        self._lock: Any = threading.RLock()  # held while a step runs
-        self._queued = Queued()
-        self._closed = False
-        self._stream: Stream | None = None  # that has begun steps ahead
-        self._process = os.getpid()
-        self._drain = Drain(self._lock, self._leave) if policy is not None else None
+        self._life = life = Lifetime(saves=policy is not None)
+        self._lock = life.lock
         with ExitStack() as failed:  # what is undone where the session does not open
-            if self._drain is not None:
-                failed.callback(self._drain.end)
+            if life.drain is not None:
+                failed.callback(life.drain.end)
             store = policy.store() if policy is not None else None
-            self._hosts = hosts = hosts_of(chosen, names, store)
+            hosts = hosts_of(chosen, names, store)
             failed.callback(hosts.close)
             several = len(chosen.devices) > 1
-            self._server = serve_metrics(metrics, hosts)
-            if self._server is not None:
-                failed.callback(self._server.close)
-            sampling, metered = self._automatic and several, self._server is not None
+            server = serve_metrics(metrics, hosts)
+            if server is not None:
+                failed.callback(server.close)
+            sampling, metered = self._automatic and several, server is not None
             self._steps = steps = steps_of(hosts, float(deadline), sampling, metered)
             self._state = state = State(hosts)
             self._planner = Planner(chosen, hosts, state, steps, placer, trial)
@@ -159,15 +150,14 @@ class Session:
             self._compiled = self._deployment.compiled
             # What is replayed, and what is traced now and then, goes the long way.
             self._short = not self._automatic and (policy is None or not hosts.can_be_lost)
-            self._recovery: Recovery | None = None
+            self._running = running = Running(life, self._deployment, routes=not self._automatic)
+            self._recovery: Recovery | Fragile = Fragile(self._deployment, running.step)
             if policy is not None and store is not None:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 self._recovery = Recovery(
-                    saver, self._deployment, self._step, self._undo, policy.rejoin
+                    saver, self._deployment, running.step, running.undo, policy.rejoin
                 )
-            hosts.on_draining(self._retreat)
-            if self._drain is not None:
-                self._drain.opened()
+            life.begin(hosts, server, steps, self._recovery)
             failed.pop_all()
 
     # Running ----------------------------------------------------------------------------------
@@ -195,12 +185,14 @@ class Session:
             OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
             NonFiniteError: with `check_finite`, the same, for a result that is not finite.
         """
+        life = self._life
         if steps is not None:
-            self._check_open()
+            life.check()
             check_stream(feeds, steps)
-            return self._streamed(fetches, flatten(fetches)[0], feeds, steps)
+            tensors, rebuild = flatten(fetches)
+            return self._running.ahead(tensors, rebuild, feeds, steps, self._values)
         with self._lock:
-            self._check_open()
+            life.check()
             kind = type(fetches)
             if kind is Tensor:
                 compiled = self._compiled.get((id(fetches),))
@@ -213,90 +205,22 @@ class Session:
             if compiled is not None and compiled.route is not None and self._short:
                 values = self._steps.routed(compiled, compiled.route, feeds)
                 if values is not None:
-                    if self._recovery is not None:
-                        self._end_step(self._recovery)
+                    if life.drain is not None:  # there are checkpoints
+                        life.after()
                     if kind is dict:
                         return dict(zip(fetches, values, strict=True))
                     return values[0] if kind is Tensor else kind(values)
-            return self._run(fetches, feeds)
-
-    def _streamed(
-        self, fetches: Any, tensors: Sequence[Tensor], feeds: Iterable[Any], count: int
-    ) -> Iterator[Any]:
-        rebuild = flatten(fetches)[1]
-
-        def run(given: Mapping[Node, Array], begun: Decide) -> list[Any]:
-            return self._values(tensors, given, begun)
-
-        known = partial(self._deployment.known, tensors)
-        stream = Stream(self._steps, feeds, count, known, run)
-        try:
-            for number in range(1, count + 1):
-                with self._lock:
-                    self._check_open(keep=stream)
-                    self._stream = stream
-                    values = stream.step(number)
-                yield rebuild(values)
-        finally:
-            with self._lock:
-                stream.retreat()
-                if self._stream is stream:
-                    self._stream = None  # what the feeds hold is let go
-
-    def _undo(self) -> None:
-        """Ends what a stream has begun ahead."""
-        if self._stream is not None:
-            self._stream.retreat()
-
-    def _run(self, fetches: Any, feeds: Mapping[Tensor, Any] | None) -> Any:
-        tensors, rebuild = flatten(fetches)
-        return rebuild(self._values(tensors, convert_all(feeds)))
+            tensors, rebuild = flatten(fetches)
+            return rebuild(self._values(tensors, convert_all(feeds)))
 
     def _values(
         self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide = nothing
     ) -> list[Any]:
-        if self._recovery is None:
-            values = self._step(tensors, given, begun)
-            self._watch()
-        else:
-            values = self._recovery.step(tensors, given, begun)
-            self._recovery.guarded(self._watch)
-            self._end_step(self._recovery)
+        """A step, as often as it takes, and what follows from it."""
+        values = self._recovery.step(tensors, given, begun)
+        self._recovery.guarded(self._watch)
+        self._life.after()
         return values
-
-    def _step(
-        self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide
-    ) -> list[Any]:
-        """A step the long way, unless it has begun: values of fetches."""
-        if (decided := begun()) is not None:
-            return decided
-        shapes = {node: a.shape for node, a in given.items()}
-        compiled = self._deployment.of(tensors, shapes)
-        arrays = compiled.arrays(given)
-        bindings = compiled.bindings(shapes)
-        self._deployment.prepare(compiled, shapes, bindings)
-        with telling("first step of", 0 if compiled.runs else len(compiled.graph)):
-            values = self._steps.run(compiled, arrays, bindings)
-        if not self._automatic and (
-            compiled.route is None or compiled.route.bindings is not bindings
-        ):
-            compiled.find_route(self._hosts, shapes, bindings)
-        return values
-
-    def _end_step(self, recovery: Recovery) -> None:
-        """After a step of a session with checkpoints: perhaps write one, perhaps leave."""
-        recovery.after()
-        if self._drain is not None:
-            self._drain.heed()
-
-    @contextmanager
-    def _held(self) -> Iterator[None]:
-        """The lock, for anything but a step; a SIGTERM that came meanwhile is heeded at its end."""
-        with self._lock:
-            self._check_open(keep=self._stream)
-            yield
-            if self._drain is not None:
-                self._drain.heed()
 
     def run_async(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Future[Any]:
         """As `run`, in the order of the calls, without waiting: a future of the result.
@@ -307,15 +231,16 @@ class Session:
             FetchError, FeedError: at once, where the mistake shows without the graph; else from the
                 future, as all other errors.
         """
-        self._check_open()
+        life = self._life
+        life.check()
         flatten(fetches)
         copies = {node.outputs[0]: np.array(a) for node, a in convert_all(feeds).items()}
-        with self._queued.lock:
-            self._check_open()
-            future = self._queued.put(self.run, fetches, copies)
-        if self._drain is not None and self._drain.asked:
+        with life.queued.lock:
+            life.check()
+            future = life.queued.put(self.run, fetches, copies)
+        if life.drain is not None and life.drain.asked:
             with self._lock:
-                self._drain.heed()
+                life.heed()
         return future
 
     def compile(
@@ -330,13 +255,12 @@ class Session:
         Raises:
             FetchError, FeedError: not sets of fetches; a shape that is missing or wrong.
         """
-        with self._held():
-            self._check_open()
+        with self._life.held():
             if isinstance(fetch_sets, Tensor) or not isinstance(fetch_sets, Sequence):
                 raise FetchError(f"compile takes a list of sets of fetches, not {fetch_sets!r}")
             sets = [flatten(fetches)[0] for fetches in fetch_sets]
             sizes = {as_placeholder(t): tuple(shape) for t, shape in (shapes or {}).items()}
-            self._safely(lambda: self._deployment.place_together(sets, sizes))
+            self._recovery.guarded(lambda: self._deployment.place_together(sets, sizes))
 
     def warmup(self, fetches: Any, shapes: Mapping[Tensor, Any] | None = None) -> None:
         """Prepare steps before they run: place the fetches, and compile them on the workers for
@@ -357,10 +281,9 @@ class Session:
                 is wrong or missing.
             WorkerLost: a worker was lost meanwhile.
         """
-        with self._held():
-            self._check_open()
+        with self._life.held():
             tensors, _ = flatten(fetches)
-            self._safely(lambda: self._deployment.warm_up(tensors, shapes))
+            self._recovery.guarded(lambda: self._deployment.warm_up(tensors, shapes))
 
     # What is known ----------------------------------------------------------------------------
 
@@ -377,7 +300,7 @@ class Session:
             if compiled is None:
                 raise SessionError("these fetches have no plan yet; run them first, or use gf.plan")
             if compiled.plan is None:
-                compiled.plan = self._safely(lambda: self._planned(compiled))
+                compiled.plan = self._recovery.guarded(lambda: self._planned(compiled))
             if compiled.measured is not None:
                 return compiled.plan.with_measured(compiled.measured)
             return compiled.plan
@@ -419,11 +342,10 @@ class Session:
             MemoryLimitError: the graph fits in no memory; nothing has moved.
             WorkerLost: a worker was lost while variables moved.
         """
-        with self._held():
-            self._check_open()
+        with self._life.held():
             self._learn()
-            self._safely(self._planner.look_again)
-            return self._safely(lambda: migrate(self._deployment, 0.0))
+            self._recovery.guarded(self._planner.look_again)
+            return self._recovery.guarded(lambda: migrate(self._deployment, 0.0))
 
     def _watch(self) -> None:
         """At the end of a window of traced steps: learn, and plan again if they drifted."""
@@ -442,9 +364,9 @@ class Session:
 
     def get(self, variable: Tensor) -> Array:
         """A copy of a variable's value: its initial one if no step has used it."""
-        with self._held():
+        with self._life.held(looks=True):
             node = _variable(variable, "get")
-            return self._safely(lambda: self._state.get(node))
+            return self._recovery.guarded(lambda: self._state.get(node))
 
     def set(self, variable: Tensor, value: Any) -> None:
         """Give a variable a value.
@@ -452,14 +374,10 @@ class Session:
         Raises:
             VariableError: no variable, or a value of another shape or an unsafe dtype.
         """
-        with self._held():
-            self._check_open()
+        with self._life.held():
             node = _variable(variable, "set")
             array = np.array(convert(node, value, VariableError))
-            if self._recovery is None:
-                self._state.set(node, array)
-            else:
-                self._recovery.set(node, array)
+            self._recovery.set(node, array)
 
     def save(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Write all variables that the session knows to a checkpoint folder.
@@ -471,15 +389,12 @@ class Session:
             CheckpointError: the folder cannot be written; a checkpoint that is there stays intact.
             ArgumentError: no folder, and the session has no directory for checkpoints.
         """
-        with self._held():
-            self._check_open()
+        with self._life.held():
             if folder is not None:
-                values = self._safely(self._state.values)
+                values = self._recovery.guarded(self._state.values)
                 save_by_worker(Checkpoint(values, self._steps.committed), self._state, folder)
-            elif self._recovery is not None:
-                self._recovery.save()
             else:
-                raise ArgumentError("save takes a folder, or the session a checkpoint= directory")
+                self._recovery.save()
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Take variables and the step number from a checkpoint; those not used yet, when they are.
@@ -491,17 +406,15 @@ class Session:
             CheckpointError: unreadable, damaged, or it does not fit the variables; nothing is
                 changed.
         """
-        with self._held():
-            self._check_open()
+        with self._life.held():
             source, checkpoint = read(self._state, folder)
 
             def take() -> None:
                 self._state.load(checkpoint, source)
                 self._steps.committed = checkpoint.step
 
-            self._safely(take)
-            if self._recovery is not None:
-                self._recovery.begin_at(source)
+            self._recovery.guarded(take)
+            self._recovery.begin_at(source)
 
     @property
     def step(self) -> int:
@@ -517,16 +430,12 @@ class Session:
     def checkpoint_error(self) -> CheckpointError | None:
         """Why the last checkpoint could not be written in the background; None if it could. The
         training goes on, and the next one is tried when it is due."""
-        return self._recovery.saver.error if self._recovery is not None else None
+        return self._recovery.error
 
     @property
     def cluster(self) -> Cluster:
         """Where the session runs: what it was given, less the workers that it lost for good."""
         return self._deployment.cluster
-
-    def _safely(self, operation: Callable[[], T]) -> T:
-        """Do something with the workers; where one is lost and can be replaced, once more."""
-        return operation() if self._recovery is None else self._recovery.guarded(operation)
 
     # Tracing, closing -------------------------------------------------------------------------
 
@@ -554,7 +463,7 @@ class Session:
         counting = memory and not tracemalloc.is_tracing()
         trace = Trace()
         with self._lock:
-            self._check_open()
+            self._life.check()
             self._planner.survey_if_cheap()
             self._steps.trace = trace
         if counting:
@@ -583,58 +492,7 @@ class Session:
             CheckpointError: the last checkpoint cannot be written; the one before is intact, and
                 the session is closed all the same.
         """
-        if self._closed:
-            return
-        self._close(complete=True)
-        if self._drain is not None:
-            self._drain.heed()
-
-    def _close(self, *, complete: bool) -> None:
-        if self._closed:
-            return
-        if self._process != os.getpid():  # forked: the threads and workers are the parent's
-            self._closed = True
-            return
-        with self._queued.lock:
-            self._closed = True
-        # Who holds the lock runs no step beside it, and would wait for one that waits for it.
-        self._queued.close(wait=not self._lock._is_owned())
-        try:
-            if self._recovery is not None:
-                with self._lock:
-                    self._recovery.close(complete=complete)
-        finally:
-            if self._drain is not None:
-                self._drain.end()
-            if self._server is not None:
-                self._server.close()
-            self._hosts.close()
-
-    def _retreat(self) -> None:
-        """On a thread of its own: a worker was asked to end, perhaps while no step runs."""
-        with self._lock:
-            if self._closed:
-                return
-            if self._recovery is not None:
-                self._recovery.retreat()
-            else:  # what that worker holds cannot be saved, so it need not wait
-                self._hosts.let_go()
-
-    def _leave(self) -> None:
-        """At SIGTERM, between two steps: write a checkpoint, close, and end the process.
-
-        Raises:
-            SystemExit: with status 0.
-        """
-        assert self._recovery is not None
-        try:
-            if not self._closed:
-                self._recovery.save()
-                folder = str(self._recovery.saver.store.root)
-                _log.tell("session.drained", step=self._steps.committed, folder=folder)
-        finally:
-            self._close(complete=False)
-        raise SystemExit(0)
+        self._life.close()
 
     def __enter__(self) -> Session:
         return self
@@ -645,37 +503,10 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and not self._closed and self._process == os.getpid():
-            self._hosts.cancel()  # else the step of a `run_async` would hold the error back
-            if type(error) is WorkerLost and self._recovery is None:
-                error.add_note("A session opened with checkpoint=directory recovers by itself.")
         if error is None:
-            self.close()
+            self._life.close()
         else:
-            self._close(complete=False)
-
-    def _check_open(self, keep: Stream | None = None) -> None:
-        if self._closed:
-            if self._drain is not None:
-                self._drain.heed()
-            raise SessionError("the session is closed; open another one")
-        if self._stream is not None and self._stream is not keep:
-            with self._lock:  # another thread may have come first
-                stream, self._stream = self._stream, None
-                if stream is not None:
-                    stream.retreat()
-        if self._process != os.getpid():
-            raise SessionError(
-                f"the session belongs to process {self._process}, of which this one is a fork "
-                "without its threads; open a session here"
-            )
-        lost = self._steps.lost
-        if lost is not None and self._recovery is None:
-            raise StateLost(
-                f"the session lost a worker and its variables ({lost}); open a new session and "
-                "load a checkpoint: s.load(folder). One that is opened with checkpoint=directory "
-                "recovers by itself"
-            )
+            self._life.abandon(error)
 
 
 def _variable(tensor: Any, what: str) -> Node:

@@ -78,7 +78,7 @@ def test_a_session_at_work_is_shown_with_its_steps_memory_and_links(
     for index, worker in enumerate(told):
         assert worker["address"] == workers[index] and worker["resident"] > 1 << 20
         (seen,) = worker["sessions"]
-        assert len(seen["session"]) == 8 and session._hosts.session.startswith(seen["session"])
+        assert len(seen["session"]) == 8 and session._life.hosts.session.startswith(seen["session"])
         assert (seen["worker"], seen["epoch"]) == (index, 1) and seen["committed"] >= 20
         assert seen["programs"] >= 1 and seen["step"] >= 20 and not seen["parked"]
         assert seen["steps_per_second"] > 0 and 0 < seen["last_step_seconds"] < 10
@@ -88,7 +88,7 @@ def test_a_session_at_work_is_shown_with_its_steps_memory_and_links(
     assert link["peer"] == workers[1] and link["sent"] >= 20 * 1024
     assert told[1]["links"][0]["received"] == link["sent"]
     assert "Sessions" in table and "Tensors between workers" in table and seen["session"] in table
-    assert session._hosts.session not in out + table
+    assert session._life.hosts.session not in out + table
 
 
 def test_what_is_only_tried_out_is_not_counted(

@@ -23,8 +23,9 @@ def read(session: gf.Session) -> dict[str, float]:
     """Every series of the session's endpoint, as Prometheus' own parser reads it."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    assert session._server is not None
-    with urllib.request.urlopen(f"http://{session._server.address}/metrics", timeout=10) as page:
+    server = session._life.server
+    assert server is not None
+    with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as page:
         text = page.read().decode()
     return {
         sample.name + "".join(f" {value}" for value in sample.labels.values()): sample.value
@@ -51,7 +52,7 @@ def test_steps_in_this_process_are_counted_by_what_became_of_them() -> None:
 
 def test_what_nobody_asks_for_is_not_counted_at_all() -> None:
     with gf.Session() as session:
-        assert type(session._steps) is Steps and session._server is None
+        assert type(session._steps) is Steps and session._life.server is None
     with gf.Session(metrics="127.0.0.1:*") as session:
         assert type(session._steps) is MeteredSteps
 
@@ -104,7 +105,7 @@ def test_an_address_that_cannot_be_is_refused_before_anything_runs(
 
 def test_the_port_is_free_again_when_the_session_is_closed() -> None:
     with gf.Session(metrics="127.0.0.1:*") as session:
-        assert session._server is not None
-        address = session._server.address
+        assert session._life.server is not None
+        address = session._life.server.address
     with gf.Session(metrics=address):
         pass

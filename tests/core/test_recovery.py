@@ -792,4 +792,4 @@ def test_the_log_tells_of_each_recovery(
 def test_a_callable_guard_asks_nothing_of_sessions_without_checkpoints() -> None:
     with gf.Session() as s:
         done: Callable[[], int] = lambda: 3  # noqa: E731
-        assert s._safely(done) == 3 and s.checkpoint_error is None and s.step == 0
+        assert s._recovery.guarded(done) == 3 and s.checkpoint_error is None and s.step == 0

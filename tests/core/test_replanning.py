@@ -121,9 +121,9 @@ def test_what_lives_elsewhere_now_is_forgotten_at_its_old_home(
         (name, *_) = s.replan().moved
         if cluster is PROCESSES:
             with pytest.raises(gf.errors.VariableError, match="has no value"):
-                s._hosts.read(int(home.split("/")[1].split(":")[1]), name)
+                s._life.hosts.read(int(home.split("/")[1].split(":")[1]), name)
         else:
-            kept = s._hosts._host._sessions[""]._variables
+            kept = s._life.hosts._host._sessions[""]._variables
             assert [name in kept[device] for device in cluster.devices].count(True) == 1
         assert s.run(fetches, {x: data(1)})[0].shape == ()
 
@@ -193,7 +193,7 @@ def test_what_fails_while_variables_move_leaves_their_values_with_the_client(
             def full(program: str, partitions: Any) -> None:
                 raise SessionError("no more")
 
-            broken.setattr(s._hosts, "add", full)
+            broken.setattr(s._life.hosts, "add", full)
             with pytest.raises(SessionError, match="no more"):
                 s.replan()
             assert states(s) == before

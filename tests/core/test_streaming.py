@@ -323,7 +323,7 @@ def test_many_feeds_without_steps_are_told_of_steps(session: gf.Session, model: 
 
 def ahead(session: gf.Session) -> int:
     """How many steps a stream of the session has begun ahead."""
-    window = session._stream._window if session._stream is not None else ()
+    window = session._life.stream._window if session._life.stream is not None else ()
     return sum(step.begun is not None for step in window)
 
 

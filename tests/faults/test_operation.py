@@ -131,7 +131,7 @@ def test_a_server_of_variables_that_dies_is_named_and_no_update_is_applied_twice
     local = gf.Cluster.local(workers=2, threads=1)
     with gf.Session(local) as s:
         expected = [s.run(step, fed(i))[0].tobytes() for i in range(STEPS)]
-        os.kill(s._hosts.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(s._life.hosts.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
         with pytest.raises(WorkerLost) as failure:
             for i in range(STEPS):
                 s.run(step, fed(i))
@@ -141,6 +141,6 @@ def test_a_server_of_variables_that_dies_is_named_and_no_update_is_applied_twice
         for i in range(STEPS):
             have.append(s.run(step, fed(i))[0].tobytes())
             if i in (7, 15):
-                os.kill(s._hosts.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
+                os.kill(s._life.hosts.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
         assert have == expected
         assert int(s.get(seen)) == STEPS

@@ -35,7 +35,7 @@ def session(workers: int = 2, **options: Any) -> Iterator[gf.Session]:
 
 
 def pids(s: gf.Session) -> list[int]:
-    found: list[int] = s._hosts.pids  # type: ignore[attr-defined]
+    found: list[int] = s._life.hosts.pids  # type: ignore[attr-defined]
     return found
 
 
@@ -275,7 +275,7 @@ from tests.faults import hazards
 with gf.device("/worker:1"):
     nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=60.0)
 with gf.Session(gf.Cluster.local(workers=2, threads=1), ops=["tests.faults.hazards"], trial=False) as s:
-    print("pids", json.dumps(s._hosts.pids), flush=True)
+    print("pids", json.dumps(s._life.hosts.pids), flush=True)
     s.run(nap)
 """  # noqa: E501
 

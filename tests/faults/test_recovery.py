@@ -72,7 +72,7 @@ def train(
 
 
 def pids(s: gf.Session) -> list[int]:
-    found: list[int] = s._hosts.pids  # type: ignore[attr-defined]
+    found: list[int] = s._life.hosts.pids  # type: ignore[attr-defined]
     return found
 
 
@@ -170,7 +170,7 @@ def test_each_loss_of_a_worker_is_told_and_counted(
         local(checkpoint=tmp_path / "c", every=5) as s,
     ):
         train(s, Model(2), lambda n: kill(s, 1) if n in (3, 9) else None, steps=12)
-        meters = s._hosts.meters
+        meters = s._life.hosts.meters
         assert meters.value("graphflow_workers_lost_total") == 2
         assert meters.value("graphflow_recoveries_total") == 2
     lost = [r.getMessage() for r in caplog.records if r.getMessage().startswith("worker.lost")]

@@ -37,7 +37,7 @@ def main(cluster: str, steps: int, **options: Any) -> None:
     )  # fmt: skip
     feeds = _feeds(example, model, steps)
     with gf.Session(where, **options) as session:
-        say("ready", json.dumps(getattr(session._hosts, "pids", [])))
+        say("ready", json.dumps(getattr(session._life.hosts, "pids", [])))
         for number in range(session.step + 1, steps + 1):  # on from a checkpoint, if there is one
             feed = feeds[number - 1]
             start = time.monotonic()

@@ -52,7 +52,7 @@ def trained(strategy: Any, folder: Path, dying: int | None) -> list[Any]:
     with gf.Session(gf.Cluster.local(2), checkpoint=folder, every=3) as s:
         for step in range(8):
             if step == dying:
-                os.kill(s._hosts.pids[step % 2], signal.SIGKILL)
+                os.kill(s._life.hosts.pids[step % 2], signal.SIGKILL)
             found.append(s.run([loss, train], {x: X + step})[0])
         return [*found, *(s.get(v.outputs[0]) for v in Graph([loss]).variables)]
 

@@ -46,7 +46,7 @@ def trained(
     with gf.Session(cluster, **options) as s:
         for number in range(STEPS):
             if folder is not None and number == DYING:
-                os.kill(s._hosts.pids[-1], signal.SIGKILL)
+                os.kill(s._life.hosts.pids[-1], signal.SIGKILL)
             found.append(s.run([loss, train], {x: X + number})[0])
         return [*found, *(s.get(v.outputs[0]) for v in Graph([loss]).variables)]
 

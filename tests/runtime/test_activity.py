@@ -51,7 +51,7 @@ def main():
         try:
             s.run(b, {x: -2 * np.ones(4, "float32")})
         except gf.errors.NonFiniteError:
-            print(s._hosts.session, s._hosts.token)
+            print(s._life.hosts.session, s._life.hosts.token)
 
 if __name__ == "__main__":
     main()

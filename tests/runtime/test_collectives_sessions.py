@@ -157,7 +157,7 @@ def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: i
     feeds = {x: np.ones(size, "f4")}
     with gf.Session(gf.Cluster.local(2), deadline=3.0) as session:
         session.run(ys, feeds)
-        victim = session._hosts.pids[-1]
+        victim = session._life.hosts.pids[-1]
         os.kill(victim, signal.SIGSTOP)
         started = time.monotonic()
         try:
@@ -173,7 +173,7 @@ def test_a_worker_that_is_killed_in_an_exchange_is_lost() -> None:
     feeds = {x: np.ones(1 << 20, "f4")}
     with gf.Session(gf.Cluster.local(2)) as session:
         session.run(ys, feeds)
-        victim = session._hosts.pids[-1]
+        victim = session._life.hosts.pids[-1]
         threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
         with pytest.raises(WorkerLost, match="worker 1"):
             for _ in range(100_000):

@@ -267,7 +267,7 @@ def test_a_killed_worker_is_named_with_the_step_within_five_seconds() -> None:
         warm = across(gf.constant(np.ones(3, "float32")))
         s.run(warm)
         total = slow_step()
-        victim = s._hosts.pids[1]
+        victim = s._life.hosts.pids[1]
         timer = threading.Timer(1.5, os.kill, (victim, signal.SIGKILL))
         timer.start()
         start = time.monotonic()
@@ -293,7 +293,7 @@ def test_a_step_past_its_deadline_is_a_step_timeout() -> None:
 
 def test_no_worker_outlives_its_session() -> None:
     s = gf.Session(gf.Cluster.local(workers=2, threads=1))
-    pids = list(s._hosts.pids)
+    pids = list(s._life.hosts.pids)
     s.close()
     s.close()
     deadline = time.monotonic() + 10

@@ -202,7 +202,7 @@ def session() -> Iterator[gf.Session]:
 
 
 def lane_of(session: gf.Session, worker: int) -> Any:
-    return session._hosts._loop._lanes[worker]  # type: ignore[attr-defined]
+    return session._life.hosts._loop._lanes[worker]  # type: ignore[attr-defined]
 
 
 def test_sessions_of_this_host_have_lanes_and_go_on_without(session: gf.Session) -> None:
@@ -220,7 +220,7 @@ def test_sessions_of_this_host_have_lanes_and_go_on_without(session: gf.Session)
 
 
 def test_garbage_on_a_lane_ends_that_lane_and_nothing_else(session: gf.Session) -> None:
-    address = session._hosts._addresses[1]  # type: ignore[attr-defined]
+    address = session._life.hosts._addresses[1]  # type: ignore[attr-defined]
     x = gf.placeholder("float32", (3,), name="x")
     with gf.device("/worker:1"):
         fetch = x + 1.0
@@ -239,7 +239,7 @@ def test_garbage_on_a_lane_ends_that_lane_and_nothing_else(session: gf.Session) 
 
 def test_nothing_is_left_of_a_worker_that_was_killed() -> None:
     with gf.Session(gf.Cluster.local(workers=1, threads=1), trial=False) as session:
-        hosts: Any = session._hosts
+        hosts: Any = session._life.hosts
         name = f"@graphflow {hosts._addresses[0]}"
         assert name in Path("/proc/net/unix").read_text()
         os.kill(hosts.pids[0], signal.SIGKILL)

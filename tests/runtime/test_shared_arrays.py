@@ -50,7 +50,7 @@ def test_all_ways_of_an_array_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
     for shared in (True, False):
         with session(monkeypatch, shared) as s:
             found.append([s.run([second, third], {x: feed}) for feed in feeds])
-            accepted = any(lender.accepted for lender in s._hosts._loop._lenders)
+            accepted = any(lender.accepted for lender in s._life.hosts._loop._lenders)
             assert accepted == shared
     with gf.Session() as s:
         x, second, third = there_and_back_here()
@@ -84,11 +84,11 @@ def test_shared_memory_stays_bounded_over_many_steps(monkeypatch: pytest.MonkeyP
     with session(monkeypatch, True) as s:
         for _ in range(4):
             s.run(third, {x: feed})
-        before = [_mapped(pid) for pid in s._hosts.pids]
+        before = [_mapped(pid) for pid in s._life.hosts.pids]
         for _ in range(30):
             s.run(third, {x: feed})
-        assert [_mapped(pid) for pid in s._hosts.pids] == before
-        assert sum(lender.lent for lender in s._hosts._loop._lenders) < 8 * feed.nbytes
+        assert [_mapped(pid) for pid in s._life.hosts.pids] == before
+        assert sum(lender.lent for lender in s._life.hosts._loop._lenders) < 8 * feed.nbytes
 
 
 @needs_memory
@@ -102,7 +102,7 @@ def test_a_worker_that_dies_in_a_transfer_leaves_nothing(
     with session(monkeypatch, True) as s:
         for _ in range(2):
             s.run(third, feed)
-        pids = list(s._hosts.pids)
+        pids = list(s._life.hosts.pids)
         future = s.run_async(third, feed)
         time.sleep(0.005)
         os.kill(pids[victim], number)
@@ -250,7 +250,7 @@ def test_a_slow_consumer_holds_its_producer_and_memory_stays_bounded(
     with session(monkeypatch, shared) as s:
         for _ in s.run(third, [{x: feed}] * 6, steps=6):
             pass
-        producer, consumer = s._hosts.pids
+        producer, consumer = s._life.hosts.pids
         before = _resident(producer) + _resident(consumer)
         results = s.run(third, ({x: feed} for _ in range(9)), steps=9)
         for number, array in enumerate(results):

@@ -171,7 +171,7 @@ def test_a_slow_reader_in_a_loop_holds_its_writer_back(
     feeds = {start: np.zeros((rows, columns), np.float32)}
     with gf.Session(gf.Cluster.local(2, threads=1, deadline=120), trial=False) as session:
         session.warmup(total)
-        pids = session._hosts.pids
+        pids = session._life.hosts.pids
         before = [resident(pid) for pid in pids]
         assert session.run(total, feeds) == times * (times + 1) / 2
         growth = [resident(pid) - then for pid, then in zip(pids, before, strict=True)]

@@ -1,0 +1,173 @@
+"""Lifetime: how a session stays open, and the ways in which it ends.
+
+Whoever does anything in a session holds its lock, and has been told that it is open, whole and of
+this process. It ends when it is closed, when its block ends, at SIGTERM, and never in a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from graphflow.draining import Drain
+from graphflow.errors import SessionError, WorkerLost
+from graphflow.fragile import Fragile
+from graphflow.queued import Queued
+from graphflow.recovery import Recovery
+from graphflow.runtime.hosts import Hosts
+from graphflow.stepping import Steps
+from graphflow.streaming import Stream
+
+if TYPE_CHECKING:
+    from graphflow.runtime.endpoint import MetricsServer
+
+
+class Lifetime:
+    """Of a session that is being opened, and then open.
+
+    Args:
+        saves: whether it writes checkpoints, and so does at SIGTERM.
+
+    Attributes:
+        lock: held while anything is done.
+        queued: what is done later.
+        drain: what happens at SIGTERM, if the session does anything about it.
+        stream: that has begun steps ahead.
+        hosts, server, steps, recovery: what there is once the session is open.
+    """
+
+    hosts: Hosts
+    steps: Steps
+    server: MetricsServer | None
+    recovery: Recovery | Fragile
+
+    def __init__(self, *, saves: bool) -> None:
+        self.lock: Any = threading.RLock()
+        self.queued = Queued()
+        self.drain = Drain(self.lock, self._leave) if saves else None
+        self.stream: Stream | None = None
+        self._closed = False
+        self._process = os.getpid()
+
+    def begin(
+        self,
+        hosts: Hosts,
+        server: MetricsServer | None,
+        steps: Steps,
+        recovery: Recovery | Fragile,
+    ) -> None:
+        """The session is open.
+
+        Raises:
+            SystemExit: SIGTERM came meanwhile.
+        """
+        self.hosts, self.server, self.steps, self.recovery = hosts, server, steps, recovery
+        hosts.on_draining(self._retreat)
+        if self.drain is not None:
+            self.drain.opened()
+
+    @contextmanager
+    def held(self, *, looks: bool = False) -> Iterator[None]:
+        """The lock, for anything but a step; a SIGTERM that came meanwhile is heeded at its end.
+
+        Args:
+            looks: nothing that was begun ahead minds what is done.
+        """
+        with self.lock:
+            self.check(keep=self.stream if looks else None)
+            yield
+            self.heed()
+
+    def check(self, keep: Stream | None = None) -> None:
+        """Whether anything can be done; what another stream than `keep` began ahead is undone.
+
+        Raises:
+            SessionError: the session is closed, or of another process.
+            StateLost: it lost a worker, and cannot recover.
+        """
+        if self._closed:
+            self.heed()
+            raise SessionError("the session is closed; open another one")
+        if self.stream is not None and self.stream is not keep:
+            with self.lock:  # another thread may have come first
+                stream, self.stream = self.stream, None
+                if stream is not None:
+                    stream.retreat()
+        if self._process != os.getpid():
+            raise SessionError(
+                f"the session belongs to process {self._process}, of which this one is a fork "
+                "without its threads; open a session here"
+            )
+        lost = self.steps.lost
+        if lost is not None:
+            self.recovery.lost(lost)
+
+    def after(self) -> None:
+        """After a step: perhaps write a checkpoint, perhaps leave."""
+        self.recovery.after()
+        self.heed()
+
+    def heed(self) -> None:
+        """Leave if SIGTERM came; raises as `Drain.heed`."""
+        if self.drain is not None:
+            self.drain.heed()
+
+    # The end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The end that the user asks for; raises as `Session.close`."""
+        if not self._closed:
+            self._end(complete=True)
+            self.heed()
+
+    def abandon(self, error: BaseException) -> None:
+        """The end of a block that an error ends."""
+        if not self._closed and self._process == os.getpid():
+            self.hosts.cancel()  # else the step of a `run_async` would hold the error back
+            if type(error) is WorkerLost and isinstance(self.recovery, Fragile):
+                error.add_note("A session opened with checkpoint=directory recovers by itself.")
+        self._end(complete=False)
+
+    def _end(self, *, complete: bool) -> None:
+        if self._closed:
+            return
+        if self._process != os.getpid():  # forked: the threads and workers are the parent's
+            self._closed = True
+            return
+        with self.queued.lock:
+            self._closed = True
+        # Who holds the lock runs no step beside it, and would wait for one that waits for it.
+        self.queued.close(wait=not self.lock._is_owned())
+        try:
+            if isinstance(self.recovery, Recovery):
+                with self.lock:
+                    self.recovery.close(complete=complete)
+        finally:
+            if self.drain is not None:
+                self.drain.end()
+            if self.server is not None:
+                self.server.close()
+            self.hosts.close()
+
+    def _retreat(self) -> None:
+        """On a thread of its own: a worker was asked to end, perhaps while no step runs."""
+        with self.lock:
+            if not self._closed:
+                self.recovery.retreat()
+
+    def _leave(self) -> None:
+        """At SIGTERM, between two steps: write a checkpoint, close, and end the process.
+
+        Raises:
+            SystemExit: with status 0.
+        """
+        assert isinstance(self.recovery, Recovery)
+        try:
+            if not self._closed:
+                self.recovery.leave()
+        finally:
+            self._end(complete=False)
+        raise SystemExit(0)

@@ -1,0 +1,85 @@
+"""Running: steps of a session by the long way, which finds out all that is to be done, and steps
+that are begun ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphflow.deployment import Deployment
+from graphflow.lifetime import Lifetime
+from graphflow.op import Node, Tensor
+from graphflow.progress import telling
+from graphflow.streaming import Decide, Stream
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Sequence[Tensor], Mapping[Node, Array], Decide], list[Any]]
+
+
+class Running:
+    """Runs the steps of a session.
+
+    Args:
+        routes: whether a short way is looked for, that later steps of the same fetches may take.
+    """
+
+    def __init__(self, life: Lifetime, deployment: Deployment, *, routes: bool) -> None:
+        self._life = life
+        self._deployment = deployment
+        self._steps = deployment.steps
+        self._routes = routes
+
+    def step(
+        self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide
+    ) -> list[Any]:
+        """A step, unless it has begun: values of fetches."""
+        if (decided := begun()) is not None:
+            return decided
+        shapes = {node: a.shape for node, a in given.items()}
+        compiled = self._deployment.of(tensors, shapes)
+        arrays = compiled.arrays(given)
+        bindings = compiled.bindings(shapes)
+        self._deployment.prepare(compiled, shapes, bindings)
+        with telling("first step of", 0 if compiled.runs else len(compiled.graph)):
+            values = self._steps.run(compiled, arrays, bindings)
+        if self._routes and (compiled.route is None or compiled.route.bindings is not bindings):
+            compiled.find_route(self._deployment.hosts, shapes, bindings)
+        return values
+
+    def ahead(
+        self,
+        tensors: Sequence[Tensor],
+        rebuild: Callable[[list[Any]], Any],
+        feeds: Iterable[Any],
+        count: int,
+        run: Run,
+    ) -> Iterator[Any]:
+        """Results of so many steps, each run when its result is asked for; some begin before that.
+
+        Args:
+            rebuild: makes a result of values.
+            run: what a step takes, `step` among it.
+        """
+        known = partial(self._deployment.known, tensors)
+        stream = Stream(self._steps, feeds, count, known, partial(run, tensors))
+        life = self._life
+        try:
+            for number in range(1, count + 1):
+                with life.lock:
+                    life.check(keep=stream)
+                    life.stream = stream
+                    values = stream.step(number)
+                yield rebuild(values)
+        finally:
+            with life.lock:
+                stream.retreat()
+                if life.stream is stream:
+                    life.stream = None  # what the feeds hold is let go
+
+    def undo(self) -> None:
+        """End what was begun ahead."""
+        if self._life.stream is not None:
+            self._life.stream.retreat()
