@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
-
-import numpy as np
 
 from graphflow.errors import ScheduleError
 from graphflow.parallel.counts import count_of, settle
@@ -281,7 +280,7 @@ def run(
         transfer: seconds between two devices.
     """
     require(schedule, "run")
-    if not isinstance(transfer, int | float) or not 0 <= transfer < math.inf:
+    if not _is_time(transfer):
         raise ScheduleError(f"transfer is {transfer!r}: give seconds, 0 or more")
     seconds = _durations(schedule, forward, backward, weight)
     homes = schedule.homes
@@ -305,7 +304,8 @@ def _durations(
     weight: float | Sequence[float],
 ) -> dict[Phase, list[float]]:
     def of_stages(given: float | Sequence[float], what: str) -> list[float]:
-        found = [float(given)] * schedule.stages if isinstance(given, int | float) else list(given)
+        found: list[Any]
+        found = list(given) if isinstance(given, Iterable) else [given] * schedule.stages
         if len(found) != schedule.stages or not all(map(_is_time, found)):
             raise ScheduleError(
                 f"{what} is {given!r}: give seconds (0 or more), the same for all or one for each "
@@ -325,7 +325,7 @@ def _durations(
 
 
 def _is_time(seconds: Any) -> bool:
-    return isinstance(seconds, int | float | np.number) and bool(0 <= seconds < math.inf)
+    return isinstance(seconds, Real) and bool(0 <= seconds < math.inf)
 
 
 def _most_stored(order: Sequence[Task]) -> int:

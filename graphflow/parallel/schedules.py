@@ -54,6 +54,11 @@ def pipedream(
         raise ScheduleError(
             f"pipedream: updates is 'stash', 'vertical' or 'double-buffered', not {updates!r}"
         )
+    if group is not None and updates != "double-buffered":
+        raise ScheduleError(
+            f"pipedream: group={group!r} is for updates='double-buffered'; with {updates!r} each "
+            "micro-batch updates the weights"
+        )
     group = (p if group is None else group) if updates == "double-buffered" else 1
     _sizes("pipedream", p, m, group=group)
     if updates == "double-buffered" and group < p:

@@ -172,6 +172,12 @@ CROSSING = (
         (lambda: chimera(4, 6), "4 stages and 6 micro-batches"),
         (lambda: pipedream(4, 8, "never"), "not 'never'"),
         (lambda: pipedream(4, 8, "double-buffered", 2), "at least 4"),
+        (
+            lambda: pipedream(4, 8, group=4),
+            "group=4 is for updates='double-buffered'; with 'stash'",
+        ),
+        (lambda: run(one_f_one_b(2, 2), None, 1), "forward is None: give seconds"),
+        (lambda: run(one_f_one_b(2, 2), 1, "two"), "backward is 'two': give seconds"),
         (lambda: Schedule("mine", 1, 1, ((F,),)), "misses B of micro-batch 0"),
         (lambda: Schedule("mine", 1, 1, ((F, F, B),)), "repeats F of micro-batch 0"),
         (lambda: Schedule("mine", 1, 1, ((F, B, Task("F", 3, 0)),)), "no place for F"),
