@@ -325,7 +325,7 @@ def _durations(
 
 
 def _is_time(seconds: Any) -> bool:
-    return isinstance(seconds, Real) and bool(0 <= seconds < math.inf)
+    return isinstance(seconds, Real) and 0 <= float(seconds) < math.inf
 
 
 def _most_stored(order: Sequence[Task]) -> int:
