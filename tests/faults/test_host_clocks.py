@@ -36,7 +36,7 @@ with gf.Session(sys.argv[1], trial=False, ops=["tests.faults.hazards"]) as s:
     s.run(fetches, feed)
     time.sleep(float(sys.argv[2]))
     truth, trips = [], []
-    clock = s._hosts._loop._machine.clock
+    clock = s._life.hosts._loop._machine.clock
     with s.trace() as trace:
         for _ in range(20):
             trips.append([clock(worker).round_trip for worker in range(3)])
