@@ -1,7 +1,7 @@
 """Arrays lent to another process of the same host, in memory that both see.
 
 The lender writes an array once, into a slot of a segment of its own, and a message says which slot
-it is. It may say so while the last of the array is being written, for the message takes as long: a
+it is. It may say so before the last of the array is written, for the message takes as long: a
 word in front of the slot tells when it is whole. The borrower reads it where it lies; when nothing
 there refers to it any more, another word returns the slot, without a message. A slot is lent again
 only then, so what a borrower does not let go of is never written over; what has no room goes
@@ -32,7 +32,6 @@ _MOST = 4 << 30  # bytes that one lender may lend
 _SHARE = 4  # and at most this part of the memory that was free: 1 / 4
 _HEAD = 64  # bytes in front of a slot, a cache line: two words
 _RETURNED, _WRITTEN = range(2)  # the last turn that was returned, and that was written
-_ANNOUNCED_FROM = 2 << 20  # bytes of an array of which is told while it is written
 _LAST = 1 << 20  # bytes that are still to be written when a slot is announced
 _PATIENCE = 0.02  # seconds for them to be written: a hundred times as long as it takes
 _BOARD = 64  # bytes at the start; the first word says that the borrower has attached
@@ -100,14 +99,12 @@ class Lender:
         place = self._segment.memory[slot.start : slot.start + raw.nbytes]
         source, first = np.frombuffer(raw, np.uint8), 0
         try:
-            if announce is not None and raw.nbytes >= _ANNOUNCED_FROM:
-                first = (raw.nbytes - _LAST) // TURN * TURN
+            if announce is not None:
+                first = max(0, raw.nbytes - _LAST) // TURN * TURN
                 copy(place, source, 0, first)
                 announce(slot.start, slot.turn)
             copy(place, source, first)
             slot.words[_WRITTEN] = slot.turn
-            if announce is not None and not first:
-                announce(slot.start, slot.turn)
         except BaseException:
             slot.words[_RETURNED] = slot.turn
             raise
