@@ -33,6 +33,7 @@ class Candidate:
         data, model, stages: devices along each axis.
         chunks: stages that a device has.
         schedule, microbatches: of a pipeline; "" and 1 without.
+        shared: whether each replica keeps a share of the optimiser's state only.
         recompute: whether backward passes compute forward passes again.
         of: devices that the cluster has.
     """
@@ -44,6 +45,7 @@ class Candidate:
     chunks: int = 1
     schedule: str = ""
     microbatches: int = 1
+    shared: bool = False
     recompute: bool = False
     of: int = 1
 
@@ -57,16 +59,18 @@ class Candidate:
         told = " × ".join(parts) or "one device"
         if parts and len(self.devices) < self.of:
             told += f" on {len(self.devices)} of {self.of}"
-        return told + (", recomputing" if self.recompute else "")
+        return told + ", state shared" * self.shared + ", recomputing" * self.recompute
 
     @property
     def places(self) -> int:
         """How many nodes there are for one of the user's, at most."""
         return self.data * self.model * self.microbatches
 
-    def recomputing(self) -> Candidate:
-        """The same with less memory and more to compute."""
-        return replace(self, recompute=True)
+    def leaner(self) -> Candidate | None:
+        """The same with less memory: with the state in shares, and then with more to compute."""
+        if self.data > 1 and self.model == 1 and not self.shared:
+            return replace(self, shared=True)
+        return replace(self, recompute=True) if self.schedule and not self.recompute else None
 
     def strategy(self, rules: Rules, every: Sequence[str]) -> Any:
         """What it is for `minimize`; None for one device.
@@ -91,7 +95,7 @@ class Candidate:
             mesh = {"data": self.data} if self.data > 1 else {}
             batch = "data" if self.data > 1 else None
             return Shard({**mesh, "model": self.model}, rules, batch=batch, devices=devices)
-        return Data(self.data, devices=devices) if self.data > 1 else None
+        return Data(self.data, self.shared, devices=devices) if self.data > 1 else None
 
 
 def candidates(fastest: Sequence[str], rules: Rules) -> Iterator[Candidate]:

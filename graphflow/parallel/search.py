@@ -76,9 +76,10 @@ def auto(
 
     Data, tensor and pipeline parallelism and their combinations, over the cluster's fastest
     devices, some or all; splits into stages by the planner; several schedules and numbers of
-    micro-batches; with recomputation where it does not fit in memory without. Closed forms say in
-    which order; strategies are written and simulated until no other can be faster, or enough were;
-    of those that cannot, as many as take a moment, so that their seconds can be compared.
+    micro-batches; where it does not fit in memory, with the optimiser's state in shares, and with
+    recomputation. Closed forms say in which order; strategies are written and simulated until no
+    other can be faster, or enough were; of those that cannot, as many as take a moment, so that
+    their seconds can be compared.
 
     Args:
         cluster: default: this process.
@@ -194,8 +195,8 @@ class _Search:
             self._doing = f"{candidate.name}, {len(tried) + 1} of {len(tried) + len(queue) + 1}"
             found = self._tried(candidate)
             tried.append(found)
-            again = candidate.recomputing()
-            if found.why_not.startswith("memory") and candidate.schedule and candidate != again:
+            again = candidate.leaner() if found.why_not.startswith("memory") else None
+            if again is not None:
                 queue.insert(0, (self._rough(again), again))
             if not found.why_not:
                 spent, simulated, best = spent + nodes, simulated + 1, min(best, found.seconds)

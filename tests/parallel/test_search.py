@@ -86,6 +86,18 @@ def test_what_does_not_fit_is_said_and_recomputation_is_tried() -> None:
     assert tight.best.memory < pipes[name]
 
 
+def test_where_replicas_do_not_fit_they_share_the_state() -> None:
+    """Adam's slots of a wide network are two thirds of what it takes; replicas halve them."""
+    x, loss = network(512)
+    shapes = {x: (64, 512)}
+    every = {t.name: t for t in auto(loss, TWO, shapes=shapes, quiet=True).tried}
+    tight = auto(loss, TWO, shapes=shapes, quiet=True, memory=every["data 2"].memory - 1)
+    again = {t.name: t for t in tight.tried}
+    assert again["data 2"].why_not.startswith("memory")
+    assert again["data 2, state shared"].strategy.shard_state
+    assert 0 < again["data 2, state shared"].memory < every["data 2"].memory
+
+
 def test_what_fits_to_the_byte_is_not_refused() -> None:
     """Liveness alone counts more than the runtime takes, which computes in place."""
 
