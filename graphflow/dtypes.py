@@ -1,0 +1,106 @@
+"""Dtypes: which there are, of what kind they are, and what two of them give."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import ml_dtypes  # 6 ms; with it numpy knows "bfloat16" by name
+import numpy as np
+
+from graphflow.errors import DTypeError
+
+_SIGNED = ("int8", "int16", "int32", "int64")
+_UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_COMPLEX = ("complex64", "complex128")
+DTYPES = ("bool", *_SIGNED, *_UNSIGNED, *_FLOATS, *_COMPLEX)
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """A supported numpy dtype from a name, type or dtype.
+
+    Raises:
+        DTypeError: not one of `DTYPES`.
+    """
+    known = _NATIVE.get(dtype) if isinstance(dtype, str | np.dtype) else None
+    if known is not None:
+        return known
+    try:
+        result = np.dtype(dtype)
+    except (TypeError, ValueError):
+        result = None
+    if result is None or dtype is None or result.name not in DTYPES:
+        raise DTypeError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
+    native: np.dtype[Any] = result.newbyteorder("=")
+    return native
+
+
+_NATIVE: dict[str | np.dtype[Any], np.dtype[Any]] = {
+    key: np.dtype(name) for name in DTYPES for key in (name, np.dtype(name))
+}
+"""By names and dtypes: numpy takes microseconds to say how a dtype is called."""
+
+
+def kind(dtype: np.dtype[Any]) -> str:
+    """One of "bool", "int" (signed or not), "float" and "complex"."""
+    return _KINDS[dtype.kind]
+
+
+# bfloat16 is no type of numpy's own, so it has the kind of raw memory.
+_KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "V": "float", "c": "complex"}
+
+
+def is_inexact(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is float or complex: one that gradients flow through."""
+    return dtype.kind in "fcV"
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is a float of 16 bits, which stores numbers but is not computed in."""
+    return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+@cache
+def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """The least and the largest finite number of a numeric dtype (of a complex one's parts)."""
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min, np.iinfo(dtype).max
+    high = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    return -high, high
+
+
+def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of the parts of a complex dtype; others stay."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+
+def complex_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The complex dtype whose parts hold a float dtype; complex ones stay."""
+    if dtype.kind == "c":
+        return dtype
+    return np.dtype("complex128" if dtype.itemsize == 8 else "complex64")
+
+
+def promote(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    """The array-API result type of two dtypes: within bool, ints, and floats with complex numbers;
+    other kinds never mix. float16 with bfloat16 gives float32, which holds both.
+
+    Raises:
+        DTypeError: the kinds differ, or the pair is uint64 with a signed int.
+
+    Source: Python array API standard 2024.12, "Type Promotion Rules".
+    """
+    if a == b:
+        return a
+    if is_inexact(a) and is_inexact(b):
+        if "c" in (a.kind, b.kind):
+            a, b = complex_dtype(a), complex_dtype(b)
+        elif is_half(a) and is_half(b):
+            return np.dtype("float32")
+        return np.promote_types(a, b)
+    mixed = "uint64" in (a.name, b.name) and "i" in (a.kind, b.kind)
+    if kind(a) != kind(b) or mixed:
+        raise DTypeError(f"dtypes {a} and {b} do not mix; convert one with .astype({a.name!r})")
+    return np.promote_types(a, b)
