@@ -7,6 +7,7 @@ with gf.Session() as s:
     s.run(x @ w, {x: images})
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +156,8 @@ def __getattr__(name: str) -> Any:
     """What plans graphs and runs them is loaded when it is asked for: who only builds graphs does
     not wait for it. `onnx` needs the package of that name."""
     if name not in _LATER:
-        raise AttributeError(f"module 'graphflow' has no attribute {name!r}")
+        told = f"module 'graphflow' has no attribute {name!r}"
+        raise AttributeError(told, name=name, obj=sys.modules[__name__])
     home = _LATER[name]
     module = import_module(home or f"graphflow.{name}")
     found = getattr(module, name) if home else module

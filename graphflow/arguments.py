@@ -1,70 +1,303 @@
-"""Arguments of public functions are what their annotations say, or an error names them."""
+"""Arguments of public functions are what their annotations say, or an error names them.
+
+One reading of annotations for functions, layers and frozen values: flags, numbers and words, lists
+and dicts of them, functions, and our own classes. What an annotation leaves open (`Any`, `Tensor`,
+a name that is only imported for type checkers) is left to the function.
+"""
 
 from __future__ import annotations
 
+import ast
+import difflib
 import functools
+import inspect
+import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, GraphError
-from graphflow.location import told
+from graphflow.errors import ArgumentError, GraphError, GraphflowError
+from graphflow.location import told, user_location
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(f: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """A function whose flags, numbers, words and functions are what its annotations say, and whose
-    errors say that they are of `what`, on the user's line."""
-    plain = _plain_arguments(f)
+    """A function whose arguments are what its annotations say, numpy's scalars as Python's, and
+    whose errors say that they are of `what`, on the user's line.
+
+    Args:
+        what: its name; "" for that of its first argument's class.
+    """
+    plain: list[_Argument] | None = None
 
     @functools.wraps(f)
     def entered(*args: Any, **kwargs: Any) -> Any:
+        nonlocal plain
+        if plain is None:
+            plain = _arguments(f)
         try:
-            for place, name, (wanted, fits) in plain:
-                value = args[place] if place < len(args) else kwargs.get(name, _ABSENT)
-                if value is not _ABSENT and not fits(value):
-                    raise ArgumentError(f"{name} is {wanted}, not {value!r}")
+            for place, name, kind in plain:
+                if place < len(args):
+                    taken = kind.take(args[place])
+                    if taken is not args[place]:
+                        _require(taken, name, kind, args[place])
+                        args = (*args[:place], taken, *args[place + 1 :])
+                elif name in kwargs:
+                    taken = kind.take(kwargs[name])
+                    if taken is not kwargs[name]:
+                        _require(taken, name, kind, kwargs[name])
+                        kwargs[name] = taken
             return f(*args, **kwargs)
         except GraphError as error:
-            raise told(what, error) from None
+            raise told(_name(what, args), error) from None
         except MemoryError as error:  # numbers that it puts into the graph
             too_large = ArgumentError(f"{error} while the graph is built; give smaller sizes")
-            raise told(what, too_large) from None
+            raise told(_name(what, args), too_large) from None
+        except TypeError:
+            if (wrong := _not_taken(f, args, kwargs)) is None:
+                raise
+            raise told(_name(what, args), ArgumentError(wrong)) from None
 
     return entered
 
 
-_ABSENT = object()
+def checks(error: type[GraphflowError]) -> Callable[[F], F]:
+    """A public function, or a class whose `__init__`, refuses arguments that are not what its
+    annotations say, with such errors. What it refuses itself goes first: it knows a remedy."""
+
+    def enter(public: F) -> F:
+        if isinstance(public, type):
+            setattr(public, "__init__", _watched(vars(public)["__init__"], "", error))  # noqa: B010
+            return public
+        return cast(F, _watched(public, public.__name__, error))
+
+    return enter
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, int | np.bool_) and value in (0, 1)
+def _watched(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> Callable[..., Any]:
+    plain: list[_Argument] | None = None
+
+    def wrong_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphflowError | None:
+        nonlocal plain
+        if plain is None:
+            plain = _arguments(f)
+        try:
+            for place, name, kind in plain:
+                value = args[place] if place < len(args) else kwargs.get(name, _NOT)
+                if value is not _NOT:
+                    _require(kind.take(value), name, kind, value)
+        except ArgumentError as refused:
+            return error(f"{_name(what, args)} at {user_location()}: {refused}")
+        return None
+
+    @functools.wraps(f)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = f(*args, **kwargs)
+        except GraphflowError:
+            raise
+        except Exception as failed:
+            wrong = wrong_in(args, kwargs)
+            unknown = _not_taken(f, args, kwargs) if isinstance(failed, TypeError) else None
+            if unknown is not None:
+                wrong = error(f"{_name(what, args)} at {user_location()}: {unknown}")
+            if wrong is None:
+                raise
+            raise wrong from None
+        if (wrong := wrong_in(args, kwargs)) is not None:
+            raise wrong
+        return result
+
+    return entered
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool | complex)
+def shown(value: Any, most: int = 200) -> str:
+    """A value as an error shows it, in so many characters."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a user's __repr__
+        return f"a {type(value).__name__} ({type(error).__name__} from its repr)"
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
 
 
-_PLAIN: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "bool": ("True or False", _is_flag),
-    "float": ("a number", _is_number),
-    "float | None": ("a number or None", lambda value: value is None or _is_number(value)),
-    "Callable[[Tensor], Tensor]": ("a function of a tensor", callable),
-    "str": ("a str", lambda value: isinstance(value, str)),
-    "str | None": ("a str or None", lambda value: value is None or isinstance(value, str)),
-}
+class _Kind(NamedTuple):
+    """What an annotation asks for."""
+
+    words: str
+    take: Callable[[Any], Any]  # the value, as the function gets it, or _NOT
 
 
-def _plain_arguments(f: Callable[..., Any]) -> list[tuple[int, str, Any]]:
-    """Place, name and check of a function's arguments that are annotated as flags, numbers and
-    words: what else is given for one would fail far from where it is said, or pass for true."""
+class _Argument(NamedTuple):
+    place: int
+    name: str
+    kind: _Kind
+
+
+_NOT = object()
+
+
+def _name(what: str, args: Sequence[Any]) -> str:
+    return what or type(args[0]).__name__
+
+
+def _require(taken: Any, name: str, kind: _Kind, value: Any) -> None:
+    if taken is _NOT:
+        raise ArgumentError(f"{name} is {kind.words}, not {shown(value)}")
+
+
+def _arguments(f: Callable[..., Any]) -> list[_Argument]:
+    """The arguments of a function whose annotations say what they are."""
     code = getattr(f, "__code__", None)
     if code is None:
         return []
-    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return [
-        (i if i < code.co_argcount else sys.maxsize, name, _PLAIN[annotation])
-        for i, name in enumerate(named)
-        if (annotation := f.__annotations__.get(name)) in _PLAIN
-    ]
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = []
+    for i, name in enumerate(names):
+        kind = _kind_of(f.__annotations__.get(name), getattr(f, "__globals__", {}))
+        if kind is not None:
+            found.append(_Argument(i if i < code.co_argcount else sys.maxsize, name, kind))
+    return found
+
+
+def _not_taken(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """What is wrong with a call that gives other arguments than a function has; None: nothing."""
+    signature = inspect.signature(f)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [name for name in signature.parameters if name != "self"]
+        unknown = [name for name in kwargs if name not in names]
+        near = difflib.get_close_matches(unknown[0], names, 1) if unknown else []
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        return f"{error}{meant}; it takes {', '.join(names) or 'nothing'}"
+    return None
+
+
+# What annotations say --------------------------------------------------------------------------
+
+
+def _flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    return bool(value) if isinstance(value, np.bool_) else _NOT
+
+
+def _integer(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return _NOT
+    return int(value)
+
+
+def _number(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    if isinstance(value, bool | complex | np.complexfloating) or not isinstance(
+        value, int | float | np.number
+    ):
+        return _NOT
+    if isinstance(value, int | np.integer):
+        return int(value)
+    number = value if type(value) is float else float(value)
+    return _NOT if number != number else number  # NaN is nobody's rate
+
+
+def _instance(*kinds: type) -> Callable[[Any], Any]:
+    return lambda value: value if isinstance(value, kinds) else _NOT
+
+
+_PLAIN = {
+    "bool": _Kind("True or False", _flag),
+    "int": _Kind("an int", _integer),
+    "float": _Kind("a number", _number),
+    "str": _Kind("a str", _instance(str)),
+    "None": _Kind("None", _instance(type(None))),
+    "Callable": _Kind("a function", lambda value: value if callable(value) else _NOT),
+    "PathLike": _Kind("a path", _instance(os.PathLike)),
+    "Mapping": _Kind("a dict", _instance(Mapping)),
+    "dict": _Kind("a dict", _instance(Mapping)),
+}
+_LISTS = ("Sequence", "list", "tuple")
+
+
+def _kind_of(annotation: Any, names: Mapping[str, Any]) -> _Kind | None:
+    """What an annotation (a str, as `annotations` of `__future__` leaves it) asks for; None where
+    that is not for here to say."""
+    if not isinstance(annotation, str):
+        return None
+    return _parsed(ast.parse(annotation, mode="eval").body, names)
+
+
+def _parsed(node: ast.expr, names: Mapping[str, Any]) -> _Kind | None:
+    match node:
+        case ast.Constant(value=None):
+            return _PLAIN["None"]
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _either(_parsed(left, names), _parsed(right, names))
+        case ast.Name(id=name):
+            return _PLAIN.get(name) or _named(names.get(name))
+        case ast.Attribute(attr="PathLike"):
+            return _PLAIN["PathLike"]
+        case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in _LISTS:
+            return _listed(inner, names)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
+            return _among(ast.literal_eval(ast.Tuple([inner], ast.Load())))
+        case ast.Subscript(value=value):
+            return _parsed(value, names)
+    return None
+
+
+def _either(first: _Kind | None, other: _Kind | None) -> _Kind | None:
+    if first is None or other is None:
+        return None
+
+    def take(value: Any) -> Any:
+        taken = first.take(value)
+        return other.take(value) if taken is _NOT else taken
+
+    return _Kind(f"{first.words} or {other.words}", take)
+
+
+def _named(found: Any) -> _Kind | None:
+    """A name for some words, or one of our own classes; a tensor is left to the function, since so
+    much becomes one."""
+    if get_origin(found) is Literal:
+        return _among(get_args(found))
+    if not isinstance(found, type) or not found.__module__.startswith("graphflow."):
+        return None
+    if found.__name__ == "Tensor" or getattr(found, "_is_protocol", False):
+        return None
+    return _Kind(f"a {found.__name__}", _instance(found))
+
+
+def _listed(inner: ast.expr, names: Mapping[str, Any]) -> _Kind:
+    """A list or tuple, of one kind where that is said; numpy's arrays and ranges are lists, too."""
+    item = inner.elts[0] if isinstance(inner, ast.Tuple) else inner
+    alike = not isinstance(inner, ast.Tuple) or (
+        len(inner.elts) == 2 and isinstance(inner.elts[1], ast.Constant)
+    )
+    kind = _parsed(item, names) if alike else None
+
+    def take(value: Any) -> Any:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+            return _NOT
+        if isinstance(value, np.ndarray) and not value.ndim:
+            return _NOT
+        if kind is not None and any(kind.take(item) is _NOT for item in value):
+            return _NOT
+        return value
+
+    return _Kind("a list or tuple" + (f" (each {kind.words})" if kind else ""), take)
+
+
+def _among(words: tuple[Any, ...]) -> _Kind:
+    """One of some words (a tuple of them within the tuple, where they stand in an annotation)."""
+    among = words[0] if isinstance(words[0], tuple) else words
+    return _Kind(
+        f"one of {', '.join(map(repr, among))}",
+        lambda value: value if isinstance(value, str | int) and value in among else _NOT,
+    )

@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphflow.errors import DifferentiationError, DTypeError, GraphflowError, ShapeError
+from graphflow.arguments import checks
+from graphflow.errors import (
+    ArgumentError,
+    DifferentiationError,
+    DTypeError,
+    GraphflowError,
+    ShapeError,
+)
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, made_by, user_location
 from graphflow.ops.collectives import groups_of
@@ -20,6 +27,7 @@ from graphflow.pauses import without_collection
 from graphflow.spec import is_inexact, kind, show_shape
 
 
+@checks(ArgumentError)
 @without_collection
 def gradients(
     y: Tensor | Sequence[Tensor],

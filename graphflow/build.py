@@ -51,7 +51,8 @@ def variable(
     with located("variable"):
         if not isinstance(trainable, bool):
             raise ArgumentError(f"trainable is True or False, not {trainable!r}")
-        if name == RESERVED and not current_prefix():  # said now, not hours later by a checkpoint
+        # said now, not hours later by a checkpoint
+        if isinstance(name, str) and name == RESERVED and not current_prefix():
             raise ArgumentError(f"files of checkpoints keep the name {name!r}; choose another")
         if not isinstance(initial, Initializer):
             initial = _initial(initial, dtype)

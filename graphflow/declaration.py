@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from graphflow.arguments import checks
+from graphflow.errors import ArgumentError
 from graphflow.spec import Outer, Shape, Size, TensorSpec
 
 
@@ -115,6 +117,7 @@ class Sample:
     fixed: tuple[int, ...] = ()
 
 
+@checks(ArgumentError)
 def sample(
     *inputs: TensorSpec,
     low: float = -2.0,

@@ -8,7 +8,25 @@ from __future__ import annotations
 
 
 class GraphflowError(Exception):
-    """Base of all errors that graphflow raises on purpose."""
+    """Base of all errors that graphflow raises on purpose.
+
+    Attributes:
+        longest: characters of a message; of a longer one, which shows a value that somebody gave
+            for another, the middle is left out.
+    """
+
+    longest = 20_000
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_abridged(a, self.longest) if isinstance(a, str) else a for a in args))
+
+
+def _abridged(text: str, longest: int) -> str:
+    left_out = len(text) - longest
+    if left_out <= 0:
+        return text
+    begin, end = longest * 3 // 4, longest // 4
+    return f"{text[:begin]} … ({left_out:,} characters left out) … {text[-end:]}"
 
 
 # Building a graph -----------------------------------------------------------------------------
@@ -16,6 +34,8 @@ class GraphflowError(Exception):
 
 class GraphError(GraphflowError):
     """A graph is malformed: a cycle, a foreign tensor, a truth value asked of a symbolic tensor."""
+
+    longest = 2_000
 
 
 class ShapeError(GraphError):

@@ -36,7 +36,7 @@ class Graph:
         self, outputs: Iterable[Tensor] | Tensor, names: Mapping[Node, str] | None = None
     ) -> None:
         given = (outputs,) if isinstance(outputs, Tensor) else outputs
-        if not isinstance(given, Iterable):
+        if not isinstance(given, Iterable) or isinstance(given, str | np.ndarray):
             raise GraphError(
                 f"Graph at {user_location()}: give a tensor or a list of them, not {given!r}"
             )
@@ -46,6 +46,10 @@ class Graph:
                 raise GraphError(
                     f"Graph at {user_location()}: an output is a tensor, not {output!r}"
                 )
+        if not isinstance(names, Mapping | None):
+            raise GraphError(
+                f"Graph at {user_location()}: names are a dict from nodes to names, not {names!r}"
+            )
         self.nodes = _closure(self.outputs)
         self.names = _unique_names(self.nodes, names or {})
         self._verified = False

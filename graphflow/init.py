@@ -64,7 +64,8 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 def _known(shape: Any) -> tuple[int, ...]:
     """The shape of a variable."""
     sizes = tuple(shape) if isinstance(shape, list | tuple) else (shape,)
-    if not all(isinstance(s, int | np.integer) and s >= 0 for s in sizes):
+    counts = [s for s in sizes if isinstance(s, int | np.integer) and not isinstance(s, bool)]
+    if len(counts) < len(sizes) or any(s < 0 for s in counts):
         raise ShapeError(f"{_here()}: the shape of a variable is known: ints, not {shape!r}")
     return tuple(map(int, sizes))
 
@@ -147,3 +148,6 @@ def _fans(shape: Any) -> tuple[int, int]:
         return 1, 1
     field = math.prod(shape[:-2]) if len(shape) > 1 else 1
     return (shape[-2] if len(shape) > 1 else shape[0]) * field, shape[-1] * field
+
+
+__all__ = ["Initializer", "full", "glorot", "he", "normal", "ones", "uniform", "zeros"]

@@ -404,8 +404,9 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
     listed = isinstance(grads, list | tuple) and bool(grads)
     if not listed or not all(isinstance(g, Tensor) for g in grads):
         raise ArgumentError(f"{at}: give a list of gradients, not {grads!r}")
-    if not isinstance(max_norm, Tensor) and not (
-        isinstance(max_norm, int | float | np.number) and max_norm > 0
+    if not isinstance(max_norm, Tensor) and (
+        isinstance(max_norm, bool)
+        or not (isinstance(max_norm, int | float | np.number) and max_norm > 0)
     ):
         raise ArgumentError(f"{at}: max_norm is a number above 0, not {max_norm!r}")
     widest = real_dtype(reduce(promote, (wide_dtype(g.dtype) for g in grads)))

@@ -209,6 +209,8 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         dtype = _PLAIN_DTYPES.get(array.dtype)
     given = as_dtype(array.dtype)
     wanted = given if dtype is None else as_dtype(dtype)
+    if kind(given) == "complex" and kind(wanted) != "complex":
+        raise DTypeError(f"complex numbers do not fit {wanted}; take gf.real or gf.abs of them")
     if wanted is given:
         array = array.astype(wanted)
     else:

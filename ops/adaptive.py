@@ -13,7 +13,7 @@ from graphflow.ops.index import take, take_along_axis
 from graphflow.ops.kernels.rows import checked
 from graphflow.ops.pool import avg_pool, last, max_pool, power, root
 from graphflow.ops.resize import resize
-from graphflow.ops.rules import require_kind
+from graphflow.ops.rules import require_buildable, require_kind
 from graphflow.ops.shape import moveaxis, reshape
 from graphflow.ops.sliding import known, per_axis
 from graphflow.spec import Shape, TensorSpec, equate, product, show_shape, spec
@@ -145,6 +145,7 @@ def _divided(x: Tensor, sizes: Shape) -> tuple[int, ...] | None:
 
 def _window_places(n: int, m: int) -> Any:
     """Elements of each of m windows over n, the last one repeated where a window is shorter."""
+    require_buildable(m)
     out = np.arange(m)
     begin, end = out * n // m, -(-(out + 1) * n // m)
     return np.minimum(begin[:, None] + np.arange((end - begin).max()), end[:, None] - 1)

@@ -171,7 +171,8 @@ def linspace(
     if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
         raise ArgumentError(f"the number of points is an int >= 0, not {num!r}")
     require_buildable(int(num))
-    return as_tensor(np.linspace(start, stop, int(num), endpoint=endpoint).astype(as_dtype(dtype)))
+    points = np.linspace(float(start), float(stop), int(num), endpoint=endpoint)
+    return as_tensor(points.astype(as_dtype(dtype)))
 
 
 # Diagonals --------------------------------------------------------------------------------------

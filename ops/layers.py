@@ -69,7 +69,7 @@ class Layer:
         if cls.__module__.startswith("graphflow."):
             for name in ("__init__", "__call__"):
                 if name in vars(cls):
-                    setattr(cls, name, checked(vars(cls)[name], cls.__name__))
+                    setattr(cls, name, checked(vars(cls)[name], ""))
         if "__call__" in vars(cls):
             setattr(cls, "__call__", _in_scope(vars(cls)["__call__"]))  # noqa: B010
 

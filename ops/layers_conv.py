@@ -10,6 +10,7 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Tensor, as_tensor, user_location
 from graphflow.ops.conv import conv, conv_transpose
 from graphflow.ops.layers import Layer, fill, per_root, require_sizes, uniform
+from graphflow.ops.sliding import per_axis
 from graphflow.spec import show_shape
 
 
@@ -68,7 +69,8 @@ class _Conv(Layer):
         _require_groups(self, inputs, outputs, groups)
         shape = (outputs, inputs // groups, *_kernel(self, kernel, self._rank))
         fill(
-            self, stride=stride, padding=padding, dilation=dilation, groups=groups,
+            self, stride=per_axis("stride", stride, self._rank), padding=padding,
+            dilation=per_axis("dilation", dilation, self._rank), groups=groups,
             channels_last=channels_last, exact=exact,
         )  # fmt: skip
         _fill_weights(self, shape, outputs, bias, dtype, name)
@@ -111,8 +113,10 @@ class _ConvTranspose(Layer):
         _require_groups(self, inputs, outputs, groups)
         shape = (inputs, outputs // groups, *_kernel(self, kernel, self._rank))
         fill(
-            self, stride=stride, padding=padding, output_padding=output_padding, groups=groups,
-            dilation=dilation, channels_last=channels_last, exact=exact,
+            self, stride=per_axis("stride", stride, self._rank), padding=padding,
+            output_padding=per_axis("output_padding", output_padding, self._rank, least=0),
+            groups=groups, dilation=per_axis("dilation", dilation, self._rank),
+            channels_last=channels_last, exact=exact,
         )  # fmt: skip
         _fill_weights(self, shape, outputs, bias, dtype, name)
 

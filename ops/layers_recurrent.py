@@ -3,6 +3,8 @@ both."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,20 @@ from graphflow.ops.recurrent import (
 from graphflow.ops.shape import expand_dims, moveaxis
 from graphflow.ops.window import stack
 from graphflow.spec import show_shape
+
+DEEPEST = 10_000
+"""Layers of one network: each is variables and a node of its own."""
+
+
+def _cell_of(layer: Layer, make: Callable[..., Cell], options: Mapping[str, Any]) -> Cell:
+    """The cell of a layer with the options of its kind."""
+    unknown = [name for name in options if name not in inspect.signature(make).parameters]
+    if unknown:
+        kind = type(layer).__name__
+        raise ArgumentError(
+            f"got an unexpected keyword argument {unknown[0]!r}; see help(gf.nn.{kind})"
+        )
+    return make(**options)
 
 
 def _weights(cell: Cell, inputs: int, size: int, bias: bool, dtype: Any, suffix: str) -> Weights:
@@ -67,7 +83,7 @@ class _CellLayer(Layer):
         name: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, size=size)
-        cell = self._make(**options)
+        cell = _cell_of(self, self._make, options)
         with self.scope(name or type(self).__name__.lower()):
             weights = _weights(cell, inputs, size, bias, dtype, "")
         fill(self, cell=cell, weights=weights, **_attributes(weights))
@@ -154,7 +170,9 @@ class _Recurrent(Layer):
         dtype: Any = "float32", name: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, size=size, layers=layers)
-        cell = self._cell(**options)
+        if layers > DEEPEST:
+            raise ArgumentError(f"{layers:,} layers are more than are built, which is {DEEPEST:,}")
+        cell = _cell_of(self, self._cell, options)
         sides = ("", "_reverse") if bidirectional else ("",)
         rows: list[tuple[Weights, ...]] = []
         named: dict[str, Tensor] = {}

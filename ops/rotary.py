@@ -15,7 +15,7 @@ from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching, sharding
 from graphflow.ops.convert import astype
 from graphflow.ops.creation import arange
-from graphflow.ops.rules import require_kind, unbroadcast
+from graphflow.ops.rules import require_buildable, require_kind, unbroadcast
 from graphflow.ops.shape import expand_dims
 from graphflow.ops.transcendental import cos as cos_of
 from graphflow.ops.transcendental import sin as sin_of
@@ -142,6 +142,7 @@ def rotary(
     whole = isinstance(turned, int) and not isinstance(turned, bool)
     if not whole or turned < 2 or turned % 2:
         raise ArgumentError(f"an even number of elements is turned, from 2, not {turned!r}")
+    require_buildable(turned)
     wide = "float64" if x.dtype == np.float64 else "float32"
     places = astype(arange(x.shape[-2]) if positions is None else as_tensor(positions), wide)
     slopes = as_tensor((float(base) ** (-np.arange(0, turned, 2) / turned)).astype(wide))

@@ -13,8 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import checks
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, located, register, sample
+from graphflow.op import (
+    FUNCTIONS,
+    Cost,
+    Op,
+    Tensor,
+    as_tensor,
+    located,
+    register,
+    sample,
+    user_location,
+)
 from graphflow.ops import batching, sharding
 from graphflow.ops.kernels import csr as kernels
 from graphflow.ops.rules import require_kind
@@ -230,6 +241,7 @@ csr_places: Op = register(
 # Public -------------------------------------------------------------------------------------------
 
 
+@checks(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class CSR:
     """A sparse matrix: `values[row_offsets[i]:row_offsets[i + 1]]` are the entries of row i, in the
@@ -246,6 +258,18 @@ class CSR:
     columns: Tensor
     row_offsets: Tensor
     shape: Shape
+
+    def __post_init__(self) -> None:
+        parts = (self.values, self.columns, self.row_offsets)
+        if not all(isinstance(part, Tensor) for part in parts):
+            raise ArgumentError(
+                f"CSR at {user_location()}: its parts are tensors; gf.sparse.csr(values, columns, "
+                "row_offsets, shape) makes one of arrays"
+            )
+        if not isinstance(self.shape, tuple) or len(self.shape) != 2:
+            raise ArgumentError(
+                f"CSR at {user_location()}: shape is (rows, columns), not {self.shape!r}"
+            )
 
     @property
     def dtype(self) -> np.dtype[Any]:

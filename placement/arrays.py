@@ -31,6 +31,14 @@ def array_of(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any
     return frozen(array)
 
 
+def is_empty(value: ArrayLike) -> bool:
+    """Whether there is nothing in what becomes an array; what becomes none has something."""
+    try:
+        return np.size(value) == 0
+    except ValueError:  # rows of several lengths: for `array_of` to refuse
+        return False
+
+
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
     array.setflags(write=False)
     return array

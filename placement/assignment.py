@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphflow.arguments import checks
 from graphflow.errors import ProblemError
 from graphflow.placement.arrays import Ints, array_of, error_at, put, reject
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from graphflow.placement.problem import Problem
 
 
+@checks(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Assignment:
     """Where and in which order nodes run.

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from graphflow.arguments import checks
 from graphflow.device import DeviceName
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.devices import (
@@ -33,6 +34,7 @@ from graphflow.placement.products import product
 Kind = Literal["here", "local", "remote", "hypothetical"]
 
 
+@checks(ClusterError)
 @dataclass(frozen=True)
 class Cluster:
     """Workers and what is known of the links between them.

@@ -78,7 +78,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a path with a zero byte, bytes that are no text
         raise ClusterError(f"cannot read cluster file {path}: {error}") from None
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > _DOTS:  # keys of keys: their time grows with the square

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from graphflow.arguments import checks
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.products import product
 
@@ -22,6 +23,7 @@ _LOCAL = re.compile(r"(cpu|gpu):(0|[1-9]\d*)")
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 
 
+@checks(ClusterError)
 @dataclass(frozen=True)
 class Device:
     """One place where nodes run.
@@ -78,6 +80,7 @@ class Device:
         return self.product is not None or None not in (self.flops, self.bandwidth, self.launch)
 
 
+@checks(ClusterError)
 @dataclass(frozen=True)
 class Link:
     """A one-way connection. `source` and `target` are devices, workers ("/worker:0": all its
@@ -108,6 +111,7 @@ class Link:
         check_number(f"{where}: bandwidth (bytes/s)", self.bandwidth, zero=False)
 
 
+@checks(ClusterError)
 @dataclass(frozen=True)
 class Worker:
     """One process and its devices; `address` is where a remote one listens, `key` its public key

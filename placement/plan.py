@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphflow.arguments import checks
 from graphflow.errors import PlanError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
@@ -336,6 +337,7 @@ def _traffic(plan: Plan) -> int:
 # Making plans ---------------------------------------------------------------------------------
 
 
+@checks(PlanError)
 def plan(
     fetches: Any,
     cluster: Cluster | str | os.PathLike[str] | None = None,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphflow.arguments import checks
+from graphflow.errors import ClusterError
 
+
+@checks(ClusterError)
 @dataclass(frozen=True)
 class Port:
     """Where some devices leave for others, together no faster than its bandwidth.

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from graphflow.arguments import checks
 from graphflow.errors import ProblemError
 from graphflow.placement import graph_loops
-from graphflow.placement.arrays import Floats, Ints, array_of, frozen, put
+from graphflow.placement.arrays import Floats, Ints, array_of, frozen, is_empty, put
 from graphflow.placement.assignment import Assignment
 from graphflow.placement.native import native
 from graphflow.placement.problem_checks import check, check_values
@@ -43,6 +44,7 @@ class Adjacency:
         return self.edges[self.start[node] : self.start[node + 1]]
 
 
+@checks(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What is to be placed, for n nodes, e edges and d devices. Arrays are copied and made
@@ -106,7 +108,7 @@ class Problem:
             raise ProblemError("compute has shape (n, 0): a problem needs at least one device")
         edges = array_of(
             "edges",
-            np.reshape(self.edges, (-1, 2)) if np.size(self.edges) == 0 else self.edges,
+            np.zeros((0, 2), np.int64) if is_empty(self.edges) else self.edges,
             np.int64,
             2,
         )
@@ -145,7 +147,7 @@ class Problem:
         put(self, "shared", array_of("shared", shared, np.float64, 1))
         routes = array_of(
             "routes",
-            _NO_ROUTES if self.routes is None or np.size(self.routes) == 0 else self.routes,
+            _NO_ROUTES if self.routes is None or is_empty(self.routes) else self.routes,
             np.int64,
             2,
         )

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from graphflow.arguments import checks
 from graphflow.errors import PlacementError, ProblemError
 from graphflow.placement import stage_loops
 from graphflow.placement.arrays import array_of
 from graphflow.placement.native import native
 
 
+@checks(PlacementError)
 @dataclass(frozen=True)
 class Level:
     """A level of the hierarchy, innermost first: how many of the level below, and bytes/s."""
@@ -48,6 +50,7 @@ class PipePlan:
     seconds: float
 
 
+@checks(PlacementError)
 def pipedream_plan(
     seconds: ArrayLike, activations: ArrayLike, weights: ArrayLike, levels: Sequence[Level]
 ) -> PipePlan:
@@ -85,7 +88,7 @@ def pipedream_plan(
             raise PlacementError(f"levels must hold Level(workers, bandwidth), not {level!r}")
         if type(level.workers) is not int or level.workers < 1 or not level.bandwidth > 0:
             raise PlacementError(f"{level} needs at least one worker and a positive bandwidth")
-    if not levels:
+    if not len(levels):
         raise PlacementError("levels is empty; one device is [Level(1, bandwidth)]")
     total = np.concatenate([[0.0], np.cumsum(layers[0])])
     below: NDArray[np.float64] = total[None, 1:] - total[:-1, None]

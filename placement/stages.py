@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from graphflow.arguments import checks
 from graphflow.errors import PlacementError, ProblemError
 from graphflow.placement.arrays import array_of
 from graphflow.placement.problem import Floats, Ints, Problem
@@ -87,6 +88,7 @@ class Split:
         return self.max_load / self.bound - 1.0 if self.bound > 0 else 0.0
 
 
+@checks(PlacementError)
 def split_stages(
     problem: Problem,
     stages: int | Sequence[int],
@@ -147,7 +149,7 @@ def split_stages(
         raise PlacementError(f"seconds must be a finite number >= 0, not {seconds!r}")
     deadline = None if seconds is None else monotonic() + seconds
     host, chosen = _devices(problem, stages, hosts)
-    flags = np.zeros(problem.nodes, bool) if backward is None else np.asarray(backward)
+    flags = np.zeros(problem.nodes, bool) if backward is None else _flags(backward)
     if flags.shape != (problem.nodes,) or flags.dtype.kind not in "bi":
         raise ProblemError(
             f"backward has shape {flags.shape} and {flags.dtype}; expected ({problem.nodes},) bools"
@@ -186,6 +188,13 @@ def split_stages(
         tuple(values.items()),
         seconds is None,
     )
+
+
+def _flags(backward: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(backward)
+    except ValueError as error:
+        raise ProblemError(f"backward is no array of bools: {error}") from None
 
 
 def stage_loads(

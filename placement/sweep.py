@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from graphflow.arguments import checks
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
@@ -171,6 +172,7 @@ class Sweep:
         return target
 
 
+@checks(PlanError)
 def sweep(
     fetches: Any,
     clusters: Maker | Mapping[str, Maker] | Sequence[Cluster],

@@ -20,6 +20,9 @@ from graphflow.parallel.counts import count_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+REPLICAS = 100_000
+"""Of one exchange: each is a node."""
+
 
 def _public(f: F) -> F:
     """A function whose errors name it and the user's line."""
@@ -119,11 +122,11 @@ def broadcast(tensor: Any, count: int, like: Sequence[Tensor] | None = None) -> 
     if (number := count_of(count)) is None:
         raise ArgumentError(f"count is a positive int, not {count!r}")
     count = number
-    near = [x] * count if like is None else [x, *map(as_tensor, like[1:])]
-    if len(near) != count or (like is not None and len(like) != count):
-        raise ArgumentError(
-            f"like has {len(like or ())} tensors for {count} replicas; give one for each"
-        )
+    if count > REPLICAS:
+        raise ArgumentError(f"{count:,} replicas are more than a graph holds: {REPLICAS:,}")
+    if like is not None and len(like) != count:
+        raise ArgumentError(f"like has {len(like)} tensors for {count} replicas; give one each")
+    near = [x, *([x] * (count - 1) if like is None else map(as_tensor, like[1:]))]
     return group(collectives.broadcast, [x], near, {"count": count})
 
 

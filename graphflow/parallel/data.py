@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graphflow.arguments import checks
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
@@ -40,6 +41,7 @@ DATA, MICRO = "data", "micro"
 """Axes of the mesh: replicas, and the micro-batches of one."""
 
 
+@checks(ShardingError)
 @dataclass(frozen=True, eq=False)
 class Data:
     """Replicas of a model, each with its share of the batch.

@@ -12,9 +12,10 @@ from functools import cache
 from math import ceil
 
 import graphflow.init as init
+from graphflow.arguments import checks
 from graphflow.autodiff import gradients
 from graphflow.build import placeholder, variable
-from graphflow.errors import ScheduleError
+from graphflow.errors import ArgumentError, ScheduleError
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Tensor, user_location
 from graphflow.parallel.counts import count_of, settle
@@ -24,6 +25,7 @@ from graphflow.placement.plan import plan_graph
 from graphflow.spec import nbytes
 
 
+@checks(ArgumentError)
 @dataclass(frozen=True)
 class GPT:
     """The sizes of a GPT.

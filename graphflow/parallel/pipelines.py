@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from graphflow.arguments import checks
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.graph import Graph
@@ -40,6 +41,7 @@ NODES = 500_000
 """The nodes that a pipeline may have, about."""
 
 
+@checks(ShardingError)
 @dataclass(frozen=True, eq=False)
 class Pipeline:
     """A network in stages, and micro-batches that go through them by a schedule.

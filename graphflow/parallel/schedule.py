@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
+from graphflow.arguments import checks
 from graphflow.errors import ScheduleError
 from graphflow.parallel.counts import count_of, settle
 
@@ -264,6 +265,7 @@ class Timeline:
         return sum(self.idle) / (self.period * len(self.spans))
 
 
+@checks(ScheduleError)
 def run(
     schedule: Schedule,
     forward: float | Sequence[float],
@@ -341,6 +343,11 @@ def _most_stored(order: Sequence[Task]) -> int:
 # Drawing --------------------------------------------------------------------------------------
 
 
+WIDEST = 1_000_000
+"""Columns of the widest picture."""
+
+
+@checks(ScheduleError)
 def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 1) -> str:
     """A picture in text, one line a device, one column a unit of time; `..` is idle.
 
@@ -360,6 +367,11 @@ def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 
             f"{weight!r}; for times in seconds see gf.parallel.run"
         )
     timeline = run(schedule, forward, backward, weight if schedule.splits_backward else 0)
+    if timeline.makespan > WIDEST:
+        raise ScheduleError(
+            f"draw: {int(timeline.makespan):,} columns are more than can be drawn, which is "
+            f"{WIDEST:,}; let tasks take fewer"
+        )
     cells: list[dict[int, str]] = []
     for spans in timeline.spans:
         row: dict[int, str] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from graphflow.arguments import checks
 from graphflow.errors import ScheduleError
 from graphflow.parallel.counts import count_of
 from graphflow.parallel.schedule import Phase, Schedule, Task, Updates
@@ -15,6 +16,7 @@ from graphflow.parallel.schedule import Phase, Schedule, Task, Updates
 _PHASES: tuple[Phase, ...] = ("F", "B", "W")
 
 
+@checks(ScheduleError)
 def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
     """All forward passes, then all backward passes. Idle (p-1)(f+b); m micro-batches are stored, or
     only the stages' inputs with `recompute`.
@@ -28,6 +30,7 @@ def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
     return Schedule("GPipe", p, m, _frozen(orders), recompute=recompute)
 
 
+@checks(ScheduleError)
 def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Schedule:
     """A backward pass as early as there can be one, then by turns. Idle (p-1)(f+b) as for GPipe,
     but stage s stores only min(m, p-s) micro-batches.
@@ -39,6 +42,7 @@ def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Sche
     return Schedule("1F1B", p, m, _frozen(orders), recompute=recompute)
 
 
+@checks(ScheduleError)
 def pipedream(
     stages: int, microbatches: int, updates: Updates = "stash", group: int | None = None
 ) -> Schedule:
@@ -72,6 +76,7 @@ def pipedream(
     return Schedule(name, p, m, one_f_one_b(p, m).orders, updates, group)
 
 
+@checks(ScheduleError)
 def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     """1F1B in which each device holds several stages, every p-th one. Idle (p-1)(f+b)/v for v of
     them, f and b being those of all stages of a device together; device s stores at most
@@ -109,6 +114,7 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     return Schedule(f"interleaved 1F1B ({chunks} stages a device)", total, m, _frozen(orders))
 
 
+@checks(ScheduleError)
 def zb_h1(stages: int, microbatches: int) -> Schedule:
     """1F1B with the gradients of weights put off into what would be idle. Idle (p-1)(f+b-w) for m
     from p up and w no longer than f and b; no device stores more than p micro-batches, as much as
@@ -121,6 +127,7 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
     return Schedule("ZB-H1", p, m, _frozen(orders))
 
 
+@checks(ScheduleError)
 def zb_h2(stages: int, microbatches: int) -> Schedule:
     """As ZB-H1, with as many forward passes ahead as leave nothing idle where f = b = w. Idle
     (p-1)(f+b-2w) between batches that follow one another, for m from 2p-1 up and w no longer than f
@@ -133,6 +140,7 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
     return Schedule("ZB-H2", p, m, _frozen(orders))
 
 
+@checks(ScheduleError)
 def zb_v(stages: int, microbatches: int) -> Schedule:
     """Two stages on each device, laid out as a V, so that the last stage is where the first one is.
     Nothing is idle between batches where f = b = w, with the activations of 2p stages at most, as
@@ -152,6 +160,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     return Schedule("ZB-V", total, m, _frozen(orders))
 
 
+@checks(ScheduleError)
 def chimera(stages: int, microbatches: int) -> Schedule:
     """Two pipelines in opposite directions: each device holds two stages' weights, one of each.
     Idle p-2 where f = b = 1; at most p micro-batches are stored.

@@ -16,6 +16,7 @@ from math import inf
 from typing import Any
 
 from graphflow import optim
+from graphflow.arguments import checks
 from graphflow.build import placeholder
 from graphflow.compiled import Compiled
 from graphflow.errors import (
@@ -60,6 +61,7 @@ SPARE = 20_000
 LEAST = 3
 
 
+@checks(ArgumentError)
 def auto(
     loss: Tensor,
     cluster: Cluster | None = None,

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
+from graphflow.arguments import checks
 from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
@@ -35,6 +36,7 @@ NODES = 4_000_000
 """The nodes that a graph of shards may have, about."""
 
 
+@checks(ShardingError)
 @dataclass(frozen=True, eq=False)
 class Shard:
     """A mesh of devices, and how some tensors are cut over it.

@@ -16,14 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 
-from graphflow.errors import MemoryLimitError, ScheduleError
+from graphflow.arguments import checks
+from graphflow.errors import ArgumentError, MemoryLimitError, ScheduleError
 from graphflow.op import user_location
 from graphflow.parallel.estimate import ADAM, Estimate, Layout, Site, estimate, fits
 from graphflow.parallel.gpt import GPT, check_count
+from graphflow.placement.products import wire
 
 SIMULATED = 16
 """Strategies whose pipelines are simulated task by task: those that are best by closed forms."""
+
+MOST = 10_000_000
+"""Devices that a cluster may have: all meshes of them are gone through."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class WhatIf:
         return "\n".join([head, *(f"  {each}" for each in self.tried[:10])])
 
 
+@checks(ArgumentError)
 def what_if(
     model: GPT,
     hardware: str = "a100+half",
@@ -77,8 +84,12 @@ def what_if(
     asked_for = {"tensor": tensor, "stages": stages}
     for what, number in (counts | {k: n for k, n in asked_for.items() if n is not None}).items():
         check_count(where, what, number)
+    devices, batch, hosts_of = map(int, counts.values())  # numpy's would overflow
     if recompute is not None and not isinstance(recompute, bool):
         raise ScheduleError(f"{where}: recompute is True or False, not {recompute!r}")
+    if devices > MOST:
+        raise ScheduleError(f"{where}: {devices:,} devices are more than {MOST:,}")
+    wire(network)  # of one host, too: who names none that there is meant another
     site = Site(hardware, hosts_of, network)
     asked = [
         layout
@@ -130,4 +141,5 @@ def _layouts(model: GPT, devices: int, batch: int, hosts_of: int) -> Iterator[La
 
 
 def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})

@@ -1,0 +1,90 @@
+"""Every public function, each of its arguments spoiled: a clear error of graphflow, or a result;
+never one of Python's from inside, never a wait."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import ArgumentError, GraphError, GraphflowError
+from tests.properties.calls import call_of, public
+
+FUNCTIONS = public()
+
+
+class Odd:
+    """What nothing takes."""
+
+
+ODD = [
+    None, True, -1, 10**20, 1.5, float("nan"), "x", "", b"x", [], {}, [1, 2], [None], [[1], [2, 3]],
+    np.int64(2), np.float32(1.5), np.bool_(True), np.array([1, 2]), np.array([None]), np.array(2),
+    Odd(), 1j, len, "a" * 100_000,
+    gf.placeholder("int8", (7,)), gf.placeholder("complex64", (3, 4)),
+]  # fmt: skip
+PLAIN_NAMES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def spoiled(name: str) -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]]:
+    """Calls with one argument replaced: which, by what, and all of them."""
+    args, kwargs = call_of(name, FUNCTIONS[name])
+    for place in range(len(args)):
+        for odd in ODD:
+            yield f"argument {place}", odd, [*args[:place], odd, *args[place + 1 :]], kwargs
+    for parameter in inspect.signature(FUNCTIONS[name]).parameters.values():
+        if parameter.kind in PLAIN_NAMES and not args:
+            for odd in ODD:
+                yield parameter.name, odd, [], kwargs | {parameter.name: odd}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_spoiled_argument_is_an_error_of_ours_at_once(name: str) -> None:
+    args, kwargs = call_of(name, FUNCTIONS[name])
+    FUNCTIONS[name](*args, **kwargs)
+    for what, odd, args, kwargs in spoiled(name):
+        began = time.monotonic()
+        try:
+            FUNCTIONS[name](*args, **kwargs)
+        except GraphflowError as error:
+            told = str(error)
+            assert told and len(told) < 25_000
+            assert not isinstance(error, GraphError) or len(told) < 2_500
+        except Exception as error:
+            pytest.fail(f"{what} of {name} by {odd!r:.80}: {type(error).__name__}: {error}")
+        assert time.monotonic() - began < 20, f"{what} of {name} by {odd!r:.80}"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_argument_that_a_function_has_not_is_named(name: str) -> None:
+    args, kwargs = call_of(name, FUNCTIONS[name])
+    taken = inspect.signature(FUNCTIONS[name]).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()) and name == "sample":
+        return  # it takes attributes of any name
+    with pytest.raises((GraphflowError, TypeError), match="misspelt") as caught:
+        FUNCTIONS[name](*args, **kwargs, misspelt=1)
+    if isinstance(caught.value, TypeError):  # Python's own, on the user's line: none from inside
+        assert len(caught.traceback) == 1
+
+
+def test_a_misspelt_argument_is_told_what_was_meant() -> None:
+    x = gf.placeholder("float32", (3, 4))
+    with pytest.raises(ArgumentError, match=r"test_arguments.*'axs' \(did you mean 'axis'"):
+        gf.sum(x, axs=1)
+    with pytest.raises(ArgumentError, match=r"Linear at .*test_arguments.py.*'outputs'; it takes"):
+        gf.nn.Linear(3)
+    with pytest.raises(ArgumentError, match=r"LayerNorm at .*test_arguments.py.*bias is True or F"):
+        gf.nn.LayerNorm(3, bias=1)
+
+
+def test_numpy_scalars_are_numbers_like_any_other() -> None:
+    x = gf.placeholder("float32", (3, 4))
+    gf.nn.dropout(x, np.float32(0.5))
+    assert gf.sum(x, axis=np.int64(1), keepdims=np.True_).shape == (3, 1)
+    assert gf.std(x, correction=np.float64(1)).node.attrs == gf.std(x, correction=1.0).node.attrs
+    assert gf.nn.Linear(np.int32(4), np.uint8(2))(x).shape == (3, 2)
