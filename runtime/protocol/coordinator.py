@@ -208,7 +208,7 @@ class CoordinatorMachine:
             if peer.commits >= 0:  # it tells to commit the step before it, too
                 message = changed(message, commits=peer.commits)
                 peer.commits = -1
-                self._owed.discard(worker)
+                self._owes_nothing(worker)
             if message.trace:  # its clock, as it is now
                 actions += self._ping(worker)
         elif isinstance(message, Open):
@@ -497,10 +497,16 @@ class CoordinatorMachine:
 
     # Sending -----------------------------------------------------------------------------------
 
+    def _owes_nothing(self, worker: int) -> None:
+        """A worker has been told to commit; after the last one there is nothing to wake up for."""
+        self._owed.discard(worker)
+        if not self._owed:
+            self._commit_at = inf
+
     def _tell_commit(self, worker: int) -> list[CoordinatorAction]:
         peer = self._peers[worker]
         step, peer.commits = peer.commits, -1
-        self._owed.discard(worker)
+        self._owes_nothing(worker)
         if step < 0 or peer.gone is not None or self._fenced is not None:
             return []
         return self._send(worker, Commit(), step)

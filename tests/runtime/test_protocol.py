@@ -197,6 +197,18 @@ def test_a_step_commits_when_the_last_worker_has_computed() -> None:
     assert isinstance(replies, c.Replies) and set(replies.messages) == {0, 1}
 
 
+def test_commits_that_ride_along_leave_nothing_to_wake_up_for() -> None:
+    desk = Desk()
+    at = 0.0
+    for step in range(1, 5):
+        desk.step(step + 1, step, at)
+        assert desk.machine.wake_at(at) > at + 0.1
+        desk.hear(0, Done(step + 1, [], {}), at + 0.001)
+        desk.hear(1, Done(step + 1, [], {}), at + 0.002)
+        at += 0.003
+        assert at < desk.machine.wake_at(at) < at + 0.005
+
+
 def test_one_failure_aborts_the_step_everywhere_with_the_remote_traceback() -> None:
     desk = Desk()
     desk.step(2, 1, 0.0)
