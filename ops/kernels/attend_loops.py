@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum, auto
 
+from graphflow.ops.kernels.elementary import exp, log
 from graphflow.ops.kernels.flow import BYTES, Flow, lanes_of
-from graphflow.ops.kernels.functions import exp, log
 from graphflow.ops.kernels.lanes import Floats
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from graphflow.ops.kernels.elementary import sigmoid, tanh
 from graphflow.ops.kernels.flow import Flow, lanes_of
-from graphflow.ops.kernels.functions import sigmoid, tanh
 from graphflow.ops.kernels.lanes import Floats
 
 

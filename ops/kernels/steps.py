@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels import functions
+from graphflow.ops.kernels.functions import FUNCTIONS
 from graphflow.ops.kernels.lanes import ELEMENTS, Floats, Lanes
 from graphflow.ops.kernels.trace import Step
 
@@ -38,8 +38,8 @@ def write_step(lanes: Lanes, step: Step, args: list[str]) -> str:
 def _of_floats(f: Floats, kind: str, args: list[str]) -> str:
     if kind in _FLOAT:
         return f.lanes.two(_FLOAT[kind], f.element, *args)
-    if kind in functions.FUNCTIONS:
-        return functions.FUNCTIONS[kind](f, *args)
+    if kind in FUNCTIONS:
+        return FUNCTIONS[kind](f, *args)
     if kind in _UNARY:
         return f.lanes.intrinsic(_UNARY[kind], f.element, *args)
     if kind in _COMPARED:
