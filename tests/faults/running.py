@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import IO
@@ -198,6 +198,14 @@ def took(number: int, what: str, seconds: float) -> None:
     if file := os.environ.get("GRAPHFLOW_FAULT_TIMES"):
         with open(file, "a", encoding="utf-8") as lines:
             lines.write(f"{number}\t{what}\t{seconds:.3f}\n")
+
+
+@contextmanager
+def timed(number: int, what: str) -> Iterator[None]:
+    """Note what the block took."""
+    started = time.monotonic()
+    yield
+    took(number, what, time.monotonic() - started)
 
 
 def children(pid: int) -> list[int]:

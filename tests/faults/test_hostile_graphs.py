@@ -24,7 +24,7 @@ from graphflow.runtime.codec import encode
 from graphflow.runtime.messages import Hello, Load, Open, Read, Save
 from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.wire import CHUNK_BYTES, chunks
-from tests.faults.running import Running, Worker, cluster_file, resident
+from tests.faults.running import Running, Worker, cluster_file, resident, timed, took
 from tests.faults.strangers import Bystander, Stranger
 from tests.runtime.programs import alone
 from tests.runtime.test_codec import ATTRS, INPUTS, OP, message, node_of
@@ -108,6 +108,7 @@ def test_a_graph_beyond_the_limits_is_refused_when_it_is_submitted(
             before, started = resident(worker.pid), time.monotonic()
             refused = submit(sender, header, buffers, request)
             assert refused.error == "GraphLimitError", (what, refused)
+            took(33, f"refused: {what}", time.monotonic() - started)
             assert time.monotonic() - started < 5.0, what
             assert resident(worker.pid) - before < 128 << 20, what
         whole = next(chunks("part", 90, 0, np.zeros(CHUNK_BYTES, np.uint8)))[0]
@@ -182,7 +183,8 @@ def test_names_of_checkpoints_that_lead_elsewhere_are_refused(
         for name in ELSEWHERE:
             for folder, file in ((name, "worker-0.safetensors"), (good, name)):
                 request += 1
-                refused = sender.ask(Save(request, folder, file, 1), "Failed")
+                with timed(34, "refused"):
+                    refused = sender.ask(Save(request, folder, file, 1), "Failed")
                 assert refused.error == "ProtocolError" and "no name" in refused.text
         assert sorted(tmp_path.rglob("*")) == before
 
@@ -228,7 +230,8 @@ def test_pages_of_other_origins_and_names_are_answered_by_403(
     (worker,) = workers(1, "--metrics", f"127.0.0.1:{port}")
     with Bystander(cluster_file(tmp_path, [worker.address])):
         assert asked(port) == 200
-        assert asked(port, Host="evil.example") == 403
+        with timed(35, "answered by 403"):
+            assert asked(port, Host="evil.example") == 403
         assert asked(port, Host=f"evil.example:{port}") == 403
         assert asked(port, Origin="http://evil.example") == 403
         assert asked(port, Origin="null") == 403
@@ -281,8 +284,9 @@ def test_without_descriptors_new_work_is_refused_and_taken_again_when_there_are_
             strangers.append(sender := Stranger(worker.address))
             sender.ask(HELLO, "Welcome")
             peers = [worker.address, *(f"tcp://127.0.0.1:{port}" for port in range(1, 20))]
-            sender.tell(Open(2, 0, peers, 2.0))
-            answer = sender.answer()
+            with timed(48, "taken on, or refused: the last one"):
+                sender.tell(Open(2, 0, peers, 2.0))
+                answer = sender.answer()
             if type(answer).__name__ == "Failed":
                 refused.append(answer)
                 break
@@ -290,12 +294,14 @@ def test_without_descriptors_new_work_is_refused_and_taken_again_when_there_are_
         assert "file descriptors" in refused[0].text
         for each in strangers:
             each.close()
-        until = time.monotonic() + 60.0
+        let_go = time.monotonic()
+        until = let_go + 60.0
         while time.monotonic() < until:  # leases end, and their links with them
             with Stranger(worker.address) as late:
                 late.ask(HELLO, "Welcome")
                 late.tell(Open(2, 0, [worker.address, "tcp://127.0.0.1:1"], 2.0))
                 if type(late.answer()).__name__ == "Ready":
+                    took(48, "taken on again, by leases", time.monotonic() - let_go)
                     return
             time.sleep(1.0)
         raise AssertionError("nothing new is taken on")

@@ -28,7 +28,7 @@ from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.door import HANDSHAKE_SECONDS
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.worker.serving import serve
-from tests.faults.running import Running, Script, Worker, cluster_file
+from tests.faults.running import Running, Script, Worker, cluster_file, timed, took
 from tests.faults.strangers import Bystander, Stranger, closed, plain
 
 OWN = Version.own()
@@ -81,7 +81,9 @@ def test_no_key_and_unknown_keys_are_refused_and_told_once(keyed: Keyed, tmp_pat
 
         assert come(None).answer(1.0) is None
         for eve in [come(pair) for _ in range(3)]:
-            assert eve.dropped(2 * HANDSHAKE_SECONDS) and eve.answer(0.0) is None
+            with timed(25, "refused: an unknown key"):
+                assert eve.dropped(2 * HANDSHAKE_SECONDS)
+            assert eve.answer(0.0) is None
         for number in range(150):
             come(other.new(f"e{number}", COORDINATOR))
         friend = them.enter_context(keyed.stranger("friend", COORDINATOR, trusted=True))
@@ -116,6 +118,7 @@ def test_a_session_whose_key_is_revoked_is_told_so_at_its_next_message(keyed: Ke
             while True:
                 session.run(step)
                 time.sleep(0.05)
+        took(26, "a key that is revoked", time.monotonic() - started)
         assert time.monotonic() - started < 2.0
 
 
@@ -128,7 +131,8 @@ def test_a_key_of_another_role_gives_no_orders(keyed: Keyed, role: str) -> None:
     ]  # fmt: skip
     with Bystander(keyed.file), keyed.stranger("pretender", role, trusted=True) as pretender:
         for order in orders:
-            answer = pretender.ask(order, "Failed")
+            with timed(26, "refused"):
+                answer = pretender.ask(order, "Failed")
             assert answer.error == "NotAuthorised" and role in answer.text
         pretender.tell(Ping())
         pretender.tell(Chunk("value", 5, "count", "float32", [], [], 4, 0), bytes(4))
@@ -278,7 +282,8 @@ def test_a_message_with_the_name_of_a_session_but_not_its_token_is_stale(
         owner.open()
         thief.session = owner.session
         thief._sent = 2
-        fenced = thief.ask(Measure(3), "Fenced")
+        with timed(27, "refused"):
+            fenced = thief.ask(Measure(3), "Fenced")
         assert fenced.error == "StaleSession"
         thief.tell(Close(4))
         assert owner.ask(Read(3, "nothing"), "Failed").error == "VariableError"
@@ -296,6 +301,7 @@ def test_a_port_in_use_is_told_within_a_second(
         started = time.monotonic()
         with pytest.raises(AddressInUse, match="choose another port"):
             serve(worker.address)
+        took(44, "told", time.monotonic() - started)
         assert time.monotonic() - started < 1.0
         running.append(second := Worker(worker.address))
         assert second.wait(30.0) == 1
@@ -338,6 +344,7 @@ def test_another_version_is_refused_and_both_are_shown(
     started = time.monotonic()
     with pytest.raises(VersionMismatch) as caught:
         gf.Session(cluster_file(tmp_path, [address]))
+    took(45, "refused", time.monotonic() - started)
     assert time.monotonic() - started < 10.0
     assert "9.8.7" in str(caught.value) and _version.__version__ in str(caught.value)
     assert other.process.poll() is None
@@ -400,8 +407,9 @@ def test_a_worker_does_not_start_with_a_key_file_that_is_not_as_it_should_be(
 ) -> None:
     path = Path(keys["GRAPHFLOW_KEYS"]) / "box.secret"
     spoil(path)
-    running.append(worker := Worker("tcp://127.0.0.1:*", "--key", "box", env=keys))
-    assert worker.wait(30.0) == 1
+    with timed(49, "ended, from its start"):
+        running.append(worker := Worker("tcp://127.0.0.1:*", "--key", "box", env=keys))
+        assert worker.wait(30.0) == 1
     (line,) = [line for line in worker.errors if line]
     assert str(path) in line and "Traceback" not in worker.told()
 

@@ -18,7 +18,7 @@ import graphflow as gf
 from graphflow.errors import LinkLost, RendezvousTimeout, StepTimeout, WorkerLost
 from tests.faults import hazards
 from tests.faults.proxy import DOWN, UP, Proxy
-from tests.faults.running import Running, Script, Worker, cluster_file, resident, took
+from tests.faults.running import Running, Script, Worker, cluster_file, resident, timed, took
 
 DEAD = 5.0
 ALLOW = ("--allow-ops", "tests.faults.hazards")
@@ -298,7 +298,8 @@ def test_a_reset_in_mid_tensor_is_made_good(wired: Wired) -> None:
         assert np.array_equal(s.run(back, {x: value[:10]}), value[:10])
         for each in wired.proxies:
             each.reset_after = 3 * MB
-        assert np.array_equal(s.run(back, {x: value}), value)
+        with timed(15, "the whole step, two resets of 8 MB"):
+            assert np.array_equal(s.run(back, {x: value}), value)
         assert all(each.reset_after is None for each in wired.proxies), "both were reset"
 
 
@@ -318,7 +319,8 @@ def test_flipped_bits_of_a_tensor_are_noticed_and_sent_again(wired: Wired) -> No
     with wired.session() as s:
         assert np.array_equal(s.run(back, {x: value[:10]}), value[:10])
         wired.proxies[1].corrupt = flip
-        assert np.array_equal(s.run(back, {x: value}), value)
+        with timed(15, "the whole step, a flipped bit of 4 MB"):
+            assert np.array_equal(s.run(back, {x: value}), value)
         assert flipped
 
 
@@ -482,4 +484,5 @@ def test_a_worker_that_never_comes_is_a_rendezvous_timeout_at_the_deadline(
     start = time.monotonic()
     with pytest.raises(RendezvousTimeout, match=address):
         gf.Session(file)
+    took(22, "told after the deadline of 1 s", time.monotonic() - start - 1.0)
     assert 0.9 < time.monotonic() - start < 3.0

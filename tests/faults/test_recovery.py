@@ -20,7 +20,7 @@ import graphflow as gf
 from graphflow.errors import PoisonedTask, WorkerLost
 from graphflow.runtime.messages import Close, Measure
 from tests.faults import hazards
-from tests.faults.running import Worker, children, cluster_file
+from tests.faults.running import Worker, children, cluster_file, took
 from tests.faults.strangers import Stranger
 
 STEPS = 24
@@ -346,6 +346,7 @@ def test_a_worker_that_comes_back_at_its_address_goes_on_with_the_session(
     curves: Mapping[int, list[Any]],
 ) -> None:  # fmt: skip
     found = workers(2, "--checkpoints", str(tmp_path))
+    there: list[float] = []
     (tmp_path / "c").mkdir()
 
     def strike(number: int) -> None:
@@ -354,6 +355,9 @@ def test_a_worker_that_comes_back_at_its_address_goes_on_with_the_session(
             found[1].process.wait()
             running.append(fresh := Worker(found[1].address))
             fresh.ready()
+            there.append(time.monotonic())
+        elif number == 8:
+            took(50, "a step after it is back: found, recovered", time.monotonic() - there[0])
 
     cluster = remote(tmp_path, found)
     with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=5) as s:

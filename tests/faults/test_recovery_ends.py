@@ -28,6 +28,7 @@ from tests.faults.running import (
     children,
     cluster_file,
     gone,
+    timed,
     took,
 )
 from tests.faults.test_recovery import SLOW, Model, curves, local, pids, train
@@ -90,8 +91,9 @@ def test_a_client_that_is_told_to_end_writes_a_checkpoint_and_ends_well(
     first = start(script, cluster, tmp_path / "c", "1h", pause=0.05)
     first.line("step 10")
     own = children(first.pid)
-    first.send(signal.SIGTERM)
-    assert first.wait(20.0) == 0, first.told()
+    with timed(10, f"ended: {cluster}"):
+        first.send(signal.SIGTERM)
+        assert first.wait(20.0) == 0, first.told()
     assert gone(own, 5.0) and "done" not in first.lines
     second = start(script, cluster, tmp_path / "c", "1h")
     at = int(second.line("ready").split()[1])
@@ -451,8 +453,9 @@ def test_another_process_takes_up_what_a_killed_client_left(
         process.send(signal.SIGKILL)
         process.wait()
         told |= losses(process.lines)
-    process = start(script, cluster, tmp_path / "c", "5")
-    assert int(process.line("ready").split()[1]) >= 15
+    with timed(7, "taken up by another process, from its start"):
+        process = start(script, cluster, tmp_path / "c", "5")
+        assert int(process.line("ready").split()[1]) >= 15
     assert process.wait() == 0, process.told()
     assert told | losses(process.lines) == wanted
     assert all(alive(worker.pid) for worker in found)

@@ -17,7 +17,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import CheckpointError
 from graphflow.runtime.checkpoint.folder import read_manifest
-from tests.faults.running import Worker, cluster_file, gone
+from tests.faults.running import Worker, cluster_file, gone, timed
 from tests.faults.test_recovery import local, pids
 
 MEGABYTE = 2**20
@@ -66,9 +66,10 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_training_going(small_d
         landed(s)
         assert s.checkpoint_error is None
         filler.write_bytes(bytes(3 * MEGABYTE))  # room for half of the next one
-        for _ in range(5):
-            s.run(step)
-        landed(s)
+        with timed(36, "five steps, and told"):
+            for _ in range(5):
+                s.run(step)
+            landed(s)
         assert "No space left" in str(s.checkpoint_error)
         with pytest.raises(CheckpointError, match="No space left"):
             s.save()
@@ -76,7 +77,8 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_training_going(small_d
             while True:
                 rest.write(bytes(4096))  # not even the epoch can be noted any more
         os.kill(pids(s)[1], signal.SIGKILL)  # the checkpoint before is as good as it was
-        s.run(step)
+        with timed(36, "a worker killed, no byte left: the next step"):
+            s.run(step)
         assert s.get(part)[0] == 11
         filler.unlink()
         (small_disk / "rest").unlink()

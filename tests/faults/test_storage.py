@@ -12,6 +12,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import CheckpointError
+from tests.faults.running import timed
 
 
 def trained(folder: Path, steps: int) -> None:
@@ -60,7 +61,11 @@ def test_a_session_goes_on_from_the_checkpoint_before_a_damaged_one(
     trained(tmp_path, 3)
     damage(newest(tmp_path))
     w = gf.variable(np.zeros(4, "float32"), name="w")
-    with gf.Session(checkpoint=tmp_path, every=1) as s:
+    with timed(
+        {renew: 40, lose: 39}.get(damage, 38), f"{damage.__name__}: a session from before it"
+    ):
+        s = gf.Session(checkpoint=tmp_path, every=1)
+    with s:
         before = s.step
         assert 0 < before < 3
         assert s.run(gf.assign(w, w + 1.0)).tolist() == [before + 1.0] * 4
