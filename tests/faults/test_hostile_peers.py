@@ -320,15 +320,16 @@ main()
 REWIRED = SKEWED.replace(
     'own.__version__ = "9.8.7"',
     """
+import msgpack
 import graphflow.runtime.wire as wire
 wire.WIRE_VERSION = 77
 own.__version__ = "9.8.7"
-packed = wire.msgpack.packb
+packed = msgpack.packb
 def later(value, **options):
     if isinstance(value, list) and len(value) == 3:
         value = [value[0], [*value[1], "a later field"], value[2]]
     return packed(value, **options)
-wire.msgpack.packb = later
+msgpack.packb = later
 """,
 )
 
