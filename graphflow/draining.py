@@ -71,7 +71,7 @@ class Drain:
             return  # it is being done
         for each in every:
             each.asked = True
-        _thread.start_new_thread(self._leave_beside, ())
+        _thread.start_new_thread(self._begin_to_leave, ())
 
     def opened(self) -> None:
         """The session is open: from now on there is something to leave.
@@ -95,7 +95,7 @@ class Drain:
         if threading.current_thread() is threading.main_thread():
             self._end_process()
         outcome = self._left()
-        _thread.start_new_thread(self._leave_beside, ())
+        _thread.start_new_thread(self._begin_to_leave, ())
         raise outcome
 
     def _left(self) -> BaseException:
@@ -111,6 +111,11 @@ class Drain:
                     except BaseException as error:
                         self._outcome = error
         return self._outcome
+
+    def _begin_to_leave(self) -> None:
+        """Starts a thread for it, on one that may wait for that; Python would never forget one
+        that was not started so, if it is asked which it is."""
+        threading.Thread(target=self._leave_beside, name="graphflow-drain", daemon=True).start()
 
     def _leave_beside(self) -> None:
         for each in self._every():
