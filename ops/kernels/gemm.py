@@ -31,7 +31,16 @@ from graphflow.ops.kernels import gemm_text
 from graphflow.ops.kernels.address import address, aligned, fresh
 from graphflow.ops.kernels.gemm_cut import ELEMENTS, LONG
 from graphflow.ops.kernels.gemm_cut import cut as best_cut
-from graphflow.ops.kernels.gemm_text import COPIED, EXCHANGED, IN_PLACE, Form, Size
+from graphflow.ops.kernels.gemm_form import (
+    ACCUMULATE,
+    APART,
+    COPIED,
+    EXCHANGED,
+    IN_PLACE,
+    TRANSPOSED,
+    Form,
+    Size,
+)
 from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
 from graphflow.ops.kernels.threads import current_pool
 from graphflow.spec import broadcast_shapes
@@ -68,7 +77,7 @@ class Product:
         void kernel(ptr* {x, y, addend, out, scratch}, …)  # with the flag APART
 
     Attributes:
-        sizes: as `gemm_text.Size` names them.
+        sizes: as `Size` names them.
         units: the kernel runs from 0 to this; parts of it may run at once, on any threads, with
             scratch memory of their own.
         swapped: x is b, and y is a.
@@ -237,7 +246,7 @@ def planned(
         Size.X_ROW: x[0], Size.X_K: x[1], Size.X_LAYOUT: cut.x,
         Size.Y_K: y[0], Size.Y_COLUMN: y[1], Size.Y_LAYOUT: cut.y,
         Size.OUT_ROW: to[0], Size.OUT_COLUMN: to[1],
-        Size.FLAGS: accumulate * gemm_text.ACCUMULATE + by_columns * gemm_text.TRANSPOSED,
+        Size.FLAGS: accumulate * ACCUMULATE + by_columns * TRANSPOSED,
         Size.INNER: inner, Size.X_OUTER: strides[0][0], Size.X_INNER: strides[0][1],
         Size.Y_OUTER: strides[1][0], Size.Y_INNER: strides[1][1],
         Size.OUT_OUTER: strides[2][0], Size.OUT_INNER: strides[2][1],
@@ -315,7 +324,7 @@ def preferred(
     count = math.prod(batch)
     if found is not None and added:
         sizes = list(found.sizes)
-        sizes[Size.FLAGS] |= gemm_text.APART
+        sizes[Size.FLAGS] |= APART
         found = replace(found, sizes=tuple(sizes))
     if found is None or count * m * n * item <= 2 * _CACHED:
         return found

@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from graphflow.ops.kernels.gemm_text import COPIED, EXCHANGED, IN_PLACE, Form
+from graphflow.ops.kernels.gemm_form import COPIED, EXCHANGED, IN_PLACE, Form
 from graphflow.ops.kernels.native import vector_width
 
 ELEMENTS = {"float32": "float", "float64": "double"}

@@ -18,94 +18,22 @@ buffer. Packed things and the buffer are in the scratch memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum, auto
 
 from graphflow.ops.kernels.blocks import Function
+from graphflow.ops.kernels.gemm_form import APART, COPIED, EXCHANGED, IN_PLACE, Form, Size
+from graphflow.ops.kernels.gemm_tile import LINE, copy, exchange, finish, tile
 
-_LINE = 64
-"""Bytes that come closer at once."""
-
-
-class Size(IntEnum):
-    """Places in the table of sizes; strides are in bytes."""
-
-    COLUMNS = 0
-    K = auto()
-    TILES = auto()  # of one matrix
-    HEIGHT = auto()  # rows of a tile
-    PANEL_COLUMNS = auto()
-    TALL = auto()  # tiles of the full height; the others, which come last, have a row less
-    BLOCK = auto()
-    GROUP = auto()  # columns of the panels that take a chunk of terms before the next chunk comes
-    CHUNK = auto()  # terms at a time
-    X_ROW = auto()
-    X_K = auto()
-    X_LAYOUT = auto()
-    Y_K = auto()
-    Y_COLUMN = auto()
-    Y_LAYOUT = auto()
-    OUT_ROW = auto()
-    OUT_COLUMN = auto()
-    FLAGS = auto()
-    INNER = auto()  # matrices along the last axis of the batch
-    X_OUTER = auto()
-    X_INNER = auto()
-    Y_OUTER = auto()
-    Y_INNER = auto()
-    OUT_OUTER = auto()
-    OUT_INNER = auto()
-    PANEL = auto()  # where it begins in the scratch memory; packed tiles come first
-    BUFFER = auto()
-
-
-IN_PLACE, COPIED, EXCHANGED = range(3)
-"""Layouts: how tiles of x and panels of y are read."""
 _ROWS = 8
 """Rows of x that are copied to all tiles at a time."""
-ACCUMULATE, TRANSPOSED, APART = 1, 2, 4
-"""Flags: whether the product is added to what `out` holds; whether `out` is stored by columns;
-whether it is added to something else, which is stored as `out` is (and may be it)."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a kernel is specialised for: equal forms share one.
-
-    Attributes:
-        element: "float" or "double"; `width`: of them in a register.
-        height: rows of a tile.
-        vectors: registers of a row of a tile.
-    """
-
-    element: str
-    width: int
-    height: int
-    vectors: int
-
-    @property
-    def columns(self) -> int:
-        """Of a panel."""
-        return self.width * self.vectors
-
-    @property
-    def registers(self) -> int:
-        """That hold a column of a tile."""
-        return -(-self.height // self.width)
-
-    def named(self, function: str) -> str:
-        """A function's name, which tells what it is specialised for: kernels that stand together
-        have most functions in common, and these once."""
-        return f"gemm_{function}_{self.element}{self.width}"
 
 
 def write(form: Form) -> tuple[str, str]:
     """The kernel's text after its name, and the declarations and functions that it needs."""
     heights = [form.height, *([form.height - 1] if form.height > 1 else [])]
     functions = [
-        *(_tile(form, height) for height in heights),
-        _copy(form, form.vectors), _copy(form, form.registers), _finish(form), _exchange(form),
+        *(tile(form, height) for height in heights),
+        copy(form, form.vectors), copy(form, form.registers), finish(form), exchange(form),
         _walk(form),
     ]  # fmt: skip
     kernel = Function("kernel", _ARGUMENTS, form.element, form.width, inner=False)
@@ -122,190 +50,6 @@ def write(form: Form) -> tuple[str, str]:
 
 
 _ARGUMENTS = ("ptr %ptrs", "ptr %sizes", "i64 %start", "i64 %stop")
-
-
-# A tile ---------------------------------------------------------------------------------------
-
-
-def _tile(form: Form, height: int) -> Function:
-    """Rows of x times a panel of y, in registers, going on from what is in `out` or from zero. For
-    each term, a line of what is needed next is brought closer, and one of where the next tile
-    goes: all lines at once, when a tile begins, would keep its loads waiting."""
-    f = Function(
-        form.named(f"tile{height}x{form.vectors}"),
-        ["ptr %x", "i64 %row", "i64 %step", "ptr %y", "i64 %next", "ptr %out", "i64 %width",
-         "i64 %k", "i1 %more", "ptr %ahead", "i64 %far"],
-        form.element, form.width,
-    )  # fmt: skip
-    begun = _begun(f, form, height)
-    # Rows are addressed in threes from one pointer, since an address is a sum of two registers.
-    three = f.mul("%row", 3)
-    rows = f.mul("%width", height)
-    below = f.at("%out", rows)
-    end = f.at(below, rows)
-    # LLVM would make one chain of additions of them, if it saw how they are related.
-    starts = ["%x"]
-    for _ in range(1, -(-height // 3)):
-        starts.append(f.write(f'call ptr asm "", "=r,0"(ptr {f.at(starts[-1], three)})'))
-    f.do(f"br i1 {f.compare('sgt', '%k', 0)}, label %chain, label %done")
-    f.label("chain")
-    f.do(f"%below0 = phi ptr [{below}, %ready], [%below0.next, %chain]")
-    f.do("%line = phi i64 [0, %ready], [%line.next, %chain]")
-    pointers = [f"%x{i}" for i in range(len(starts))]
-    f.do("%left = phi i64 [%k, %ready], [%left.next, %chain]")
-    f.do("%y0 = phi ptr [%y, %ready], [%y0.next, %chain]")
-    f.do("%ahead0 = phi ptr [%ahead, %ready], [%ahead0.next, %chain]")
-    for pointer, start in zip(pointers, starts, strict=True):
-        f.do(f"{pointer} = phi ptr [{start}, %ready], [{pointer}.next, %chain]")
-    sums = [f.later() for _ in begun]
-    f.prefetch("%ahead0", near=2)
-    f.prefetch(f.at("%below0", "%line"), write=True)
-    right = [f.load(f.at("%y0", v * f.width * f.bytes)) for v in range(form.vectors)]
-    totals: list[str] = []
-    for r in range(height):
-        place = pointers[r // 3]
-        if r % 3:
-            place = f.at(place, "%row" if r % 3 == 1 else f.write("shl i64 %row, 1"))
-        left = f.spread(place)
-        totals += [f.fma(left, y, f"%s{len(totals) + v}") for v, y in enumerate(right)]
-    for i, (give, first, total) in enumerate(zip(sums, begun, totals, strict=True)):
-        give(f"%s{i} = phi {f.vector} [{first}, %ready], [{total}, %chain]")
-    f.do("%ahead0.next = getelementptr i8, ptr %ahead0, i64 %far")
-    after = f.add("%line", _LINE)
-    over = f.compare("sge", after, form.columns * f.bytes)
-    f.do(f"%line.next = select i1 {over}, i64 0, i64 {after}")
-    row = f.select(over, "ptr", f.at("%below0", "%width"), "%below0")
-    last = f.write(f"icmp eq ptr {row}, {end}")
-    f.do(f"%below0.next = select i1 {last}, ptr %below0, ptr {row}")
-    f.do("%y0.next = getelementptr i8, ptr %y0, i64 %next")
-    for pointer in pointers:
-        f.do(f"{pointer}.next = getelementptr i8, ptr {pointer}, i64 %step")
-    f.do("%left.next = sub i64 %left, 1")
-    f.do(f"br i1 {f.compare('ne', '%left.next', 0)}, label %chain, label %done")
-    f.label("done")
-    done = [
-        f.write(f"phi {f.vector} [{first}, %ready], [{total}, %chain]")
-        for first, total in zip(begun, totals, strict=True)
-    ]
-    for value, place in zip(done, _places(f, form, height), strict=True):
-        f.store(value, place)
-    return f
-
-
-def _places(f: Function, form: Form, height: int) -> Iterator[str]:
-    """Where the registers of a tile go in `out`."""
-    row = "%out"
-    for r in range(height):
-        row = f.at(row, "%width") if r else row
-        yield from (f.at(row, v * f.width * f.bytes) for v in range(form.vectors))
-
-
-def _begun(f: Function, form: Form, height: int) -> list[str]:
-    """The sums to go on from, in a block named `ready`."""
-    f.do("br i1 %more, label %resumed, label %fresh")
-    f.label("resumed")
-    held = [f.load(place) for place in _places(f, form, height)]
-    f.do("br label %ready")
-    f.label("fresh")
-    f.do("br label %ready")
-    f.label("ready")
-    return [f.write(f"phi {f.vector} [{x}, %resumed], [zeroinitializer, %fresh]") for x in held]
-
-
-# Panels ---------------------------------------------------------------------------------------
-
-
-def _copy(form: Form, vectors: int) -> Function:
-    """Rows of so many vectors, of which there are some columns, in another place; beyond them there
-    are zeros. Rows may overlap there: they are written in order."""
-    f = Function(
-        form.named(f"copy{vectors}"),
-        ["ptr %from", "i64 %next", "ptr %to", "i64 %width", "i64 %k", "i64 %columns"],
-        form.element, form.width,
-    )  # fmt: skip
-    masks = [f.first_lanes("%columns", v * f.width) for v in range(vectors)]
-    with f.loop(0, "%k") as p:
-        source = f.at("%from", f.mul(p, "%next"))
-        target = f.at("%to", f.mul(p, "%width"))
-        for v, mask in enumerate(masks):
-            place = v * f.width * f.bytes
-            f.store(f.masked_load(f.at(source, place), mask), f.at(target, place))
-    return f
-
-
-def _finish(form: Form) -> Function:
-    """The columns that there are of a buffer's rows into `out`, or added to it."""
-    f = Function(
-        form.named(f"finish{form.vectors}"),
-        ["ptr %from", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
-         "i64 %apart"],
-        form.element, form.width,
-    )  # fmt: skip
-    masks = [f.first_lanes("%columns", v * f.width) for v in range(form.vectors)]
-    with f.loop(0, "%rows") as r:
-        source = f.at("%from", f.mul(r, form.columns * f.bytes))
-        target = f.at("%to", f.mul(r, "%next"))
-        for v, mask in enumerate(masks):
-            place = v * f.width * f.bytes
-            value = f.load(f.at(source, place))
-            to = f.at(target, place)
-            with f.when("%add"):
-                total = f.write(
-                    f"fadd {f.vector} {f.masked_load(f.at(to, '%apart'), mask)}, {value}"
-                )
-                f.masked_store(total, to, mask)
-            store = f.write("xor i1 %add, true")
-            with f.when(store):
-                f.masked_store(value, to, mask)
-    return f
-
-
-def _exchange(form: Form) -> Function:
-    """to[j, i] = from[i, j], or added to it: squares of a register's width go through registers."""
-    f = Function(
-        form.named("exchange"),
-        ["ptr %from", "i64 %row", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
-         "i64 %apart"],
-        form.element, form.width,
-    )  # fmt: skip
-    last = f.sub("%rows", "1")
-    with f.loop(0, "%rows", f.width) as i:
-        here = f.first_lanes(f.sub("%rows", i))
-        old = f.write(f"select i1 %add, {f.mask} {here}, {f.mask} zeroinitializer")
-        with f.loop(0, "%columns", f.width) as j:
-            left = f.sub("%columns", j)
-            seen = f.first_lanes(left)
-            rows = []
-            for lane in range(f.width):
-                row = f.least(f.add(i, lane), last)  # what is beyond is not stored
-                place = f.at(f.at("%from", f.mul(row, "%row")), f.mul(j, f.bytes))
-                rows.append(f.masked_load(place, seen))
-            target = f.at(f.at("%to", f.mul(i, f.bytes)), f.mul(j, "%next"))
-            for lane, value in enumerate(_exchanged(f, rows)):
-                with f.when(f.compare("sgt", left, lane)):
-                    to = f.at(target, f.mul("%next", lane))
-                    held = f.masked_load(f.at(to, "%apart"), old)
-                    total = f.write(f"fadd {f.vector} {held}, {value}")
-                    f.masked_store(f.select("%add", f.vector, total, value), to, here)
-    return f
-
-
-def _exchanged(f: Function, rows: list[str]) -> list[str]:
-    """A square of registers with rows and columns exchanged: squares within squares change
-    places."""
-    rows, lanes, side = list(rows), range(f.width), 1
-    while side < f.width:
-        for i in lanes:
-            if not i & side:
-                a, b = rows[i], rows[i + side]
-                low = [f.width + n - side if n & side else n for n in lanes]
-                high = [f.width + n if n & side else n + side for n in lanes]
-                rows[i], rows[i + side] = f.shuffle(a, b, low), f.shuffle(a, b, high)
-        side *= 2
-    return rows
-
-
-# The whole ------------------------------------------------------------------------------------
 
 
 def _walk(form: Form) -> Function:
@@ -496,9 +240,9 @@ class _Block:
         step = f.select(moved, "i64", self.wide, size[Size.Y_K])
         # What comes next is brought closer meanwhile, a line for each term and tile.
         beside = f.at(y, f.mul(size[Size.Y_COLUMN], size[Size.PANEL_COLUMNS]))
-        ahead = f.select(exchanged, "ptr", f.at(beside, f.mul(k, _LINE)), after)
-        far = f.select(exchanged, "i64", str(_LINE), size[Size.Y_K])
-        more = f.select(exchanged, "i64", f.mul(size[Size.K], _LINE), str(_LINE))
+        ahead = f.select(exchanged, "ptr", f.at(beside, f.mul(k, LINE)), after)
+        far = f.select(exchanged, "i64", str(LINE), size[Size.Y_K])
+        more = f.select(exchanged, "i64", f.mul(size[Size.K], LINE), str(LINE))
         self._tiles(x, k, source, step, panel.target, panel.width, terms, (ahead, far, more))
 
     def _tiles(
@@ -515,7 +259,7 @@ class _Block:
             packed = f.mul(f.sub(tile, self.first), self.tile_bytes)
             place = f.select(self.is_packed, "i64", packed, f.mul(row, row_x))
             number = f.sub(tile, self.first)
-            wanted = f.compare("slt", f.mul(number, _LINE), self.wide)
+            wanted = f.compare("slt", f.mul(number, LINE), self.wide)
             line = f.at(ahead[0], f.mul(number, ahead[2]))
             given: list[tuple[str, str | int]] = [
                 ("ptr", f.at(base, place)), ("i64", row_x), ("i64", step_x), ("ptr", y),

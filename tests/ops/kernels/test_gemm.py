@@ -14,7 +14,7 @@ from graphflow.errors import ShapeError
 from graphflow.ops.kernels import gemm as module
 from graphflow.ops.kernels import gemm_cut
 from graphflow.ops.kernels.gemm import available, gemm, planned, preferred
-from graphflow.ops.kernels.gemm_text import Size
+from graphflow.ops.kernels.gemm_form import Size
 from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.threads import Pool, using
 
