@@ -269,7 +269,9 @@ def _picked(logits: Tensor, labels: Tensor) -> Any:
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Any:
     shifted = logits - G["max"](logits, -1, keepdims=True)
-    return G["log"](G["sum"](G["exp"](shifted), -1)) - _picked(shifted, labels)
+    total = G["sum"](G["exp"](shifted), -1, keepdims=True)  # as softmax has it, for the gradient
+    picked = _picked(shifted, labels)  # before the total is read: both travel together
+    return G["squeeze"](G["log"](total), -1) - picked
 
 
 def _cross_entropy_grad(g: Tensor, logits: Tensor, labels: Tensor) -> Any:

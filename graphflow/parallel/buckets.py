@@ -159,7 +159,8 @@ class Buckets:
         elif key.in_pieces:
             sums = scattered(self._moves, values, layouts, key.axis, cause)
         else:
-            what = "gradient" if key.kind == "sum" else "mean"
+            late = all(called(t.node).rpartition("gradients/")[1] for t in tensors)
+            what = "gradient" if late and key.kind == "sum" else key.kind
             counted = f"{len(tensors)} {what}{'s' if len(tensors) > 1 else ''}"
             told = " and ".join([counted, *(called(t.node) for t in riders)])
             sums = summed(self._moves, values, key.axis, cause, told, key.kind)

@@ -23,6 +23,7 @@ from graphflow.parallel.meetings import met
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
 from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.propagate import propagate
+from graphflow.parallel.repeats import Repeats
 from graphflow.parallel.rules import Rule, rule_of
 
 _PARTS = ("slice",)
@@ -62,6 +63,7 @@ class Emitter:
         self.apart = apart
         self._choosing = Choosing(self.mesh, self.cuts, self.values, self.wishes, self.readers)
         self._buckets = Buckets(moves, self.values, bucket)
+        self._repeats = Repeats()
 
     def value(self, tensor: Tensor) -> Value:
         return self.values[tensor]
@@ -340,7 +342,24 @@ class Emitter:
         for tensor, wish in propagate(fresh, {**known, **self.wishes}, self.cuts).items():
             self.wishes.setdefault(tensor, wish)
         for inner in fresh:
-            self.node(inner)
+            if not self._repeats_a_sum(inner):
+                self.node(inner)
+
+    def _repeats_a_sum(self, node: Node) -> bool:
+        """Take over what another node has summed (or otherwise reduced). What is as large as what
+        it is made of is made again, rather than kept from a forward pass to its backward pass."""
+        first = self._repeats.first(node)
+        if first is node or any(t not in self.values for t in first.outputs):
+            return False
+        if sum(map(self._size, node.outputs)) >= sum(map(self._size, node.inputs)):
+            return False
+        for mine, theirs in zip(node.outputs, first.outputs, strict=True):
+            self._buckets.empty(theirs)
+            self.values[mine] = self.values[theirs]
+        return True
+
+    def _size(self, tensor: Tensor) -> int:
+        return self.cuts.guess(tensor.size)
 
     def inside(
         self,

@@ -88,15 +88,18 @@ def test_the_bytes_of_a_report_are_those_of_a_trace(name: str) -> None:
     assert step.report(*fetches, cluster=cluster).bytes == step.traced(cluster, *fetches)
 
 
-def test_what_a_gradient_sends_again_is_listed_once() -> None:
-    """A softmax's gradient needs the largest scores, which the loss has exchanged."""
-    step = Step(Shard({"model": 2}, VOCABULARY))
-    report = step.report(step.loss)
+@pytest.mark.parametrize("pipeline", [False, True], ids=["alone", "in stages"])
+def test_a_loss_over_a_vocabulary_in_pieces_takes_two_exchanges(pipeline: bool) -> None:
+    """Of maxima; of sums and picked scores, which the gradient has no need to send again. Megatron
+    has three: Shoeybi et al. 2019, section 3."""
+    shard = Shard({"model": 2}, VOCABULARY)
+    step = Step(Pipeline(2, "1f1b", 3) * shard if pipeline else shard)
+    report = step.report(step.loss, cluster=gf.Cluster.local(4))
     made = [m for m in report.division.moves if "cross_entropy" in m.cause]
-    left = [m for m in report.collectives if "cross_entropy" in m.cause]
-    assert len(made) == 5 and len(left) == 4  # maxima, sums, picked scores; and for the gradient
-    row = BATCH * 8  # of sums and picked scores, the loss is made at the first place only
-    assert sorted(move.bytes for move in left) == [row, row, 2 * row, 2 * row]
+    assert [move.kind for move in made] == ["all-reduce"] * 2
+    row = 2 * BATCH * 8  # a number of each sample, to each of two places
+    assert [move.bytes for move in made] == [row, 2 * row]
+    assert [m.bytes for m in report.collectives if "cross_entropy" in m.cause] == [row, 2 * row]
 
 
 def test_what_is_fetched_is_listed_apart() -> None:
