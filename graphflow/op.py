@@ -58,6 +58,7 @@ class Op:
             call it before a generated kernel, with the specs of floats for these.
         native: (*specs, **attrs) -> the generated kernel of the same bits for inputs of these sizes
             on a cpu, a `kernels.native.Task`; None where there is none.
+        ufunc: the name in xp of the ufunc that is the whole op.
         vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
         joint: of collectives, whose nodes differ in `rank` only: (nodes, gs) -> one cotangent for
             each input, of all ranks together; None where each rank's vjp is to be taken.
@@ -70,11 +71,20 @@ class Op:
             Elementwise ops need none; others without one get their inputs whole.
         cost: (*specs, **attrs) -> Cost; default: one flop an output element.
         samples: calls for the tests over the registry.
-        doc: what it computes, in words: the first line of its `help`.
+        promotes: its inputs are converted to one dtype; Python scalars take the tensors'.
+        elementwise: an element of the output depends on the same element of the inputs only, so
+            that `out` may be an input's buffer.
+        in_place: `out` may be input 0's buffer; then `into` writes only what changes, and raises
+            nothing any more.
+        alias: the output is input 0's memory under another shape.
+        pure: it may be merged, folded and run again. False: state, randomness, side effects.
+        random: the kernel takes `step=`, the session's step number.
         halves: its kernel takes float16 and bfloat16 as they are, since it only moves numbers, or
             runs a body; others get float32, and their results are rounded (see half.py).
         autocast: under `gf.autocast`, "low" takes its float32 inputs in 16 bits, "high" its 16-bit
             inputs in float32; None: inputs as they come.
+        device_kinds: on which it has a kernel.
+        doc: what it computes, in words: the first line of its `help`.
     """
 
     name: str
@@ -85,7 +95,7 @@ class Op:
     rows: Callable[..., Rows] | None = None
     refuse: Callable[..., None] | None = None
     native: Callable[..., Any] | None = None
-    ufunc: str | None = None  # the name in xp of the ufunc that is the whole op
+    ufunc: str | None = None
     vjp: Callable[..., Sequence[Tensor | None]] | None = None
     joint: Callable[..., Sequence[Tensor] | None] | None = None
     jvp: Callable[..., Any] | None = None
@@ -93,13 +103,12 @@ class Op:
     sharding: Callable[..., Any] | None = None
     cost: Callable[..., Cost] | None = None
     samples: Sequence[Sample] = ()
-    promotes: bool = False  # inputs are converted to one dtype; Python scalars take the tensors'
-    elementwise: bool = False  # out[i] depends on in[i] only: `out` may be an input's buffer
-    # `out` may be input 0's buffer: then only what changes is written, and there is no error left
+    promotes: bool = False
+    elementwise: bool = False
     in_place: bool = False
-    alias: bool = False  # the output is input 0's memory under another shape
-    pure: bool = True  # may be merged, folded and run again; False: state, randomness, side effects
-    random: bool = False  # the kernel takes `step=`, the session's step number
+    alias: bool = False
+    pure: bool = True
+    random: bool = False
     halves: bool = False
     autocast: Literal["low", "high"] | None = None
     device_kinds: tuple[str, ...] = ("cpu", "gpu")
