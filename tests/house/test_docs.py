@@ -15,6 +15,36 @@ from tests.house.sources import ROOT, sources
 
 SLOW = pytest.mark.slow  # it plans for dozens of clusters, and for a thousand GPUs
 PAGES = ["parallel", "pipelines", "layers", pytest.param("whatif", marks=SLOW)]
+IN_PARTS = [
+    "checkpoints", "collectives", "dtypes", "functions", "linalg", "memory", "observability",
+    "onnx", "transport", "views",
+]  # fmt: skip
+"""Pages whose Python takes for granted what their readers have: a model, its batches, a session."""
+
+GIVEN = """
+import itertools
+import numpy as np, graphflow as gf
+
+cluster = gf.Cluster.here(devices=["cpu:0", "cpu:1"])
+x = images = gf.placeholder("float32", (None, 8), name="data")
+labels = gf.placeholder("int64", (None,), name="labels")
+w = gf.variable(gf.init.glorot((8, 3)), name="w")
+model = lambda x: gf.nn.softmax(x @ w)
+y = model(x)
+loss = gf.mean(gf.nn.cross_entropy(x @ w, labels))
+train = gf.optim.SGD(0.1).minimize(loss)
+rows = np.ones((4, 8), "float32")
+feeds = {images: rows, labels: np.zeros(4, "int64")}
+name = loss.name
+loss_gradient = lambda i: gf.gradients(loss, [w])[0]
+s = gf.Session(cluster)
+"""
+MORE_GIVEN = {
+    "checkpoints": "batches, train = [rows] * 10_000, gf.optim.SGD(0.1).minimize(gf.mean(y))",
+    "onnx": "gf.onnx.save('model.onnx', {'prob': y}, inputs=[x], values=s)\nimages = rows",
+    "transport": "batches = itertools.repeat(feeds)",
+    "views": "plan = gf.plan([loss, train], cluster, shapes={x: (4, 8), labels: (4,)})",
+}
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", re.DOTALL)
 
 
@@ -22,15 +52,48 @@ BLOCK = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", re.DOTALL)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
     assert len(blocks) >= 2
-    script = tmp_path / f"{page}.py"
-    script.write_text("\n".join(code for code, _ in blocks), encoding="utf-8")
+    out = ran("\n".join(code for code, _ in blocks), tmp_path)
+    for _, printed in blocks:
+        assert printed in out
+
+
+@pytest.mark.parametrize("page", IN_PARTS)
+def test_the_python_of_a_page_runs_with_what_it_takes_for_granted(
+    page: str, tmp_path: Path
+) -> None:
+    if page == "onnx":
+        pytest.importorskip("onnx")
+    blocks = BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    code = [GIVEN, MORE_GIVEN.get(page, ""), *(code for code, _ in blocks)]
+    ran("\n".join(code), tmp_path)
+
+
+def test_the_files_of_the_page_on_extending_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    files = {code.split("\n")[0].removeprefix("# "): code for code, _ in BLOCK.findall(text)}
+    for name, code in files.items():
+        assert name.endswith(".py")
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    for code in files.values():
+        ran(code, tmp_path)
+
+
+def test_every_page_with_python_is_run() -> None:
+    named = {str(getattr(page, "values", [page])[0]) for page in PAGES} | {*IN_PARTS, "extending"}
+    pages = (ROOT / "docs").glob("*.md")
+    assert named == {p.stem for p in pages if BLOCK.search(p.read_text(encoding="utf-8"))}
+
+
+def ran(code: str, folder: Path) -> str:
+    """What a program prints that ends without an error."""
+    script = folder / "page.py"
+    script.write_text(code, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100,
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for _, printed in blocks:
-        assert printed in done.stdout
+    return done.stdout
 
 
 def test_every_link_of_the_docs_leads_somewhere() -> None:
