@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.op import REGISTRY, Op, Sample
+from graphflow.op import REGISTRY, Op, Sample, owner
 from graphflow.placement.host import cores, gpu_memory
 from graphflow.placement.rates import MATMUL, interpolated, op_class, work
 from graphflow.spec import Size, TensorSpec, is_inexact
@@ -119,9 +119,10 @@ class _Clock:
         return (self._now() - start) / number
 
     def ops(self) -> dict[str, dict[str, float]]:
-        """Launch and rate of every op that computes and has a sample."""
+        """Launch and rate of every op of our own that computes and has a sample: one of a user's
+        may end the process that tries it, or wait, and is another session's perhaps."""
         found: dict[str, dict[str, float]] = {}
-        for op in REGISTRY.values():
+        for op in [each for each in list(REGISTRY.values()) if owner(each) is None]:
             if op.samples and (op.pure or op.random) and (op.kernel or op.expr):
                 entry = self._op(op)
                 if entry is not None:

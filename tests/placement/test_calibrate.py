@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphflow import op
 from graphflow.errors import DeviceError
 from graphflow.op import REGISTRY
-from graphflow.placement import calibrate
+from graphflow.placement import calibrate, measure
 from graphflow.placement.calibrate import (
     DEFAULT_LINKS,
     fit_link,
@@ -89,6 +93,25 @@ def test_a_measured_profile_is_one_that_is_accepted_back(
     assert profile(folder=tmp_path) == measured
     monkeypatch.setattr(calibrate, "measure_machine", lambda kinds: pytest.fail("measured again"))
     assert profile(folder=tmp_path) == measured
+
+
+def test_ops_of_users_are_not_tried_and_more_may_be_registered_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another session's ops may come while a worker measures itself for this one."""
+    deadly = replace(REGISTRY["tanh"], name="users.deadly")
+    monkeypatch.setattr(op, "_OWNERS", {"users.deadly": ("users", "users.py:1")})
+    monkeypatch.setitem(REGISTRY, "users.deadly", deadly)
+    tried: list[str] = []
+
+    def one(self: Any, each: op.Op) -> dict[str, float]:
+        monkeypatch.setitem(REGISTRY, f"users.later_{len(tried)}", deadly)
+        tried.append(each.name)
+        return {"launch": 1e-6}
+
+    monkeypatch.setattr(measure._Clock, "_op", one)
+    clock = measure._Clock(np, lambda: None, time.perf_counter)
+    assert "tanh" in clock.ops() and "users.deadly" not in tried
 
 
 def test_a_gpu_that_is_not_there_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
