@@ -211,7 +211,7 @@ class RemoteHosts(Members):
     ) -> Replies:
         """Runs a step, of which `order` says all but its request and its feeds; by one thread at a
         time."""
-        request, orders = self._orders(loaded, order, step, feeds)
+        request, orders = self._orders(loaded, order, step, feeds, waits=True)
         began = time.monotonic()
         try:
             replies = self._ask(request, orders, order.deadline, step)
@@ -244,7 +244,7 @@ class RemoteHosts(Members):
             order = Compute(
                 0, program, dict(bindings), [], False, deadline, follows=follows, free=loaded.free
             )
-            request, orders = self._orders(loaded, order, step, feeds)
+            request, orders = self._orders(loaded, order, step, feeds, waits=False)
             begin = Begin(request, orders, deadline, step, follows, held=True)
             return Begun(step, deadline, request, self._loop.submit(begin))
 
@@ -289,8 +289,13 @@ class RemoteHosts(Members):
         order: Compute,
         step: int,
         feeds: Mapping[int, Mapping[str, Array]],
+        waits: bool,
     ) -> tuple[int, dict[int, Order]]:
-        """What the workers of a program are told of a step, under a new request."""
+        """What the workers of a program are told of a step, under a new request.
+
+        Args:
+            waits: whether the caller, whose arrays the feeds are, waits for the step.
+        """
         if step <= self._last_step:
             raise SessionError(f"step {step} is not after step {self._last_step}")
         self._last_step = step
@@ -301,12 +306,19 @@ class RemoteHosts(Members):
         for worker in loaded.workers:
             given = feeds.get(worker)
             if given:
-                orders[worker] = self._fed(order, request, worker, given)
+                orders[worker] = self._fed(order, request, worker, given, waits)
             else:
                 orders[worker] = Order(changed(order, request=request))
         return request, orders
 
-    def _fed(self, order: Compute, request: int, worker: int, feeds: Mapping[str, Array]) -> Order:
+    def _fed(
+        self,
+        order: Compute,
+        request: int,
+        worker: int,
+        feeds: Mapping[str, Array],
+        waits: bool,
+    ) -> Order:
         """The order with its feeds: in it, in shared memory, or before it."""
         inside: list[Small] = []
         before: list[str] = []
@@ -322,7 +334,7 @@ class RemoteHosts(Members):
                 before.append(name)
                 sent: Array | Chunk = array
                 if self._loop is not None:
-                    sent = self._loop.lend(worker, "feed", request, name, array)
+                    sent = self._loop.lend(worker, "feed", request, name, array, later=waits)
                 arrays.append(("feed", name, sent))
         self._activity.fed(nbytes)
         return Order(changed(order, request=request, feeds=before, small=inside), arrays)

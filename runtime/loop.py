@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import Any
 
 import zmq
@@ -64,7 +65,7 @@ from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
 from graphflow.runtime.transport.tcp import leave
-from graphflow.runtime.wire import decode_frames, encode, lent
+from graphflow.runtime.wire import Announce, Lend, decode_frames, encode, lent
 
 _LINKED = frozenset((Hello, Open, Ping))
 """What shows a worker the way that can take everything."""
@@ -74,6 +75,7 @@ _ORDINARY = frozenset((Begin, Received, Release))  # nobody is lost by these alo
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
+_PROMISES = 8  # arrays that are copied after their receivers were told, who wait for them then
 _OFFERS = 10  # of memory to a worker, before it counts as one of another host
 _BELL = 1 << 30  # no worker's number
 _LANE = 1 << 20  # and a worker's number: its lane
@@ -147,6 +149,7 @@ class Loop:
         self._full: set[int] = set()  # workers whose connection takes no more now
         self._touched: set[int] = set()  # workers that were sent to since they were last drained
         self._events: deque[CoordinatorEvent] = deque()
+        self._promised: deque[Callable[[], None]] = deque()
         self._pending: dict[int, Pending] = {}
         self._due = 0.0  # when the machine's next Tick is
         # A socket tells of what comes only once it has been found empty.
@@ -217,19 +220,38 @@ class Loop:
         raise outcome or WorkerLost("the coordinator's sockets do not answer")
 
     def lend(
-        self, worker: int, purpose: str, request: int, name: Key, array: Array
+        self, worker: int, purpose: str, request: int, name: Key, array: Array, later: bool
     ) -> Array | Chunk:
         """An array for a worker, lent if it is worth it and the worker is of this host, which is
-        found out by an offer."""
+        found out by an offer.
+
+        Args:
+            later: whether it may be copied after the worker has been told: the array stays as it is
+                until the operation ends.
+        """
         if array.nbytes < LENT_FROM:
             return array
         lender = self._lenders[worker]
         if lender.accepted:
-            return lent(purpose, request, name, array, lender.lend) or array
+            soon = later and len(self._promised) < _PROMISES
+            how: Lend = partial(self._promise, lender) if soon else lender.lend
+            return lent(purpose, request, name, array, how) or array
         if self._offers[worker] and (token := lender.offer()):
             self._offers[worker] -= 1
             self.post(Offer(worker, token))
         return array
+
+    def _promise(
+        self, lender: Lender, raw: memoryview, announce: Announce | None
+    ) -> tuple[int, int] | None:
+        """Where bytes are going to be lent: they are copied when all have been told, who wake up
+        meanwhile."""
+        found = lender.promise(raw)
+        if found is None:
+            return lender.lend(raw, announce)
+        start, turn, write = found
+        self._promised.append(write)
+        return start, turn
 
     def add(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event, for a thread that is about to wait for what comes of it."""
@@ -353,6 +375,8 @@ class Loop:
         events = self._events
         while events:
             self._handle(events.popleft())
+        while self._promised:
+            self._promised.popleft()()
         now = time.monotonic()
         due = self._machine.wake_at(0.0)
         if now >= due:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -87,28 +87,50 @@ class Lender:
             announce: is told the same, while the last bytes are still to be copied; what it raises
                 takes the slot back.
         """
-        if not self.accepted:
+        slot = self._taken(raw.nbytes)
+        if slot is None:
             return None
-        with self._lock:
-            assert self._segment is not None
-            slot = self._slot(_capacity(raw.nbytes))
-            if slot is None:
-                return None
-            self._turn += 1
-            slot.turn = self._turn
-        place = self._segment.memory[slot.start : slot.start + raw.nbytes]
-        source, first = np.frombuffer(raw, np.uint8), 0
         try:
+            first = 0
             if announce is not None:
                 first = max(0, raw.nbytes - _LAST) // TURN * TURN
-                copy(place, source, 0, first)
+                self._write(slot, raw, 0, first)
                 announce(slot.start, slot.turn)
-            copy(place, source, first)
-            slot.words[_WRITTEN] = slot.turn
+            self._write(slot, raw, first)
         except BaseException:
             slot.words[_RETURNED] = slot.turn
             raise
         return slot.start, slot.turn
+
+    def promise(self, raw: memoryview) -> tuple[int, int, Callable[[], None]] | None:
+        """As `lend`, with what does the copying: to be called once the borrower has been told. None
+        for what would keep the borrower waiting, too."""
+        slot = self._taken(raw.nbytes) if raw.nbytes <= _LAST else None
+        if slot is None:
+            return None
+        return slot.start, slot.turn, partial(self._write, slot, raw)
+
+    def _taken(self, nbytes: int) -> _Slot | None:
+        """A slot for so many bytes."""
+        if not self.accepted:
+            return None
+        with self._lock:
+            assert self._segment is not None
+            slot = self._slot(_capacity(nbytes))
+            if slot is not None:
+                self._turn += 1
+                slot.turn = self._turn
+        return slot
+
+    def _write(self, slot: _Slot, raw: memoryview, start: int = 0, stop: int | None = None) -> None:
+        """Copies bytes, all of them or up to `stop`; with the last ones the slot is whole."""
+        segment = self._segment
+        if segment is None:
+            return  # closed meanwhile
+        place = segment.memory[slot.start : slot.start + raw.nbytes]
+        copy(place, np.frombuffer(raw, np.uint8), start, stop)
+        if stop is None:
+            slot.words[_WRITTEN] = slot.turn
 
     @property
     def lent(self) -> int:

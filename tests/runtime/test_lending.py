@@ -151,6 +151,22 @@ def test_a_slot_is_announced_before_its_last_bytes_are_there(nbytes: int) -> Non
     assert lender.lent == 0
 
 
+def test_what_is_promised_is_there_once_it_is_written() -> None:
+    lender, borrower = pair()
+    source = np.random.default_rng(0).integers(0, 256, MB, np.uint8)
+    assert lender.promise(np.zeros(MB + 1, np.uint8).data) is None  # too long to wait for
+    promised = lender.promise(source.data)
+    assert promised is not None
+    start, turn, write = promised
+    assert not borrower.is_whole(start, turn, source.nbytes)
+    assert lender.lend(source.data) not in (None, (start, turn))
+    write()
+    array = borrower.borrow(start, turn, source.nbytes)
+    assert borrower.is_whole(start, turn, source.nbytes) and (array == source).all()
+    lender.close()
+    write()  # nobody is left to see it
+
+
 def test_who_borrows_waits_for_the_last_bytes() -> None:
     lender, borrower = pair()
     source, threads, found = np.full(4 * MB, 7, np.uint8), [], []
