@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from graphflow.deployment import Deployment
 from graphflow.errors import ArgumentError, CheckpointError, StateLost, WorkerLost
-from graphflow.op import Node, Tensor
-from graphflow.streaming import Decide
+from graphflow.op import Node
+from graphflow.streaming import Run
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -27,11 +27,7 @@ class Fragile:
 
     error: CheckpointError | None = None
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        run: Callable[[Sequence[Tensor], Mapping[Node, Array], Decide], list[Any]],
-    ) -> None:
+    def __init__(self, deployment: Deployment, run: Run) -> None:
         self._hosts = deployment.hosts
         self._state = deployment.state
         self.step = run

@@ -27,7 +27,7 @@ from graphflow.runtime.checkpoint import Checkpoint, load
 from graphflow.runtime.hosts import NOBODY
 from graphflow.runtime.logs import Log
 from graphflow.runtime.protocol.poison import Poison
-from graphflow.streaming import Decide, nothing
+from graphflow.streaming import Decide, Run, nothing
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Recovery:
     """Keeps a session going.
 
     Args:
-        run: a step of fetches and feeds, by what decides it if it has begun.
+        run: a step, once.
         undo: ends what was begun ahead, before the workers begin anew.
         rejoin: seconds to wait for workers that are not this session's own processes.
     """
@@ -87,7 +87,7 @@ class Recovery:
         self,
         saver: Saver,
         deployment: Deployment,
-        run: Callable[[Sequence[Tensor], Mapping[Node, Array], Decide], list[Any]],
+        run: Run,
         undo: Callable[[], None],
         rejoin: float,
     ) -> None:
@@ -117,15 +117,9 @@ class Recovery:
     # What a session does ------------------------------------------------------------------------
 
     def step(
-        self,
-        tensors: Sequence[Tensor],
-        feeds: Mapping[Node, Array],
-        begun: Callable[[], list[Any] | None],
+        self, tensors: Sequence[Tensor], feeds: Mapping[Node, Array], begun: Decide
     ) -> list[Any]:
         """Run a step, as often as it takes.
-
-        Args:
-            begun: decides the step if it has begun, and then tells the values, else None.
 
         Raises:
             WorkerLost, PoisonedTask: it cannot be brought to an end.

@@ -13,10 +13,9 @@ from graphflow.deployment import Deployment
 from graphflow.lifetime import Lifetime
 from graphflow.op import Node, Tensor
 from graphflow.progress import telling
-from graphflow.streaming import Decide, Stream
+from graphflow.streaming import Decide, Run, Stream
 
 Array = np.ndarray[Any, Any]
-Run = Callable[[Sequence[Tensor], Mapping[Node, Array], Decide], list[Any]]
 
 
 class Running:

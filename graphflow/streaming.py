@@ -9,7 +9,7 @@ after the last result that was seen, and other calls undo what was begun ahead.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ from graphflow.stepping import Steps
 Array = np.ndarray[Any, Any]
 Given = Mapping[Node, Array]
 Decide = Callable[[], list[Any] | None]
+"""Decides a step if it has begun, and then tells its values; else None."""
+Run = Callable[[Sequence[Tensor], Given, Decide], list[Any]]
+"""A step of fetches and feeds: values of the fetches."""
 
 DEPTH = 3
 """Steps that are under way at most: one computes, and the feeds of the others are there."""
@@ -64,8 +67,7 @@ class Stream:
     Args:
         count: steps.
         compiled: what the fetches are now, or None if they have not run in this way.
-        run: runs one step as `Session.run` does: values of fetches. It is given what decides the
-            step if that has begun, and then tells the values, else None.
+        run: runs one step as `Session.run` does.
     """
 
     def __init__(
