@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,9 +212,13 @@ class RemoteHosts(Members):
         """Runs a step, of which `order` says all but its request and its feeds; by one thread at a
         time."""
         request, orders = self._orders(loaded, order, step, feeds, waits=True)
+        return self._decided(step, lambda: self._ask(request, orders, order.deadline, step))
+
+    def _decided(self, step: int, wait: Callable[[], Replies]) -> Replies:
+        """What a step comes to, which is counted and told."""
         began = time.monotonic()
         try:
-            replies = self._ask(request, orders, order.deadline, step)
+            replies = wait()
         except BaseException as error:
             self._failed += 1
             self._activity.aborted(step, time.monotonic() - began, error)
@@ -238,35 +242,29 @@ class RemoteHosts(Members):
             SessionError: closed, an unknown program, or a step that is not new.
         """
         with self._stepping:
-            if self._loop is None:
-                raise SessionError("the session is closed")
-            loaded = self._loaded(program)
+            loop, loaded = self._joined(), self._loaded(program)
             order = Compute(
                 0, program, dict(bindings), [], False, deadline, follows=follows, free=loaded.free
             )
             request, orders = self._orders(loaded, order, step, feeds, waits=False)
             begin = Begin(request, orders, deadline, step, follows, held=True)
-            return Begun(step, deadline, request, self._loop.submit(begin))
+            return Begun(step, deadline, request, loop.submit(begin))
 
     def finish(self, begun: Begun) -> StepResult:
         """Decides a step that was begun, the first of those that are not decided; as `step`."""
         with self._stepping:
-            if self._loop is None:
-                raise SessionError("the session is closed")
-            began = time.monotonic()
-            self._loop.add(Release(begun.request))
-            try:
-                # Its own deadline runs from when it may compute.
-                seconds = 2 * begun.deadline + SLACK
-                replies = self._loop.finish(begun.request, begun.pending, seconds)
-            except BaseException as error:
-                self._failed += 1
-                if isinstance(error, KeyboardInterrupt):
+            loop = self._joined()
+            loop.add(Release(begun.request))
+            seconds = 2 * begun.deadline + SLACK  # its own deadline runs from when it may compute
+
+            def wait() -> Replies:
+                try:
+                    return loop.finish(begun.request, begun.pending, seconds)
+                except KeyboardInterrupt:
                     self.cancel()
-                self._activity.aborted(begun.step, time.monotonic() - began, error)
-                raise
-            self._activity.committed(begun.step, time.monotonic() - began, replies.nbytes)
-            return _result(replies)
+                    raise
+
+            return _result(self._decided(begun.step, wait))
 
     def undo(self, begun: Sequence[Begun]) -> None:
         """Ends steps that were begun and are not decided: nothing of them happens."""
@@ -405,9 +403,7 @@ class RemoteHosts(Members):
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
         """Has workers copy their variables at once, and write or send them by and by."""
-        if self._loop is None:
-            raise SessionError("the session is closed")
-        loop, request = self._loop, next(self._requests)
+        loop, request = self._joined(), next(self._requests)
         files = {worker: shard_name(worker) for worker in workers}
         orders = {w: Order(Save(request, folder, file, step)) for w, file in files.items()}
         pending = loop.submit(Begin(request, orders, _SAVE_SECONDS))

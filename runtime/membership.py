@@ -173,13 +173,21 @@ class Members:
     def _ask(
         self, request: int, orders: Mapping[int, Order], seconds: float, step: int = 0
     ) -> Replies:
-        if self._loop is None:
-            raise SessionError("the session is closed")
         try:
-            return self._loop.ask(Begin(request, orders, seconds, step), seconds + SLACK)
+            return self._joined().ask(Begin(request, orders, seconds, step), seconds + SLACK)
         except KeyboardInterrupt:
             self.cancel()
             raise
+
+    def _joined(self) -> Loop:
+        """The way to the workers.
+
+        Raises:
+            SessionError: the session is closed.
+        """
+        if self._loop is None:
+            raise SessionError("the session is closed")
+        return self._loop
 
     def _abandon(self) -> None:
         loop, self._loop = self._loop, None
