@@ -49,6 +49,18 @@ class Report:
         stage to stage."""
         return sum(move.bytes for move in self._moves) + self.between
 
+    @cached_property
+    def fed(self) -> dict[str, int]:
+        """Bytes that the client feeds to each device in a step: of a batch that is cut its share
+        only."""
+        graph, guess = self._run.graph, self.division.cuts.guess
+        found: dict[str, int] = {}
+        for node in graph.placeholders:
+            size = guess(product(node.specs[0].shape)) * node.specs[0].dtype.itemsize
+            for device in {str(reader.device) for reader in graph.consumers[node]} - {""}:
+                found[device] = found.get(device, 0) + size
+        return dict(sorted(found.items()))
+
     def count(self, kind: str) -> int:
         """How many collectives of a kind there are."""
         return sum(move.kind == kind for move in self.collectives)
@@ -151,6 +163,8 @@ class Report:
         yield from _table(("tensor", "whole", "cut along"), cut)
         if len(cut) < len(layouts):
             yield f"  {len(layouts) - len(cut)} tensors are whole at each place"
+        if self.fed:
+            yield f"  fed a step: {', '.join(self._shares())}"
         moved = sum(move.bytes for move in self.collectives)
         yield f"{len(self.collectives)} collectives, {moved:,} bytes a step"
         if self.fetched:
@@ -163,6 +177,15 @@ class Report:
                 for m in self._moves
             ],
         )  # fmt: skip
+
+    def _shares(self) -> Iterator[str]:
+        """Devices by the bytes that they are fed."""
+        by_size: dict[int, list[str]] = {}
+        for device, size in self.fed.items():
+            by_size.setdefault(size, []).append(device)
+        for size, devices in by_size.items():
+            told = devices[0] if len(devices) == 1 else f"each of {len(devices)} devices"
+            yield f"{size:,} bytes to {told}"
 
     def _pipeline(self) -> Iterator[str]:
         """What is told of pipelines only."""

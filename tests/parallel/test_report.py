@@ -88,6 +88,27 @@ def test_the_bytes_of_a_report_are_those_of_a_trace(name: str) -> None:
     assert step.report(*fetches, cluster=cluster).bytes == step.traced(cluster, *fetches)
 
 
+@pytest.mark.parametrize("replicas", [2, 3, 5])
+def test_a_report_tells_what_each_device_is_fed(replicas: int) -> None:
+    step, cluster = Step(Data(replicas)), gf.Cluster.local(replicas)
+    report = step.report(step.loss, cluster=cluster)
+    shares = [2 * 8 * len(share) for share in np.array_split(range(BATCH), replicas)]
+    assert list(report.fed.values()) == shares
+    arrays = {t.node: a for t, a in step.feeds.items()}
+    fed = dict.fromkeys(report.fed, 0)
+    for node, array in report.division.feeds(arrays, {}).items():
+        fed[str(node.device)] += array.nbytes
+    assert fed == report.fed
+    assert f"fed a step: {shares[0]} bytes to" in str(report)
+
+
+def test_stages_are_fed_what_they_read() -> None:
+    step = Step(Pipeline(2, "1f1b", 3))
+    report = step.report(step.loss, cluster=gf.Cluster.local(2))
+    assert list(report.fed.values()) == [8 * BATCH, 8 * BATCH]  # ids, and labels
+    assert f"fed a step: {8 * BATCH} bytes to each of 2 devices" in str(report)
+
+
 @pytest.mark.parametrize("pipeline", [False, True], ids=["alone", "in stages"])
 def test_a_loss_over_a_vocabulary_in_pieces_takes_two_exchanges(pipeline: bool) -> None:
     """Of maxima; of sums and picked scores, which the gradient has no need to send again. Megatron
