@@ -26,6 +26,7 @@ from graphflow.runtime.messages import (
     Abort,
     Broken,
     Chunk,
+    Close,
     Commit,
     Compute,
     Done,
@@ -277,6 +278,9 @@ class CoordinatorMachine:
             case Broken(reason, op, ended):
                 return self._lose(Gone(worker, reason, op, ended))
             case Fenced(StaleSession.__name__, reason):
+                if peer.left:  # as it was told, while others are waited for
+                    peer.heeds(self._now)
+                    return []
                 return self._lose(Gone(worker, reason, ended=False))
             case Pong():
                 peer.heeds(message.sent)
@@ -315,6 +319,7 @@ class CoordinatorMachine:
     ) -> list[CoordinatorAction]:
         peer = self._peers[worker]
         operation.accept(worker, message, peer.inbox)
+        peer.left = peer.left or type(operation.begin.orders[worker].message) is Close
         if type(message) is Welcome:
             peer.welcomed = True
             self._watch.begin(peer)

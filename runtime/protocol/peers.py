@@ -46,6 +46,7 @@ class Peer:
     process: int = 0  # the number of the one that has welcomed us
     opening: bool = False  # it was told of the session
     opened: bool = False  # it knows the session: before, it would not know what a Ping is of
+    left: bool = False  # it was asked to close the session, and has
     link: bool = False  # the transport vouches for the process
     down: str = ""  # why the link is not up
     hears: float = 0.0  # when it was last known to hear us

@@ -497,6 +497,18 @@ def test_a_coordinator_that_another_one_replaced_is_told_so_and_ends_all_it_does
     assert desk.machine.handle(c.Tick(), 5.0) == []
 
 
+def test_a_worker_that_has_closed_the_session_is_not_lost_while_others_have_not() -> None:
+    desk = Desk()
+    actions = desk.begin(2, {worker: Close(2) for worker in range(2)}, 0.0)
+    assert told(actions, Close) == [0, 1]
+    desk.hear(0, Ready(2), 0.1)
+    stale = Fenced("StaleSession", "it does not know the session any more: it was closed")
+    for worker, lost in ((0, []), (1, [1])):
+        event = c.Received(worker, Envelope("s", 1, worker, 0, 0), stale)
+        desk.machine.handle(event, 1.1)
+        assert [*desk.machine.lost()] == lost
+
+
 def test_a_worker_that_missed_a_recovery_is_told_so_and_not_listened_to() -> None:
     machine = CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0, epoch=2, token="t")
     event = c.Received(0, Envelope("s", 1, 0, 0, 1, token="t"), Done(2, [], {}))
