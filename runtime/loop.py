@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from typing import Any
 
 import zmq
@@ -31,12 +30,11 @@ from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.clock import identity
 from graphflow.runtime.hosts import HeldBack
 from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.loans import Loans
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import (
-    Array,
     Chunk,
     Hello,
-    Key,
     Open,
     Ping,
 )
@@ -49,7 +47,6 @@ from graphflow.runtime.protocol.orders import (
     Leaving,
     LinkDown,
     LinkUp,
-    Offer,
     Received,
     Release,
     Replies,
@@ -63,9 +60,9 @@ from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import AWAKE, Bell, Sleeper
 from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
 from graphflow.runtime.transport.lane import Lane
-from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
+from graphflow.runtime.transport.lending import Borrower
 from graphflow.runtime.transport.tcp import leave
-from graphflow.runtime.wire import Announce, Lend, decode_frames, encode, lent
+from graphflow.runtime.wire import decode_frames, encode
 
 _LINKED = frozenset((Hello, Open, Ping))
 """What shows a worker the way that can take everything."""
@@ -75,8 +72,6 @@ _ORDINARY = frozenset((Begin, Received, Release))  # nobody is lost by these alo
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
-_PROMISES = 8  # arrays that are copied after their receivers were told, who wait for them then
-_OFFERS = 10  # of memory to a worker, before it counts as one of another host
 _BELL = 1 << 30  # no worker's number
 _LANE = 1 << 20  # and a worker's number: its lane
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
@@ -135,7 +130,7 @@ class Loop:
         self._channels: list[Any] = []
         self._opened = ExitStack()  # bell and sleeper, once they are there
         self._lanes: list[Lane | None] = [None for _ in addresses]
-        self._lenders: list[Lender] = [Lender() for _ in addresses]
+        self.loans = Loans(len(addresses), self.post)
         self._machine = CoordinatorMachine(
             session, addresses, time.monotonic(), epoch, token, dead_after, identity()
         )
@@ -144,12 +139,10 @@ class Loop:
         """Workers that were asked to end."""
         self.on_draining: Callable[[], None] | None = None
         self._unsent: list[deque[list[Any]]] = [deque() for _ in addresses]
-        self._offers = [_OFFERS for _ in addresses]
         self._borrowers: dict[int, Borrower] = {}
         self._full: set[int] = set()  # workers whose connection takes no more now
         self._touched: set[int] = set()  # workers that were sent to since they were last drained
         self._events: deque[CoordinatorEvent] = deque()
-        self._promised: deque[Callable[[], None]] = deque()
         self._pending: dict[int, Pending] = {}
         self._due = 0.0  # when the machine's next Tick is
         # A socket tells of what comes only once it has been found empty.
@@ -218,40 +211,6 @@ class Loop:
             return outcome
         self._pending.pop(request, None)
         raise outcome or WorkerLost("the coordinator's sockets do not answer")
-
-    def lend(
-        self, worker: int, purpose: str, request: int, name: Key, array: Array, later: bool
-    ) -> Array | Chunk:
-        """An array for a worker, lent if it is worth it and the worker is of this host, which is
-        found out by an offer.
-
-        Args:
-            later: whether it may be copied after the worker has been told: the array stays as it is
-                until the operation ends.
-        """
-        if array.nbytes < LENT_FROM:
-            return array
-        lender = self._lenders[worker]
-        if lender.accepted:
-            soon = later and len(self._promised) < _PROMISES
-            how: Lend = partial(self._promise, lender) if soon else lender.lend
-            return lent(purpose, request, name, array, how) or array
-        if self._offers[worker] and (token := lender.offer()):
-            self._offers[worker] -= 1
-            self.post(Offer(worker, token))
-        return array
-
-    def _promise(
-        self, lender: Lender, raw: memoryview, announce: Announce | None
-    ) -> tuple[int, int] | None:
-        """Where bytes are going to be lent: they are copied when all have been told, who wake up
-        meanwhile."""
-        found = lender.promise(raw)
-        if found is None:
-            return lender.lend(raw, announce)
-        start, turn, write = found
-        self._promised.append(write)
-        return start, turn
 
     def add(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event, for a thread that is about to wait for what comes of it."""
@@ -375,8 +334,8 @@ class Loop:
         events = self._events
         while events:
             self._handle(events.popleft())
-        while self._promised:
-            self._promised.popleft()()
+        if self.loans.promised:
+            self.loans.keep_promises()
         now = time.monotonic()
         due = self._machine.wake_at(0.0)
         if now >= due:
@@ -524,8 +483,7 @@ class Loop:
 
     def _free(self) -> None:
         self._opened.close()
-        for lender in self._lenders:
-            lender.close()
+        self.loans.close()
         for channel in self._channels:
             channel.close()
         for worker in range(len(self._lanes)):
