@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graphflow.placement.planned import Interval, PlannedNode, PlannedTransfer
 
 LABEL_LETTERS, DETAIL_LETTERS = 16, 20
+TOLD = 0.1  # share of a step from which its overhead is told
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ def headlines(plan: Plan) -> list[tuple[str, str, str]]:
     """(title, number, remark): the step, what it would be otherwise, what moves."""
     again = "reproducible" if plan.reproducible else "not reproducible: a clock ended the search"
     remark = f"placer: {printable(plan.placer)}, {again}"
+    if plan.overhead > TOLD * plan.makespan:  # else one wonders why the last node ends before
+        remark += f" · {seconds(plan.overhead)} of it for calling the step and its messages"
     lines = [("Predicted step", seconds(plan.makespan), remark)]
     if plan.measured is not None:
         steps = plan.measured.steps

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
 
 WIDTH, LEFT, RIGHT = 1480, 260, 90
+LEAST = 1000  # pixels: a narrower window scrolls, since its words would be too small
+TICKS = 8  # of the axis of time, at most
 ROW, BAR = 30, 24
 LETTER = 7.2  # pixels
 SEEN = 0.005  # share of a step
@@ -129,14 +131,31 @@ def legend(drawn: Sequence[Row]) -> str:
 def picture(drawn: Sequence[Row]) -> str:
     """The rows as SVG."""
     found = axes(drawn)
-    height = ROW * len(drawn) + 8
-    body = "".join(
-        part for number, row in enumerate(drawn) for part in _row(row, number, *found[row.kind])
-    )
+    common, height = set(found.values()), ROW * len(drawn) + 8
+    parts = [*_ticks(height, *common.pop())] if len(common) == 1 else []
+    tall = height + (ROW - 8 if parts else 0)
+    for number, row in enumerate(drawn):
+        parts.extend(_row(row, number, *found[row.kind]))
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" width="100%" role="img" '
-        f'aria-label="the schedule of the pipeline" font-size="12.5">{body}</svg>'
+        f'<svg viewBox="0 0 {WIDTH} {tall}" width="100%" style="min-width:{LEAST}px" role="img" '
+        f'aria-label="the schedule of the pipeline" font-size="12.5">{"".join(parts)}</svg>'
     )
+
+
+def _ticks(height: int, begin: float, end: float) -> Iterator[str]:
+    """Times since the step began, at round numbers, with lines through all rows."""
+    least = max(end - begin, 1e-12) / TICKS
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * 0.999)
+    scale = (WIDTH - LEFT - RIGHT) / max(end - begin, 1e-12)
+    for count in range(math.ceil(begin / step - 1e-6), math.floor(end / step + 1e-6) + 1):
+        x = LEFT + (count * step - begin) * scale
+        told = seconds(count * step) if count else "0"
+        yield (
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}" stroke="currentColor" '
+            f'opacity="0.15"/><text x="{x:.1f}" y="{height + 14}" text-anchor="middle" '
+            f'fill="currentColor">{told}</text>'
+        )
 
 
 def _row(row: Row, number: int, begin: float, end: float) -> Iterator[str]:

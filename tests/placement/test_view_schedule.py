@@ -55,3 +55,19 @@ def test_a_plan_that_was_not_run_has_one_axis() -> None:
     assert list(axes(drawn)) == ["predicted"]
     assert len(widths(picture(drawn))) == sum(len(row.bars) for row in drawn)
     assert rows(Drawing(1).plan()) == []
+
+
+def test_a_common_axis_of_time_has_round_numbers_with_units() -> None:
+    drawn = rows(measured(pipeline(), 1.5))
+    told = re.findall(
+        r'<text x="([\d.]+)" y="\d+" text-anchor="middle"[^>]*>([^<]+)</text>', picture(drawn)
+    )
+    begin, end = axes(drawn)["predicted"]
+    ticks = [(float(x), label) for x, label in told if re.fullmatch(r"0|[\d.]+ m?s", label)]
+    assert 3 <= len(ticks) <= 10 and any(label.endswith("ms") for _, label in ticks)
+    for x, label in ticks:
+        time = 0.0 if label == "0" else float(label.split()[0]) / 1e3
+        scale = (WIDTH - LEFT - RIGHT) / (end - begin)
+        assert x == pytest.approx(LEFT + (time - begin) * scale, abs=1)
+    far = picture(rows(measured(pipeline(), 100.0)))
+    assert "<line" not in far  # two axes: the legend tells how long they are
