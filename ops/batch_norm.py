@@ -51,21 +51,25 @@ def _others(rank: int, channel: int) -> Axes:
 
 
 def _infer_batch_norm(
-    x: TensorSpec, scale: TensorSpec, bias: TensorSpec, channel: int, epsilon: float
-) -> tuple[TensorSpec, ...]:
+    x: TensorSpec, scale: TensorSpec, bias: TensorSpec, channel: int, epsilon: float,
+    unbiased: bool = False,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
     require_parameters(x, (channel,), scale=scale, bias=bias)
     return x, scale, scale
 
 
 def _batch_norm_into(
-    xp: Any, out: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float
-) -> None:
+    xp: Any, out: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float,
+    unbiased: bool = False,
+) -> None:  # fmt: skip
     y, average, variance = out
+    axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
+    number, wide = x.size // max(x.shape[channel], 1), _summable(x)
+    correction = number / max(number - 1, 1) if unbiased else 1.0
     if channels.fits(xp, x, channel):
         channels.normalize(y, average, variance, x, scale, bias, channel, epsilon)
+        xp.multiply(variance, variance.dtype.type(correction), out=variance)
         return
-    axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
-    number, wide = count(x.shape, axes), _summable(x)
     centre = xp.sum(wide, axis=axes) / number
     about = wide - centre.reshape(over)
     spread = xp.sum(about * about, axis=axes) / number
@@ -73,20 +77,18 @@ def _batch_norm_into(
     xp.multiply(about, factor.reshape(over), out=about)
     xp.add(about, bias.reshape(over), out=y, casting="same_kind")
     xp.copyto(average, centre, casting="same_kind")
-    xp.copyto(variance, spread, casting="same_kind")
+    xp.copyto(variance, spread * spread.dtype.type(correction), casting="same_kind")
 
 
-def _batch_norm_kernel(
-    xp: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float
-) -> tuple[Any, ...]:
+def _batch_norm_kernel(xp: Any, x: Any, scale: Any, bias: Any, **attrs: Any) -> tuple[Any, ...]:
     out = (xp.empty(x.shape, x.dtype), *(xp.empty(scale.shape, x.dtype) for _ in range(2)))
-    _batch_norm_into(xp, out, x, scale, bias, channel, epsilon)
+    _batch_norm_into(xp, out, x, scale, bias, **attrs)
     return out
 
 
 def _batch_norm_vjp(
     gs: Sequence[Tensor], ys: Sequence[Tensor], x: Tensor, scale: Tensor, bias: Tensor,
-    channel: int, epsilon: float,
+    channel: int, epsilon: float, unbiased: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     g, g_mean, g_variance = gs
     axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
@@ -95,6 +97,7 @@ def _batch_norm_vjp(
     if not is_zeros(g_mean):
         dx = dx + FUNCTIONS["reshape"](divided(g_mean, number), over)
     if not is_zeros(g_variance):
+        g_variance = g_variance * _bessel(number, g_variance) if unbiased else g_variance
         about = x - FUNCTIONS["reshape"](ys[1], over)
         dx = dx + about * FUNCTIONS["reshape"](divided(g_variance * 2, number), over)
     return dx, dscale, dbias
@@ -176,7 +179,7 @@ _batch_norm_grad = register(
 )
 
 
-# The batch-normalised x, and the mean and (biased) variance of each channel.
+# The batch-normalised x, and the mean and variance of each channel; x is divided by the biased one.
 _batch_norm = register(
     Op(
         "batch_norm",
@@ -190,8 +193,9 @@ _batch_norm = register(
         autocast="high",
         samples=(
             sample(F, _V4, _V4, channel=1, epsilon=0.1),
-            sample(_IMAGE, _V3, _V3, channel=1, epsilon=0.1),
+            sample(_IMAGE, _V3, _V3, channel=1, epsilon=0.1, unbiased=True),
             sample(_PLANES, _V3, _V3, channel=1, epsilon=0.1),
+            sample(_PLANES, _V3, _V3, channel=1, epsilon=0.1, unbiased=True),
         ),
     )
 )
@@ -305,10 +309,8 @@ def batch_norm(
         there = (astype(s, wide.dtype) for s in running)
         return astype(_channel_affine(wide, scale, bias, *there, **attrs, name=name), x.dtype)
     items = count(x.shape, _others(x.ndim, channel))
-    y, centre, spread = _batch_norm(wide, scale, bias, **attrs, name=name)
+    y, centre, spread = _batch_norm(wide, scale, bias, **attrs, unbiased=unbiased, name=name)
     spread = _of_enough(spread, items, 2 if unbiased else 1, x)
-    if unbiased:
-        spread = spread * _bessel(items, spread)
     moved = _moved(running[0], centre, momentum), _moved(running[1], spread, momentum)
     return astype(y, x.dtype), *moved
 
@@ -336,9 +338,9 @@ def _of_enough(spread: Tensor, items: Any, least: int, x: Tensor) -> Tensor:
 def _bessel(items: Any, like: Tensor) -> Any:
     """count / (count - 1), for counts known or not."""
     if isinstance(items, int):
-        return items / (items - 1)
+        return items / max(items - 1, 1)
     number = size_of(size=items, dtype=like.dtype.name)
-    return number / (number - 1)
+    return number / FUNCTIONS["maximum"](number - 1, 1)
 
 
 def _moved(running: Tensor, now: Tensor, momentum: float) -> Tensor:

@@ -99,11 +99,16 @@ def _centred(x: Tensor, axis: Axes) -> tuple[Any, Any, Any]:
     return x - found[1], found[1], found[2]
 
 
+def _number(size: Size, like: Tensor) -> Any:
+    """A size as a number in a tensor's dtype."""
+    return REGISTRY["size_of"](size=size, dtype=like.dtype.name)
+
+
 def variance(x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Any:
     """var."""
     spread = _centred(x, axis)[2]
     if correction:
-        number = REGISTRY["size_of"](size=product([x.shape[a] for a in axis]), dtype=x.dtype.name)
+        number = _number(product([x.shape[a] for a in axis]), x)
         spread = spread * (number / G["maximum"](number - correction, 0.0))
     return spread if keepdims else G["squeeze"](spread, list(axis))
 
@@ -208,12 +213,17 @@ def _others(x: Any, channel: int) -> Axes:
     return tuple(i for i in range(x.ndim) if i != channel)
 
 
-def _batch_norm(x: Tensor, scale: Tensor, bias: Tensor, channel: int, epsilon: float) -> Any:
+def _batch_norm(
+    x: Tensor, scale: Tensor, bias: Tensor, channel: int, epsilon: float, unbiased: bool = False
+) -> Any:
     over = _along(x, (channel,))
     about, *found = _centred(x, _others(x, channel))
     centre, spread = (G["reshape"](t, (x.shape[channel],)) for t in found)
     factor = scale * G["rsqrt"](spread + epsilon)
     y = about * G["reshape"](factor, over) + G["reshape"](bias, over)
+    if unbiased:
+        number = _number(product([x.shape[a] for a in _others(x, channel)]), x)
+        spread = spread * (number / G["maximum"](number - 1, 1))
     return y, centre, spread
 
 
@@ -228,7 +238,7 @@ def _batch_norm_grad(g: Tensor, x: Tensor, scale: Tensor, channel: int, epsilon:
     return rest * (G["reshape"](scale, over) * per_deviation), along, total
 
 
-def batch_norm(x: TensorSpec, *parameters: TensorSpec, channel: int, epsilon: float) -> Sharding:
+def batch_norm(x: TensorSpec, *parameters: TensorSpec, channel: int, **attrs: Any) -> Sharding:
     """batch_norm: the moments are those of the whole batch, wherever it is."""
     names = letters(x.rank)
     own = names[channel]

@@ -124,3 +124,26 @@ def test_short_floats_hold_the_moments_of_more_values_than_they_can_count(dtype:
         train = gf.optim.SGD(0.0).minimize(gf.square(w) + y, strategy=strategy)
         found = s.run([y, train], {x: value})[0]
     assert abs(float(found) - float(value.astype("float64").var())) < 2e-2
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 4)], ids=["even", "uneven"])
+def test_replicas_that_are_not_synchronised_keep_the_mean_of_their_own_statistics(
+    sizes: tuple[int, ...],
+) -> None:
+    """Each takes its own moments, and corrects its variance by its own number of values."""
+
+    def one(strategy: Any, x: Any) -> Any:
+        norm = gf.nn.BatchNorm1d(3, dtype="float64", name="norm")
+        fed = gf.placeholder("float64", ("n", 3), name="x")
+        with gf.nn.training() as updates:
+            loss = gf.mean(gf.square(norm(fed)))
+        train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            s.run([loss, train, *updates], {fed: x})
+            return [s.get(v) for v in norm.buffers().values()]
+
+    x = np.random.default_rng(0).normal(size=(sum(sizes), 3)) * 3 + 5
+    found = one(Data(2, synchronised=False), x)
+    apart = [one(None, share) for share in np.split(x, [sizes[0]])]
+    for value, *own in zip(found, *apart, strict=True):
+        np.testing.assert_allclose(value, sum(own) / 2, rtol=1e-12)
