@@ -37,8 +37,8 @@ def aligned(place: int) -> int:
 def fresh(nbytes: int) -> np.ndarray[Any, Any]:
     """Uninitialised memory where a buffer may start, as a flat uint8 array."""
     memory: np.ndarray[Any, Any] = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
-    start = -address(memory) % ALIGNMENT
-    return memory[start : start + nbytes]
+    # A slice of nothing would begin where the memory does.
+    return np.ndarray(nbytes, np.uint8, memory, -address(memory) % ALIGNMENT)
 
 
 @cache
