@@ -113,7 +113,9 @@ class Idle:
         measured: what a device waits of the time from its first pass to its last (of the device
             where that is longest).
         form: (p-1)(f+b)/v, for ZB-H1 (p-1)(f+b-w), with these f, b, w.
-        schedule: what it says for what each stage's passes took in the same step, and a transfer.
+        stages: what the schedule says for what each stage's passes took in the same step: the form,
+            if stages were equal.
+        schedule: the same with what a transfer took, of which the form knows nothing.
         textbook: the form with all of a backward pass for b, as if its gradient left at its end.
         f, b, w: of a micro-batch through all stages of a device: a forward pass; a backward pass
             until its gradient has left; what it computes after that, weights' gradients (both of
@@ -123,6 +125,7 @@ class Idle:
 
     measured: float
     form: float
+    stages: float
     schedule: float
     textbook: float
     f: float
@@ -169,11 +172,12 @@ def idle_of(traced: Any, plan: Any, schedule: Schedule) -> Idle:
     until, after, until_all = (fmean(each[1:]) * v for each in (b, w, whole))
     less = after if schedule.splits_backward else 0.0
     measured = max(periods) - sum(took.values()) / p
-    planned = run(divided(schedule), f, b, w, way(traced.events))
+    at_once, sent = (run(divided(schedule), f, b, w, t) for t in (0.0, way(traced.events)))
     return Idle(
         measured,
         (p - 1) * (forward + until - less) / v,
-        fmean(planned.idle),
+        fmean(at_once.idle),
+        fmean(sent.idle),
         (p - 1) * (forward + until_all - less) / v,
         forward,
         until,
@@ -254,13 +258,13 @@ def divided(schedule: Schedule) -> Schedule:
 
 def told(found: Mapping[str, Mapping[str, float]]) -> None:
     """Print the idle times, in ms, and their ratios."""
-    columns = ("measured", "form", "schedule", "textbook", "f", "b", "w", "period")
+    columns = ("measured", "form", "stages", "schedule", "textbook", "f", "b", "w", "period")
     print(f"\n{'idle, ms a device':<20}" + "".join(f"{c:>10}" for c in columns) + "     measured /")
     for name, row in found.items():
         print(
             f"{name:<20}"
             + "".join(f"{row[c] * 1e3:10.2f}" for c in columns)
-            + "".join(f"   {c} {row['measured'] / row[c]:.2f}" for c in columns[1:4])
+            + "".join(f"   {c} {row['measured'] / row[c]:.2f}" for c in columns[1:5])
         )
 
 
