@@ -36,6 +36,8 @@ class Case:
     Attributes:
         ours, theirs: (parameters, *feeds) -> the loss.
         rules: of `Shard`; None for data parallelism.
+        turn: steps in a row. The first ones of a turn find the caches as another contender left
+            them, and threads asleep: of short steps there are many in a turn.
     """
 
     title: str
@@ -44,6 +46,7 @@ class Case:
     ours: Callable[..., Any]
     theirs: Callable[..., Any]
     rules: dict[str, Any] | None = None
+    turn: int = 20
 
 
 # Models -----------------------------------------------------------------------------------------
@@ -110,7 +113,7 @@ def gpt(small: bool) -> Case:
 
     return Case(
         f"data parallel GPT, {layers} blocks of {width}, batch {batch} of {time}", named, feeds,
-        ours, theirs,
+        ours, theirs, turn=3,
     )  # fmt: skip
 
 
@@ -371,7 +374,7 @@ def contest(name: str, small: bool, rounds: int) -> dict[str, Any]:
     losses = {k: [step() for _ in range(3)] for k, step in steps.items() if k not in halves}
     for found in losses.values():
         assert np.allclose(found, losses["graphflow"], rtol=1e-3), losses
-    seconds = interleaved(steps, rounds, each=3)
+    seconds = interleaved(steps, rounds, each=case.turn)
     for each in (ours, *halves.values(), *made):
         each.close()
     told = report(case.title, {k: v for k, v in seconds.items() if k not in halves}, goal=GOAL)
