@@ -228,8 +228,8 @@ class Saver:
         """Leave one out, because the one before is still being written."""
         assert self.flight is not None
         _log.tell(
-            "checkpoint.skipped", step=self._steps.committed, writing=self.flight.step,
-            seconds=round(time.monotonic() - self.flight.started, 3),
+            "checkpoint.skipped", folder=str(self.store.root), step=self._steps.committed,
+            writing=self.flight.step, seconds=round(time.monotonic() - self.flight.started, 3),
         )  # fmt: skip
 
     def begin(self) -> Flight | None:

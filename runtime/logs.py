@@ -93,7 +93,10 @@ EVENTS: Mapping[str, Event] = {
     "checkpoint.written": _event(_I, "a checkpoint is there", "step folder seconds"),
     "checkpoint.failed": _event(_W, "a checkpoint could not be written", "step reason"),
     "checkpoint.skipped": _event(
-        _W, "a checkpoint is due while one is still being written", "step writing seconds"
+        _W,
+        "a checkpoint is due while one is still being written",
+        "folder step writing seconds",
+        limit=5,
     ),
     "checkpoint.ignored": _event(_W, "a checkpoint cannot be used, an older one is", "reason"),
     "checkpoint.cleaned": _event(_I, "what a crash left is put in order", "folder what"),

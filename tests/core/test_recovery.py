@@ -207,6 +207,17 @@ def test_one_that_is_due_while_another_is_written_is_left_out_and_told(
         assert kept(tmp_path) == ["session.json", "step-00000005", "step-00000020"]
 
 
+def test_steps_too_quick_for_their_checkpoints_do_not_flood_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=1) as s:
+        for _ in range(300):
+            s.run(add)
+    told = [r.getMessage() for r in caplog.records if "checkpoint.skipped" in r.getMessage()]
+    assert len(told) <= 10 and all(str(tmp_path) in line for line in told)
+
+
 def test_what_is_written_beside_steps_that_go_on_is_the_state_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
