@@ -113,13 +113,25 @@ def _ways(schedule: Schedule) -> list[list[int]]:
 def every_stage(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
     """A stage for all nodes: gradients and updates are where what they are made for is; what is
     made of gradients (clipped ones), where most is that it reads; and what else is fetched, where
-    the last thing is."""
+    the last thing is. Variables that the forward pass does not read (a norm's running moments) are
+    where they are assigned."""
+    found = _every_stage(graph, stages, {})
+    assigned = {node.inputs[0].node: found[node] for node in graph.of_op("assign")}
+    kept = {v: stage for v, stage in assigned.items() if origin_of(v) not in stages}
+    return _every_stage(graph, stages, kept)
+
+
+def _every_stage(
+    graph: Graph, stages: Mapping[Node, int], variables: Mapping[Node, int]
+) -> dict[Node, int]:
     found: dict[Node, int] = {}
     late: set[Node] = set()  # gradients, and what is made of them
     for node in graph.nodes:
         origin = origin_of(node)
         if node in stages:
             found[node] = stages[node]
+        elif node in variables:
+            found[node] = variables[node]
         elif origin in stages:
             found[node] = stages[origin]
             late.add(node)

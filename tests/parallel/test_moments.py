@@ -126,6 +126,24 @@ def test_short_floats_hold_the_moments_of_more_values_than_they_can_count(dtype:
     assert abs(float(found) - float(value.astype("float64").var())) < 2e-2
 
 
+@pytest.mark.parametrize(
+    "strategy, workers",
+    [(Pipeline(2, microbatches=3), 2), (Pipeline(2, microbatches=2) * Data(2), 4)],
+    ids=["stages", "replicas of stages"],
+)  # fmt: skip
+def test_running_moments_are_where_their_stage_is(strategy: Any, workers: int) -> None:
+    """A loss does not read them; each lives with the norm that assigns it."""
+    found = []
+    for cluster in (None, gf.Cluster.local(workers, threads=1)):
+        gf.random.seed(1)
+        fetches, feeds, kept = two_norms(strategy)
+        with gf.Session(cluster) as s:
+            losses = [s.run(fetches, feeds())[0] for _ in range(2)]
+            found.append([*losses, *(s.get(v) for v in kept)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 4)], ids=["even", "uneven"])
 def test_replicas_that_are_not_synchronised_keep_the_mean_of_their_own_statistics(
     sizes: tuple[int, ...],
