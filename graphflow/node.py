@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from graphflow.device import DeviceName
-from graphflow.errors import ArgumentError, GraphflowError
+from graphflow.errors import ArgumentError, GraphflowError, OpCheckError
 from graphflow.location import Location, user_location
 from graphflow.scopes import current_device, current_scope, is_name
 from graphflow.spec import Equation, TensorSpec, recorded_equations
@@ -97,6 +99,7 @@ def make_node(
 
     Raises:
         ShapeError, DTypeError, ArgumentError: the rule refuses; the message names op and line.
+        OpCheckError: the rule gives something that is no spec.
     """
     scope = current_scope.get()
     location = scope.location or user_location()
@@ -112,17 +115,32 @@ def make_node(
     except TypeError:
         _require_attributes(op, inputs, attrs, location)
         raise
+    outputs = (specs,) if isinstance(specs, TensorSpec) else specs
+    if not _are_specs(outputs):
+        raise OpCheckError(
+            f"{op.name} at {location}: its infer gives {specs!r}; it gives a TensorSpec, or a "
+            'tuple of them, such as gf.spec("float32", (3, 4))'
+        )
     return Node(
         op,
         inputs,
         attrs,
-        (specs,) if isinstance(specs, TensorSpec) else specs,
+        outputs,
         name=scope.prefix + (name or op.name),
         device=current_device.get(),
         location=location,
         origin=scope.origin,
         equations=tuple(equations),
     )
+
+
+def _are_specs(outputs: Any) -> bool:
+    if not isinstance(outputs, tuple):
+        return False
+    for each in outputs:
+        if not (isinstance(each, TensorSpec) and isinstance(each.dtype, np.dtype)):
+            return False
+    return True
 
 
 def _require_attributes(

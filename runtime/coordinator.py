@@ -332,7 +332,7 @@ class RemoteHosts(Members):
                 before.append(name)
                 sent: Array | Chunk = array
                 if self._loop is not None:
-                    sent = self._loop.loans.lend(worker, "feed", request, name, array, later=waits)
+                    sent = self._loop.loans[worker].lend("feed", request, name, array, later=waits)
                 arrays.append(("feed", name, sent))
         self._activity.fed(nbytes)
         return Order(changed(order, request=request, feeds=before, small=inside), arrays)

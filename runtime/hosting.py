@@ -22,6 +22,7 @@ from graphflow.modules import admit
 from graphflow.runtime.activity import Activity
 from graphflow.runtime.checkpoint.remote import write_under
 from graphflow.runtime.links import Link
+from graphflow.runtime.loans import Loans
 from graphflow.runtime.messages import (
     Abort,
     Array,
@@ -54,11 +55,10 @@ from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.helm import LINGER
 from graphflow.runtime.transport.lane import Lane
-from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
-from graphflow.runtime.wire import BUDGET, Borrowed, lent
+from graphflow.runtime.transport.lending import LENT_FROM, Borrower
+from graphflow.runtime.wire import BUDGET, Borrowed
 
 _SILENT = frozenset((Commit, Abort, Save))
-_OFFERS = 10  # of memory to the coordinator, before it counts as one of another host
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 _ECHO_SECONDS = 10.0  # for an echo to be taken by the socket
 
@@ -150,8 +150,7 @@ class HostedSession:
         self._checkpoints = checkpoints
         self._host: HostLike | None = None
         self._links: dict[int, Link] = {}
-        self._lender = Lender()  # to the coordinator
-        self._offers = _OFFERS
+        self._loans = Loans(self._offer)  # to the coordinator
         self._borrowers: dict[int, Borrower] = {}
         self._idle = False  # its thread has no job, and drives the sockets
         self._cancelled = -1  # every step up to this one
@@ -342,7 +341,7 @@ class HostedSession:
         finally:
             for link in self._links.values():
                 link.close()
-            self._lender.close()
+            self._loans.close()
             # A worker has little reason to look for cycles: what is large goes at once.
             self._host = None
             self._borrowers.clear()
@@ -365,16 +364,10 @@ class HostedSession:
         return computed._replace(fetches=handed)
 
     def _handed(self, request: int, name: str, array: Array) -> Array | Chunk:
-        """An array for the coordinator, lent if it is worth it and the coordinator is of this
-        host, which is found out by an offer."""
-        if array.nbytes < LENT_FROM:
-            return array
-        if self._lender.accepted:
-            return lent("fetch", request, name, array, self._lender.lend) or array
-        if self._offers and (token := self._lender.offer()):
-            self._offers -= 1
-            self._report(Offer(self._session, token))
-        return array
+        return self._loans.lend("fetch", request, name, array)
+
+    def _offer(self, token: str) -> None:
+        self._report(Offer(self._session, token))
 
     def _save(self, run: Run, job: Save, copies: dict[str, Array]) -> None:
         """Writes copies of all variables while other jobs go on."""

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import Any
 
 import zmq
@@ -30,7 +31,7 @@ from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.clock import identity
 from graphflow.runtime.hosts import HeldBack
 from graphflow.runtime.launch.local import LocalWorkers
-from graphflow.runtime.loans import Loans
+from graphflow.runtime.loans import Loans, Promises
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import (
     Chunk,
@@ -47,6 +48,7 @@ from graphflow.runtime.protocol.orders import (
     Leaving,
     LinkDown,
     LinkUp,
+    Offer,
     Received,
     Release,
     Replies,
@@ -130,7 +132,10 @@ class Loop:
         self._channels: list[Any] = []
         self._opened = ExitStack()  # bell and sleeper, once they are there
         self._lanes: list[Lane | None] = [None for _ in addresses]
-        self.loans = Loans(len(addresses), self.post)
+        self._promised: Promises = deque()
+        self.loans = [
+            Loans(partial(self._offer, w), self._promised) for w, _ in enumerate(addresses)
+        ]
         self._machine = CoordinatorMachine(
             session, addresses, time.monotonic(), epoch, token, dead_after, identity()
         )
@@ -211,6 +216,9 @@ class Loop:
             return outcome
         self._pending.pop(request, None)
         raise outcome or WorkerLost("the coordinator's sockets do not answer")
+
+    def _offer(self, worker: int, token: str) -> None:
+        self.post(Offer(worker, token))
 
     def add(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event, for a thread that is about to wait for what comes of it."""
@@ -334,8 +342,8 @@ class Loop:
         events = self._events
         while events:
             self._handle(events.popleft())
-        if self.loans.promised:
-            self.loans.keep_promises()
+        while self._promised:
+            self._promised.popleft()()
         now = time.monotonic()
         due = self._machine.wake_at(0.0)
         if now >= due:
@@ -483,7 +491,8 @@ class Loop:
 
     def _free(self) -> None:
         self._opened.close()
-        self.loans.close()
+        for loans in self.loans:
+            loans.close()
         for channel in self._channels:
             channel.close()
         for worker in range(len(self._lanes)):

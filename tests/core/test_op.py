@@ -17,6 +17,7 @@ from graphflow.errors import (
     DeviceError,
     DTypeError,
     GraphError,
+    OpCheckError,
     ShapeError,
     VariableError,
 )
@@ -205,6 +206,16 @@ def test_an_error_names_op_line_numbers_and_remedy() -> None:
     at = line() + 2
     with pytest.raises(ShapeError, match=rf"matmul at .*{HERE}:{at}: .*3 != 2.*transpose"):
         x @ y
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, "float32", gf.TensorSpec((1,), "int64"), [gf.spec("int64")], (3,)],  # type: ignore[arg-type]
+)
+def test_a_shape_rule_that_gives_no_specs_is_named_with_the_users_line(given: Any) -> None:
+    op = Op("test.no_specs", infer=lambda x: given, kernel=lambda xp, x: x)
+    with pytest.raises(OpCheckError, match=rf"no_specs at .*{HERE}:\d+: its infer gives .*gf.spec"):
+        op(placeholder("float32", (2,)))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_all_ways_of_an_array_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
     for shared in (True, False):
         with session(monkeypatch, shared) as s:
             found.append([s.run([second, third], {x: feed}) for feed in feeds])
-            accepted = any(lender.accepted for lender in s._life.hosts._loop.loans._lenders)
+            accepted = any(loans.lender.accepted for loans in s._life.hosts._loop.loans)
             assert accepted == shared
     with gf.Session() as s:
         x, second, third = there_and_back_here()
@@ -88,7 +88,7 @@ def test_shared_memory_stays_bounded_over_many_steps(monkeypatch: pytest.MonkeyP
         for _ in range(30):
             s.run(third, {x: feed})
         assert [_mapped(pid) for pid in s._life.hosts.pids] == before
-        assert sum(lender.lent for lender in s._life.hosts._loop.loans._lenders) < 8 * feed.nbytes
+        assert sum(loans.lender.lent for loans in s._life.hosts._loop.loans) < 8 * feed.nbytes
 
 
 @needs_memory
