@@ -247,7 +247,9 @@ class WorkerProcess:
         if self._unread and not self._listener.has_message():
             self._listener.door.drained()
             self._unread = False
-        soon = now if self._unread else now + _RETRY if self._unsent else self._due
+        soon = now + _RETRY if self._unsent else self._due
+        if self._unread or self._is_left():
+            soon = now
         for tag in self._sleeper.sleep(min(until, soon) - now, awake):
             if tag >= _FIRST:
                 self._hear(tag)

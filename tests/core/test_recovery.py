@@ -182,9 +182,8 @@ def test_the_short_way_of_steps_counts_too(tmp_path: Path) -> None:
         assert s.get(count).tolist() == [60] * 3
 
 
-def test_one_that_is_due_while_another_is_written_is_left_out_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What lets shards be written, which wait for it from here on."""
     from graphflow.runtime.checkpoint import folder
 
     go_on, original = threading.Event(), folder.write_shard
@@ -194,6 +193,13 @@ def test_one_that_is_due_while_another_is_written_is_left_out_and_told(
         return original(*arguments)
 
     monkeypatch.setattr("graphflow.runtime.checkpoint.remote.write_shard", slow)
+    return go_on
+
+
+def test_one_that_is_due_while_another_is_written_is_left_out_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = held_back(monkeypatch)
     _, add = counting()
     with gf.Session(checkpoint=tmp_path, every=5, keep=100) as s:
         for _ in range(19):
@@ -221,15 +227,7 @@ def test_steps_too_quick_for_their_checkpoints_do_not_flood_the_log(
 def test_what_is_written_beside_steps_that_go_on_is_the_state_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graphflow.runtime.checkpoint import folder
-
-    go_on, original = threading.Event(), folder.write_shard
-
-    def slow(*arguments: Any) -> Any:
-        assert go_on.wait(30)
-        return original(*arguments)
-
-    monkeypatch.setattr("graphflow.runtime.checkpoint.remote.write_shard", slow)
+    go_on = held_back(monkeypatch)
     _, add = counting()
     with gf.Session(checkpoint=tmp_path, every=5) as s:
         for _ in range(8):

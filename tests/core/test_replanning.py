@@ -84,7 +84,9 @@ def ran(
         return seen, states(s), told
 
 
-@CLUSTERS
+@pytest.mark.parametrize(
+    "cluster", [EMBEDDED, pytest.param(PROCESSES, marks=pytest.mark.slow)], ids=["here", "beside"]
+)
 def test_a_run_with_a_replan_in_the_middle_gives_the_bits_of_one_without(
     cluster: Cluster, machine: Machine
 ) -> None:

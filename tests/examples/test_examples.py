@@ -56,7 +56,7 @@ def test_some_strategies_train_on_two_workers(tmp_path: Path) -> None:
     assert "/worker:1/cpu:0" in json.dumps(trace)
 
 
-@pytest.mark.parametrize("workers", ["2", "3"])
+@pytest.mark.parametrize("workers", [pytest.param("2", marks=pytest.mark.slow), "3"])
 def test_a_filtered_picture_is_that_of_one_device(workers: str, tmp_path: Path) -> None:
     size = ("--height", "61", "--width", "40", "--workers", workers)
     done = ran("image_filters.py", *size, cwd=tmp_path)

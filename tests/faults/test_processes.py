@@ -247,8 +247,15 @@ with gf.Session(
 """
 
 
-@pytest.mark.parametrize("shared", ["on", "off"])
-@pytest.mark.parametrize(("algorithm", "size"), [("auto", 100), ("ring", 300_000)])
+@pytest.mark.parametrize(
+    ("algorithm", "size", "shared"),
+    [
+        ("auto", 100, "on"),
+        ("ring", 300_000, "off"),
+        pytest.param("auto", 100, "off", marks=pytest.mark.slow),
+        pytest.param("ring", 300_000, "on", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.fault(9)
 def test_ctrl_c_while_a_worker_waits_in_a_collective_leaves_collectives_usable(
     script: Callable[..., Script],

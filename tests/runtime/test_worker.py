@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 import graphflow
 from graphflow import _version
 from graphflow.errors import AddressInUse, InsecureAddress, RendezvousTimeout, TransportError
+from graphflow.runtime.hosting import default_factory
 from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.worker.process import WorkerProcess
 from graphflow.runtime.worker.serving import main, serve
 
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
@@ -82,6 +85,25 @@ def test_addresses_that_cannot_be_used_are_refused_before_anything_starts(
         serve("127.0.0.1")
     assert main(["--listen", "nonsense"]) == 1
     assert "graphflow worker: " in capsys.readouterr().err
+
+
+def test_a_worker_that_is_asked_to_end_and_has_no_session_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("graphflow.runtime.worker.process._TICK", 60.0)
+    worker = WorkerProcess(
+        "tcp://127.0.0.1:*", devices=["cpu:0"], threads=1, insecure=False, factory=default_factory
+    )
+    serving = threading.Thread(target=worker.run)
+    serving.start()
+    time.sleep(0.5)  # by then it waits for somebody to say something
+    worker.leave(60.0)
+    serving.join(20.0)
+    is_over = not serving.is_alive()
+    worker.stop()
+    serving.join()
+    worker.close()
+    assert is_over
 
 
 def test_signal_handlers_are_restored_after_serving(monkeypatch: pytest.MonkeyPatch) -> None:
