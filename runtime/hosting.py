@@ -150,7 +150,8 @@ class HostedSession:
         self._checkpoints = checkpoints
         self._host: HostLike | None = None
         self._links: dict[int, Link] = {}
-        self._loans = Loans(self._offer)  # to the coordinator
+        session = opening.session  # and not self: what is lent would go with a cycle, late
+        self._loans = Loans(lambda token: report(Offer(session, token)))  # to the coordinator
         self._borrowers: dict[int, Borrower] = {}
         self._idle = False  # its thread has no job, and drives the sockets
         self._cancelled = -1  # every step up to this one
@@ -365,9 +366,6 @@ class HostedSession:
 
     def _handed(self, request: int, name: str, array: Array) -> Array | Chunk:
         return self._loans.lend("fetch", request, name, array)
-
-    def _offer(self, token: str) -> None:
-        self._report(Offer(self._session, token))
 
     def _save(self, run: Run, job: Save, copies: dict[str, Array]) -> None:
         """Writes copies of all variables while other jobs go on."""

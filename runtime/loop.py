@@ -133,9 +133,7 @@ class Loop:
         self._opened = ExitStack()  # bell and sleeper, once they are there
         self._lanes: list[Lane | None] = [None for _ in addresses]
         self._promised: Promises = deque()
-        self.loans = [
-            Loans(partial(self._offer, w), self._promised) for w, _ in enumerate(addresses)
-        ]
+        self.loans: list[Loans] = []  # to each worker
         self._machine = CoordinatorMachine(
             session, addresses, time.monotonic(), epoch, token, dead_after, identity()
         )
@@ -182,6 +180,10 @@ class Loop:
         self._helm = Helm(self._bell)
         self._sleeper = self._opened.enter_context(closing(Sleeper()))
         self._sleeper.add(self._bell.fileno(), _BELL)
+        offer = partial(_offer, self._events, self._bell)
+        self.loans += [
+            Loans(partial(offer, w), self._promised) for w, _ in enumerate(self._channels)
+        ]
         for worker, channel in enumerate(self._channels):
             self._sleeper.add(channel.socket.getsockopt(zmq.FD), worker)
             self._sleeper.add(channel.monitor.getsockopt(zmq.FD), ~worker)
@@ -216,9 +218,6 @@ class Loop:
             return outcome
         self._pending.pop(request, None)
         raise outcome or WorkerLost("the coordinator's sockets do not answer")
-
-    def _offer(self, worker: int, token: str) -> None:
-        self.post(Offer(worker, token))
 
     def add(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event, for a thread that is about to wait for what comes of it."""
@@ -498,3 +497,9 @@ class Loop:
         for worker in range(len(self._lanes)):
             self._leave_lane(worker)
         self._context.destroy(linger=0)
+
+
+def _offer(events: deque[CoordinatorEvent], bell: Bell, worker: int, token: str) -> None:
+    """Offers a worker memory. No method: what is lent would go with a session's cycles, late."""
+    events.append(Offer(worker, token))
+    bell.ring()
