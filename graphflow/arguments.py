@@ -170,9 +170,10 @@ def _not_taken(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     except TypeError as error:
         names = [name for name in signature.parameters if name != "self"]
         unknown = [name for name in kwargs if name not in names]
+        wrong = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else str(error)
         near = difflib.get_close_matches(unknown[0], names, 1) if unknown else []
         meant = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"{error}{meant}; it takes {', '.join(names) or 'nothing'}"
+        return f"{wrong}{meant}; it takes {', '.join(names) or 'nothing'}"
     return None
 
 

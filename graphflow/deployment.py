@@ -29,7 +29,7 @@ from graphflow.runtime.partition import FREE, partition
 from graphflow.runtime.session_state import KEPT
 from graphflow.state import State
 from graphflow.stepping import Steps
-from graphflow.strategy import Division, strategy_of
+from graphflow.strategy import Division, divided_by, strategy_of
 from graphflow.structure import concerns, fed_sizes
 
 
@@ -98,8 +98,7 @@ class Deployment:
         if strategy is None:
             return None
         self._strategy = strategy
-        division: Division = strategy.divide(source, self._whole, self.state.pieces, fed)
-        return division
+        return divided_by(strategy, source, self._whole, self.state.pieces, fed)
 
     def prepare(
         self, compiled: Compiled, shapes: Mapping[Node, Any], bindings: dict[str, int]

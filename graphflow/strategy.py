@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, ShardingError
+from graphflow.errors import ArgumentError, DeviceError, ScheduleError, ShardingError
 from graphflow.graph import Graph
 from graphflow.op import Node, user_location
 from graphflow.spec import Span
@@ -117,5 +117,26 @@ def divided_whole(
     strategy = strategy_of(graph)
     if strategy is None:
         return graph, None
-    division: Division = strategy.divide(graph, cluster, None, fed)
+    division = divided_by(strategy, graph, cluster, None, fed)
     return division.graph, division
+
+
+def divided_by(
+    strategy: Strategy,
+    graph: Graph,
+    cluster: Any,
+    known: Mapping[Node, Any] | None = None,
+    fed: Mapping[str, int] | None = None,
+) -> Division:
+    """A graph as a strategy divides it; what it refuses names the line that made the strategy.
+
+    Raises:
+        ShardingError, ScheduleError, DeviceError: see the strategy.
+    """
+    try:
+        return strategy.divide(graph, cluster, known, fed)
+    except (ShardingError, ScheduleError, DeviceError) as error:
+        line = getattr(strategy, "line", None)
+        if line is not None and f" at {line}: " not in str(error):
+            error.args = (f"{type(strategy).__name__} at {line}: {error}",)
+        raise

@@ -8,13 +8,13 @@ differ in size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from graphflow.arguments import checks
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
-from graphflow.op import Node, Tensor, user_location
+from graphflow.op import Location, Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.counts import count_of, settle
@@ -74,9 +74,10 @@ class Data:
     batch: Sequence[Tensor | str] | None = None
     bucket: int = BUCKET
     devices: Sequence[str] | None = None
+    line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        where = f"Data at {user_location()}"
+        where = f"Data at {self.line}"
         for what in ("replicas", "accumulate"):
             given = getattr(self, what)
             count = count_of(given)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, NoReturn
 
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
-from graphflow.op import Node, user_location
+from graphflow.op import Location, Node, user_location
+from graphflow.parallel.counts import settle
 from graphflow.parallel.pipelines import Pipeline
 from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded
@@ -61,6 +62,7 @@ class Search:
 
     tried: tuple[Tried, ...]
     device: str
+    line: Location = field(default_factory=user_location, init=False)
 
     @property
     def best(self) -> Tried:
@@ -75,6 +77,7 @@ class Search:
         if len(cluster.devices) > 1 or found.devices is None:
             return found
         made = replace(found, devices=None)
+        settle(made, line=found.line)
         if isinstance(made, Pipeline):
             made.found(found.stages_found)
         return made

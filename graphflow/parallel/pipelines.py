@@ -17,7 +17,7 @@ from graphflow.arguments import checks
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.graph import Graph
-from graphflow.op import Node, Tensor, user_location
+from graphflow.op import Location, Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.cotangents import added_where_they_are
@@ -28,7 +28,7 @@ from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule
 from graphflow.parallel.schedules import SCHEDULES
 from graphflow.parallel.shard import Pieces, Sharded
-from graphflow.parallel.stages import origin_of, stages_of
+from graphflow.parallel.stages import check_number, origin_of, stages_of
 from graphflow.parallel.strategies import check_places, devices_for, report_of
 from graphflow.parallel.unrolled import unrolled
 from graphflow.placement.cluster import Cluster
@@ -39,6 +39,9 @@ _ON_A_DEVICE = {"interleaved": 2, "zb-v": 2}
 
 NODES = 500_000
 """The nodes that a pipeline may have, about."""
+
+SMALL = 10_000
+"""Micro-batches of all stages, of a schedule that is made to see whether it can be."""
 
 
 @checks(ShardingError)
@@ -74,10 +77,11 @@ class Pipeline:
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
     beside: Any = None
+    line: Location = field(default_factory=user_location, init=False, repr=False)
     _found: dict[Node, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        where = f"Pipeline at {user_location()}"
+        where = f"Pipeline at {self.line}"
         given = self.schedule
         named = isinstance(given, str) and given in SCHEDULES
         if not (named or isinstance(given, Schedule) or callable(given)):
@@ -107,11 +111,14 @@ class Pipeline:
             _check_function(given, where)
         if self.beside is not None:
             _check_beside(self.beside, where)
+        self._try_schedule()
 
     def __mul__(self, other: Any) -> Pipeline:
         """Each stage on several devices, as another strategy has it."""
         _check_beside(other, f"Pipeline at {user_location()}")
-        return replace(self, beside=other if self.beside is None else self.beside * other)
+        product = replace(self, beside=other if self.beside is None else self.beside * other)
+        settle(product, line=user_location())
+        return product
 
     __rmul__ = __mul__
 
@@ -121,7 +128,13 @@ class Pipeline:
             return self.schedule.microbatches
         if self.microbatches is not None or isinstance(self.stages, str):
             return self.microbatches or 1
-        return 2 * (self.stages if isinstance(self.stages, int) else len(self.stages))
+        return 2 * (self._count() or 1)
+
+    def _count(self) -> int | None:
+        """Stages, as far as they were said."""
+        if isinstance(self.stages, int | str):
+            return None if isinstance(self.stages, str) else self.stages
+        return len(self.stages)
 
     def divide(
         self,
@@ -137,6 +150,8 @@ class Pipeline:
         """
         outer = dict(self.beside.mesh) if self.beside is not None else {}
         each = prod(outer.values())
+        if isinstance(self.stages, int) and not self._found:
+            check_number(losses_of(graph), self.stages)
         batch = batch_of(graph, self.batch)
         if _trains(graph):
             _check_batch(batch, self._number(), fed or {})
@@ -158,31 +173,56 @@ class Pipeline:
         bucket = getattr(self.beside, "bucket", BUCKET)
         return pipelined(graph, stages, schedule, found, batch, outer, layouts, known, fed, bucket)
 
+    def _try_schedule(self) -> None:
+        """Make a schedule whose size is known, so that one that cannot be is refused where the
+        pipeline is made. A large one is made once only, for a graph.
+
+        Raises:
+            ScheduleError: see above.
+        """
+        count = self._count()
+        if isinstance(self.schedule, Schedule) or (count and count * self._number() <= SMALL):
+            self._check_sizes(self._made(count or 1))
+
     def planned(self, cluster: Cluster, each: int = 1) -> Schedule:
         """The schedule for a cluster.
 
         Args:
             each: devices that share a stage.
         """
-        if isinstance(self.schedule, Schedule):
-            made = self.schedule
-        else:
-            name = self.schedule if isinstance(self.schedule, str) else ""
-            make = SCHEDULES[name] if name else self.schedule
-            assert callable(make)
-            if isinstance(self.stages, int):
-                count = self.stages
-            elif isinstance(self.stages, str):
-                count = max(1, len(cluster.devices) // each) * _ON_A_DEVICE.get(name, 1)
-            else:
-                count = len(self.stages)
-            made = _made(make, count, 2 * count if self.microbatches is None else self.microbatches)
-            if not isinstance(made, Schedule):
-                raise ScheduleError(
-                    f"{_called(make)} gives a schedule, a gf.parallel.Schedule such as "
-                    f"gf.parallel.one_f_one_b(stages, microbatches), not {made!r}"
-                )
+        name = self.schedule if isinstance(self.schedule, str) else ""
+        automatic = max(1, len(cluster.devices) // each) * _ON_A_DEVICE.get(name, 1)
+        made = self._made(self._count() or automatic)
+        self._check_sizes(made)
         return made if self.recompute is None else replace(made, recompute=self.recompute)
+
+    def _made(self, count: int) -> Schedule:
+        """The schedule for a number of stages.
+
+        Raises:
+            ScheduleError: there is none.
+        """
+        if isinstance(self.schedule, Schedule):
+            return self.schedule
+        make = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
+        microbatches = 2 * count if self.microbatches is None else self.microbatches
+        return _made(make, count, microbatches, f"Pipeline at {self.line}")
+
+    def _check_sizes(self, schedule: Schedule) -> None:
+        """Refuse a schedule of other sizes than were asked for.
+
+        Raises:
+            ScheduleError: see above.
+        """
+        for what, asked, found in (
+            ("stages", self._count(), schedule.stages),
+            ("micro-batches", self.microbatches, schedule.microbatches),
+        ):
+            if asked is not None and asked != found:
+                raise ScheduleError(
+                    f"Pipeline at {self.line}: {asked} {what}, but the schedule "
+                    f"{schedule.name!r} has {found}; give both as many"
+                )
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
@@ -204,11 +244,6 @@ class Pipeline:
         if all(loss.node in self._found for loss in losses):
             return
         stages = count if isinstance(self.stages, str) else self.stages
-        wanted = stages if isinstance(stages, int) else len(stages)
-        if wanted != count:
-            raise ScheduleError(
-                f"{wanted} stages, but the schedule has {count}; give the pipeline as many"
-            )
         self._found.update(stages_of(losses, stages, cluster))
 
 
@@ -219,21 +254,27 @@ def _are_stages(stages: Any) -> bool:
     return isinstance(stages, Sequence) and bool(stages)
 
 
-def _made(make: Callable[[int, int], Any], stages: int, microbatches: int) -> Any:
+def _made(make: Callable[[int, int], Any], stages: int, microbatches: int, where: str) -> Schedule:
     """What a function makes of sizes.
 
     Raises:
-        ScheduleError: it raised something else.
+        ScheduleError: it raised something else, or makes something else.
     """
     try:
-        return make(stages, microbatches)
+        made = make(stages, microbatches)
     except GraphflowError:
         raise
     except Exception as error:
         raise ScheduleError(
-            f"{_called(make)} raised {type(error).__name__} for {stages} stages and {microbatches} "
-            f"micro-batches: {error}"
+            f"{where}: {_called(make)} raised {type(error).__name__} for {stages} stages and "
+            f"{microbatches} micro-batches: {error}"
         ) from error
+    if not isinstance(made, Schedule):
+        raise ScheduleError(
+            f"{where}: {_called(make)} gives a schedule, a gf.parallel.Schedule such as "
+            f"gf.parallel.one_f_one_b(stages, microbatches), not {made!r}"
+        )
+    return made
 
 
 def _called(function: Any) -> str:
@@ -294,8 +335,16 @@ def _check_number(graph: Graph, batch: Sequence[Tensor], microbatches: int) -> N
 
 
 def _check_beside(beside: Any, where: str) -> None:
-    if not hasattr(beside, "layouts"):
-        raise ScheduleError(f"{where}: a Pipeline goes with one Data or Shard, not {beside!r}")
+    if isinstance(beside, Pipeline):
+        raise ScheduleError(
+            f"{where}: a Pipeline of a Pipeline has no meaning: give one Pipeline the stages of "
+            "both, and to have several of them on a device schedule='interleaved'"
+        )
+    if isinstance(beside, type) or not hasattr(beside, "layouts"):
+        raise ScheduleError(
+            f"{where}: a Pipeline goes with one Data or Shard, not {beside!r}; write "
+            "Pipeline(…) * gf.parallel.Data(2)"
+        )
     taken = sorted({"stage", WAY, MICRO} & set(beside.mesh))
     if taken and getattr(beside, "accumulate", 1) > 1:
         raise ScheduleError(

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from graphflow.arguments import checks
 from graphflow.errors import ScheduleError
+from graphflow.op import user_location
 from graphflow.parallel.counts import count_of, settle
 
 Phase = Literal["F", "B", "W"]
@@ -42,6 +43,12 @@ class Task(NamedTuple):
         return f"{self.phase} of micro-batch {self.microbatch} at stage {self.stage}"
 
 
+def refusal(what: str, why: str) -> ScheduleError:
+    """Why something is no schedule, with the line that asked for it."""
+    return ScheduleError(f"{what} at {user_location()}: {why}")
+
+
+@checks(ScheduleError)
 @dataclass(frozen=True)
 class Schedule:
     """An order of tasks for each device.
@@ -130,20 +137,25 @@ def sequence(schedule: Schedule) -> Iterator[tuple[int, Task]]:
                 at[device] += 1
                 left -= 1
         if left == before:
-            raise ScheduleError(_stuck(schedule, at, done))
+            raise _stuck(schedule, at, done)
 
 
-def _stuck(schedule: Schedule, at: Sequence[int], done: set[Task]) -> str:
+def _stuck(schedule: Schedule, at: Sequence[int], done: set[Task]) -> ScheduleError:
     waits = []
     for device, order in enumerate(schedule.orders):
         if at[device] < len(order):
             task = order[at[device]]
             missing = next(need for need in schedule.needs(task) if need not in done)
             waits.append(f"device {device} has {task} next, which needs {missing}")
-    return (
-        f"schedule {schedule.name!r} would deadlock after {len(done)} tasks: {'; '.join(waits)}; "
-        "reorder the tasks so that each one's needs come before it"
+    return refusal(
+        _called(schedule),
+        f"it would deadlock after {len(done)} tasks: {'; '.join(waits)}; reorder the tasks so that "
+        "each one's needs come before it",
     )
+
+
+def _called(schedule: Schedule) -> str:
+    return f"schedule {schedule.name!r}"
 
 
 def _check_parts(schedule: Schedule) -> None:
@@ -152,27 +164,28 @@ def _check_parts(schedule: Schedule) -> None:
     Raises:
         ScheduleError: see above.
     """
-    what = f"schedule {schedule.name!r}"
+    what = _called(schedule)
     for name in ("stages", "microbatches", "group"):
         given = getattr(schedule, name)
         count = count_of(given)
         if count is None:
-            raise ScheduleError(f"{what}: {name} is a number from 1 up, not {given!r}")
+            raise refusal(what, f"{name} is a number from 1 up, not {given!r}")
         settle(schedule, **{name: count})
     if schedule.updates not in get_args(Updates):
         told = ", ".join(map(repr, get_args(Updates)))
-        raise ScheduleError(f"{what}: updates is one of {told}, not {schedule.updates!r}")
+        raise refusal(what, f"updates is one of {told}, not {schedule.updates!r}")
     orders = schedule.orders
     if not isinstance(orders, tuple | list) or not orders:
-        raise ScheduleError(f"{what}: orders is a tuple of tasks for each device, not {orders!r}")
+        raise refusal(what, f"orders is a tuple of tasks for each device, not {orders!r}")
     for device, order in enumerate(orders):
         if not isinstance(order, tuple | list) or not order:
-            raise ScheduleError(f"{what}: device {device} has a tuple of tasks, not {order!r}")
+            raise refusal(what, f"device {device} has a tuple of tasks, not {order!r}")
         wrong = next((task for task in order if not isinstance(task, Task)), None)
         if wrong is not None:
-            raise ScheduleError(
-                f"{what}: device {device} has gf.parallel.Task('F', stage, microbatch) and such, "
-                f"not {wrong!r}"
+            raise refusal(
+                what,
+                f"device {device} has gf.parallel.Task('F', stage, microbatch) and such, not "
+                f"{wrong!r}",
             )
 
 
@@ -183,8 +196,8 @@ def require(schedule: Any, what: str) -> None:
         ScheduleError: see above.
     """
     if not isinstance(schedule, Schedule):
-        raise ScheduleError(
-            f"{what} takes a schedule, such as gf.parallel.one_f_one_b(2, 4), not {schedule!r}"
+        raise refusal(
+            what, f"it takes a schedule, such as gf.parallel.one_f_one_b(2, 4), not {schedule!r}"
         )
 
 
@@ -200,26 +213,28 @@ def _check_complete(schedule: Schedule) -> None:
         for microbatch in range(schedule.microbatches)
     }
     sizes = f"stages={schedule.stages}, microbatches={schedule.microbatches}"
-    what = f"schedule {schedule.name!r} ({sizes})"
+    what = f"{_called(schedule)} ({sizes})"
     for problem, found, remedy in (
-        ("misses", wanted - counts.keys(), "add it to its device's order"),
-        ("has no place for", counts.keys() - wanted, "leave it out"),
-        ("repeats", {t for t, count in counts.items() if count > 1}, "leave it in one place"),
+        ("it has no place for", counts.keys() - wanted, "leave it out"),
+        ("it misses", wanted - counts.keys(), "add it to its device's order"),
+        ("it repeats", {t for t, count in counts.items() if count > 1}, "leave it in one place"),
     ):
         if found:
             others = f" and {len(found) - 1} other tasks" if len(found) > 1 else ""
-            raise ScheduleError(
-                f"{what} {problem} {min(found)}{others}; "
-                f"{remedy}: each task of each stage and micro-batch is there once"
+            raise refusal(
+                what,
+                f"{problem} {min(found)}{others}; {remedy}: each task of each stage and "
+                "micro-batch is there once",
             )
     homes: dict[tuple[int, int], int] = {}
     for device, order in enumerate(schedule.orders):
         for task in order:
             home = homes.setdefault((task.stage, task.microbatch), device)
             if home != device:
-                raise ScheduleError(
-                    f"{what} has {task} on device {device}, but F on {home}; a stage has all tasks "
-                    "of a micro-batch on one device"
+                raise refusal(
+                    what,
+                    f"it has {task} on device {device}, but another of its tasks on {home}; put "
+                    "them on one: a stage has all tasks of a micro-batch on one device",
                 )
 
 
@@ -283,7 +298,7 @@ def run(
     """
     require(schedule, "run")
     if not _is_time(transfer):
-        raise ScheduleError(f"transfer is {transfer!r}: give seconds, 0 or more")
+        raise refusal("run", f"transfer is {transfer!r}: give seconds, 0 or more")
     seconds = _durations(schedule, forward, backward, weight)
     homes = schedule.homes
     ends: dict[Task, float] = {}
@@ -309,9 +324,10 @@ def _durations(
         found: list[Any]
         found = list(given) if isinstance(given, Iterable) else [given] * schedule.stages
         if len(found) != schedule.stages or not all(map(_is_time, found)):
-            raise ScheduleError(
+            raise refusal(
+                "run",
                 f"{what} is {given!r}: give seconds (0 or more), the same for all or one for each "
-                f"of the {schedule.stages} stages"
+                f"of the {schedule.stages} stages",
             )
         return found
 
@@ -362,15 +378,17 @@ def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 
     require(schedule, "draw")
     columns = (forward, backward, weight if schedule.splits_backward else 0)
     if any(count_of(c, least=0) is None for c in columns) or not any(columns):
-        raise ScheduleError(
-            f"draw: a task takes a whole number of columns, not {forward!r}, {backward!r} and "
-            f"{weight!r}; for times in seconds see gf.parallel.run"
+        raise refusal(
+            "draw",
+            f"a task takes a whole number of columns, not {forward!r}, {backward!r} and "
+            f"{weight!r}; for times in seconds see gf.parallel.run",
         )
     timeline = run(schedule, forward, backward, weight if schedule.splits_backward else 0)
     if timeline.makespan > WIDEST:
-        raise ScheduleError(
-            f"draw: {int(timeline.makespan):,} columns are more than can be drawn, which is "
-            f"{WIDEST:,}; let tasks take fewer"
+        raise refusal(
+            "draw",
+            f"{int(timeline.makespan):,} columns are more than can be drawn, which is {WIDEST:,}; "
+            "let tasks take fewer",
         )
     cells: list[dict[int, str]] = []
     for spans in timeline.spans:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from graphflow.arguments import checks
 from graphflow.errors import ScheduleError
 from graphflow.parallel.counts import count_of
-from graphflow.parallel.schedule import Phase, Schedule, Task, Updates
+from graphflow.parallel.schedule import Phase, Schedule, Task, Updates, refusal
 
 _PHASES: tuple[Phase, ...] = ("F", "B", "W")
 
@@ -55,20 +55,22 @@ def pipedream(
     """
     p, m = _sizes("pipedream", stages, microbatches)
     if updates not in ("stash", "vertical", "double-buffered"):
-        raise ScheduleError(
-            f"pipedream: updates is 'stash', 'vertical' or 'double-buffered', not {updates!r}"
+        raise refusal(
+            "pipedream", f"updates is 'stash', 'vertical' or 'double-buffered', not {updates!r}"
         )
     if group is not None and updates != "double-buffered":
-        raise ScheduleError(
-            f"pipedream: group={group!r} is for updates='double-buffered'; with {updates!r} each "
-            "micro-batch updates the weights"
+        raise refusal(
+            "pipedream",
+            f"group={group!r} is for updates='double-buffered'; with {updates!r} each "
+            "micro-batch updates the weights",
         )
     group = (p if group is None else group) if updates == "double-buffered" else 1
     _sizes("pipedream", p, m, group=group)
     if updates == "double-buffered" and group < p:
-        raise ScheduleError(
-            f"pipedream: with two versions of the weights an update takes at least {p} "
-            f"micro-batches, one for each stage, not {group}"
+        raise refusal(
+            "pipedream",
+            f"with two versions of the weights an update takes at least {p} micro-batches, one for "
+            f"each stage, not {group}",
         )
     name = {"stash": "PipeDream", "vertical": "PipeDream, vertical sync"}.get(
         updates, "PipeDream-2BW"
@@ -92,15 +94,17 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     total, m = _sizes("interleaved", stages, microbatches)
     _sizes("interleaved", total, m, chunks=chunks)
     if total % chunks:
-        raise ScheduleError(
-            f"interleaved: {total} stages do not divide into {chunks} on each device; give a "
-            "multiple"
+        raise refusal(
+            "interleaved",
+            f"{total} stages do not divide into {chunks} on each device; give "
+            f"{total - total % chunks + chunks}, or another multiple of {chunks}",
         )
     p = total // chunks
     if m % p:
-        raise ScheduleError(
-            f"interleaved: {m} micro-batches are no multiple of {p} devices; give "
-            f"{m - m % p + p}, or use one_f_one_b"
+        raise refusal(
+            "interleaved",
+            f"{m} micro-batches are no multiple of {p} devices; give {m - m % p + p}, or use "
+            "one_f_one_b",
         )
     orders = []
     for device in range(p):
@@ -153,8 +157,10 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     """
     total, m = _sizes("zb_v", stages, microbatches)
     if total % 2:
-        raise ScheduleError(
-            f"zb_v: each device holds two stages, but {total} is odd; give an even number"
+        raise refusal(
+            "zb_v",
+            f"each device holds two stages, but {total} is odd; give an even number, such as "
+            f"{total + 1}",
         )
     orders = [_v_order(device, total // 2, m) for device in range(total // 2)]
     return Schedule("ZB-V", total, m, _frozen(orders))
@@ -173,9 +179,11 @@ def chimera(stages: int, microbatches: int) -> Schedule:
     """
     p, m = _sizes("chimera", stages, microbatches)
     if p % 2 or m % p:
-        raise ScheduleError(
-            f"chimera: {p} stages and {m} micro-batches; give an even number of stages, and a "
-            "multiple of it of micro-batches"
+        even = p + p % 2
+        raise refusal(
+            "chimera",
+            f"{p} stages and {m} micro-batches; give an even number of stages, and a multiple of "
+            f"it of micro-batches, such as {even} and {-(-m // even) * even}",
         )
     return Schedule("Chimera", p, m, _frozen(_two_ways(p, m)))
 
@@ -293,12 +301,13 @@ def _frozen(orders: Sequence[Sequence[Task]]) -> tuple[tuple[Task, ...], ...]:
 def _sizes(name: str, stages: int, microbatches: int, **others: int) -> tuple[int, int]:
     for what, given in (("stages", stages), ("microbatches", microbatches), *others.items()):
         if count_of(given) is None:
-            raise ScheduleError(f"{name}: {what} is a number from 1 up, not {given!r}")
+            raise refusal(name, f"{what} is a number from 1 up, not {given!r}")
     stages, microbatches = int(stages), int(microbatches)
     if stages * microbatches > TASKS:
-        raise ScheduleError(
-            f"{name}: {stages:,} stages of {microbatches:,} micro-batches are more tasks than can "
-            f"be written, which is {TASKS:,}; give it fewer of either"
+        raise refusal(
+            name,
+            f"{stages:,} stages of {microbatches:,} micro-batches are more tasks than can be "
+            f"written, which is {TASKS:,}; give it fewer of either",
         )
     return stages, microbatches
 

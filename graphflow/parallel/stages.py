@@ -46,7 +46,7 @@ def stages_of(
             later one, or there are more stages than nodes to divide.
     """
     graph = Graph([loss] if isinstance(loss, Tensor) else loss)
-    nodes = [n for n in graph.nodes if n.op.name not in (*FREE, "variable")]
+    nodes = _computing(graph)
     if isinstance(stages, int) and not isinstance(stages, bool):
         found = _divided(graph, nodes, stages, cluster)
     elif isinstance(stages, list | tuple) and stages:
@@ -60,6 +60,28 @@ def stages_of(
     for variable in graph.variables:
         found[variable] = min(found[reader] for reader in graph.consumers[variable])
     return found
+
+
+def check_number(losses: Sequence[Tensor], stages: int) -> None:
+    """Refuse more stages than a network has nodes.
+
+    Raises:
+        ScheduleError: see above.
+    """
+    if losses:
+        _check_count(_computing(Graph(losses)), stages)
+
+
+def _computing(graph: Graph) -> list[Node]:
+    """The nodes that are in a stage for what they compute."""
+    return [n for n in graph.nodes if n.op.name not in (*FREE, "variable")]
+
+
+def _check_count(nodes: Sequence[Node], stages: int) -> None:
+    if not 1 <= stages <= len(nodes):
+        raise ScheduleError(
+            f"{stages} stages for a network of {len(nodes)} nodes; give 1 to {len(nodes)}"
+        )
 
 
 def _listed(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[Node, int]:
@@ -130,8 +152,10 @@ def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:
             if found.get(source, -1) > stage:
                 raise ScheduleError(
                     f"{node.name!r} (made at {node.location}) in stage {stage} reads "
-                    f"{source.name!r} of stage {found[source]}; a stage reads from earlier ones "
-                    "only"
+                    f"{source.name!r} (made at {source.location}) of stage {found[source]}; a "
+                    f"stage reads from earlier ones only: put {source.name!r} into stage "
+                    f"{stage} or one before, or {node.name!r} into stage {found[source]} or one "
+                    "behind"
                 )
 
 
@@ -141,10 +165,7 @@ def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:
 def _divided(
     graph: Graph, nodes: Sequence[Node], count: int, cluster: Cluster | None
 ) -> dict[Node, int]:
-    if count < 1 or count > len(nodes):
-        raise ScheduleError(
-            f"{count} stages for a network of {len(nodes)} nodes; give 1 to {len(nodes)}"
-        )
+    _check_count(nodes, count)
     from graphflow.placement.cost import build_problems
     from graphflow.placement.hardware import is_described
     from graphflow.placement.problem import Problem

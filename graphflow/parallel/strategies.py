@@ -18,7 +18,7 @@ from graphflow.arguments import checks
 from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
-from graphflow.op import Node, Tensor, user_location
+from graphflow.op import Location, Node, Tensor, user_location
 from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.counts import count_of, settle
@@ -28,7 +28,7 @@ from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.placement.cluster import Cluster
 from graphflow.spec import show_shape
-from graphflow.strategy import strategy_of
+from graphflow.strategy import divided_by, strategy_of
 from graphflow.structure import flatten
 
 Axis = str | Sequence[str] | None
@@ -65,10 +65,11 @@ class Shard:
     batch: str | None = None
     bucket: int = BUCKET
     devices: Sequence[str] | None = None
+    line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
         settle(self, mesh=check_mesh(self.mesh, "Shard"))
-        where = f"Shard at {user_location()}"
+        where = f"Shard at {self.line}"
         if not isinstance(self.rules, Mapping):
             raise ShardingError(
                 f"{where}: rules are a dict from tensors or names to axes of the mesh, "
@@ -140,7 +141,8 @@ def report_of(strategy: Any, fetches: Any, cluster: Cluster | None) -> Report:
         )
     graph = Graph(flatten(fetches)[0]).verify()
     there = Cluster.here() if cluster is None else cluster
-    return Report(strategy.divide(graph, there), there)
+    division: Any = divided_by(strategy, graph, there)
+    return Report(division, there)
 
 
 def takes_products(other: Any) -> bool:

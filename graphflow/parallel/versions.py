@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphflow.arguments import checks
 from graphflow.errors import ScheduleError
 from graphflow.parallel.counts import count_of
-from graphflow.parallel.schedule import Phase, Schedule, Task, require
+from graphflow.parallel.schedule import Phase, Schedule, Task, refusal, require
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Staleness:
     versions: int
 
 
+@checks(ScheduleError)
 def staleness(schedule: Schedule, stage: int) -> Staleness:
     """How stale the gradients of a stage are.
 
@@ -37,9 +39,9 @@ def staleness(schedule: Schedule, stage: int) -> Staleness:
     """
     require(schedule, "staleness")
     if count_of(stage, least=0) is None or stage >= schedule.stages:
-        raise ScheduleError(
-            f"staleness: the stages of {schedule.name!r} are 0 to {schedule.stages - 1}, "
-            f"not {stage!r}"
+        raise refusal(
+            "staleness",
+            f"the stages of {schedule.name!r} are 0 to {schedule.stages - 1}, not {stage!r}",
         )
     if schedule.updates == "flush":
         zeros = (0,) * schedule.microbatches

@@ -181,7 +181,10 @@ CROSSING = (
         (lambda: Schedule("mine", 1, 1, ((F,),)), "misses B of micro-batch 0"),
         (lambda: Schedule("mine", 1, 1, ((F, F, B),)), "repeats F of micro-batch 0"),
         (lambda: Schedule("mine", 1, 1, ((F, B, Task("F", 3, 0)),)), "no place for F"),
-        (lambda: Schedule("mine", 1, 1, ((F,), (B,))), "on device 1, but F on 0"),
+        (
+            lambda: Schedule("mine", 1, 1, ((F,), (B,))),
+            "on device 1, but another of its tasks on 0",
+        ),
         (lambda: Schedule("mine", 1, 1, ((B, F),)), "would deadlock.*device 0 has B"),
         (
             lambda: Schedule("mine", 2, 2, CROSSING),
@@ -196,8 +199,8 @@ CROSSING = (
         (lambda: run(one_f_one_b(2, 2), 1, -1), "0 or more"),
         (lambda: run(one_f_one_b(2, 2), float("nan"), 1), "forward is nan"),
         (lambda: run(one_f_one_b(2, 2), 1, 1, transfer=-1), "transfer is -1"),
-        (lambda: run("1f1b", 1, 1), "run takes a schedule, such as.*not '1f1b'"),
-        (lambda: draw(5), "draw takes a schedule"),
+        (lambda: run("1f1b", 1, 1), "run at .* takes a schedule, such as.*not '1f1b'"),
+        (lambda: draw(5), "draw at .* takes a schedule"),
         (lambda: draw(one_f_one_b(2, 2), 0.5), "whole number of columns"),
         (lambda: draw(one_f_one_b(2, 2), 0, 0), "whole number of columns"),
         (lambda: staleness(one_f_one_b(2, 2), 2), "are 0 to 1, not 2"),
