@@ -21,6 +21,9 @@ import numpy as np
 from graphflow.errors import ArgumentError, GraphError, GraphflowError
 from graphflow.location import told, user_location
 
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -114,6 +117,18 @@ def _watched(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> C
     return entered
 
 
+def signature_of(f: Callable[..., Any]) -> inspect.Signature:
+    """What a function takes. Its annotations stay unevaluated, where Python since 3.14 evaluates
+    them: names that a user imports for type checkers only would be errors.
+
+    Raises:
+        TypeError, ValueError: nothing is known of it, as of what is written in C.
+    """
+    if sys.version_info >= (3, 14):
+        return inspect.signature(f, annotation_format=Format.STRING)  # noqa: TID251
+    return inspect.signature(f)  # noqa: TID251
+
+
 def shown(value: Any, most: int = 200) -> str:
     """A value as an error shows it, in so many characters."""
     try:
@@ -164,7 +179,7 @@ def _arguments(f: Callable[..., Any]) -> list[_Argument]:
 
 def _not_taken(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """What is wrong with a call that gives other arguments than a function has; None: nothing."""
-    signature = inspect.signature(f)
+    signature = signature_of(f)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import runpy
 import sys
 import traceback
@@ -13,6 +12,7 @@ from typing import Any
 
 import typer
 
+from graphflow.arguments import signature_of
 from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
@@ -98,7 +98,7 @@ def attribute_of(target: str) -> Any:
     if isinstance(value, Tensor) or not callable(value):
         return value
     try:
-        inspect.signature(value).bind()
+        signature_of(value).bind()
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{target} cannot be called without arguments: {error}") from None
     with code_of(script, ours=GraphflowError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Mapping
 from itertools import repeat
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphflow.arguments import signature_of
 from graphflow.device import DeviceName
 from graphflow.errors import ArgumentError, GraphflowError, OpCheckError
 from graphflow.location import Location, user_location
@@ -148,6 +148,6 @@ def _require_attributes(
 ) -> None:
     """Refuse attributes that the op does not have, or say which it lacks."""
     try:
-        inspect.signature(op.infer).bind(*inputs, **attrs)
+        signature_of(op.infer).bind(*inputs, **attrs)
     except TypeError as error:
         raise ArgumentError(f"{op.name} at {location}: {error}") from None

@@ -7,11 +7,11 @@ body depends on nothing but its arguments.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graphflow.arguments import signature_of
 from graphflow.errors import ArgumentError, GraphError, VariableError
 from graphflow.graph import Body, Graph
 from graphflow.op import REGISTRY, Node, Tensor, next_serial
@@ -84,7 +84,7 @@ def trace(function: Callable[..., Any], specs: Sequence[TensorSpec], arguments: 
 def _check_takes(function: Callable[..., Any], given: Sequence[Any], name: str) -> None:
     """Refuse a function that does not take as many arguments as it is going to get."""
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):  # of what is written in C, nothing is known
         return
     try:

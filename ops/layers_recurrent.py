@@ -3,11 +3,11 @@ both."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from graphflow.arguments import signature_of
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Tensor, as_tensor, user_location
 from graphflow.ops.layers import Dropout, Layer, fill, per_root, require_sizes, uniform
@@ -32,7 +32,7 @@ DEEPEST = 10_000
 
 def _cell_of(layer: Layer, make: Callable[..., Cell], options: Mapping[str, Any]) -> Cell:
     """The cell of a layer with the options of its kind."""
-    unknown = [name for name in options if name not in inspect.signature(make).parameters]
+    unknown = [name for name in options if name not in signature_of(make).parameters]
     if unknown:
         kind = type(layer).__name__
         raise ArgumentError(

@@ -7,13 +7,12 @@ gf.parallel.Pipeline(2, "zb-h1") * gf.parallel.Data(2)
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from graphflow.arguments import checks
+from graphflow.arguments import checks, signature_of
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.graph import Graph
@@ -288,7 +287,7 @@ def _check_function(function: Any, where: str) -> None:
         ScheduleError: see above.
     """
     try:
-        inspect.signature(function).bind(2, 4)
+        signature_of(function).bind(2, 4)
     except TypeError as error:
         raise ScheduleError(
             f"{where}: {_called(function)} is called with the numbers of stages and micro-batches, "

@@ -23,6 +23,8 @@ IMPORT_NAMES = {"pyzmq": "zmq", "scikit-learn": "sklearn", "nvmath-python": "nvm
                 "cupy-cuda13x": "cupy cupyx cupy_backends",
                 "prometheus-client": "prometheus_client",
                 "nvidia-cudnn-frontend": "cudnn"}  # fmt: skip
+# In the standard library of a later Python than the one that runs this, and imported only there.
+LATER = {"annotationlib"}
 
 
 def _is_module(name: str) -> bool:
@@ -161,7 +163,7 @@ def _undeclared(files: tuple[Source, ...]) -> set[str]:
     declared += extras["metrics"]
     names = [re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in declared]
     known = {one for name in names for one in IMPORT_NAMES.get(name, name).split()}
-    known |= {"graphflow", *sys.stdlib_module_names}
+    known |= {"graphflow", *sys.stdlib_module_names, *LATER}
     return {
         f"{source.at(node)}: {name}"
         for source in files

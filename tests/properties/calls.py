@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import graphflow as gf
+from graphflow.arguments import signature_of
 from graphflow.op import Op
 
 Call = tuple[list[Any], dict[str, Any]]
@@ -257,4 +257,4 @@ def call_of(name: str, function: Callable[..., Any]) -> Call:
     x = INTS if short.startswith("bitwise") else B if short.startswith("logical") else F
     if short in PAIR:
         return [x, x], {}
-    return ([], {"x": x}) if "x" in inspect.signature(function).parameters else ([x], {})
+    return ([], {"x": x}) if "x" in signature_of(function).parameters else ([x], {})

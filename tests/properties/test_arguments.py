@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
+from graphflow.arguments import signature_of
 from graphflow.errors import ArgumentError, GraphError, GraphflowError
 from tests.properties.calls import call_of, public
 
@@ -37,7 +38,7 @@ def spoiled(name: str) -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]]:
     for place in range(len(args)):
         for odd in ODD:
             yield f"argument {place}", odd, [*args[:place], odd, *args[place + 1 :]], kwargs
-    for parameter in inspect.signature(FUNCTIONS[name]).parameters.values():
+    for parameter in signature_of(FUNCTIONS[name]).parameters.values():
         if parameter.kind in PLAIN_NAMES and not args:
             for odd in ODD:
                 yield parameter.name, odd, [], kwargs | {parameter.name: odd}
@@ -63,7 +64,7 @@ def test_a_spoiled_argument_is_an_error_of_ours_at_once(name: str) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_argument_that_a_function_has_not_is_named(name: str) -> None:
     args, kwargs = call_of(name, FUNCTIONS[name])
-    taken = inspect.signature(FUNCTIONS[name]).parameters
+    taken = signature_of(FUNCTIONS[name]).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()) and name == "sample":
         return  # it takes attributes of any name
     with pytest.raises((GraphflowError, TypeError), match="misspelt") as caught:
