@@ -13,10 +13,15 @@ import _thread
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from graphflow.runtime.hosts import HeldBack
+
+AGAIN = 10.0
+"""Seconds for a process that has left its sessions to end: the same signal, which schedulers send
+to a process and to its group, ends nothing halfway meanwhile."""
 
 _telling = threading.RLock()
 """Held while the main thread is told, and while handlers are put back: else the telling ends it."""
@@ -49,14 +54,13 @@ class Drain:
         if threading.current_thread() is not threading.main_thread():
             return
         before = signal.getsignal(signal.SIGTERM)
-        if before == signal.SIG_DFL or _drain_of(before) is not None:
+        if _is_free(before) or _drain_of(before) is not None:
             self._before = signal.signal(signal.SIGTERM, self._handle)
             self._installed = True
 
     def _handle(self, number: int, frame: object) -> None:
         if os.getpid() != self._process:  # a fork of the user's, which ends as it would have
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
+            _end_at_once()
             return
         every = self._every()
         if self._opening:
@@ -130,6 +134,8 @@ class Drain:
         """Leaves all sessions, for the main thread; nothing waits where that was done already."""
         every = self._every()
         outcomes = [each._left() for each in every]
+        if _is_free(every[-1]._before):
+            every[-1]._before = _Ending()
         for each in every:
             each.end()
         raise next((each for each in outcomes if not isinstance(each, SystemExit)), outcomes[0])
@@ -150,6 +156,28 @@ class Drain:
             with _telling:
                 if signal.getsignal(signal.SIGTERM) == self._handle:
                     signal.signal(signal.SIGTERM, self._before)
+
+
+class _Ending:
+    """Hears SIGTERM once more, while the process ends because of it."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._until = time.monotonic() + AGAIN
+
+    def __call__(self, number: int, frame: object) -> None:
+        if os.getpid() != self._process or time.monotonic() > self._until:
+            _end_at_once()
+
+
+def _is_free(handler: Any) -> bool:
+    """Whether nobody does anything about the signal."""
+    return handler == signal.SIG_DFL or isinstance(handler, _Ending)
+
+
+def _end_at_once() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _drain_of(handler: Any) -> Drain | None:

@@ -313,7 +313,7 @@ class Loop:
                     time.sleep(SLICE)
         finally:
             self._stopping = True
-            if self._helm.take(SLACK):
+            if self._helm.seize(SLACK):
                 self._fail_all()
                 self._free()
             else:

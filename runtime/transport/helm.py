@@ -37,8 +37,11 @@ class Helm:
         another thread drives, and will see what comes."""
         if self._lock.acquire(blocking=False):
             return True
-        if not self._watched:
-            return False
+        return self._watched and self.seize(seconds)
+
+    def seize(self, seconds: float) -> bool:
+        """Take the helm from whoever is there: the watch, or a thread that was told to stop; False:
+        it was not left within `seconds`."""
         self.wanted = True
         self._bell.ring()
         taken = self._lock.acquire(timeout=seconds)

@@ -205,7 +205,7 @@ class WorkerProcess:
     def close(self) -> None:
         """Ends all sessions, which are told so, and frees the address."""
         self._stopping = True
-        self._helm.take(_LEAVE_SECONDS)  # and it stays taken
+        self._helm.seize(_LEAVE_SECONDS)
         words = _LAST_WORDS if self._machine.sessions else 0
         self._handle(Leave())
         until = time.monotonic() + _LEAVE_SECONDS

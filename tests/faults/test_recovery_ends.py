@@ -319,6 +319,33 @@ def test_two_sessions_of_a_process_both_write_their_last_checkpoint(tmp_path: Pa
             assert s.step == steps == s.get(count)
 
 
+AGAIN = """
+import os, signal, sys, time, graphflow as gf
+from graphflow import draining
+draining.AGAIN = float(sys.argv[2])
+count = gf.variable(0.0, name="count")
+try:
+    with gf.Session(checkpoint=sys.argv[1]) as s:
+        s.run(gf.assign(count, count + 1.0))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+finally:
+    print("ends", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("ended", flush=True)
+"""
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize(("seconds", "lines"), [("10", ["ends", "ended"]), ("0", ["ends"])])
+def test_a_signal_that_comes_again_while_the_process_ends_does_not_end_it_halfway(
+    seconds: str, lines: list[str], script: Callable[..., Script], tmp_path: Path
+) -> None:
+    process = script(AGAIN, str(tmp_path / "c"), seconds)
+    assert process.wait(30.0) == (0 if seconds == "10" else -signal.SIGTERM), process.told()
+    assert process.lines == lines
+
+
 # Workers --------------------------------------------------------------------------------------
 
 

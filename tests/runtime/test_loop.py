@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import threading
+import time
 from typing import Any
 
 import pytest
 import zmq
 
-from graphflow.errors import TransportError
+from graphflow.errors import GraphflowError, SessionError, TransportError
 from graphflow.runtime import loop
 from graphflow.runtime.activity import SessionActivity
+from graphflow.runtime.messages import Close
+from graphflow.runtime.protocol.orders import Begin, Order
 from graphflow.runtime.transport.bell import Bell, Sleeper
 
 
@@ -76,4 +80,31 @@ def test_a_thread_that_cannot_be_started_leaves_nothing_open(
 
 def test_a_session_that_is_stopped_leaves_nothing_open(opened: list[Any]) -> None:
     begin().stop()
+    assert len(opened) == 3 and all(map(is_closed, opened))
+
+
+def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_open(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, drives, came = begin(), threading.Event(), list[GraphflowError]()
+    pending = session.submit(Begin(1, {0: Order(Close(1))}, 20.0))
+
+    def turn(until: float) -> None:
+        drives.set()
+        time.sleep(0.1)  # the session is stopped meanwhile
+
+    monkeypatch.setattr(session, "_turn", turn)
+
+    def wait() -> None:
+        try:
+            session.finish(1, pending, 20.0)
+        except GraphflowError as error:
+            came.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    drives.wait()
+    session.stop()
+    thread.join(10.0)
+    assert not thread.is_alive() and type(came[0]) is SessionError
     assert len(opened) == 3 and all(map(is_closed, opened))

@@ -87,13 +87,17 @@ def test_addresses_that_cannot_be_used_are_refused_before_anything_starts(
     assert "graphflow worker: " in capsys.readouterr().err
 
 
+def process() -> WorkerProcess:
+    return WorkerProcess(
+        "tcp://127.0.0.1:*", devices=["cpu:0"], threads=1, insecure=False, factory=default_factory
+    )
+
+
 def test_a_worker_that_is_asked_to_end_and_has_no_session_waits_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("graphflow.runtime.worker.process._TICK", 60.0)
-    worker = WorkerProcess(
-        "tcp://127.0.0.1:*", devices=["cpu:0"], threads=1, insecure=False, factory=default_factory
-    )
+    worker = process()
     serving = threading.Thread(target=worker.run)
     serving.start()
     time.sleep(0.5)  # by then it waits for somebody to say something
@@ -212,3 +216,20 @@ def test_an_interrupt_of_the_terminal_leaves_local_workers_to_their_parent() -> 
     finally:
         workers.stop()
     assert ended(workers.pids[0], 0.1)
+
+
+def test_a_worker_that_ends_waits_for_the_thread_that_drives_its_sockets() -> None:
+    worker, drives, is_open = process(), threading.Event(), list[bool]()
+
+    def look() -> bool:
+        drives.set()
+        time.sleep(0.2)  # the worker is closed meanwhile
+        is_open.append(worker._bell.fileno() >= 0)
+        return True
+
+    driving = threading.Thread(target=worker.attend, args=(look, 10.0))
+    driving.start()
+    drives.wait()
+    worker.close()
+    driving.join()
+    assert is_open == [True] and worker._failure is None
