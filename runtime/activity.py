@@ -82,13 +82,9 @@ class Activity:
             error=type(error).__name__, reason=str(error),
         )  # fmt: skip
 
-    def sent(self, peer: str, edge: Key, nbytes: int) -> None:
-        """A tensor went to another worker."""
-        self._meters.later(partial(self._carry, "sent", peer, edge, nbytes))
-
-    def received(self, peer: str, edge: Key, nbytes: int) -> None:
-        """A tensor came from another worker."""
-        self._meters.later(partial(self._carry, "received", peer, edge, nbytes))
+    def carried(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
+        """A tensor was sent to another worker, or received from it."""
+        self._meters.later(partial(self._carry, how, peer, edge, nbytes))
 
     def _carry(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
         total, tensors = _CARRYING[how]

@@ -104,7 +104,6 @@ class Code:
         self.assigned = {assign.inputs[0] for assign in layout.commits}
         self._feeds: list[Line] = []
         self._keys = keys
-        self._exchanges = False
         if not self.inside:
             compile_ahead(layout)
         self.memory = self._arena() if memory is None else memory
@@ -233,7 +232,6 @@ class Code:
         what = Collective.of(bind_attrs(node.attrs, self.bindings))
         name = f"{node.name.partition('/')[2]!r} (made at {node.location})"
         self.scope[f"m{number}"] = self.channel.member(what, name)
-        self._exchanges = True
         fixed = all(isinstance(self._operands.place(t), int) for t in node.inputs)
         given = self._operands.name(node.inputs[0]) if node.inputs else "None"
         result = self._operands.name(node.outputs[0])
@@ -504,7 +502,7 @@ class Code:
 
     def release(self) -> None:
         """Let go of the buffers: the program does not run again."""
-        if self._exchanges:
+        if not self.inside:
             self.channel.close()
         self.scope.clear()  # its functions and itself refer to each other
 

@@ -19,6 +19,7 @@ from graphflow.errors import GraphflowError, SessionError
 from graphflow.placement.host import cores, everywhere
 from graphflow.runtime.backend import backend_for, blas_limit
 from graphflow.runtime.executor import Program
+from graphflow.runtime.mail import Carried
 from graphflow.runtime.messages import EXCHANGE, TAKEN, Computed, Key, Parcel, Usage
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.security.limits import Limits
@@ -150,11 +151,12 @@ class Host:
         session: str,
         attend: Callable[[Callable[[], bool], float], bool],
         wake: Callable[[], None],
+        carried: Carried,
     ) -> None:
         """How a thread that waits for a tensor may receive it itself, and how another one tells it
-        to look again: see `Mail`."""
+        to look again: see `Mail`. And who hears of tensors that need no message."""
         mail = self._of(session).mail
-        mail.attend, mail.wake = attend, wake
+        mail.attend, mail.wake, mail.carried = attend, wake, carried
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
         """Wake every wait of the step with an error."""

@@ -23,6 +23,7 @@ from graphflow.runtime.activity import Activity
 from graphflow.runtime.checkpoint.remote import write_under
 from graphflow.runtime.links import Link
 from graphflow.runtime.loans import Loans
+from graphflow.runtime.mail import Carried
 from graphflow.runtime.messages import (
     Abort,
     Array,
@@ -92,7 +93,9 @@ class HostLike(Protocol):
     def commit(self, session: str, step: int) -> None: ...
     def abort(self, session: str, step: int) -> None: ...
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
-    def attend(self, session: str, attend: Attend, wake: Callable[[], None]) -> None: ...
+    def attend(
+        self, session: str, attend: Attend, wake: Callable[[], None], carried: Carried
+    ) -> None: ...
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
     def read(self, session: str, variable: str) -> Array: ...
     def snapshot(self, session: str) -> dict[str, Array]: ...
@@ -186,7 +189,7 @@ class HostedSession:
         """Hands a tensor of another worker, `origin`, to the host."""
         if self._host is not None:
             self._host.deliver(self._session, step, edge, array)
-        self.activity.received(self._addresses[origin], edge, array.nbytes)
+        self.activity.carried("received", self._addresses[origin], edge, array.nbytes)
 
     @property
     def queued(self) -> int:
@@ -331,7 +334,7 @@ class HostedSession:
                 self._links[worker] = Link(channel, outbound, lane)
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
-        self._host.attend(self._session, self._attend, self._wake)
+        self._host.attend(self._session, self._attend, self._wake, self._carried)
 
     def _close(self) -> None:
         self._bounces.put(None)
@@ -395,7 +398,11 @@ class HostedSession:
             "edge", parcel.step, parcel.edge, parcel.array, parcel.owned and self._lasts,
             partial(self._still_computes, parcel, self._until),
         )  # fmt: skip
-        self.activity.sent(self._addresses[target], parcel.edge, parcel.array.nbytes)
+        self.activity.carried("sent", self._addresses[target], parcel.edge, parcel.array.nbytes)
+
+    def _carried(self, how: str, worker: int, edge: int, nbytes: int) -> None:
+        """Takes note of a tensor that went, or came, through memory that both workers see."""
+        self.activity.carried(how, self._addresses[worker], edge, nbytes)
 
     def _still_computes(self, parcel: Parcel, until: float) -> bool:
         """Whether a tensor that another worker has no room for is still to be sent."""

@@ -15,6 +15,11 @@ _SLICE = 0.002
 """Seconds between two looks of a thread at whether anybody receives what it waits for."""
 
 
+Carried = Callable[[str, int, int, int], None]
+"""Hears of a tensor that went to, or came from, another worker without a message: "sent" or
+"received", the worker, the edge, and its bytes."""
+
+
 class Mail:
     """Tensors that came and were not taken yet, by step and edge; waits end by arrival, cancel or
     deadline."""
@@ -30,6 +35,8 @@ class Mail:
         passed; False: at once, for another thread does."""
         self.wake: Callable[[], None] = lambda: None
         """Has the thread that receives look at whether what it waits for has come otherwise."""
+        self.carried: Carried | None = None
+        """Hears of tensors that need no message; without it, all need one."""
         self._receiving: set[int] = set()  # threads
         self._waiting = 0  # threads, for whom nobody receives but others
         self.arrivals: list[tuple[int, int]] | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import cache
 from time import monotonic, monotonic_ns
 from typing import Any
 
@@ -17,13 +16,13 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
-from graphflow.op import Node
 from graphflow.runtime.backend import Backend
-from graphflow.runtime.collectives.exchanges import Exchanges, Member, Part
-from graphflow.runtime.collectives.pieces import Collective
+from graphflow.runtime.channel import Ends, meets_others
+from graphflow.runtime.collectives.exchanges import Exchanges, Part
+from graphflow.runtime.collectives.passages import Inward, Outward
 from graphflow.runtime.executor import Program, Span
 from graphflow.runtime.mail import Mail
-from graphflow.runtime.messages import EDGE_BITS, TAKEN, Computed, Parcel, Usage
+from graphflow.runtime.messages import Computed, Parcel, Usage
 from graphflow.runtime.partition import Partition
 from graphflow.structure import symbols_of
 
@@ -53,49 +52,8 @@ class _Loaded:
     name: str
     partitions: dict[str, Partition]
     symbols: dict[str, frozenset[str]]
+    meeting: frozenset[str]  # those that agree on ways with devices of other workers
     compiled: dict[str, dict[tuple[tuple[str, int], ...], Program]] = field(default_factory=dict)
-
-
-@cache
-def _device(name: str) -> DeviceName:
-    return DeviceName.parse(name)
-
-
-@dataclass(frozen=True)
-class _Channel:
-    """Where the cut edges of one device lead."""
-
-    session: SessionState
-    backend: Backend
-    incoming: Mapping[int, str]  # what each edge brings, for errors
-    sources: Mapping[int, DeviceName]  # where it comes from
-    part: Part  # in exchanges
-
-    def send(self, step: int, edge: int, target: str, array: Any) -> None:
-        self.session.send(step, edge, _device(target), array, self.backend)
-
-    def recv(self, step: int, edge: int) -> Any:
-        what = self.incoming[edge & (2**EDGE_BITS - 1)]
-        return self.session.mail.take(step, edge, what)
-
-    def taken(self, step: int, edge: int, portion: int) -> None:
-        self.session.tell(step, f"{TAKEN}{edge}/{portion}", self.sources[edge])
-
-    def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
-        what = f"room on edge {edge} in a loop, of which {target} has not received enough,"
-        self.session.mail.take(step, f"{TAKEN}{edge}/{portion}", what)
-
-    def member(self, what: Collective, name: str) -> Member:
-        return self.part.member(what, name)
-
-    def shared(self, nbytes: int) -> Array | None:
-        return self.part.memory(nbytes)
-
-    def close(self) -> None:
-        self.part.close()
-
-    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
-        self.session.mail.check(step, loop, done, of)
 
 
 class SessionState:
@@ -150,6 +108,7 @@ class SessionState:
             program,
             {p.device: p for p in partitions},
             {p.device: frozenset(symbols_of(p.graph.nodes)) for p in partitions},
+            frozenset(p.device for p in partitions if meets_others(p)),
         )
 
     def _created(self, partition: Partition) -> dict[str, Any]:
@@ -189,6 +148,7 @@ class SessionState:
         if not trace:
             self._departures = self.mail.arrivals = None
             fetches = self._run(programs, step, draws, feeds, None)
+            self.exchanges.settle(step)
             self._computed[step], self._committed, self._traced = programs, [], False
             return Computed(fetches)
         departures: list[tuple[int, int]] = []
@@ -196,6 +156,7 @@ class SessionState:
         self._departures, self.mail.arrivals = departures, arrivals
         spans: list[Span] = []
         fetches = self._run(programs, step, draws, feeds, spans)
+        self.exchanges.settle(step)
         spans += self._committed
         spans += [("departure", str(edge), at, at) for edge, at in departures]
         spans += [("arrival", str(edge), at, at) for edge, at in arrivals]
@@ -235,7 +196,7 @@ class SessionState:
         """The device's program for these sizes, compiled at their first use."""
         kept = loaded.compiled.setdefault(device, {})
         key = tuple(sorted((s, bindings[s]) for s in loaded.symbols[device]))
-        if loaded.partitions[device].graph.of_op("collective_start"):
+        if device in loaded.meeting:
             # All devices keep and let go of the same ones, for they meet in them.
             key = tuple(sorted((s, n) for s, n in bindings.items() if not s.startswith("@")))
         program = kept.pop(key, None)
@@ -245,13 +206,9 @@ class SessionState:
                 kept.pop(next(iter(kept))).free()
             partition = loaded.partitions[device]
             backend = self._backends[device]
-            recvs = [n for n in partition.graph.walk() if n.op.name == "recv"]
-            incoming = {n.attrs["edge"]: _incoming(n) for n in recvs}
-            sources = {n.attrs["edge"]: DeviceName.parse(n.attrs["source"]) for n in recvs}
-            program = Program(
-                partition, bindings, self._variables[device], backend,
-                _Channel(self, backend, incoming, sources, self._part(loaded.name, device, key)),
-            )  # fmt: skip
+            part = self._part(loaded.name, device, key)
+            channel = Ends.of(partition, bindings, self, backend, part)
+            program = Program(partition, bindings, self._variables[device], backend, channel)
         kept[key] = program
         return program
 
@@ -297,6 +254,7 @@ class SessionState:
         return fetches
 
     def send(self, step: int, edge: int, target: DeviceName, array: Any, backend: Backend) -> None:
+        """Send a tensor to another device: by reference, or as a message."""
         if self._departures is not None:
             self._departures.append((edge, monotonic_ns()))
         if target.worker == self._worker:
@@ -305,6 +263,28 @@ class SessionState:
             # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
             self._outbox(Parcel(self._name, step, edge, target.worker or 0, host, True))
+
+    def pass_on(self, step: int, edge: int, passage: Outward, array: Array) -> bool:
+        """Send a tensor through memory that its receiver sees, if there is such."""
+        started = monotonic_ns() if self._departures is not None else 0
+        if not passage.send(step, edge, array):
+            return False
+        if self._departures is not None:
+            self._departures.append((edge, started))
+        if self.mail.carried is not None:
+            self.mail.carried("sent", passage.peer, edge, array.nbytes)
+        return True
+
+    def passed(self, step: int, edge: int, passage: Inward) -> Array | None:
+        """A tensor that comes through memory that its sender sees; None if it does not."""
+        array = passage.take(step, edge)
+        if array is None:
+            return None
+        if self.mail.arrivals is not None:
+            self.mail.arrivals.append((edge, passage.arrived(edge)))
+        if self.mail.carried is not None:
+            self.mail.carried("received", passage.peer, edge, array.nbytes)
+        return array
 
     def tell(self, step: int, what: str, device: DeviceName) -> None:
         """A word to a device, that no tensor goes with."""
@@ -386,10 +366,3 @@ def _check(variable: str, current: Any, shape: Sequence[Any], dtype: Any) -> Non
         raise VariableError(
             f"variable {variable!r} is {current.dtype}{current.shape}, not {dtype}{shape}"
         )
-
-
-def _incoming(recv: Node) -> str:
-    return (
-        f"edge {recv.attrs['edge']} from {recv.attrs['source']} "
-        f"({recv.name.removeprefix('recv/')!r}, made at {recv.location})"
-    )

@@ -6,38 +6,42 @@ on a thread of the device (its lane), group after group in the order of the prog
 same on all devices, so that no two of them wait for each other; a program that has nothing else to
 do takes that work over.
 
-The way between workers is agreed when a group first meets (`site.py`). A step that fails forgets
-all of them on every worker, so nothing of it is left: at once where it ran, and with the next step
-where it did not.
+The way between workers is agreed when a group first meets (`site.py`), and so is that of edges
+between two devices (`passages.py`). A step that fails forgets all of them on every worker, so
+nothing of it is left: at once where it ran, and with the next step where it did not.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from graphflow.errors import GraphflowError, StepTimeout, TransportError
-from graphflow.runtime.collectives.gate import SPINS, Gates
+from graphflow.runtime.collectives.gate import SLICE, SPINS, Gates
 from graphflow.runtime.collectives.lanes import Lane
 from graphflow.runtime.collectives.nccl import Nccl
 from graphflow.runtime.collectives.parcels import Parcels, Post
+from graphflow.runtime.collectives.passages import Inward, Outward, Passage, carried
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.shared import Mapped, Slots, is_small
 from graphflow.runtime.collectives.site import Line, Place, Site, within
 from graphflow.runtime.messages import EXCHANGE, Parcel
 from graphflow.runtime.transport.segment import Segment
+from graphflow.spec import TensorSpec
 
-_SLICE = 0.02  # seconds between two looks at whether a step was given up
+End = TypeVar("End", Inward, Outward)
 
 
 class Mailbox(Protocol):
     """Where parcels come, and where a step's end is known."""
 
     deadline: float
+    waits: dict[tuple[int, Any], tuple[str, float]]
 
     def take(self, step: int, edge: Any, what: str) -> Any: ...
 
@@ -50,6 +54,11 @@ class Exchanges:
 
     Args:
         outbox: takes a tensor for another worker.
+
+    Attributes:
+        round: how often all ways were forgotten.
+        offers: passages of which it is not known yet whether the other end found them.
+        open: those that hold memory.
     """
 
     def __init__(
@@ -63,6 +72,9 @@ class Exchanges:
         self._sites: dict[Hashable, Site] = {}
         self._attached: dict[str, Segment] = {}
         self._lanes: dict[str, Lane] = {}
+        self.round = 0
+        self.offers: list[Outward] = []
+        self.open: set[Passage] = set()
 
     def part(self, program: str, device: str) -> Part:
         """What a device does in the exchanges of a program, made when that is compiled.
@@ -131,12 +143,32 @@ class Exchanges:
             lane.close()
         self._clear()
 
+    def settle(self, step: int) -> None:
+        """Hear what came of the passages that were offered in a step, once all else of it is done.
+
+        Raises:
+            GraphflowError: the step was given up.
+        """
+        while self.offers:
+            self.offers.pop().settle(step)
+
     def _clear(self) -> None:
         with self._lock:
+            self.round += 1
+            self.offers.clear()
             self._sites.clear()
             for segment in self._attached.values():
                 segment.close()
             self._attached.clear()
+
+    @contextmanager
+    def waiting(self, step: int, edge: int, what: str) -> Iterator[None]:
+        """Meanwhile it is told that an edge is waited for."""
+        self.mail.waits[step, edge] = (what, monotonic())
+        try:
+            yield
+        finally:
+            del self.mail.waits[step, edge]
 
     def go_on(self, step: int, what: str) -> None:
         """Return if the step goes on.
@@ -164,6 +196,35 @@ class Part:
         self.device = device
         self.segments: list[Segment] = []
         self.members: list[Member] = []
+        self._passages: list[Passage] = []
+
+    def outward(
+        self, target: str, peer: int, what: Mapping[int, str], specs: Mapping[int, TensorSpec]
+    ) -> dict[int, Outward]:
+        """The way of edges to a device of another worker, for those that find room in it."""
+        return self._passage(Outward, self.device, target, peer, what, specs)
+
+    def inward(
+        self, source: str, peer: int, what: Mapping[int, str], specs: Mapping[int, TensorSpec]
+    ) -> dict[int, Inward]:
+        """The same at the other end."""
+        return self._passage(Inward, source, self.device, peer, what, specs)
+
+    def _passage(
+        self,
+        kind: type[End],
+        source: str,
+        target: str,
+        peer: int,
+        what: Mapping[int, str],
+        specs: Mapping[int, TensorSpec],
+    ) -> dict[int, End]:
+        specs = carried(specs)
+        if not specs:
+            return {}
+        passage = kind(self.owner, (self.program, f"from {source} to {target}"), peer, what, specs)
+        self._passages.append(passage)
+        return dict.fromkeys(specs, passage)
 
     def memory(self, nbytes: int) -> Array | None:
         """Memory that other processes of this host can map; None where there is none."""
@@ -187,6 +248,8 @@ class Part:
         """Let go of what the program had in common with others."""
         for member in self.members:
             self.owner.forget(member.key)
+        for passage in self._passages:
+            passage.close()
         for segment in self.segments:
             segment.close()
 
@@ -365,7 +428,7 @@ class Member:
 
     def _waiting(self, step: int, spins: int = SPINS) -> Callable[[Gates, int], None]:
         def wait(gates: Gates, value: int) -> None:
-            while (late := gates.pending(value, _SLICE, spins)) >= 0:
+            while (late := gates.pending(value, SLICE, spins)) >= 0:
                 self._owner.go_on(step, self._told(late))
 
         return wait

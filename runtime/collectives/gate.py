@@ -26,6 +26,9 @@ LINE = 64
 SPINS = 1000
 """Looks before a waiter sleeps: 10 to 60 microseconds, as processors pause."""
 
+SLICE = 0.02
+"""Seconds of a wait, between two looks at whether its step was given up."""
+
 _COMPILING = threading.Lock()
 
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}

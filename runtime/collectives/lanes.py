@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-_SLICE = 0.02  # seconds between two looks at whether a step was given up
+from graphflow.runtime.collectives.gate import SLICE
+
 _LEAVE_SECONDS = 5.0  # for a part that was given up to end
 
 
@@ -69,7 +70,7 @@ class Lane:
                     if not self._busy and (due := self._due()) is not None:
                         self._busy = True
                         break
-                    self._changed.wait(_SLICE)
+                    self._changed.wait(SLICE)
                     go_on()
             self._run(due, step, beside=False)
 
