@@ -34,25 +34,21 @@ def checked(f: Callable[..., Any], what: str) -> Callable[..., Any]:
     Args:
         what: its name; "" for that of its first argument's class.
     """
-    plain: list[_Argument] | None = None
+    arguments = functools.cache(lambda: _arguments(f))  # at the first call: imports stay quick
 
     @functools.wraps(f)
     def entered(*args: Any, **kwargs: Any) -> Any:
-        nonlocal plain
-        if plain is None:
-            plain = _arguments(f)
         try:
-            for place, name, kind in plain:
+            for place, name, kind in arguments():
+                value = args[place] if place < len(args) else kwargs.get(name, _NOT)
+                taken = value if value is _NOT else kind.take(value)
+                if taken is value:
+                    continue
+                _require(taken, name, kind, value)
                 if place < len(args):
-                    taken = kind.take(args[place])
-                    if taken is not args[place]:
-                        _require(taken, name, kind, args[place])
-                        args = (*args[:place], taken, *args[place + 1 :])
-                elif name in kwargs:
-                    taken = kind.take(kwargs[name])
-                    if taken is not kwargs[name]:
-                        _require(taken, name, kind, kwargs[name])
-                        kwargs[name] = taken
+                    args = (*args[:place], taken, *args[place + 1 :])
+                else:
+                    kwargs[name] = taken
             return f(*args, **kwargs)
         except GraphError as error:
             raise told(_name(what, args), error) from None
@@ -81,14 +77,11 @@ def checks(error: type[GraphflowError]) -> Callable[[F], F]:
 
 
 def _watched(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> Callable[..., Any]:
-    plain: list[_Argument] | None = None
+    arguments = functools.cache(lambda: _arguments(f))
 
     def wrong_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphflowError | None:
-        nonlocal plain
-        if plain is None:
-            plain = _arguments(f)
         try:
-            for place, name, kind in plain:
+            for place, name, kind in arguments():
                 value = args[place] if place < len(args) else kwargs.get(name, _NOT)
                 if value is not _NOT:
                     _require(kind.take(value), name, kind, value)

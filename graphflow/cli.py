@@ -46,8 +46,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(keys)
-app.command()(status)
 
 
 def _version(wanted: bool) -> None:
@@ -64,6 +62,9 @@ def _options(
 ) -> None:
     """Dataflow graphs with autodiff, placed on devices by a cost model."""
 
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
 
 Devices = Annotated[
     str, typer.Option("--devices", help="Devices of each worker, e.g. 'cpu:0,cpu:1' or 'gpu:0'.")
@@ -97,20 +98,20 @@ def worker(
         typer.Option(help="This worker's own key, see `graphflow keys`; default: the only one."),
     ] = None,
     max_connections: Annotated[
-        int | None, typer.Option(min=1, help="Connections at a time; default: by `ulimit -n`.")
+        int | None, typer.Option(min=1, help="Most connections at a time; default: by `ulimit -n`.")
     ] = None,
     max_nodes: Annotated[
-        int, typer.Option(min=1, help="Nodes of a device's part of a graph.")
+        int, typer.Option(min=1, help="Most nodes of a device's part of a graph.")
     ] = 1_000_000,
     max_memory: Annotated[
         float | None,
         typer.Option(
-            min=0.001, max=1e9, help="GB of its variables, or of one tensor; default: all."
+            min=0.001, max=1e9, help="Most GB of its variables, or of one tensor; default: all."
         ),
     ] = None,
     max_iterations: Annotated[
         int | None,
-        typer.Option(min=1, help="Of its loops together, which must have a bound then."),
+        typer.Option(min=1, help="Most iterations of its loops together; each needs a bound then."),
     ] = None,
     checkpoints: Annotated[
         Path | None,
@@ -205,7 +206,9 @@ def plan_command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .html, .svg, .json or .dot file.")
     ] = None,
-    placer: Annotated[str, typer.Option(help="The placement algorithm.")] = "greedy",
+    placer: Annotated[
+        str, typer.Option(help="greedy, heft, auto, exact …; all are in docs/placers.md.")
+    ] = "greedy",
     hardware: Annotated[
         str | None,
         typer.Option(help="Hardware that is not here: '8xh100', or '2x8xh100@100gbe' for hosts."),
@@ -358,20 +361,24 @@ def cache(
         typer.echo(f"removed {what} from {usage.folder}")
 
 
+app.add_typer(keys)
+app.command()(status)
+
+
 def _scaled(value: float | None) -> str:
     return "measured" if value is None else f"{value / 1e9:.1f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for wrong arguments, 1 for other errors."""
+    """Run the command line; returns the exit code: 2 for wrong arguments, 1 for other errors, 130
+    for Ctrl-C."""
     try:
         result = app(arguments, standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
     except typer.Exit as error:
-        return error.exit_code
+        code = error.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        typer.echo("interrupted", err=True)
-        return 130
+        code = INTERRUPTED
     except ArgumentError as error:
         typer.echo(f"graphflow: {error}", err=True)
         return 2
@@ -380,6 +387,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except Exception as error:
         return _usage(error)
+    if code == INTERRUPTED:  # typer of today returns it where that of yesterday raised
+        typer.echo("interrupted", err=True)
+    return code
 
 
 def _usage(error: Exception) -> int:

@@ -107,11 +107,14 @@ def attribute_of(target: str) -> Any:
 
 @contextmanager
 def code_of(script: Path, ours: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Run a user's code: its errors end the command with the traceback, from the script on.
+    """Run a user's code, which may import what lies beside it, as under `python script.py`: its
+    errors end the command with the traceback, from the script on.
 
     Args:
         ours: errors that tell everything themselves; they pass.
     """
+    beside = str(script.resolve().parent)
+    sys.path.insert(0, beside)
     try:
         yield
     except ours:
@@ -122,6 +125,9 @@ def code_of(script: Path, ours: type[Exception] | tuple[()] = ()) -> Iterator[No
             trace = trace.tb_next
         traceback.print_exception(error.with_traceback(trace))
         raise typer.Exit(1) from None
+    finally:
+        if beside in sys.path:
+            sys.path.remove(beside)
 
 
 def shapes_of(target: str, fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ...]]:
@@ -142,6 +148,8 @@ def shapes_of(target: str, fetches: Any, given: Sequence[str]) -> Mapping[Tensor
                 f"--shape {text!r}: no placeholder is named {name!r}; "
                 f"there are {', '.join(by_name) or 'none'}"
             )
+        if by_name[name] in shapes:
+            raise ArgumentError(f"--shape {text!r}: the sizes of {name!r} are given twice")
         try:
             shapes[by_name[name]] = tuple(int(size) for size in sizes.split(",") if size.strip())
         except ValueError:

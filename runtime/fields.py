@@ -15,6 +15,7 @@ from operator import attrgetter, itemgetter
 from types import UnionType
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
+from graphflow.arguments import shown
 from graphflow.errors import ProtocolError
 
 Check = Callable[[Any, str], Any]
@@ -152,16 +153,7 @@ def check_of(hint: Any) -> Check:
 
 
 def _wrong(value: Any, name: str, expected: str) -> ProtocolError:
-    return ProtocolError(f"field {name} is {shown(value)}, not {expected}")
-
-
-def shown(value: Any, most: int = 80) -> str:
-    """How an error shows a value that somebody sent, in so many characters; also one of more levels
-    than can be shown."""
-    try:
-        return repr(value)[:most]
-    except RecursionError:
-        return f"a {type(value).__name__} of hundreds of levels"
+    return ProtocolError(f"field {name} is {shown(value, 80)}, not {expected}")
 
 
 def _check_exactly(kind: type) -> Check:

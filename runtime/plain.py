@@ -11,8 +11,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from graphflow.arguments import shown
 from graphflow.errors import ProtocolError
-from graphflow.runtime.fields import shown
 
 TEXT_CAP = 1 << 16  # characters of an error's text or traceback
 _LENGTH_CAP = 1 << 16  # entries of a list or dict

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from graphflow.arguments import shown
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.address import fresh
-from graphflow.runtime.fields import END, Fields, check_of, shown
+from graphflow.runtime.fields import END, Fields, check_of
 from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
 from graphflow.runtime.packed import MARK, pack, unpack
 from graphflow.runtime.plain import read, write

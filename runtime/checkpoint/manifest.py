@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import shown
 from graphflow.errors import CheckpointError
-from graphflow.runtime.fields import shown
 from graphflow.spec import Span, as_dtype, part_of, show_shape
 
 Array = np.ndarray[Any, Any]

@@ -87,6 +87,7 @@ def test_a_wrong_argument_gets_one_line_that_says_what_to_do(
         (["--shape", "x=2,5"], "x"),
         ([], "'x'"),
         (["--shape", "x"], "name=128,64"),
+        (["--shape", "x=2,4", "--shape", "x=3,4"], "'x' are given twice"),
         ([], "--shape x="),
         (["--shape", "x=2,4", "--placer", "fast"], "greedy"),
         (["--shape", "x=2,4", "-o", "plan.pdf"], ".html"),
@@ -251,6 +252,31 @@ def test_run_gives_the_script_its_cluster_and_its_arguments(script: Path, worker
     done = graphflow("run", str(script), *options, "--", "--epochs", "3", cwd=script.parent)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(workers or 1), "24.0", "--epochs", "3"]
+
+
+def test_a_script_imports_what_lies_beside_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "sizes_of_mine.py").write_text("WIDTH = 4\n")
+    script = tmp_path / "wide.py"
+    script.write_text(
+        "import graphflow as gf, sizes_of_mine as sizes\n"
+        "y = gf.exp(gf.placeholder('float32', (sizes.WIDTH,)))\n"
+        "print('width', sizes.WIDTH)\n"
+    )
+    before = list(sys.path)
+    for command in (["run", str(script)], ["plan", f"{script}:y"]):
+        sys.modules.pop("sizes_of_mine", None)
+        code, out, _ = run(capsys, *command)
+        assert code == 0 and "width 4" in out
+    assert sys.path == before
+
+
+def test_ctrl_c_ends_a_command_with_one_word(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "stopped.py").write_text("raise KeyboardInterrupt\n")
+    assert run(capsys, "run", str(tmp_path / "stopped.py")) == (130, "", "interrupted\n")
 
 
 def test_a_failing_script_keeps_its_traceback(tmp_path: Path) -> None:
