@@ -1,11 +1,11 @@
-"""The project's own source files, parsed once for the tests that read them."""
+"""The project's own source files, read once for the tests that look at them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,11 +14,16 @@ PACKAGES = ("ops", "placement", "runtime")
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the package: its module as it is imported, its path, its syntax tree."""
+    """One file of the package: its module as it is imported, its path, its text."""
 
     module: str
     path: Path
-    tree: ast.Module
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree: parsing them all takes seconds, and not every test looks."""
+        return ast.parse(self.text, filename=str(self.path))
 
     def at(self, node: ast.stmt | ast.expr) -> str:
         return f"{self.path.relative_to(ROOT)}:{node.lineno}"
@@ -30,8 +35,8 @@ def sources() -> tuple[Source, ...]:
     found = []
     for path in _files(ROOT / "graphflow"):
         dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-        found.append(Source(dotted.removesuffix(".__init__"), path, tree))
+        text = path.read_text(encoding="utf-8")
+        found.append(Source(dotted.removesuffix(".__init__"), path, text))
     return tuple(found)
 
 

@@ -120,7 +120,7 @@ def test_nothing_listens_everywhere_unless_a_user_says_so() -> None:
     ["eval(x)", "exec(compile(x, 'f', 'exec'))", "__import__(x)", "run = eval", "builtins.exec(x)"],
 )
 def test_these_rules_see_what_they_forbid(spoilt: str) -> None:
-    source = Source("graphflow.runtime.wire", ROOT / "wire.py", ast.parse(spoilt))
+    source = Source("graphflow.runtime.wire", ROOT / "wire.py", spoilt)
     assert runs_text(source)
 
 
@@ -131,7 +131,7 @@ def test_these_rules_see_what_they_forbid(spoilt: str) -> None:
 def test_the_rule_on_addresses_sees_what_it_forbids(
     spoilt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Source("graphflow.runtime.odd", ROOT / "odd.py", ast.parse(spoilt))
+    source = Source("graphflow.runtime.odd", ROOT / "odd.py", spoilt)
     monkeypatch.setattr("tests.house.test_security.sources", lambda: (source,))
     with pytest.raises(AssertionError):
         test_nothing_listens_everywhere_unless_a_user_says_so()

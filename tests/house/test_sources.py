@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_nothing_that_unpickles_is_called() -> None:
 def test_the_rules_on_pickles_see_what_they_forbid(
     spoilt: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Source("graphflow.runtime.odd", ROOT / "odd.py", ast.parse(spoilt))
+    source = Source("graphflow.runtime.odd", ROOT / "odd.py", spoilt)
     monkeypatch.setattr("tests.house.test_sources.sources", lambda: (source,))
     with pytest.raises(AssertionError):
         {
@@ -140,16 +141,22 @@ def test_no_module_reads_the_environment_when_it_is_imported() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("builtin", [Exception, ValueError, TypeError, RuntimeError, KeyError])
-def test_errors_raised_on_purpose_belong_to_the_hierarchy(builtin: type[Exception]) -> None:
-    wrong = []
+@cache
+def _raised() -> list[tuple[str, str]]:
+    """The name of each error that is raised, and where."""
+    found = []
     for source in sources():
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Raise) and node.exc is not None:
                 raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-                if isinstance(raised, ast.Name) and raised.id == builtin.__name__:
-                    wrong.append(source.at(node))
-    assert wrong == []
+                found.append((ast.unparse(raised), source.at(node)))
+    return found
+
+
+@pytest.mark.parametrize("builtin", [Exception, ValueError, TypeError, RuntimeError, KeyError])
+def test_errors_raised_on_purpose_belong_to_the_hierarchy(builtin: type[Exception]) -> None:
+    assert len(_raised()) > 500
+    assert [where for name, where in _raised() if name == builtin.__name__] == []
 
 
 def test_every_library_that_is_imported_is_declared() -> None:

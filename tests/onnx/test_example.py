@@ -30,9 +30,8 @@ def test_it_runs_a_network_on_one_worker_and_two(tmp_path: Path) -> None:
 
 
 def test_it_says_in_a_line_what_it_cannot_read(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.onnx"
+    broken = tmp_path / "broken.onnx"  # tests/examples tries one that is missing
     broken.write_bytes(b"not a model")
-    for path in (broken, tmp_path / "missing.onnx"):
-        result = ran(str(path))
-        assert result.returncode == 2
-        assert "Traceback" not in result.stderr and path.name in result.stderr
+    result = ran(str(broken))
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr and broken.name in result.stderr

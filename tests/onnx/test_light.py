@@ -16,10 +16,9 @@ import graphflow as gf
 from tests.onnx.models import text
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-NETWORKS = (
-    "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",
-    "squeezenet", "vgg19", "zfnet512",
-)  # fmt: skip
+# The others are made of the same ops, and bring half a gigabyte of weights.
+NETWORKS = ("densenet121", "inception_v2", "resnet50", "shufflenet", "squeezenet")
+ON_REQUEST = ("bvlc_alexnet", "inception_v1", "vgg19", "zfnet512")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,9 @@ def image(m: gf.onnx.Model) -> tuple[str, Any]:
     return name, (np.arange(count).reshape(shape) / count).astype("float32")
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.slow) for name in ON_REQUEST)]
+)
 def test_a_network_over_two_workers_gives_the_stored_output(
     network: str, cluster: gf.Cluster
 ) -> None:

@@ -33,9 +33,10 @@ def erf_reference(x: Array) -> Array:
     t = np.minimum(np.abs(x), x.dtype.type(6.5))
     term = t.copy()
     total = t.copy()
+    square = 2 * t * t
     for n in range(1, 250):
-        term = term * (2 * t * t) / (2 * n + 1)
-        total = total + term
+        term *= square / (2 * n + 1)
+        total += term
     value = total * np.exp(-t * t) * (2 / np.sqrt(np.arccos(x.dtype.type(-1))))
     return np.where(np.isnan(x), x, np.copysign(value, x))
 
