@@ -15,6 +15,7 @@ from graphflow.op import Tensor
 from graphflow.parallel.data import Data
 from graphflow.parallel.pipelines import Pipeline
 from graphflow.parallel.strategies import Shard
+from graphflow.spec import Size
 
 SCHEDULES = ("1f1b", "zb-h1", "interleaved")
 """Schedules that are tried; GPipe stores more than 1F1B and is never sooner done."""
@@ -94,7 +95,8 @@ class Candidate:
         if self.model > 1:
             mesh = {"data": self.data} if self.data > 1 else {}
             batch = "data" if self.data > 1 else None
-            return Shard({**mesh, "model": self.model}, rules, batch=batch, devices=devices)
+            own = fitting(rules, self.model)
+            return Shard({**mesh, "model": self.model}, own, batch=batch, devices=devices)
         return Data(self.data, self.shared, devices=devices) if self.data > 1 else None
 
 
@@ -109,7 +111,7 @@ def candidates(fastest: Sequence[str], rules: Rules) -> Iterator[Candidate]:
     for count in _counts(len(fastest)):
         used = tuple(fastest[:count])
         for data, model, stages in _meshes(count):
-            if model > 1 and not rules:
+            if model > 1 and not fitting(rules, model):
                 continue
             mesh = Candidate(used, data, model, stages, of=len(fastest))
             if stages == 1:
@@ -162,6 +164,20 @@ def tensor_rules(loss: Tensor) -> dict[Tensor, tuple[str | None, ...]]:
                 if _is_weight(t) and t.ndim == 1:
                     rules.setdefault(t, ("model",))
     return rules
+
+
+def fitting(rules: Rules, model: int) -> Rules:
+    """Those rules whose weights are large enough for so many pieces: ten classes over sixteen
+    devices stay whole, and the layers before them are cut all the same."""
+
+    def is_large(size: Size) -> bool:
+        return isinstance(size, int) and size >= model
+
+    return {
+        tensor: axes
+        for tensor, axes in rules.items()
+        if all(a is None or is_large(size) for a, size in zip(axes, tensor.shape, strict=True))
+    }
 
 
 def _is_weight(tensor: Tensor) -> bool:

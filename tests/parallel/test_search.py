@@ -278,6 +278,22 @@ def test_what_cannot_be_cut_is_said_and_the_rest_is_tried() -> None:
     assert "batch of 3 is smaller than its 4 parts" in small["2 stages 1f1b of 4"].why_not
 
 
+def test_weights_too_small_for_a_mesh_stay_whole_and_the_others_are_cut() -> None:
+    x, y = gf.placeholder("float32", (12, 512)), gf.placeholder("int64", (12,))
+    first, second, head = (
+        gf.variable(gf.init.glorot(s)) for s in ((512, 512), (512, 512), (512, 3))
+    )
+    logits = gf.tanh(gf.tanh(x @ first) @ second) @ head
+    found = auto(gf.mean(gf.nn.cross_entropy(logits, y)), FAST, quiet=True)
+    (cut,) = [each for each in found.tried if each.name == "model 4"]
+    assert not cut.why_not
+    assert dict(cut.strategy.rules) == {first: (None, "model"), second: ("model", None)}
+    tiny = auto(
+        gf.mean(gf.square(x[:, :3] @ gf.variable(gf.init.glorot((3, 3))))), FAST, quiet=True
+    )
+    assert not any("model 4" in each.name for each in tiny.tried)
+
+
 def test_under_a_name_scope_it_is_the_same() -> None:
     seconds = []
     for scope in ("", "outer"):
