@@ -131,6 +131,7 @@ def make_node(
         location=location,
         origin=scope.origin,
         equations=tuple(equations),
+        turn=scope.turn,
     )
 
 

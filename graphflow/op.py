@@ -33,7 +33,9 @@ from graphflow.scopes import (
     name_scope,
     next_stream,
     read_from,
+    scope_of,
     seeded,
+    standing_for,
     within,
 )
 from graphflow.spec import TensorSpec
@@ -227,6 +229,6 @@ __all__ = [
     "Rows", "Sample", "Sharding", "Streams", "Tensor",
     "as_tensor", "autocast", "autocasted", "checked", "current_prefix", "current_scope", "device",
     "function", "located", "made_by", "make_node", "name_scope", "next_serial", "next_stream",
-    "owner", "promoted", "read_from", "register", "run_elementwise_by", "sample", "seeded", "told",
-    "user_location", "within",
+    "owner", "promoted", "read_from", "register", "run_elementwise_by", "sample", "scope_of",
+    "seeded", "standing_for", "told", "user_location", "within",
 ]  # fmt: skip

@@ -57,13 +57,14 @@ class Autocast:
 @dataclass(frozen=True)
 class NameScope:
     """What nodes built in a block share: the prefix of their names, where they count as made, the
-    source of their randomness, and how their inputs are converted."""
+    source of their randomness, how their inputs are converted, and their turn."""
 
     prefix: str = ""
     location: Location | None = None
     origin: Node | None = None
     streams: Streams = field(default_factory=Streams)
     autocast: Autocast | None = None
+    turn: int = -1
 
 
 _TOP = NameScope()
@@ -136,23 +137,40 @@ class made_by:
     Not a generator: every node that is differentiated opens one.
     """
 
-    __slots__ = ("_device", "_origin", "_pin", "_prefix", "_scope")
+    __slots__ = ("_device", "_origin", "_pin", "_prefix", "_scope", "_turn")
 
     def __init__(
-        self, origin: Node, prefix: str = "gradients/", device: DeviceName | None = None
+        self,
+        origin: Node,
+        prefix: str = "gradients/",
+        device: DeviceName | None = None,
+        turn: int = -1,
     ) -> None:
         self._origin = origin
         self._prefix = prefix
+        self._turn = turn
         self._pin = origin.device if device is None else device
 
     def __enter__(self) -> None:
         origin, streams = self._origin, current_scope.get().streams
-        self._scope = current_scope.set(NameScope(self._prefix, origin.location, origin, streams))
+        scope = NameScope(self._prefix, origin.location, origin, streams, turn=self._turn)
+        self._scope = current_scope.set(scope)
         self._device = current_device.set(self._pin)
 
     def __exit__(self, *raised: object) -> None:
         current_device.reset(self._device)
         current_scope.reset(self._scope)
+
+
+def standing_for(node: Node) -> made_by:
+    """Nodes built in the block are what a pass puts in the place of a node: they are in its scope
+    and have its turn, its line and its device."""
+    return made_by(node, scope_of(node), turn=node.turn)
+
+
+def scope_of(node: Node) -> str:
+    """What the name of a node begins with: "" or `outer/inner/`."""
+    return node.name[: node.name.rfind("/") + 1]
 
 
 def read_from(name: str, location: Location) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphflow.errors import GraphflowError
 from graphflow.graph import Graph
-from graphflow.op import Node, Tensor, make_node
+from graphflow.op import Node, Tensor, current_prefix, make_node, scope_of, within
 from graphflow.ops import sharding as rules
 from graphflow.ops.control import is_control
 from graphflow.parallel.bodies import emit_control
@@ -214,7 +214,8 @@ class Emitter:
                     shapes,
                     ranges,
                 )
-                made = rule.sharding.build(node.op, cut, *inputs, **attrs)
+                with within(current_prefix() + scope_of(node)):
+                    made = rule.sharding.build(node.op, cut, *inputs, **attrs)
                 return made if isinstance(made, tuple) else (made,)
             if rule.sharding.sizes is not None:
                 attrs[rule.sharding.sizes] = shapes[0]

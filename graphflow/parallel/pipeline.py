@@ -23,7 +23,7 @@ from graphflow.parallel.mesh import Homes, Mesh, Place, Split
 from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.staged import Staged
-from graphflow.parallel.stages import origin_of, weight_gradients
+from graphflow.parallel.stages import FREE, origin_of, weight_gradients
 from graphflow.passes import MergeBodies
 
 MICRO, WAY = "micro", "way"
@@ -162,13 +162,13 @@ def phases_of(graph: Graph, stages: Mapping[Node, int], schedule: Schedule) -> d
     seen = {n for n in graph.nodes if n.op.name in ("placeholder", "constant") or n in stages}
     for node in graph.nodes:
         origin = origin_of(node)
-        if node.op.name in ("assign", "group") or origin.op.name == "variable" or not node.inputs:
+        if node.op.name in ("assign", "group", *FREE) or origin.op.name == "variable":
             continue
         if node in stages:
             found[node] = "F"
         elif origin in stages:
             found[node] = "W" if node in late else "B"
-        elif all(found.get(t.node) == "F" or t.node in seen for t in node.inputs):
+        elif node.inputs and all(found.get(t.node) == "F" or t.node in seen for t in node.inputs):
             found[node] = "F"  # fetched besides the loss
     return found
 
@@ -193,9 +193,10 @@ def _in_turns(
                 task = Task(phase, where[node], i)
                 if ranks[task] <= ranks[tasks.get(part.node, task)]:
                     tasks[part.node] = task
+    _add_parts(tasks, cut.graph, phases, where)
 
     def turned(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-        if node not in tasks or not inputs:
+        if node not in tasks:
             return None
         return node.with_inputs(inputs, turn=ranks[tasks[node]]).outputs
 
@@ -204,6 +205,21 @@ def _in_turns(
         return again.rewrite(turned)
 
     return cut.changed(change)
+
+
+def _add_parts(
+    tasks: dict[Node, Task], graph: Graph, phases: Mapping[Node, Phase], where: Mapping[Node, int]
+) -> None:
+    """The tasks of what was made on the way to what stands for a node, of one micro-batch only: a
+    product that is still to be added up, a micro-batch's part of a mean."""
+    for node in graph.nodes:
+        made_for = node.origin
+        if node in tasks or made_for is None or made_for not in phases:
+            continue
+        read = [t.node for t in node.inputs if t.node.op.name not in (*FREE, "variable")]
+        found = {tasks[n].microbatch if n in tasks else -1 for n in read}
+        if len(found) == 1 and found != {-1}:
+            tasks[node] = Task(phases[made_for], where[made_for], *found)
 
 
 def _recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:
@@ -218,7 +234,7 @@ def _recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int
     forward: dict[Task, list[Node]] = {}
     for node in graph.nodes:
         task = tasks.get(node)
-        if task is not None and task.phase == "F" and node.inputs:
+        if task is not None and task.phase == "F":
             forward.setdefault(task, []).append(node)
     again = {
         task: _again(nodes, Task("B", task.stage, task.microbatch), tasks, ranks)

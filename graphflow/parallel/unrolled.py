@@ -154,7 +154,7 @@ class _Unrolling:
                 task = Task(self.phases.get(node, "F"), self.where[node], i)
                 with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
                     made = renaming.node(node, inputs)
-                if inputs:
+                if node in self.phases:
                     made = made.with_inputs(inputs, turn=self.ranks[task])
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
         self.copies.append(mapped)

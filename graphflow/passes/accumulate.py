@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphflow.graph import Graph
-from graphflow.op import REGISTRY, Node, Tensor, made_by, make_node
+from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
 from graphflow.ops.kernels.gemm import preferred
 from graphflow.ops.kernels.regions import enabled
 from graphflow.passes.base import Pass
@@ -42,7 +42,7 @@ class AccumulateProducts(Pass):
                 if once and self._fits(node, inputs[1 - i], inputs[i]):
                     product = inputs[i].node
                     given = (inputs[1 - i], *product.inputs)
-                    with made_by(node, prefix=""):
+                    with standing_for(node):
                         made = make_node(REGISTRY["accumulate_product"], given, product.attrs)
                     return made.with_inputs(given, turn=product.turn).outputs
             return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphflow.graph import Graph
-from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by
+from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, standing_for
 from graphflow.ops.attention_rows import swaps, turned
 from graphflow.passes.base import Pass
 
@@ -27,12 +27,12 @@ class FoldHeads(Pass):
 
 def _folded(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
     if node.op.name == "attention" and _stand_in_rows(inputs[:3]):
-        with made_by(node, prefix=""):
+        with standing_for(node):
             rows = [t.node.inputs[0] for t in inputs[:3]]
             y, logs = REGISTRY["attention_rows"](*rows, *inputs[3:], **node.attrs)
             return turned(y), logs
     if node.op.name == "attention_grad" and _stand_in_rows((inputs[0], *inputs[2:5])):
-        with made_by(node, prefix=""):
+        with standing_for(node):
             g, q, k, v = (t.node.inputs[0] for t in (inputs[0], *inputs[2:5]))
             given = (g, _along_rows(inputs[1]), q, k, v, *inputs[5:])
             slopes = REGISTRY["attention_rows_grad"](*given, **node.attrs)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphflow.graph import Graph
-from graphflow.op import REGISTRY, Node, Tensor, made_by, make_node
+from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
 from graphflow.passes.base import Pass
 from graphflow.spec import Size
 
@@ -38,7 +38,7 @@ def _join(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         end = start + part.shape[axis]  # type: ignore[assignment]
     if not parts or end != shape[axis]:
         return None
-    with made_by(node, prefix=""):
+    with standing_for(node):
         return make_node(REGISTRY["concat"], tuple(t for _, t in parts), {"axis": axis}).outputs
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphflow.graph import Graph
-from graphflow.op import FUNCTIONS, Node, Tensor, made_by
+from graphflow.op import FUNCTIONS, Node, Tensor, standing_for
 from graphflow.passes.base import Pass
 
 
@@ -61,7 +61,7 @@ def _permuted(node: Node, x: Tensor, once: bool) -> Sequence[Tensor] | None:
             return [before]
     moved = [axis for axis in axes if before.shape[axis] != 1]
     if moved == sorted(moved):
-        with made_by(node, prefix=""):
+        with standing_for(node):
             shape = tuple(before.shape[axis] for axis in axes)
             reshaped: Tensor = FUNCTIONS["reshape"](before, shape)
         return [reshaped]
