@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import shown
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.explain import Model
@@ -88,8 +89,8 @@ def loads(text: str, source: str) -> Plan:
         raise PlanError(f"{source} is no plan; save one with plan.save('plan.json')")
     if data.get("version") != VERSION:
         raise PlanError(
-            f"{source} is a plan of version {data.get('version')!r}, this is version {VERSION}; "
-            "plan again with gf.plan"
+            f"{source} is a plan of version {shown(data.get('version'))}, this is version "
+            f"{VERSION}; plan again with gf.plan"
         )
     try:
         return _plan(data)
@@ -127,7 +128,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise PlanError(f"{value!r} is no text")
+        raise PlanError(f"{shown(value)} is no text")
     return value
 
 

@@ -13,6 +13,7 @@ from graphflow.op import Op, register
 
 WRITTEN = """
 from typing import TYPE_CHECKING
+from graphflow.parallel import one_f_one_b
 
 if TYPE_CHECKING:
     from nowhere import Nothing
@@ -23,7 +24,7 @@ def next(count: Nothing) -> Nothing: return count + 1
 def one() -> Nothing: return 1.0
 def spec_of(x: Nothing, by: Nothing) -> Nothing: return x
 def times(xp: Nothing, x: Nothing, by: Nothing) -> Nothing: return x * by
-def schedule(stages: Nothing, microbatches: Nothing) -> Nothing: return stages, microbatches
+def schedule(stages: Nothing, passes: Nothing) -> Nothing: return one_f_one_b(stages, passes)
 """
 
 

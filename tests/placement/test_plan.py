@@ -386,6 +386,7 @@ def _damaged(data: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {**data, "nodes": [{**nodes[0], "device": 3}, *nodes[1:]]},
         {**data, "makespan": "soon"},
+        {**data, "placer": list(range(10_000))},
         {**data, "cluster": {"workers": []}},
         {**data, "peak_memory": 5},
         {**data, "model": {**model, "order": model["order"][:-1]}},
@@ -399,8 +400,9 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     path = planned().save(tmp_path / "plan.json")
     for damaged in _damaged(json.loads(path.read_text())):
         path.write_text(json.dumps(damaged))
-        with pytest.raises(PlanError, match="damaged"):
+        with pytest.raises(PlanError, match="damaged") as refused:
             Plan.load(path)
+        assert len(str(refused.value)) < 1000
 
 
 def test_a_missing_file_and_an_unknown_suffix_are_errors(tmp_path: Path) -> None:

@@ -72,8 +72,9 @@ HEAD = msgpack.packb(ENVELOPE)
         b"\x93" + DEEP + b"\x90\x90",
     ],
 )
+# From 3.12 on, Python shows a thousand levels: then their first characters are told.
 def test_what_is_nested_too_deep_to_be_shown_is_refused(frame: bytes) -> None:
-    with pytest.raises(ProtocolError, match=r"RecursionError from its repr|has 1 fields"):
+    with pytest.raises(ProtocolError, match=r"RecursionError from its repr|has 1 fields|\({20}"):
         decode(frame)
 
 
