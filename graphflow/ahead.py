@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import shown
 from graphflow.errors import FeedError
 from graphflow.feeding import as_placeholder
 from graphflow.graph import Graph
@@ -27,14 +28,9 @@ def signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[N
     Raises:
         FeedError: no placeholder of this graph, no shape, or lists of different lengths.
     """
-    if shapes is not None and not isinstance(shapes, Mapping):
-        raise FeedError(
-            f"shapes at {user_location()} are a dict from placeholders to shapes, not {shapes!r}"
-        )
     wanted: dict[Node, list[Sizes]] = {}
     single: set[Node] = set()
-    for tensor, given in (shapes or {}).items():
-        node = as_placeholder(tensor)
+    for node, given in by_placeholder(shapes).items():
         if not concerns(graph, node):
             raise FeedError(
                 f"shape for {node.name!r} (made at {node.location}): nothing fetched depends on "
@@ -46,15 +42,29 @@ def signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[N
                 "it a shape for each step to prepare"
             )
         if isinstance(given, list) and not all(_is_size(each) for each in given):
-            wanted[node] = [_shape(node, each) for each in given]
+            wanted[node] = [as_shape(node, each) for each in given]
         else:
-            wanted[node] = [_shape(node, given)]
+            wanted[node] = [as_shape(node, given)]
             single.add(node)
     for node in graph.placeholders:
         if node not in wanted and node.specs[0].is_concrete:
             wanted[node] = [_known(node)]
             single.add(node)
     return _zipped(wanted, single)
+
+
+def by_placeholder(shapes: Mapping[Tensor, Any] | None) -> dict[Node, Any]:
+    """What is given for each placeholder.
+
+    Raises:
+        FeedError: no dict of placeholders.
+    """
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise FeedError(
+            f"shapes at {user_location()} are a dict from placeholders to shapes, "
+            f"not {shown(shapes)}"
+        )
+    return {as_placeholder(tensor): given for tensor, given in (shapes or {}).items()}
 
 
 def _zipped(wanted: Mapping[Node, list[Sizes]], single: set[Node]) -> list[dict[Node, Sizes]]:
@@ -72,8 +82,12 @@ def _zipped(wanted: Mapping[Node, list[Sizes]], single: set[Node]) -> list[dict[
     ]
 
 
-def _shape(node: Node, given: Any) -> Sizes:
-    """A shape as it was given: itself, or that of an array."""
+def as_shape(node: Node, given: Any) -> Sizes:
+    """A shape as it was given: itself, or that of an array.
+
+    Raises:
+        FeedError: neither.
+    """
     if isinstance(given, Tensor):
         raise FeedError(
             f"{node.name!r} (made at {node.location}) is given the symbolic tensor {given.name!r}; "
@@ -83,7 +97,7 @@ def _shape(node: Node, given: Any) -> Sizes:
     if shape is None or not all(_is_size(size) for size in shape):
         raise FeedError(
             f"{node.name!r} (made at {node.location}) takes {node.specs[0]}; a shape for it is a "
-            f"tuple of sizes, an array, or a list of these, not {given!r}"
+            f"tuple of sizes, an array, or a list of these, not {shown(given)}"
         )
     return tuple(int(size) for size in shape)
 

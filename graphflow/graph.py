@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import checks
 from graphflow.errors import GraphError, VariableError
 from graphflow.op import Node, Tensor, user_location
 from graphflow.spec import Dim, Equation, evaluate
@@ -83,6 +84,7 @@ class Graph:
     def variables(self) -> tuple[Node, ...]:
         return self.of_op("variable")
 
+    @checks(GraphError)
     def of_op(self, name: str) -> tuple[Node, ...]:
         """Nodes of the op called `name`."""
         return tuple(node for node in self.nodes if node.op.name == name)
@@ -145,6 +147,7 @@ class Graph:
         self._verified = True
         return self
 
+    @checks(GraphError)
     def rewrite(
         self, replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None]
     ) -> Graph:

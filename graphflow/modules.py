@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def module_names(names: Any, what: str) -> tuple[str, ...]:
     Raises:
         ArgumentError: no list of names such as "my_ops" or "package.ops".
     """
-    if isinstance(names, str) or not isinstance(names, Collection):
+    if isinstance(names, str) or not isinstance(names, Sequence | Set):
         raise ArgumentError(f"{what} is a list of names of modules, such as ['my_ops']: {names!r}")
     for name in names:
         if not isinstance(name, str) or not all(p.isidentifier() for p in name.split(".")):

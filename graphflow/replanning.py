@@ -62,7 +62,7 @@ def check_replan(replan: str | None) -> bool:
     Raises:
         ArgumentError: neither None nor "auto".
     """
-    if replan not in (None, "auto"):
+    if replan is not None and not (isinstance(replan, str) and replan == "auto"):
         raise ArgumentError(
             f"replan is None (only when s.replan() is called) or 'auto', not {replan!r}"
         )

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ahead import as_shape, by_placeholder
+from graphflow.arguments import shown
 from graphflow.checkpointing import Policy, Saver, read, save_by_worker
 from graphflow.compiled import Compiled
 from graphflow.connect import cluster_of, hosts_of
@@ -30,7 +32,7 @@ from graphflow.errors import (
     SessionError,
     VariableError,
 )
-from graphflow.feeding import as_placeholder, convert, convert_all
+from graphflow.feeding import convert, convert_all
 from graphflow.fragile import Fragile
 from graphflow.lifetime import Lifetime
 from graphflow.memory_report import MemoryReport, memory_report
@@ -257,9 +259,12 @@ class Session:
         """
         with self._life.held():
             if isinstance(fetch_sets, Tensor) or not isinstance(fetch_sets, Sequence):
-                raise FetchError(f"compile takes a list of sets of fetches, not {fetch_sets!r}")
+                raise FetchError(
+                    f"compile takes a list of sets of fetches, not {shown(fetch_sets)}"
+                )
             sets = [flatten(fetches)[0] for fetches in fetch_sets]
-            sizes = {as_placeholder(t): tuple(shape) for t, shape in (shapes or {}).items()}
+            given = by_placeholder(shapes)
+            sizes = {node: as_shape(node, shape) for node, shape in given.items()}
             self._recovery.guarded(lambda: self._deployment.place_together(sets, sizes))
 
     def warmup(self, fetches: Any, shapes: Mapping[Tensor, Any] | None = None) -> None:

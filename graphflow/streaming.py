@@ -212,11 +212,11 @@ def check_stream(feeds: Any, steps: Any) -> None:
         ArgumentError: steps is no positive integer.
         FeedError: feeds are those of one step, or none.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
         raise ArgumentError(f"run: steps is an integer above 0, not {steps!r}")
     if (
         feeds is None
-        or isinstance(feeds, Mapping | Tensor | str)
+        or isinstance(feeds, Mapping | Tensor | str | np.ndarray)
         or not isinstance(feeds, Iterable)
     ):
         raise FeedError(

@@ -130,6 +130,7 @@ class Cluster:
         return cls(made, kind="local", deadline=deadline, dead_after=dead_after)
 
     @classmethod
+    @checks(ClusterError)
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a cluster from TOML (see `cluster_file` for the keys). Without addresses it is
         hypothetical.
@@ -217,6 +218,7 @@ class Cluster:
         """Full names of all devices, worker by worker."""
         return tuple(device.name for worker in self.workers for device in worker.devices)
 
+    @checks(DeviceError)
     def device(self, name: str) -> Device:
         """The device of that full name.
 

@@ -19,9 +19,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from graphflow.arguments import shown
 from graphflow.errors import CheckpointError
 
 Buffer = bytes | memoryview
+_LONGEST = 255  # bytes of a name in a path
 _PIECE = 8 * 2**20  # bytes, hashed and written by turns while they are in the cache
 
 
@@ -185,6 +187,8 @@ def absolute(folder: str | os.PathLike[str]) -> Path:
         raise CheckpointError(f"a checkpoint's folder is a path, not {folder!r}") from None
     if not isinstance(path, str) or "\0" in path:
         raise CheckpointError(f"{folder!r} is no name of a folder")
+    if any(len(os.fsencode(name)) > _LONGEST for name in Path(path).parts):
+        raise CheckpointError(f"{shown(folder)} is longer than the name of a folder may be")
     return Path(path)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,79 @@ NOT_CALLED = {
     "register_op", "register_placer", "placer_names", "from_scipy", "training", "auto",
 }  # fmt: skip
 """Results, bases, what changes a registry, and what takes long or takes nothing."""
+
+
+@cache
+def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """Methods of what users hold, with arguments by which they work in a folder of their own."""
+    one, other = gf.plan([loss], HERE), gf.plan([loss], HERE, placer="heft")
+    session, feeds = gf.Session(HERE), {F: np.ones((3, 4), "float32")}
+    session.run(loss, feeds)
+    rows = gf.placeholder("float32", (None, 4))
+    shaped = {"shapes": {rows: (3, 4)}}
+
+    def opened(**arguments: Any) -> None:
+        with gf.Session(**arguments):
+            pass
+
+    def kept(**arguments: Any) -> None:
+        opened(checkpoint="steps", **arguments)
+
+    def traced(**arguments: Any) -> None:
+        with session.trace(**arguments):
+            pass
+
+    def streamed(**arguments: Any) -> None:
+        list(session.run(**arguments))
+
+    def ahead(**arguments: Any) -> None:
+        session.run_async(**arguments).result()
+
+    return {
+        "Session": (opened, dict.fromkeys(signature_of(gf.Session).parameters) | {
+            "cluster": HERE, "placer": "heft", "deadline": 9.0, "ops": (), "trial": False,
+            "check_finite": False,
+        }),
+        "Session, checkpoint": (kept, {"every": 2, "keep": 2, "rejoin": 1.0}),
+        "Session.run": (session.run, {"fetches": loss, "feeds": feeds}),
+        "Session.run, steps": (streamed, {"fetches": loss, "feeds": [feeds], "steps": 1}),
+        "Session.run, a feed": (lambda feed: session.run(gf.exp(rows), {rows: feed}),
+                                {"feed": np.ones((3, 4), "float32")}),
+        "Session.run_async": (ahead, {"fetches": loss, "feeds": feeds}),
+        "Session.compile": (session.compile, {"fetch_sets": [[rows * 2.0]], **shaped}),
+        "Session.compile, a shape": (lambda shape: session.compile([rows + 1.0], {rows: shape}),
+                                     {"shape": (3, 4)}),
+        "Session.warmup": (session.warmup, {"fetches": rows * 3.0, **shaped}),
+        "Session.plan": (session.plan, {"fetches": loss}),
+        "Session.memory": (session.memory, {"fetches": loss}),
+        "Session.get": (session.get, {"variable": v}),
+        "Session.set": (session.set, {"variable": v, "value": np.ones((3, 4), "float32")}),
+        "Session.save": (session.save, {"folder": "kept"}),
+        "Session.load": (session.load, {"folder": "kept"}),
+        "Session.trace": (traced, {"path": "trace.json", "memory": False}),
+        "Plan.compare": (one.compare, {"other": other}),
+        "Plan.diff": (one.diff, {"other": other}),
+        "Plan.explain": (one.explain, {"name": loss.name}),
+        "Plan.save": (one.save, {"path": "plan.json"}),
+        "Plan.load": (type(one).load, {"path": "plan.json"}),
+        "Cluster.here": (gf.Cluster.here, {"devices": ["cpu:0"], "threads": 1}),
+        "Cluster.local": (gf.Cluster.local, {"workers": 2}),
+        "Cluster.hypothetical": (gf.Cluster.hypothetical, {"workers": "2xh100"}),
+        "Cluster.from_dict": (gf.Cluster.from_dict, {"data": HERE.to_dict()}),
+        "Cluster.load": (gf.Cluster.load, {"path": "cluster.toml"}),
+        "Cluster.device": (HERE.device, {"name": HERE.devices[0]}),
+        "Cluster.match": (HERE.match, {"constraint": "cpu"}),
+        "Graph.of_op": (gf.Graph([loss]).of_op, {"name": "mean"}),
+        "Graph.rewrite": (gf.Graph([loss]).rewrite, {"replace": lambda node, inputs: None}),
+    }  # fmt: skip
+
+
+OF_THE_HOUSE = {
+    "Session.replan", "Session.close", "Plan.report", "Plan.to_networkx", "Cluster.to_dict",
+    "Graph.verify", "Graph.walk",
+    "Plan.maker", "Plan.with_measured", "Cluster.link", "Cluster.pinned", "Cluster.without",
+}  # fmt: skip
+"""Methods that take nothing, or what only other rooms give them, often."""
 
 PAIR = {
     "add", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift",

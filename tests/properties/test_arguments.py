@@ -1,11 +1,13 @@
-"""Every public function, each of its arguments spoiled: a clear error of graphflow, or a result;
-never one of Python's from inside, never a wait."""
+"""Every public function and method, each of its arguments spoiled: a clear error of graphflow, or
+a result; never one of Python's from inside, never a wait."""
 
 from __future__ import annotations
 
 import inspect
 import time
 from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ import pytest
 import graphflow as gf
 from graphflow.arguments import signature_of
 from graphflow.errors import ArgumentError, GraphError, GraphflowError
-from tests.properties.calls import call_of, public
+from graphflow.placement.plan import Plan
+from tests.properties.calls import OF_THE_HOUSE, call_of, methods, public
 
 FUNCTIONS = public()
 
@@ -59,6 +62,41 @@ def test_a_spoiled_argument_is_an_error_of_ours_at_once(name: str) -> None:
         except Exception as error:
             pytest.fail(f"{what} of {name} by {odd!r:.80}: {type(error).__name__}: {error}")
         assert time.monotonic() - began < 20, f"{what} of {name} by {odd!r:.80}"
+
+
+HELD = (gf.Session, Plan, gf.Cluster, gf.Graph)
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_method_refuses_a_spoiled_argument_with_an_error_of_ours(
+    kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.toml").write_text('[[workers]]\naddress = "tcp://127.0.0.1:7001"\n')
+    for name, (method, good) in methods().items():
+        if not name.startswith(kind.__name__):
+            continue
+        method(**good)
+        for argument, odd in product(good, ODD):
+            if callable(good[argument]) and callable(odd):
+                continue  # a user's function, which may raise what it likes
+            try:
+                method(**good | {argument: odd})
+            except GraphflowError as error:
+                assert 0 < len(str(error)) < 25_000
+            except Exception as error:
+                pytest.fail(f"{argument} of {name} by {odd!r:.80}: {error!r}")
+
+
+def test_every_method_of_what_users_hold_is_tried() -> None:
+    public = {
+        f"{kind.__name__}.{name}"
+        for kind in HELD
+        for name, value in vars(kind).items()
+        if name[0] != "_"
+        and (inspect.isfunction(value) or isinstance(value, classmethod | staticmethod))
+    }
+    assert public == {name.partition(",")[0] for name in methods() if "." in name} | OF_THE_HOUSE
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
