@@ -12,7 +12,9 @@ import os
 import platform
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from graphflow.ops.kernels.objects import cache_folder
 from graphflow.placement.host import cores
 from graphflow.placement.measure import measure_device, measure_handoff
 
+_DRAFT = ".part"  # a file that is being written
+_LEFT = 3600.0  # seconds after which nobody writes it any more
 FORMAT = 2
 Profile = dict[str, Any]
 """{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
@@ -285,7 +289,8 @@ def write_whole(path: Path, data: Mapping[str, Any], indent: int | None = None) 
     error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+        _sweep(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
     except OSError:
         return
     try:
@@ -294,3 +299,14 @@ def write_whole(path: Path, data: Mapping[str, Any], indent: int | None = None) 
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
+    except BaseException:  # Ctrl-C
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes left that were killed while they wrote a file."""
+    for draft in path.parent.glob(f".{path.name}.*{_DRAFT}"):
+        with suppress(OSError):  # another process sweeps, too
+            if time.time() - draft.stat().st_mtime > _LEFT:
+                draft.unlink()

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,26 @@ def test_links_are_probed_pairwise_both_ways() -> None:
     latency, bandwidth = found["/worker:2", "/worker:1"]
     assert latency == pytest.approx(3e-4)
     assert bandwidth == pytest.approx(2e9)
+
+
+def test_what_a_killed_process_left_half_written_is_swept_later(tmp_path: Path) -> None:
+    path = tmp_path / "machine-a.json"
+    for age, name in ((0.0, f".{path.name}.a.part"), (7200.0, f".{path.name}.b.part")):
+        (tmp_path / name).write_text("{")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    calibrate.write_whole(path, {"a": 1})
+    left = {each.name for each in tmp_path.iterdir()}
+    assert left == {path.name, f".{path.name}.a.part"}, "another process may still write that one"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_write_that_ends_early_leaves_nothing(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object, **more: object) -> None:
+        raise error
+
+    monkeypatch.setattr(calibrate.json, "dump", interrupted)
+    with suppress(KeyboardInterrupt):
+        calibrate.write_whole(tmp_path / "machine-a.json", {"a": 1})
+    assert not list(tmp_path.iterdir())

@@ -389,6 +389,7 @@ class User(Process):
             self.world.at(seconds, zombie.thaw)
             self.world.zombies.append(zombie)
             self.life += 1
+            self.machine = None  # nobody is there to die, or freeze, before the other one
             self.world.at(self.world.random.uniform(0, seconds), self.recover)
         else:
             self.world.at(seconds, self.thaw)
