@@ -162,7 +162,7 @@ class Deployment:
         Args:
             cluster: another one, on which they are placed anew; None: where they were.
         """
-        for old in self.compiled.values():
+        for old in list(self.compiled.values()):  # another thread may still run a first step
             old.program = ""
             old.lose_routes()
         if cluster is not None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from graphflow.deployment import Deployment
 from graphflow.draining import Drain
 from graphflow.errors import SessionError, WorkerLost
 from graphflow.fragile import Fragile
@@ -36,10 +37,11 @@ class Lifetime:
         queued: what is done later.
         drain: what happens at SIGTERM, if the session does anything about it.
         stream: that has begun steps ahead.
-        hosts, server, steps, recovery: what there is once the session is open.
+        hosts, server, deployment, steps, recovery: what there is once the session is open.
     """
 
     hosts: Hosts
+    deployment: Deployment
     steps: Steps
     server: MetricsServer | None
     recovery: Recovery | Fragile
@@ -56,7 +58,7 @@ class Lifetime:
         self,
         hosts: Hosts,
         server: MetricsServer | None,
-        steps: Steps,
+        deployment: Deployment,
         recovery: Recovery | Fragile,
     ) -> None:
         """The session is open.
@@ -64,7 +66,8 @@ class Lifetime:
         Raises:
             SystemExit: SIGTERM came meanwhile.
         """
-        self.hosts, self.server, self.steps, self.recovery = hosts, server, steps, recovery
+        self.hosts, self.server, self.recovery = hosts, server, recovery
+        self.deployment, self.steps = deployment, deployment.steps
         hosts.on_draining(self._retreat)
         if self.drain is not None:
             self.drain.opened()
@@ -151,6 +154,8 @@ class Lifetime:
             if self.server is not None:
                 self.server.close()
             self.hosts.close()
+            # A closed session may be kept, in a notebook: not what it took, arrays among it.
+            self.deployment.undeploy(None)
 
     def _retreat(self) -> None:
         """On a thread of its own: a worker was asked to end, perhaps while no step runs."""

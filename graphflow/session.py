@@ -159,7 +159,7 @@ class Session:
                 self._recovery = Recovery(
                     saver, self._deployment, running.step, running.undo, policy.rejoin
                 )
-            life.begin(hosts, server, steps, self._recovery)
+            life.begin(hosts, server, self._deployment, self._recovery)
             failed.pop_all()
 
     # Running ----------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import signal
 import sys
 import threading
+import weakref
 from collections import namedtuple
 from concurrent.futures import Future
 from pathlib import Path
@@ -366,6 +368,24 @@ def test_a_closed_session_says_so() -> None:
     for use in uses:
         with pytest.raises(SessionError, match="closed"):
             use()
+
+
+def test_what_a_closed_session_took_is_free_at_once_though_it_is_kept() -> None:
+    w = gf.variable(np.zeros(1000, "float32"), name="w")
+    step = gf.sum(gf.assign(w, w + 1.0))
+    gc.collect()
+    gc.disable()  # what cycles keep would be found sooner or later
+    try:
+        with gf.Session(gf.Cluster.here(devices=["cpu:0"], threads=1)) as s:
+            for _ in range(3):
+                s.run(step)
+            hosts: Any = s._life.hosts
+            (held,) = hosts._host._sessions[""]._variables.values()
+            value = weakref.ref(held["w"])
+            del held
+        assert value() is None
+    finally:
+        gc.enable()
 
 
 def test_leaving_the_block_closes_also_on_an_error() -> None:
