@@ -199,6 +199,8 @@ class Host:
 
     def _of(self, session: str) -> SessionState:
         state = self._sessions.get(session)
+        if state is None and not session:  # an embedded one, which another thread has closed
+            raise SessionError("the session is closed; open another one")
         if state is None:
             raise SessionError(f"session {session!r} is not open on worker {self.worker}")
         return state

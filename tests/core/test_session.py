@@ -370,6 +370,15 @@ def test_a_closed_session_says_so() -> None:
             use()
 
 
+def test_a_step_that_finds_its_session_closed_by_another_thread_says_so() -> None:
+    v = gf.variable(1.0, name="v")
+    with gf.Session(gf.Cluster.here(devices=["cpu:0"])) as s:
+        s.run(v)
+        s._life.hosts.close()
+        with pytest.raises(SessionError, match="the session is closed; open another one"):
+            s.run(v)
+
+
 def test_what_a_closed_session_took_is_free_at_once_though_it_is_kept() -> None:
     w = gf.variable(np.zeros(1000, "float32"), name="w")
     step = gf.sum(gf.assign(w, w + 1.0))
