@@ -863,8 +863,6 @@ async function begin() {
     if (state.view.scale >= LEGIBLE) break
   }
   const graph = model("gf-graph"), bars = model("gf-timeline")
-  const high = Math.min(720, Math.max(280, Math.round(state.root.h * 1.35 + 90)))
-  if (high < 720) graph.height = high
   const chosen = matchMedia("(prefers-color-scheme: dark)")
   wear(chosen.matches ? "dark" : "light")
   chosen.addEventListener("change", () => wear(chosen.matches ? "dark" : "light"))
@@ -918,6 +916,8 @@ async function begin() {
   }, 60)
   graph.properties.inner_width.change.connect(resized)
   graph.properties.inner_height.change.connect(resized)
+  const high = Math.min(720, Math.max(280, Math.round(state.root.h * 1.35 + 90)))
+  if (high < 720) graph.height = high  // now that its inner size is watched
   document.querySelectorAll("section").forEach(quiet)
   $("loading").remove()
   window.gfReady = true

@@ -252,6 +252,17 @@ def test_the_drawing_fills_its_frame_from_edge_to_edge(make: Any, tmp_path: Path
         assert page.evaluate(f"state.root.w - Math.max(...{lefts}.map(b => b.x + b.w))") < 200
 
 
+@pytest.mark.parametrize("make", [lambda: chain(1), lambda: chain(3), towers])
+def test_a_low_drawing_is_not_squeezed(make: Any, tmp_path: Path) -> None:
+    scale = "{m}.inner_{side} / Math.abs({m}.{axis}_range.end - {m}.{axis}_range.start)"
+    across, down = (
+        scale.format(m=MODEL + "('gf-graph')", side=side, axis=axis)
+        for side, axis in (("width", "x"), ("height", "y"))
+    )
+    with opened(make(), tmp_path) as page:
+        page.until(f"Math.abs({across} / ({down}) - 1) < 0.01")
+
+
 def test_hostile_names_are_text_in_the_panel_and_in_the_results(tmp_path: Path) -> None:
     with opened(hostile(), tmp_path) as page:
         page.click("#find")
