@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from graphflow.errors import GraphflowError, StepTimeout, TransportError
-from graphflow.runtime.collectives.gate import SLICE, SPINS, Gates
+from graphflow.runtime.collectives.gate import SLICE, SPINS, Gates, compiled
 from graphflow.runtime.collectives.lanes import Lane
 from graphflow.runtime.collectives.nccl import Nccl
 from graphflow.runtime.collectives.parcels import Parcels, Post
@@ -222,6 +222,7 @@ class Part:
         specs = carried(specs)
         if not specs:
             return {}
+        compiled()
         passage = kind(self.owner, (self.program, f"from {source} to {target}"), peer, what, specs)
         self._passages.append(passage)
         return dict.fromkeys(specs, passage)
@@ -239,6 +240,7 @@ class Part:
         for member in self.members:
             if member.what.group == what.group:
                 return member
+        compiled()
         member = Member(self, what, name)
         self.members.append(member)
         self.members.sort(key=lambda each: each.what.group)

@@ -50,8 +50,7 @@ class Gates:
         self._order = np.zeros(4, np.int64)
         self._order[0] = count
         self._place = address(self._order)
-        with _COMPILING:  # one compiler for all threads, which has to stay
-            self._tell, self._pending = _functions()
+        self._tell, self._pending = compiled()
 
     def tell(self, rank: int, value: int) -> None:
         """Set the counter of a rank, and wake who waits for it."""
@@ -66,6 +65,13 @@ class Gates:
         self._order[2] = spins
         self._pending(self._base, self._place, value, int(seconds * 1e9))
         return int(self._order[1])
+
+
+def compiled() -> tuple[Any, Any]:
+    """What gates are told and looked at by. Asked for when a program is made, so that no step
+    compiles them."""
+    with _COMPILING:  # one compiler for all threads, which has to stay
+        return _functions()
 
 
 @cache
