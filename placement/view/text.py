@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import unicodedata
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -41,18 +43,29 @@ def time_unit(longest: float) -> tuple[float, str]:
 
 
 def shorten(name: str, letters: int) -> str:
-    """The name in at most `letters`: its last part tells most, then its first."""
-    if len(name) <= letters:
+    """The name in the room of at most `letters`: its last part tells most, then its first."""
+    if _room(name) <= letters:
         return name
     first, *rest = name.split("/")
     if rest:
-        if len(short := f"{first}/…/{rest[-1]}") <= letters and first:
+        if _room(short := f"{first}/…/{rest[-1]}") <= letters and first:
             return short
         for i in range(len(rest)):
-            if len(short := "…/" + "/".join(rest[i:])) <= letters:
+            if _room(short := "…/" + "/".join(rest[i:])) <= letters:
                 return short
     head = (letters - 1) // 3
-    return f"{name[:head]}…{name[len(name) - (letters - 1 - head) :]}"
+    return f"{_begin(name, head)}…{_begin(name[::-1], letters - 1 - head)[::-1]}"
+
+
+def _room(text: str) -> int:
+    """Its width in letters: those of Chinese, Japanese and Korean take two."""
+    return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+
+
+def _begin(text: str, letters: int) -> str:
+    """As much of its beginning as has room."""
+    ends = itertools.accumulate(map(_room, text))
+    return text[: sum(1 for _ in itertools.takewhile(lambda end: end <= letters, ends))]
 
 
 def printable(text: str) -> str:

@@ -310,6 +310,8 @@ def test_long_names_keep_their_last_part() -> None:
     assert shorten("an_ensemble/dense1/matmul", 14) == "…/matmul"
     assert len(shorten("x" * 100, 16)) == 16
     assert shorten("matmul", 16) == "matmul"
+    assert shorten("x" * 10 + "層" * 10, 16) == "xxxxx…層層層層層"  # which are as wide as ten
+    assert shorten("層/層", 4) == "…/層" and shorten("層", 2) == "層"
 
 
 @pytest.mark.parametrize("longest", [3e-9, 7.7e-5, 1.94e-3, 0.3, 86.0, 4000.0])
