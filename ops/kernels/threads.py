@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from graphflow.errors import DeviceError
+
 Part = Callable[[int], None]
 
 
@@ -58,12 +60,24 @@ class Pool:
 
     One caller uses it at a time; a second one at that time, or a part that calls `run` itself, does
     its parts alone.
+
+    Raises:
+        DeviceError: the system does not let a process have so many.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = max(1, threads)
         self._busy = threading.Lock()
-        self._workers = [_Worker(f"graphflow-kernel-{i}") for i in range(1, self.threads)]
+        self._workers: list[_Worker] = []
+        try:
+            for i in range(1, self.threads):
+                self._workers.append(_Worker(f"graphflow-kernel-{i}"))
+        except RuntimeError:
+            _stop(self._workers)
+            raise DeviceError(
+                f"of the {self.threads} threads of a device the system starts "
+                f"{len(self._workers) + 1}; give fewer, no more than there are cores"
+            ) from None
         self._finalizer = weakref.finalize(self, _stop, self._workers)
 
     def run(self, part: Part, parts: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphflow.errors import DeviceError
 from graphflow.ops.kernels.threads import Pool, current_pool, run_parts, using
 
 
@@ -20,6 +21,26 @@ def test_every_part_runs_once(threads: int, parts: int) -> None:
     pool.run(done.append, parts)
     pool.close()
     assert sorted(done) == list(range(parts))
+
+
+def test_more_threads_than_the_system_starts_are_told_and_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def scarce(thread: threading.Thread) -> None:
+        if len(begun) == 2:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with pytest.raises(DeviceError, match=r"of the 100000 threads .* starts 3; give fewer"):
+        Pool(100_000)
+    for thread in begun:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_the_caller_works_too_and_others_help() -> None:
