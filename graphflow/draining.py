@@ -133,11 +133,13 @@ class Drain:
     def _end_process(self) -> NoReturn:
         """Leaves all sessions, for the main thread; nothing waits where that was done already."""
         every = self._every()
-        outcomes = [each._left() for each in every]
+        ending = _Ending()
         if _is_free(every[-1]._before):
-            every[-1]._before = _Ending()
+            every[-1]._before = ending  # leaving a session here puts it back
+        outcomes = [each._left() for each in every]
         for each in every:
             each.end()
+        ending.until = time.monotonic() + AGAIN
         raise next((each for each in outcomes if not isinstance(each, SystemExit)), outcomes[0])
 
     def _every(self) -> list[Drain]:
@@ -163,10 +165,10 @@ class _Ending:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._until = time.monotonic() + AGAIN
+        self.until = time.monotonic() + AGAIN
 
     def __call__(self, number: int, frame: object) -> None:
-        if os.getpid() != self._process or time.monotonic() > self._until:
+        if os.getpid() != self._process or time.monotonic() > self.until:
             _end_at_once()
 
 

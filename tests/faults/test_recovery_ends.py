@@ -321,13 +321,17 @@ def test_two_sessions_of_a_process_both_write_their_last_checkpoint(tmp_path: Pa
 
 AGAIN = """
 import os, signal, sys, time, graphflow as gf
+from contextlib import nullcontext
 from graphflow import draining
 draining.AGAIN = float(sys.argv[2])
 count = gf.variable(0.0, name="count")
 try:
     with gf.Session(checkpoint=sys.argv[1]) as s:
         s.run(gf.assign(count, count + 1.0))
-        os.kill(os.getpid(), signal.SIGTERM)
+        with s._lock if sys.argv[3] == "within" else nullcontext():  # as in a step
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+            s.get(count)
         time.sleep(30)
 finally:
     print("ends", flush=True)
@@ -337,11 +341,18 @@ finally:
 
 
 @pytest.mark.fault(10)
-@pytest.mark.parametrize(("seconds", "lines"), [("10", ["ends", "ended"]), ("0", ["ends"])])
+@pytest.mark.parametrize(
+    ("seconds", "how", "lines"),
+    [
+        ("10", "between", ["ends", "ended"]),
+        ("10", "within", ["ends", "ended"]),
+        ("0", "between", ["ends"]),
+    ],
+)
 def test_a_signal_that_comes_again_while_the_process_ends_does_not_end_it_halfway(
-    seconds: str, lines: list[str], script: Callable[..., Script], tmp_path: Path
+    seconds: str, how: str, lines: list[str], script: Callable[..., Script], tmp_path: Path
 ) -> None:
-    process = script(AGAIN, str(tmp_path / "c"), seconds)
+    process = script(AGAIN, str(tmp_path / "c"), seconds, how)
     assert process.wait(30.0) == (0 if seconds == "10" else -signal.SIGTERM), process.told()
     assert process.lines == lines
 
