@@ -51,7 +51,8 @@ class MemoryReport(Mapping[str, DeviceMemory]):
     def __len__(self) -> int:
         return len(self._devices)
 
-    def __str__(self) -> str:
+    def table(self) -> Table:
+        """A row for each device."""
         heads = (
             "device", "predicted", "recorded", "of", "arena", "variables", "constants", "feeds",
             "arrivals", "workspace",
@@ -67,9 +68,15 @@ class MemoryReport(Mapping[str, DeviceMemory]):
             )
             for name, each in self._devices.items()
         ]  # fmt: skip
-        return str(Table("", heads, tuple(rows)))
+        return Table("", heads, tuple(rows))
+
+    def __str__(self) -> str:
+        return str(self.table())
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
 
 
 def memory_report(compiled: Compiled, cluster: Cluster) -> MemoryReport:

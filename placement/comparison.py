@@ -10,6 +10,7 @@ from graphflow.errors import PlanError
 from graphflow.placement.explain import show_bytes, show_seconds
 from graphflow.placement.report import Report, report
 from graphflow.placement.tables import Table, seconds_cell
+from graphflow.placement.view.text import counted
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -55,7 +56,7 @@ class Comparison:
             ("critical path: computing", *(_path_share(each, "computing") for each in reports)),
             ("critical path: moving", *(_path_share(each, "moving") for each in reports)),
         ]
-        return Table(f"{len(self.plans)} plans", ("", *self.names), tuple(rows))
+        return Table(counted(len(self.plans), "plan"), ("", *self.names), tuple(rows))
 
     def __str__(self) -> str:
         return str(self.table())

@@ -25,6 +25,7 @@ from graphflow.placement.devices import CLIENT
 from graphflow.placement.explain import Model, explain, show_bytes, show_seconds
 from graphflow.placement.fingerprint import fingerprint
 from graphflow.placement.planned import Interval, Measured, PlannedNode, PlannedTransfer
+from graphflow.placement.view.text import counted
 from graphflow.spec import show_shape
 from graphflow.strategy import divided_whole
 from graphflow.structure import bind, concerns, flatten
@@ -126,7 +127,8 @@ class Plan:
         if inside:
             told = ", ".join(map(repr, inside[:3]))
             raise PlanError(
-                f"{name!r} is a scope of {len(inside)} nodes: explain one of them, such as {told}"
+                f"{name!r} is a scope of {counted(len(inside), 'node')}: explain one of them, "
+                f"such as {told}"
             )
         close = difflib.get_close_matches(name, list(self.by_name), n=3)
         hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
@@ -299,20 +301,22 @@ class Plan:
 
     def __repr__(self) -> str:
         """Short: a plan of 100,000 nodes is not read in a traceback."""
-        return (
-            f"<Plan of {len(self.nodes)} nodes on {len(self.cluster.devices)} devices by "
-            f"{self.placer}: {show_seconds(self.makespan)}>"
-        )
+        nodes = counted(len(self.nodes), "node")
+        devices = counted(len(self.cluster.devices), "device")
+        return f"<Plan of {nodes} on {devices} by {self.placer}: {show_seconds(self.makespan)}>"
 
     def __str__(self) -> str:
-        rows = [f"plan of {len(self.nodes)} nodes by {self.placer}: {show_seconds(self.makespan)}"]
+        nodes = counted(len(self.nodes), "node")
+        rows = [f"plan of {nodes} by {self.placer}: {show_seconds(self.makespan)}"]
         for device in (*self.cluster.devices, CLIENT):
             mine = [node for node in self.nodes if node.device == device]
             busy = sum(node.finish - node.start for node in mine)
             peak = self.peak_memory.get(device)
             memory = f", peak {show_bytes(peak)}" if peak is not None else ""
-            rows.append(f"  {device}: {len(mine)} nodes, busy {show_seconds(busy)}{memory}")
-        rows.append(f"  {len(self.transfers)} transfers, {show_bytes(_traffic(self))}")
+            rows.append(
+                f"  {device}: {counted(len(mine), 'node')}, busy {show_seconds(busy)}{memory}"
+            )
+        rows.append(f"  {counted(len(self.transfers), 'transfer')}, {show_bytes(_traffic(self))}")
         for name in (*(f"one device: {device}" for device in self.cluster.devices), "round robin"):
             seconds = self.baselines.get(name)
             told = "does not fit in memory" if seconds is None else show_seconds(seconds)

@@ -16,6 +16,7 @@ from graphflow.placement.critical_path import Segment, critical_path
 from graphflow.placement.explain import show_bytes, show_seconds
 from graphflow.placement.notices import PortUse, Taken, ports, taken
 from graphflow.placement.tables import SHOWN, Printed, Table, busy_share, more, off_by, seconds_cell
+from graphflow.placement.view.text import counted
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -118,7 +119,7 @@ class Report(Printed):
             for each in self.critical_path
             if each in longest
         ]  # fmt: skip
-        title = f"Critical path: {len(self.critical_path)} parts, {told}"
+        title = f"Critical path: {counted(len(self.critical_path), 'part')}, {told}"
         if len(path) < len(self.critical_path):
             title += f"; the longest {len(path)}"
         yield Table(title, ("node", "", "where", "at", "takes", "line"), tuple(path), left=3)
@@ -149,7 +150,8 @@ class Report(Printed):
         if self.overhead:
             text += f" ({show_seconds(self.overhead)} of it beyond nodes and transfers)"
         if self.measured is not None:
-            text += f", measured {show_seconds(self.measured)} (median of {self.steps} steps"
+            steps = counted(self.steps, "step")
+            text += f", measured {show_seconds(self.measured)} (median of {steps}"
             text += f", {off_by(self.makespan, self.measured)})" if self.makespan else ")"
         text += f"; devices idle {100 * self.idle:.0f} % of it"
         if self.placer:
@@ -160,29 +162,7 @@ class Report(Printed):
 
 def report(plan: Plan) -> Report:
     """See `Plan.report`."""
-    measured = plan.measured
-    took: dict[tuple[str, str], float] = {}
-    for row in measured.timeline if measured else ():
-        key = (row.kind, row.track)
-        took[key] = took.get(key, 0.0) + row.finish - row.start
-    busy, count = dict.fromkeys(plan.cluster.devices, 0.0), dict.fromkeys(plan.cluster.devices, 0)
-    for node in plan.nodes:
-        if node.device in busy:
-            busy[node.device] += node.finish - node.start
-            count[node.device] += 1
-    devices = tuple(
-        DeviceUse(
-            device=name,
-            nodes=count[name],
-            busy=busy[name],
-            busy_measured=None if measured is None else took.get(("compute", name), 0.0),
-            idle=1.0 - busy[name] / plan.makespan if plan.makespan else 0.0,
-            peak_memory=plan.peak_memory.get(name),
-            peak_measured=None if measured is None else measured.peak_memory.get(name),
-            memory=plan.cluster.device(name).memory,
-        )
-        for name in plan.cluster.devices
-    )
+    measured, took = plan.measured, _measured(plan)
     links: dict[tuple[str, str], list[PlannedTransfer]] = {}
     for transfer in plan.transfers:
         links.setdefault((transfer.source, transfer.target), []).append(transfer)
@@ -196,9 +176,42 @@ def report(plan: Plan) -> Report:
     )  # fmt: skip
     seconds = None if measured is None else measured.makespan
     return Report(
-        plan.makespan, seconds, devices, uses, critical_path(plan), ports(plan), taken(plan),
-        plan.placer, plan.reproducible, plan.overhead, measured.steps if measured else 0,
+        plan.makespan, seconds, device_uses(plan), uses, critical_path(plan), ports(plan),
+        taken(plan), plan.placer, plan.reproducible, plan.overhead,
+        measured.steps if measured else 0,
     )  # fmt: skip
+
+
+def device_uses(plan: Plan) -> tuple[DeviceUse, ...]:
+    """What a step asks of each device of the cluster."""
+    measured, took = plan.measured, _measured(plan)
+    busy, count = dict.fromkeys(plan.cluster.devices, 0.0), dict.fromkeys(plan.cluster.devices, 0)
+    for node in plan.nodes:
+        if node.device in busy:
+            busy[node.device] += node.finish - node.start
+            count[node.device] += 1
+    return tuple(
+        DeviceUse(
+            device=name,
+            nodes=count[name],
+            busy=busy[name],
+            busy_measured=None if measured is None else took.get(("compute", name), 0.0),
+            idle=1.0 - busy[name] / plan.makespan if plan.makespan else 0.0,
+            peak_memory=plan.peak_memory.get(name),
+            peak_measured=None if measured is None else measured.peak_memory.get(name),
+            memory=plan.cluster.device(name).memory,
+        )
+        for name in plan.cluster.devices
+    )
+
+
+def _measured(plan: Plan) -> dict[tuple[str, str], float]:
+    """Seconds by kind and track."""
+    took: dict[tuple[str, str], float] = {}
+    for row in plan.measured.timeline if plan.measured else ():
+        key = (row.kind, row.track)
+        took[key] = took.get(key, 0.0) + row.finish - row.start
+    return took
 
 
 def _bytes(value: int | None) -> str:

@@ -14,7 +14,7 @@ from graphflow.placement.view.text import printable
 SHOWN = 20
 """Rows of a list that may be long, when it is printed."""
 
-_CELL = "padding:2px 14px 2px 0;border-top:1px solid #8884;text-align:"
+_CELL = "padding:2px 14px 2px 0;white-space:nowrap;border-top:1px solid #8884;text-align:"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Table:
         return "\n".join([*([self.title] if self.title else []), *(f"  {line}" for line in told)])
 
     def html(self) -> str:
-        """The table as an HTML element; cells are escaped."""
+        """The table as an HTML element that scrolls where it is too wide; cells are escaped."""
 
         def line(tag: str, cells: Sequence[str]) -> str:
             made = (
@@ -56,7 +56,8 @@ class Table:
         body = "".join(line("td", row) for row in self.rows)
         title = f"<p><b>{escape(printable(self.title))}</b></p>" if self.title else ""
         style = "border-collapse:collapse;font-variant-numeric:tabular-nums"
-        return f'{title}<table style="{style}">{head}{body}</table>'
+        table = f'<table style="{style}">{head}{body}</table>'
+        return f'{title}<div style="overflow-x:auto">{table}</div>'
 
 
 def _width(text: str) -> int:

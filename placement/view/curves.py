@@ -204,7 +204,8 @@ def page(swept: Sweep) -> str:
         "style-src 'unsafe-inline'; img-src data:\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<link rel="icon" href="data:,"><title>graphflow sweep</title>\n'
-        f"<style>{_PAGE}</style></head>\n<body><main>{draw(swept)}{tables}</main></body></html>\n"
+        f"<style>{_PAGE}</style></head>\n<body><main>"
+        f"<div class=chart>{draw(swept)}</div>{tables}</main></body></html>\n"
     )
 
 
@@ -213,7 +214,9 @@ _PAGE = """
 body { margin: 0; background: #f5f7f9; color: #1c2430; font: 13px/1.5 Inter, "Helvetica Neue",
   Helvetica, Arial, sans-serif; }
 main { max-width: 960px; margin: 0 auto; padding: 28px; }
-svg { max-width: 100%; height: auto; }
-section { margin-top: 18px; overflow-x: auto; }
+svg { max-width: 100%; min-width: 700px; height: auto; }  /* narrower, its words are too small */
+.chart { overflow-x: auto; }
+section { margin-top: 18px; }
+@media (max-width: 640px) { main { padding: 14px; } }
 @media (prefers-color-scheme: dark) { body { background: #10141a; color: #e4e9f0; } }
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from graphflow.placement.devices import CLIENT
 from graphflow.placement.view import colours
-from graphflow.placement.view.text import printable, seconds, size
+from graphflow.placement.view.text import counted, printable, seconds, size
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -20,9 +20,10 @@ def render(plan: Plan) -> str:
     """A DOT digraph; node identifiers are n0, n1, … in the order of execution."""
     devices = dict.fromkeys([*plan.cluster.devices, *(node.device for node in plan.nodes)])
     index = {node.name: i for i, node in enumerate(plan.nodes)}
+    nodes = counted(len(plan.nodes), "node")
     lines = [
         "digraph plan {",
-        f"  label={quoted(f'{len(plan.nodes)} nodes, {seconds(plan.makespan)} a step')};",
+        f"  label={quoted(f'{nodes}, {seconds(plan.makespan)} a step')};",
         '  graph [rankdir=TB, fontname="Helvetica", labelloc=t];',
         '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=10];',
         f'  edge [color="{colours.WIRE}", arrowsize=0.6, fontname="Helvetica", fontsize=8];',

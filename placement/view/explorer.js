@@ -834,6 +834,21 @@ function wear(name) {
   timeline()
 }
 
+// In a narrow window, the names of rows leave the room to their bars.
+function narrow(here) {
+  const times = model("gf-timeline"), held = model("gf-memory"), [, short] = times.tags
+  const [names] = times.left, axis = [...times.above, ...times.below][0]
+  wide ??= {left: times.min_border_left, labels: names.major_label_overrides, title: axis.axis_label}
+  const told = here ? {...short, labels: new Map(short.labels)} : wide
+  names.major_label_overrides = told.labels
+  axis.axis_label = told.title
+  for (const plot of [times, held]) {
+    plot.min_border_left = told.left
+    Bokeh.index.find_one_by_id(plot.id).invalidate_layout()
+  }
+}
+let wide
+
 // Begin -------------------------------------------------------------------------------------------
 
 function later(act, wait = 30) {
@@ -916,8 +931,12 @@ async function begin() {
   }, 60)
   graph.properties.inner_width.change.connect(resized)
   graph.properties.inner_height.change.connect(resized)
-  const high = Math.min(720, Math.max(280, Math.round(state.root.h * 1.35 + 90)))
+  const scale = Math.min(1.35, 1.35 * graph.inner_width / (state.root.w + 48))
+  const high = Math.min(720, Math.max(280, Math.round(state.root.h * scale + 90)))
   if (high < 720) graph.height = high  // now that its inner size is watched
+  const small = matchMedia("(max-width: 640px)")
+  if (small.matches) narrow(true)
+  small.addEventListener("change", () => narrow(small.matches))
   document.querySelectorAll("section").forEach(quiet)
   $("loading").remove()
   window.gfReady = true

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from graphflow.placement.view.text import counted
 from graphflow.placement.view.tree import Group, Tree, tree
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _box(box: _Cluster, name: str, of: dict[str, str]) -> PlannedNode:
     return replace(
         box.nodes[0],
         name=name,
-        op=f"{len(box.nodes):,} nodes",
+        op=counted(len(box.nodes), "node"),
         start=start,
         finish=start + sum(node.finish - node.start for node in box.nodes),
         output=", ".join(f"{count:,} {op}" for op, count in kinds),

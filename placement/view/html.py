@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphflow.errors import PlanError
 from graphflow.placement.notices import ports, taken
+from graphflow.placement.report import DeviceUse, device_uses
 from graphflow.placement.tables import busy_share, off_by
 from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.page import fill
 from graphflow.placement.view.payload import LINKS, pack, payload
-from graphflow.placement.view.scene import Usage, headlines, usage
-from graphflow.placement.view.text import printable, seconds, shorten, size, time_unit
+from graphflow.placement.view.scene import headlines
+from graphflow.placement.view.text import counted, printable, seconds, shorten, size, time_unit
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 FONT = "Inter, Helvetica Neue, Helvetica, Arial, sans-serif"
 ROW, THINNEST = 26, 13  # pixels of a row of the timelines: of few rows, of many
 LETTERS, LEFT = 38, 250  # room for the names of tracks; the memory's axis takes as many pixels
+FEW, NARROW = 21, 112  # the same in a narrow window
 
 _TIP = (
     '<div style="max-width:440px;font:12.5px/1.5 Inter,Helvetica,Arial,sans-serif;color:#1c2430;'
@@ -58,7 +60,7 @@ def render(plan: Plan) -> str:
     here = files("graphflow.placement.view")
     return fill(
         summary=" · ".join(
-            [_count(len(plan.nodes), "node"), _count(len(plan.cluster.devices), "device")]
+            [counted(len(plan.nodes), "node"), counted(len(plan.cluster.devices), "device")]
         ),
         tiles=_tiles(plan),
         devices=_devices(plan),
@@ -84,10 +86,6 @@ def render(plan: Plan) -> str:
 # Plain HTML ---------------------------------------------------------------------------------------
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _tiles(plan: Plan) -> str:
     return "".join(
         f"<div class=tile><h3>{escape(title)}</h3><b>{escape(number)}</b>"
@@ -97,25 +95,34 @@ def _tiles(plan: Plan) -> str:
 
 
 def _devices(plan: Plan) -> str:
-    shades = {name: colours.shade(i) for i, name in enumerate(plan.cluster.devices)}
-    return "".join(_device(use, plan.makespan) for use in usage(plan, shades))
+    return "".join(
+        _device(use, colours.shade(i).strong, plan.makespan)
+        for i, use in enumerate(device_uses(plan))
+    )
 
 
-def _device(use: Usage, makespan: float) -> str:
+def _device(use: DeviceUse, strong: str, makespan: float) -> str:
+    held = use.peak_memory or 0
     share = 100 * use.busy / makespan if makespan > 0 else 0.0
-    full = min(100.0, 100 * use.peak / use.limit) if use.limit > 0 else 0.0
+    full = min(100.0, 100 * held / use.memory) if use.memory > 0 else 0.0
     measured = ""
     if use.busy_measured is not None:
         off = off_by(use.busy, use.busy_measured)
         measured = f", measured {seconds(use.busy_measured)}" + (f" ({off})" if off else "")
     peak = "" if use.peak_measured is None else f", measured {size(use.peak_measured)}"
-    strong = use.shade.strong
     return (
         f"<tr><td><i style='background:{strong}'></i>{escape(use.device)}"
-        f"<td>{use.nodes:,}<td><span class=meter><span style='width:{min(share, 100):.1f}%;"
-        f"background:{strong}'></span></span>{seconds(use.busy)} ({share:.0f} %){measured}"
-        f"<td><span class=meter><span style='width:{full:.1f}%;background:{strong}'>"
-        f"</span></span>{size(use.peak)} of {size(use.limit)}{peak}"
+        f"<td>{use.nodes:,}<td>{_meter(share, strong)}{seconds(use.busy)} ({share:.0f} %){measured}"
+        f"<td>{_meter(full, strong)}{size(held)} of {size(use.memory)}{peak}"
+    )
+
+
+def _meter(percent: float, colour: str) -> str:
+    """A bar that is empty at 0 only."""
+    least = "2px" if percent > 0 else "0"
+    return (
+        f"<span class=meter><span style='width:{min(percent, 100):.1f}%;min-width:{least};"
+        f"background:{colour}'></span></span>"
     )
 
 
@@ -123,8 +130,8 @@ def _ports(plan: Plan) -> str:
     """A section, if transfers shared anything."""
     rows = "".join(
         f"<tr><td>{escape(printable(use.title))}<td>{use.transfers:,}<td>{size(use.bytes)}"
-        f"<td>{size(use.bandwidth)}/s<td><span class=meter><span style='background:{colours.CUT};"
-        f"width:{min(100 * use.busy / (plan.makespan or 1.0), 100):.1f}%'></span></span>"
+        f"<td>{size(use.bandwidth)}/s"
+        f"<td>{_meter(100 * use.busy / (plan.makespan or 1.0), colours.CUT)}"
         f"{escape(busy_share(use.busy, plan.makespan))}<td>{100 * use.used:.0f} %"
         for use in ports(plan)
     )
@@ -198,14 +205,16 @@ def _timeline(data: dict[str, Any]) -> Any:
         x_axis_label=f"{name} since the step began",
         x_axis_location="below" if len(rows) < 18 else "above",  # long lists are scrolled
         name="gf-timeline",
-        tags=[unit],
+        tags=[unit, _narrow(data, name)],
         min_border_left=LEFT,
     )
     _plain(plot)
     _axes(plot)
     plot.ygrid.grid_line_color = None
     plot.yaxis.ticker = FixedTicker(ticks=[i + 0.5 for i in range(len(rows))])
-    plot.yaxis.major_label_overrides = {i + 0.5: label for i, label in enumerate(_labels(data))}
+    plot.yaxis.major_label_overrides = {
+        i + 0.5: label for i, label in enumerate(_labels(data, LETTERS))
+    }
     if height < ROW:
         plot.yaxis.major_label_text_font_size = "9px"
     for end, dash in ((data["makespan"], "dashed"), (data["measured"], "dotted")):
@@ -226,13 +235,21 @@ def _timeline(data: dict[str, Any]) -> Any:
     return plot
 
 
-def _labels(data: dict[str, Any]) -> list[str]:
+def _narrow(data: dict[str, Any], unit: str) -> dict[str, Any]:
+    """What a narrow window has in place of the names of rows, of their room, of the axis' title."""
+    labels = {i + 0.5: label for i, label in enumerate(_labels(data, FEW, "/worker:"))}
+    return {"left": NARROW, "labels": list(labels.items()), "title": unit}
+
+
+def _labels(data: dict[str, Any], letters: int, prefix: str = "") -> list[str]:
     """The track's name before its first row, shortened end by end where it is a link."""
     labels: list[str] = []
     before = None
     for row in data["timeline"]["rows"]:
         ends = row["label"].split(" → ")
-        name = " → ".join(shorten(end, LETTERS // len(ends) - 1) for end in ends)
+        name = " → ".join(
+            shorten(end.removeprefix(prefix), letters // len(ends) - 1) for end in ends
+        )
         labels.append("measured" if row["label"] == before else name)
         before = row["label"]
     return labels

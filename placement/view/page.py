@@ -42,7 +42,7 @@ i { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin
 u { display: inline-block; width: 20px; height: 2.5px; margin-right: 7px; vertical-align: 4px; }
 .meter { display: inline-block; width: 110px; height: 8px; border-radius: 4px; margin-right: 10px;
   background: var(--meter); overflow: hidden; vertical-align: 1px; }
-.meter span { display: block; height: 100%; min-width: 2px; }
+.meter span { display: block; height: 100%; }
 .bar { display: flex; flex-wrap: wrap; gap: 8px 14px; align-items: center; margin: 4px 0 8px; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 20px; font-size: 12.5px; color: var(--faint);
   min-height: 20px; }
@@ -78,6 +78,10 @@ aside h2 { margin: 8px 0 6px; }
 dl { display: grid; grid-template-columns: 104px 1fr; gap: 2px 12px; margin: 0; }
 dt { color: var(--faint); } dd { margin: 0; }
 [hidden] { display: none !important; }
+@media (max-width: 640px) { main { padding: 14px 10px 40px; } section { padding: 12px; }
+  .tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 8px; }
+  .meter { width: 60px; } th, td { padding-right: 14px; white-space: nowrap; }
+  .find, input { width: 100%; margin: 0; } aside { right: 10px; bottom: 10px; } }
 @media print { body { background: #fff; } section { break-inside: avoid; } input, aside, button {
   display: none; } }
 """

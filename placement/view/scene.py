@@ -6,17 +6,17 @@ values: names are still raw text and must be escaped by whoever writes them out.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from graphflow.placement.devices import CLIENT
+from graphflow.placement.report import DeviceUse, device_uses
 from graphflow.placement.view import colours
 from graphflow.placement.view.fold import folded
 from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange
-from graphflow.placement.view.text import printable, seconds, shorten, size
+from graphflow.placement.view.text import counted, printable, seconds, shorten, size
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -97,20 +97,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Usage:
-    """What a step asks of one device; measured values are None before a run."""
-
-    device: str
-    shade: colours.Shade
-    nodes: int
-    busy: float
-    busy_measured: float | None
-    peak: int
-    peak_measured: int | None
-    limit: int
-
-
-@dataclass(frozen=True)
 class Scene:
     """Everything the drawings show of a plan."""
 
@@ -119,7 +105,7 @@ class Scene:
     boxes: tuple[Box, ...]
     wires: tuple[Wire, ...]
     rows: tuple[Row, ...]
-    usage: tuple[Usage, ...]
+    usage: tuple[DeviceUse, ...]
     lanes: tuple[str, ...]
     shades: dict[str, colours.Shade]
 
@@ -139,8 +125,7 @@ def headlines(plan: Plan) -> list[tuple[str, str, str]]:
         remark += f" · {seconds(plan.overhead)} of it for calling the step and its messages"
     lines = [("Predicted step", seconds(plan.makespan), remark)]
     if plan.measured is not None:
-        steps = plan.measured.steps
-        remark = f"median of {steps} step{'s' if steps != 1 else ''}"
+        remark = f"median of {counted(plan.measured.steps, 'step')}"
         if plan.makespan > 0:
             remark += f" · {plan.measured.makespan / plan.makespan:.2f}× the prediction"
         lines.append(("Measured step", seconds(plan.measured.makespan), remark))
@@ -196,7 +181,7 @@ def scene(plan: Plan) -> Scene:
         _boxes(shown, layout, shades),
         _wires(shown, layout, lanes),
         _rows(plan, shades),
-        usage(plan, shades),
+        device_uses(plan),
         lanes,
         shades,
     )
@@ -290,28 +275,3 @@ def _rows(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Row, ...]:
             shade = shades[track] if not link else colours.Shade(colours.CUT, "#fbdde8")
             rows.append(Row(track, measured, shade, link, tuple(mine)))
     return tuple(rows)
-
-
-def usage(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Usage, ...]:
-    """What a step asks of each device of the cluster."""
-    nodes = Counter(node.device for node in plan.nodes)
-    busy: defaultdict[str, float] = defaultdict(float)
-    measured: defaultdict[str, float] = defaultdict(float)
-    for node in plan.nodes:
-        busy[node.device] += node.finish - node.start
-    for bar in plan.measured.timeline if plan.measured else ():
-        if bar.kind in ("compute", "send"):
-            measured[bar.track] += bar.finish - bar.start
-    return tuple(
-        Usage(
-            device=name,
-            shade=shades[name],
-            nodes=nodes[name],
-            busy=busy[name],
-            busy_measured=measured[name] if plan.measured else None,
-            peak=int(plan.peak_memory.get(name, 0)),
-            peak_measured=plan.measured.peak_memory.get(name) if plan.measured else None,
-            limit=plan.cluster.device(name).memory,
-        )
-        for name in plan.cluster.devices
-    )

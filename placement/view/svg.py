@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from graphflow.placement.view import colours
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH
-from graphflow.placement.view.scene import Box, Row, Scene, Usage, Wire, headlines, scene
-from graphflow.placement.view.text import printable, seconds, shorten, size, ticks
+from graphflow.placement.view.scene import Box, Row, Scene, Wire, headlines, scene
+from graphflow.placement.view.text import counted, printable, seconds, shorten, size, ticks
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
     from graphflow.placement.planned import Interval
+    from graphflow.placement.report import DeviceUse
 
 MARGIN, NARROWEST = 32.0, 1120.0
 ROW, BAR = 24.0, 16.0
@@ -59,7 +60,7 @@ def render(plan: Plan) -> str:
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{y:.0f}" '
         f'viewBox="0 0 {width:.0f} {y:.0f}" role="img">\n'
-        f"<title>graphflow: a plan for {len(plan.nodes)} nodes</title>\n"
+        f"<title>graphflow: a plan for {counted(len(plan.nodes), 'node')}</title>\n"
         f"<style>{_STYLE}</style>\n"
         f'<rect width="100%" height="100%" fill="{colours.PAPER}"/>\n'
         + "\n".join([*parts, "</svg>", ""])
@@ -85,26 +86,27 @@ def _headlines(drawn: Scene, width: float) -> tuple[str, float]:
 def _usage(drawn: Scene, width: float) -> tuple[str, float]:
     parts = [_text(MARGIN, 12, "Devices", "h2")]
     for i, use in enumerate(drawn.usage):
-        parts += _device(use, 32 + i * 20, drawn.plan.makespan)
+        strong = drawn.shades[use.device].strong
+        parts += _device(use, strong, 32 + i * 20, drawn.plan.makespan)
     return "\n".join(parts), 32 + len(drawn.usage) * 20
 
 
-def _device(use: Usage, y: float, makespan: float) -> Iterator[str]:
-    strong = use.shade.strong
+def _device(use: DeviceUse, strong: str, y: float, makespan: float) -> Iterator[str]:
+    peak_memory = use.peak_memory or 0
     yield f'<rect x="{MARGIN}" y="{y - 9}" width="11" height="11" rx="2" fill="{strong}"/>'
     yield _text(MARGIN + 18, y, use.device, "track")
-    busy = f"{use.nodes} nodes · busy {seconds(use.busy)}"
+    busy = f"{counted(use.nodes, 'node')} · busy {seconds(use.busy)}"
     if makespan > 0:
         busy += f" ({100 * use.busy / makespan:.0f} %)"
     yield _text(LABELS, y, busy, "track")
     x = LABELS + 240
-    share = min(1.0, use.peak / use.limit) if use.limit > 0 else 0.0
+    share = min(1.0, peak_memory / use.memory) if use.memory > 0 else 0.0
     yield f'<rect x="{x}" y="{y - 8}" width="120" height="8" rx="4" fill="{colours.WAIT}"/>'
     yield (
         f'<rect x="{x}" y="{y - 8}" width="{max(2.0, 120 * share):.1f}" height="8" rx="4" '
         f'fill="{strong}"/>'
     )
-    peak = f"peak memory {size(use.peak)} of {size(use.limit)}"
+    peak = f"peak memory {size(peak_memory)} of {size(use.memory)}"
     if use.peak_measured is not None:
         peak += f", measured {size(use.peak_measured)}"
     yield _text(x + 132, y, peak, "track")

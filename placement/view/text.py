@@ -32,6 +32,11 @@ def size(value: float) -> str:
     return f"{int(value)} B"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 node, 1,234 nodes"""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _three(value: float) -> str:
     """Three digits, as far as they say something."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"

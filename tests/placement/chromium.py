@@ -30,10 +30,10 @@ class Page:
     Use as a context manager; waits until the page says that it is ready.
     """
 
-    def __init__(self, file: Path, dark: bool = False) -> None:
+    def __init__(self, file: Path, dark: bool = False, width: int = 1500) -> None:
         self.requests: list[str] = []
         self.errors: list[str] = []
-        self._file, self._dark = file, dark
+        self._file, self._dark, self._width = file, dark, width
         self._loop = asyncio.new_event_loop()
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._count = 0
@@ -45,7 +45,8 @@ class Page:
             [
                 browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
                 "--disable-background-networking", "--remote-debugging-port=0",
-                f"--user-data-dir={self._folder.name}", "--window-size=1500,1500", "about:blank",
+                f"--user-data-dir={self._folder.name}", f"--window-size={self._width},1500",
+                "about:blank",
             ],
             stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
@@ -130,6 +131,9 @@ class Page:
             await self._asked(f"{domain}.enable")
         scheme = {"name": "prefers-color-scheme", "value": "dark" if self._dark else "light"}
         await self._asked("Emulation.setEmulatedMedia", features=[scheme])
+        if self._width < 500:  # the least that a window can have
+            size = {"width": self._width, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+            await self._asked("Emulation.setDeviceMetricsOverride", **size)
         await self._asked("Page.navigate", url=self._file.as_uri())
         while True:
             ready = await self._asked("Runtime.evaluate", expression="window.gfReady === true")

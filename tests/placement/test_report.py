@@ -239,6 +239,11 @@ def test_hostile_names_are_escaped_in_html_and_keep_to_their_line_in_text() -> N
     assert len(str(made).splitlines()) == len(str(small().report()).splitlines()) - 3
 
 
+def test_tables_on_a_page_scroll_and_keep_a_number_beside_its_unit() -> None:
+    html = Table("", ("device", "busy"), (("a", "5.44 ms"),)).html()
+    assert "overflow-x:auto" in html and "white-space:nowrap" in html
+
+
 def test_tables_align_wide_letters() -> None:
     lines = str(Table("t", ("name", "n"), (("語語", "1"), ("abcd", "22")))).splitlines()
     assert lines == ["t", "  name   n", "  語語   1", "  abcd  22"]

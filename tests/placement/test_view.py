@@ -19,10 +19,11 @@ import graphflow as gf
 from graphflow.errors import PlanError
 from graphflow.placement.devices import CLIENT
 from graphflow.placement.plan import Plan
+from graphflow.placement.planned import Interval
 from graphflow.placement.view import colours, dot, html, svg
 from graphflow.placement.view.payload import KINDS, payload, unpack
 from graphflow.placement.view.scene import headlines, scene
-from graphflow.placement.view.text import printable, seconds, shorten, size, ticks
+from graphflow.placement.view.text import counted, printable, seconds, shorten, size, ticks
 from tests.placement.view_plans import HOSTILE, chain, hostile, kernels, measured, towers
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -91,6 +92,17 @@ def page(plan: Plan) -> str:
 
 
 # HTML ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_the_report_measure_a_device_alike(plan: Plan) -> None:
+    """What a device takes to send is a bar, but not the time of its nodes."""
+    assert plan.measured is not None
+    name = next(iter(plan.cluster.devices))
+    sends = (*plan.measured.timeline, Interval(name, "send/x/0", 9.0, 10.0, "send"))
+    plan = plan.with_measured(replace(plan.measured, timeline=sends))
+    busy = plan.report().devices[0].busy_measured
+    assert busy is not None and busy < 1
+    assert f"measured {seconds(busy)}" in html.render(plan)
 
 
 def test_the_page_loads_nothing_from_anywhere(page: str) -> None:
@@ -303,6 +315,11 @@ def test_numbers_are_written_with_three_digits_and_a_unit() -> None:
         "0 s", "1.23 ms", "2.5 s", "1000 µs", "3 ns",
     ]  # fmt: skip
     assert [size(v) for v in (0, 1023, 1536, 5 * 2**30)] == ["0 B", "1023 B", "1.5 KiB", "5 GiB"]
+
+
+def test_one_thing_is_not_things() -> None:
+    assert [counted(n, "node") for n in (0, 1, 1234)] == ["0 nodes", "1 node", "1,234 nodes"]
+    assert "of 1 node on 1 device" in repr(chain(1))
 
 
 def test_long_names_keep_their_last_part() -> None:

@@ -19,13 +19,13 @@ pytestmark = pytest.mark.browser
 MODEL = "Bokeh.documents[0].get_model_by_name"
 
 
-def opened(plan: Plan, folder: Path, dark: bool = False) -> Page:
+def opened(plan: Plan, folder: Path, dark: bool = False, width: int = 1500) -> Page:
     pytest.importorskip("bokeh")
     if find() is None:
         pytest.skip("needs Chromium: apt install chromium, then pytest --run-browser")
     file = folder / "plan.html"
     file.write_text(html.render(plan), encoding="utf-8")
-    return Page(file, dark)
+    return Page(file, dark, width)
 
 
 @pytest.fixture
@@ -261,6 +261,18 @@ def test_a_low_drawing_is_not_squeezed(make: Any, tmp_path: Path) -> None:
     )
     with opened(make(), tmp_path) as page:
         page.until(f"Math.abs({across} / ({down}) - 1) < 0.01")
+
+
+def test_a_narrow_window_gives_most_of_its_width_to_the_timelines(tmp_path: Path) -> None:
+    with opened(measured(towers()), tmp_path, width=420) as page:
+        for figure in ("gf-timeline", "gf-memory"):
+            page.until(f"{MODEL}('{figure}').inner_width > 200")
+        labels = page.evaluate(
+            f"Array.from({MODEL}('gf-timeline').left[0].major_label_overrides.values())"
+        )
+        assert labels[:2] == ["0/cpu:0", "measured"] and "0/cpu:0 → 1/cpu:0" in labels
+        assert page.evaluate(f"{MODEL}('gf-timeline').below[0].axis_label") in ("ms", "µs")
+        assert page.evaluate("document.documentElement.scrollWidth") == 420
 
 
 def test_hostile_names_are_text_in_the_panel_and_in_the_results(tmp_path: Path) -> None:

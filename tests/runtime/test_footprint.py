@@ -144,6 +144,7 @@ def test_what_is_predicted_is_what_a_step_takes(model: str) -> None:
         with s.trace(memory=True):
             s.run(fetches, feeds)
         ((name, each),) = s.memory().items()
+        assert name in s.memory()._repr_html_()
         assert each.recorded is not None
         assert each.recorded == pytest.approx(each.predicted, rel=0.05)
         plan = s.plan()
