@@ -85,6 +85,7 @@ class Stream:
         self._run = run
         self._taken = 0  # feeds, from the iterator
         self._window: deque[_Step] = deque()
+        self._astray = False  # workers may have a step that is not in the window: Ctrl-C came then
         self._usual: _Usual | None = None
         self._bindings: dict[Any, dict[str, int]] = {}  # of shapes that ran: they are prepared
 
@@ -119,23 +120,28 @@ class Stream:
         return values
 
     def _decide(self, step: _Step) -> list[Any] | None:
-        begun, step.begun = step.begun, None
+        begun = step.begun
         if begun is None:
             return None
         assert step.compiled is not None and not isinstance(step.given, Exception)
+        self._astray = True
+        step.begun = None
         try:
-            return self._steps.finish(begun, step.compiled, step.given)
+            values = self._steps.finish(begun, step.compiled, step.given)
         except BaseException:
             self.retreat()  # before anything else is done about it
             raise
+        self._astray = False
+        return values
 
     def retreat(self) -> None:
         """Undoes what was begun ahead; it is begun again when it is asked for."""
         begun = [step for step in self._window if step.begun is not None]
-        if begun:
+        if begun or self._astray:
             self._steps.undo([step.begun for step in begun])
         for step in begun:
             step.begun = None
+        self._astray = False
 
     def _fill(self, compiled: Compiled | None) -> None:
         depth = DEPTH if compiled is not None and self._steps.can_begin else 1
@@ -158,8 +164,10 @@ class Stream:
         bindings = usual.bindings if step.usual else self._bindings.get(_shapes(step.given))
         if bindings is None:
             return False
-        step.begun = self._steps.begin(compiled, step.given, bindings, ahead, before)
         step.compiled = compiled
+        self._astray = True
+        step.begun = self._steps.begin(compiled, step.given, bindings, ahead, before)
+        self._astray = False
         return step.begun is not None
 
     def _learn(self, given: Given) -> None:

@@ -361,7 +361,11 @@ class RemoteHosts(Members):
         request = next(self._requests)
         order = Order(Prepare(request, program, dict(bindings)))
         orders = dict.fromkeys(self._programs[program].workers, order)
-        self._ask(request, orders, _REQUEST_SECONDS)
+        try:
+            self._ask(request, orders, _REQUEST_SECONDS)
+        except BaseException:
+            self._failed += 1  # some may have compiled it, others not: all forget their ways
+            raise
 
     def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
         """Steps whose feeds are of known sizes: nothing is left to be found out about them."""

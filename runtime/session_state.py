@@ -76,6 +76,7 @@ class SessionState:
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
         self._computed: dict[int, list[Program]] = {}  # steps that are not settled
         self._failed = 0  # steps, when exchanges last agreed on their ways
+        self._stuck = False  # a step failed here, which the coordinator has not decided yet
         self._last: tuple[str, dict[str, int], list[Program]] | None = None  # of the last step
         self._departures: list[tuple[int, int]] | None = None
         self._traced = False
@@ -141,10 +142,26 @@ class SessionState:
         sizes = dict(bindings)
         draws, failed = sizes.pop(DRAWS, step), sizes.pop(FAILED, 0)
         if failed != self._failed:
-            self._failed = failed
+            self._failed, self._stuck = failed, False
             self.exchanges.abort()
-        programs = self._programs_of(program, sizes, draws)
-        self.mail.deadline = monotonic() + deadline
+        if self._stuck:  # who waits for what the failed one did not send would take this one's
+            raise SessionError(f"step {step} was not run, because the one before it failed")
+        try:
+            programs = self._programs_of(program, sizes, draws)
+            self.mail.deadline = monotonic() + deadline
+            return self._computed_by(programs, step, draws, feeds, trace)
+        except BaseException:
+            self._stuck = True
+            raise
+
+    def _computed_by(
+        self,
+        programs: list[Program],
+        step: int,
+        draws: int,
+        feeds: Mapping[str, Array],
+        trace: bool,
+    ) -> Computed:
         if not trace:
             self._departures = self.mail.arrivals = None
             fetches = self._run(programs, step, draws, feeds, None)
@@ -184,6 +201,7 @@ class SessionState:
 
     def prepare(self, program: str, bindings: dict[str, int]) -> None:
         loaded = self._loaded(program)
+        self._last = None  # the next step says anew which program was used last, on all workers
         for device in loaded.partitions:
             self._specialised(loaded, device, bindings).rehearse()
 
@@ -312,6 +330,7 @@ class SessionState:
             del self._computed[each]
         self.mail.cancel(step, StepTimeout(f"step {step} was given up"))
         self.exchanges.abort()
+        self._stuck = False
         self.mail.finish(step)
 
     def usage(self) -> Usage:

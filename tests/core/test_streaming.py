@@ -33,6 +33,10 @@ class Model:
             summed = gf.sum(checked, axis=0) + noise
         with gf.device(first):
             self.update = gf.assign(self.state, 0.5 * self.state + 0.1 * summed)
+            count = gf.variable(0.0, name="count")
+            counted = gf.assign(count, count + 1.0)
+        with gf.device(second):
+            self.other = counted * 1.0
 
     def feeds(self, count: int, failing: int = -1, rows: int = 2) -> list[dict[Any, Any]]:
         values = [np.full((rows, 3), step + 1.0, "float32") for step in range(count)]
@@ -303,6 +307,37 @@ def test_what_ends_a_program_in_an_iterator_is_not_kept_back_and_the_state_is_th
     rest = session.run(model.update, iter(feeds[len(values) :]), steps=8 - len(values))
     assert [*values, *(each.tobytes() for each in rest)] == expected[:-1]
     assert session.get(model.state).tobytes() == expected[-1]
+
+
+@pytest.mark.parametrize("where", ["begun", "decided"])
+def test_ctrl_c_while_a_step_is_begun_or_about_to_be_decided_leaves_none_with_the_workers(
+    session: gf.Session, model: Model, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they had would be committed together with the next step of anything."""
+    session.run(model.other)
+    feeds = model.feeds(2)
+    expected = looped(session, model, feeds[:1])
+    restart(session, model)
+    steps = session._steps
+    begin = steps.begin
+
+    def begun(*args: Any) -> Any:
+        begin(*args)
+        raise KeyboardInterrupt
+
+    def decided(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    stream = session.run(model.update, feeds, steps=2)
+    values = [next(stream).tobytes()]
+    name, interrupted = ("begin", begun) if where == "begun" else ("finish", decided)
+    monkeypatch.setattr(steps, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    monkeypatch.undo()
+    session.run(model.other)
+    session.run(model.other)
+    assert [*values, session.get(model.state).tobytes()] == expected
 
 
 def test_feeds_that_a_step_lacks_name_the_step(session: gf.Session, model: Model) -> None:

@@ -50,6 +50,8 @@ class FakeHost:
 
     def prepare(self, session: str, program: str, bindings: dict[str, int]) -> None:
         self.prepared.append((program, bindings))
+        if "raise" in self.programs[program][0]:
+            raise OpError("matmul_1 at model.py:7 cannot be compiled")
 
     def compute(
         self,

@@ -33,8 +33,9 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.devices import Device, Worker
 from graphflow.runtime.coordinator import RemoteHosts
 from graphflow.runtime.launch.local import LocalWorkers
-from graphflow.runtime.messages import StepResult
+from graphflow.runtime.messages import Compute, StepResult
 from graphflow.runtime.rendezvous import left_out
+from graphflow.runtime.session_state import FAILED
 from graphflow.runtime.wire import CHUNK_BYTES
 
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
@@ -177,6 +178,17 @@ def test_an_op_error_names_op_and_line_and_carries_the_remote_traceback(hosts: R
     load(hosts, "good", "count", "count")
     run(hosts, "good", 2)
     assert hosts.read(0, "n") == 1, "the failed step must not have counted"
+
+
+def test_workers_of_which_one_could_not_prepare_a_program_agree_on_their_ways_anew(
+    hosts: RemoteHosts,
+) -> None:
+    """Each keeps so many sizes: of what the others let go of then, it does not know."""
+    load(hosts, "p", "", "raise")
+    with pytest.raises(OpError, match="cannot be compiled"):
+        hosts.prepare("p", {"n": 3})
+    _, orders = hosts._orders(hosts._loaded("p"), Compute(0, "p", {}, [], False, 1), 1, {}, True)
+    assert [order.message.bindings for order in orders.values()] == [{FAILED: 1}] * 2
 
 
 def test_a_step_past_its_deadline_names_the_edge_that_was_waited_for(hosts: RemoteHosts) -> None:
