@@ -157,6 +157,17 @@ def profile(
     return made
 
 
+def machine_profile(devices: Iterable[str]) -> Profile:
+    """What `measure_machine` tells of the devices named, as it is kept: measured at most once."""
+    known = profile({_kind(device) for device in devices})
+    return {
+        "format": known["format"],
+        "key": known["key"],
+        "devices": known["devices"],
+        "links": {"thread": known["links"]["thread"]},
+    }
+
+
 def keep_links(links: Mapping[str, Link], folder: Path | None = None) -> Profile:
     """Remember links of a kind ("process", "client", …) that were measured on this machine."""
     known = profile(folder=folder)

@@ -191,11 +191,12 @@ class Host:
         return state.usage() if state is not None else Usage()
 
     def measure(self) -> dict[str, Any]:
-        """Calibrate this machine: plain data for the cost model."""
-        from graphflow.placement.calibrate import measure_machine
+        """This machine's speeds, as calibrated before or now, and then kept here: plain data for
+        the cost model."""
+        from graphflow.placement.calibrate import machine_profile
 
         with everywhere():
-            return measure_machine(self.devices)
+            return machine_profile(self.devices)
 
     def _of(self, session: str) -> SessionState:
         state = self._sessions.get(session)

@@ -30,7 +30,8 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
     """Ask what is neither described in the cluster file nor kept from before.
 
     Workers that a session starts are this machine, whose profile is kept; their links are measured
-    once and kept with it. Workers elsewhere measure themselves, about a second each.
+    once and kept with it. Workers elsewhere measure themselves, about a second each, and keep that
+    there; links to them are measured for each session, since networks change.
     """
     if cluster.kind == "local":
         if len(cluster.workers) > 1 and "process" not in profile()["links"]:
