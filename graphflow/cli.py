@@ -6,7 +6,6 @@ script keeps its own.
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,9 @@ import typer
 
 from graphflow._version import __version__
 from graphflow.cli_arguments import (
+    argument,
     attribute_of,
+    cluster_at,
     cluster_of,
     code_of,
     folder,
@@ -32,10 +33,12 @@ from graphflow.cli_arguments import (
 from graphflow.cli_keys import app as keys
 from graphflow.cli_status import status
 from graphflow.connect import default_cluster
-from graphflow.errors import ArgumentError, GraphflowError, PlanError
+from graphflow.environment import check_switches, word
+from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.modules import module_names, require_modules
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import SUFFIXES, Plan, plan
+from graphflow.placement.view.text import counted
 
 app = typer.Typer(
     name="graphflow",
@@ -138,21 +141,27 @@ def worker(
 
     Beyond loopback, with the key of this machine: graphflow worker --listen tcp://10.0.0.2:7001
     """
-    from graphflow.runtime.logs import configure
+    from graphflow.runtime.logs import FORMATS, configure_by_environment
     from graphflow.runtime.recorder import attended
+    from graphflow.runtime.security.keys import WORKER, Keyring
     from graphflow.runtime.security.limits import Limits
+    from graphflow.runtime.transport import transport_of
     from graphflow.runtime.worker.serving import mourn, serve  # loads ZeroMQ
 
     if insecure:
         typer.echo(
             "warning: --insecure: whoever reaches this address can run graphs here", err=True
         )
-    configure(
-        log_format or os.environ.get("GRAPHFLOW_LOG") or "text",
-        log_level or os.environ.get("GRAPHFLOW_LOG_LEVEL") or "info",
-    )
-    names = names_of(devices)
-    Cluster.here(devices=names)  # refuses names of devices that are not here
+    check_switches()
+    configure_by_environment(log_format or word("GRAPHFLOW_LOG", FORMATS) or "text", log_level)
+    with argument("--listen"):
+        transport_of(listen).check(listen, insecure=True, listening=True)
+    with argument("--devices"):
+        names = names_of(devices)
+        Cluster.here(devices=names)  # refuses names of devices that are not here
+    if key is not None:
+        with argument("--key"):
+            Keyring().own(key, WORKER)
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
@@ -232,13 +241,14 @@ def plan_command(
     if diff is not None:
         if target is not None:
             raise ArgumentError("--diff compares two saved plans; leave out script.py:name")
-        first, other = (Plan.load(readable(path)) for path in diff)
+        with argument("--diff"):
+            first, other = (Plan.load(readable(path)) for path in diff)
         typer.echo(str(first.diff(other)))
         return
     if target is None:
         raise ArgumentError("Missing argument 'TARGET': script.py:name, or --diff a.json b.json")
     if output is not None and output.suffix not in SUFFIXES:
-        raise PlanError(f"{output}: a plan is saved as {', '.join(SUFFIXES)}")
+        raise ArgumentError(f"--output {output}: a plan is saved as {', '.join(SUFFIXES)}")
     if hardware is not None and (workers is not None or cluster is not None):
         raise ArgumentError("give --hardware, --workers or --cluster, not two of them")
     chosen = (
@@ -255,6 +265,9 @@ def plan_command(
         typer.echo(f"wrote {output}")
 
 
+app.command()(status)
+
+
 @app.command("devices")
 def devices_command(cluster: ClusterFile = None) -> None:
     """List the devices of this machine, or of a cluster file, with their speeds."""
@@ -266,7 +279,7 @@ def devices_command(cluster: ClusterFile = None) -> None:
     if cluster is None:
         shown = Cluster.here(devices=["cpu:0", *gpus()])
     else:
-        shown = Cluster.load(readable(cluster))
+        shown = cluster_at(cluster)
     table = Table(box=None, header_style="bold")
     for column in ("device", "address", "memory", "threads", "GFLOP/s", "GB/s"):
         table.add_column(column, justify="left" if column in ("device", "address") else "right")
@@ -354,7 +367,7 @@ def cache(
         raise ArgumentError(f"cache takes info or clear, not {action!r}")
     store = Store()
     usage = store.usage() if action == "info" else store.clear()
-    what = f"{usage.entries} compiled kernels, {usage.nbytes / 2**20:.1f} MiB"
+    what = f"{counted(usage.entries, 'compiled kernel')}, {usage.nbytes / 2**20:.1f} MiB"
     if action == "info":
         typer.echo(f"{what} of at most {LIMIT / 2**20:.0f} in {usage.folder}")
     else:
@@ -362,7 +375,6 @@ def cache(
 
 
 app.add_typer(keys)
-app.command()(status)
 
 
 def _scaled(value: float | None) -> str:
@@ -379,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    except ArgumentError as error:
+    except (ArgumentError, InsecureAddress) as error:
         typer.echo(f"graphflow: {error}", err=True)
         return 2
     except GraphflowError as error:

@@ -13,15 +13,26 @@ from typing import Any
 import typer
 
 from graphflow.arguments import signature_of
-from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError
+from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
 from graphflow.graph import Graph
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.host import gpu_memory
-from graphflow.placement.placers import Placer
+from graphflow.placement.placers import Placer, get_placer
 from graphflow.placement.placers.auto import Auto
 from graphflow.spec import show_shape
-from graphflow.structure import flatten
+from graphflow.structure import bind, flatten
+
+
+@contextmanager
+def argument(option: str) -> Iterator[None]:
+    """Whatever refuses the value of an option makes it a wrong argument."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except GraphflowError as error:
+        raise ArgumentError(f"{option}: {error}") from error
 
 
 def names_of(devices: str) -> list[str]:
@@ -50,24 +61,35 @@ def cluster_of(
     if path is not None:
         if threads is not None or devices != "cpu:0":
             raise ArgumentError(f"give devices and threads in {path}, not as options beside it")
+        return cluster_at(path)
+    with argument("--devices"):
+        names = names_of(devices)
+        if workers is None:
+            return Cluster.here(devices=names, threads=threads)
+        return Cluster.local(workers=workers, devices=names, threads=threads)
+
+
+def cluster_at(path: Path) -> Cluster:
+    with argument("--cluster"):
         return Cluster.load(readable(path))
-    if workers is None:
-        return Cluster.here(devices=names_of(devices), threads=threads)
-    return Cluster.local(workers=workers, devices=names_of(devices), threads=threads)
 
 
 def placer_of(name: str, seconds: float | None) -> str | Placer:
+    with argument("--placer"):
+        get_placer(name)
     if seconds is None:
         return name
     if name != "auto":
         raise ArgumentError(f"--seconds limits --placer auto, not {name}")
-    return Auto(seconds=seconds)
+    with argument("--seconds"):
+        return Auto(seconds=seconds)
 
 
 def hardware_of(hardware: str) -> Cluster:
     """Hardware by its short name, with a link between hosts after an @."""
     name, separator, network = hardware.partition("@")
-    return Cluster.hypothetical(name, network=network.strip() if separator else None)
+    with argument("--hardware"):
+        return Cluster.hypothetical(name, network=network.strip() if separator else None)
 
 
 def folder(path: Path) -> Path:
@@ -160,4 +182,8 @@ def shapes_of(target: str, fetches: Any, given: Sequence[str]) -> Mapping[Tensor
                 f"placeholder {name!r} takes {show_shape(tensor.spec.shape)}: "
                 f"give its sizes, --shape {name}=…"
             )
+    plain = {t: tuple(s for s in t.spec.shape if isinstance(s, int)) for t in by_name.values()}
+    known = {tensor.node: shapes.get(tensor, shape) for tensor, shape in plain.items()}
+    with argument("--shape"):
+        bind(graph, known, PlanError)
     return shapes

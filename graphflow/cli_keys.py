@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from graphflow.cli_arguments import argument
 from graphflow.errors import KeyFileError
-from graphflow.runtime.security.keys import COORDINATOR, Keyring
+from graphflow.runtime.security.keys import COORDINATOR, Keyring, checked_name, checked_role
 
 app = typer.Typer(
     name="keys",
@@ -35,6 +36,9 @@ def new(
     Example: graphflow keys new box1 --role worker
     """
     ring = Keyring()
+    with argument("graphflow keys new"):
+        checked_name(name, "NAME")
+        checked_role(role, "--role")
     pair = ring.new(name, role)
     typer.echo(f"{pair.public}")
     typer.echo(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphflow.cli_arguments import argument
 from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.view.text import printable, size
@@ -93,7 +94,8 @@ def _workers(targets: Sequence[str], key: str | None, ring: Keyring) -> tuple[li
     from graphflow.runtime.status import Address
 
     if all("://" in target for target in targets):
-        digits = ring.key_of(key, WORKER) if key else ""
+        with argument("--worker-key"):
+            digits = ring.key_of(key, WORKER) if key else ""
         return [Address(target, digits) for target in targets], False
     if len(targets) != 1:
         raise ArgumentError("status takes addresses tcp://host:port, or one cluster file")
@@ -102,7 +104,8 @@ def _workers(targets: Sequence[str], key: str | None, ring: Keyring) -> tuple[li
         raise ArgumentError(
             f"{target!r} is neither an address tcp://host:port nor a file that is there"
         )
-    cluster = Cluster.load(target)
+    with argument("TARGET"):
+        cluster = Cluster.load(target)
     if any(worker.address is None for worker in cluster.workers):
         raise ArgumentError(f"{target} has workers without addresses: there is nobody to ask")
     found = [
@@ -117,7 +120,8 @@ def _pair(workers: Sequence[Address], key: str | None, ring: Keyring) -> KeyPair
 
     if key is None and not any(worker.key for worker in workers):
         return None
-    return own_pair(ring, key)
+    with argument("--key"):
+        return own_pair(ring, key)
 
 
 def _watch(look: Any, every: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphflow.compiled import Compiled, Route
+from graphflow.environment import setting
 from graphflow.op import Node
 from graphflow.runtime.hosts import Hosts, LocalHosts
 from graphflow.runtime.metrics import watch_process
@@ -62,7 +62,7 @@ def serve_metrics(address: str | None, hosts: Hosts) -> MetricsServer | None:
         ArgumentError, InsecureAddress, AddressInUse, TransportError: as `MetricsServer`.
     """
     if address is None:
-        address = os.environ.get("GRAPHFLOW_METRICS") or None
+        address = setting("GRAPHFLOW_METRICS")
     if address is None:
         return None
     from graphflow.runtime.endpoint import MetricsServer

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+from graphflow.environment import is_on
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Tensor, as_tensor, function, promoted
 from graphflow.ops.correlation import conv_op, conv_transpose_op
@@ -183,7 +183,7 @@ def _exactness(exact: bool | None) -> dict[str, bool]:
     if exact is not None and not isinstance(exact, bool):
         raise ArgumentError(f"exact is True, False or None, not {exact!r}")
     if exact is None:
-        exact = os.environ.get("GRAPHFLOW_WINOGRAD") == "off"
+        exact = not is_on("GRAPHFLOW_WINOGRAD")
     return {"exact": True} if exact else {}
 
 

@@ -9,11 +9,11 @@ capture that fails gives its step up, or all of them, and says so once: the bits
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from graphflow.environment import is_on
 from graphflow.op import Node
 from graphflow.runtime.logs import Log
 
@@ -64,7 +64,7 @@ class _Run:
 
 def graphs_enabled() -> bool:
     """Whether steps are captured: unless GRAPHFLOW_CUDA_GRAPHS=off."""
-    return os.environ.get("GRAPHFLOW_CUDA_GRAPHS") != "off"
+    return is_on("GRAPHFLOW_CUDA_GRAPHS")
 
 
 class Steps:

@@ -11,7 +11,6 @@ in the log. GRAPHFLOW_GPU_LIBRARIES=off leaves nvmath-python and cudnn-frontend 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.environment import is_on
 from graphflow.errors import CompileError
 from graphflow.op import Op
 from graphflow.runtime.gpu_graphs import graphs_enabled
@@ -49,7 +49,7 @@ class Libraries:
 
 def libraries() -> Libraries:
     """What is installed here."""
-    wanted = os.environ.get("GRAPHFLOW_GPU_LIBRARIES") != "off"
+    wanted = is_on("GRAPHFLOW_GPU_LIBRARIES")
     return Libraries(wanted and _is_there("nvmath"), wanted and _is_there("cudnn"))
 
 

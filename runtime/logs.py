@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import sys
 import threading
@@ -22,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from graphflow.environment import word
 from graphflow.errors import ArgumentError
 
 FORMATS = ("text", "json")
@@ -310,18 +310,13 @@ def configure(format: str = "text", level: str = "info", stream: TextIO | None =
 
 
 def configure_by_environment(format: str | None = None, level: str | None = None) -> None:
-    """As `configure`, with what is not given from `GRAPHFLOW_LOG` ("text" or "json") and
+    """As `configure`, with what is None from `GRAPHFLOW_LOG` ("text" or "json") and
     `GRAPHFLOW_LOG_LEVEL`; nothing where neither asks for logs.
 
     Raises:
         ArgumentError: another format or level; it says where it came from.
     """
-    told = format or os.environ.get("GRAPHFLOW_LOG", "")
-    wanted = level or os.environ.get("GRAPHFLOW_LOG_LEVEL", "")
-    if not told and not wanted:
-        return
-    if (told or "text") not in FORMATS:
-        raise ArgumentError(f"GRAPHFLOW_LOG is {' or '.join(FORMATS)}, not {told!r}")
-    if (wanted or "info") not in LEVELS:
-        raise ArgumentError(f"GRAPHFLOW_LOG_LEVEL is one of {', '.join(LEVELS)}, not {wanted!r}")
-    configure(told or "text", wanted or "info")
+    told = word("GRAPHFLOW_LOG", FORMATS) if format is None else format
+    wanted = word("GRAPHFLOW_LOG_LEVEL", LEVELS) if level is None else level
+    if told is not None or wanted is not None:
+        configure(told or "text", wanted or "info")

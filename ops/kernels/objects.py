@@ -17,8 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphflow.environment import setting
+
 LIMIT = 64 << 20
 """Bytes that entries may take in all."""
+
 _SUFFIX = ".kernel"
 _TOGETHER = ".kernels"  # of several entries, which say where it is
 _ELSEWHERE = b"graphflow: in "
@@ -27,9 +30,9 @@ _DIGEST = hashlib.sha256().digest_size
 
 def cache_folder() -> Path:
     """The user's folder for what graphflow keeps between processes."""
-    if own := os.environ.get("GRAPHFLOW_CACHE"):
+    if own := setting("GRAPHFLOW_CACHE"):
         return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
+    base = setting("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "graphflow"
 
 

@@ -7,7 +7,6 @@ into parts for the threads of the current pool where it is worth that; the cut c
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.environment import is_on
 from graphflow.errors import ShapeError, Untraceable
 from graphflow.op import Op
 from graphflow.ops.kernels import emit, reductions
@@ -37,7 +37,7 @@ FREED = 20_000
 
 def enabled() -> bool:
     """Whether kernels are generated: unless GRAPHFLOW_JIT=off."""
-    return os.environ.get("GRAPHFLOW_JIT") != "off"
+    return is_on("GRAPHFLOW_JIT")
 
 
 # What can be generated ------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphflow.environment import setting
 from graphflow.errors import KeyFileError
 
 COORDINATOR, WORKER, CLIENT = ROLES = ("coordinator", "worker", "client")
@@ -60,7 +61,7 @@ class PublicKey:
         if head != _PUBLIC or len(rest) != 3 or not _KEY.fullmatch(rest[2]):
             raise KeyFileError(f"{where} is no public key: '{_PUBLIC} ROLE NAME KEY' is expected")
         role, name, key = rest
-        return PublicKey(checked_name(name, where), _checked_role(role, where), key)
+        return PublicKey(checked_name(name, where), checked_role(role, where), key)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def checked_name(name: str, where: str) -> str:
     return name
 
 
-def _checked_role(role: str, where: str) -> str:
+def checked_role(role: str, where: str) -> str:
     if role not in ROLES:
         raise KeyFileError(f"{where}: a key's role is one of {', '.join(ROLES)}, not {role!r}")
     return role
@@ -100,7 +101,7 @@ def keys_folder() -> Path:
     Raises:
         KeyFileError: it is in the home of a user who is not there.
     """
-    own, base = os.environ.get("GRAPHFLOW_KEYS"), os.environ.get("XDG_CONFIG_HOME")
+    own, base = setting("GRAPHFLOW_KEYS"), setting("XDG_CONFIG_HOME")
     try:
         if own:
             return Path(own).expanduser()
@@ -129,7 +130,7 @@ class Keyring:
         from zmq.utils import z85
 
         checked_name(name, "graphflow keys new")
-        _checked_role(role, "graphflow keys new")
+        checked_role(role, "graphflow keys new")
         public, secret = (z85.decode(half) for half in zmq.curve_keypair())
         pair = KeyPair(PublicKey(name, role, public.hex()), secret)
         text = f"{_SECRET} {role} {name} {pair.public.key} {secret.hex()}"

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.environment import is_on
 from graphflow.errors import TransportError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -143,7 +144,7 @@ def _check_room(nbytes: int) -> None:
 def is_possible() -> bool:
     """Whether processes of this system can share memory in this way, and may: unless
     GRAPHFLOW_SHARED_MEMORY=off."""
-    if os.environ.get("GRAPHFLOW_SHARED_MEMORY") == "off":
+    if not is_on("GRAPHFLOW_SHARED_MEMORY"):
         return False
     return sys.platform == "linux" and hasattr(os, "memfd_create") and bool(_namespace())
 

@@ -141,6 +141,13 @@ def test_no_module_reads_the_environment_when_it_is_imported() -> None:
     assert wrong == []
 
 
+def test_the_environment_is_read_in_one_place() -> None:
+    """That of local workers is handed on as a whole."""
+    readers = {"graphflow.environment", "graphflow.runtime.launch.local"}
+    reading = re.compile(r"\bos\.(environ|getenv)")
+    assert {source.module for source in sources() if reading.search(source.text)} == readers
+
+
 @cache
 def _raised() -> list[tuple[str, str]]:
     """The name of each error that is raised, and where."""
