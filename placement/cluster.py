@@ -140,6 +140,11 @@ class Cluster:
         """
         from graphflow.placement.cluster_file import read
 
+        if "://" in str(path):
+            raise ClusterError(
+                f"{path} is an address; workers by address are listed in a file, whose name is "
+                'given instead: [[workers]], then address = "tcp://host:port", for each'
+            )
         return cls.from_dict(read(Path(path)))
 
     @classmethod

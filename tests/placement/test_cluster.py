@@ -306,6 +306,12 @@ def test_a_wrong_file_is_refused_with_file_line_and_remedy(
     assert "cluster.toml" in str(caught.value)
 
 
+def test_an_address_in_place_of_a_file_is_told_where_it_belongs() -> None:
+    for given in ("tcp://127.0.0.1:7001", "tcp://a:1,tcp://b:2"):
+        with pytest.raises(ClusterError, match=r"is an address; .*\[\[workers\]\]"):
+            Cluster.load(given)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"cannot read cluster file .*nowhere\.toml"):
         Cluster.load(tmp_path / "nowhere.toml")
