@@ -410,7 +410,7 @@ def test_a_worker_does_not_start_with_a_key_file_that_is_not_as_it_should_be(
     spoil(path)
     with timed(49, "ended, from its start"):
         running.append(worker := Worker("tcp://127.0.0.1:*", "--key", "box", env=keys))
-        assert worker.wait(30.0) == 1
+        assert worker.wait(30.0) == 2
     (line,) = [line for line in worker.errors if line]
     assert str(path) in line and "Traceback" not in worker.told()
 
