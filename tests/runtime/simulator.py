@@ -212,7 +212,7 @@ class World:
         held.append((self.now, self.now + seconds))
 
     def _all_out(self, worker: int, seconds: float) -> None:
-        for user in self.users:
+        for user in (*self.users, *self.zombies):
             self._out(self._party(user), worker, seconds)
 
     # Names ---------------------------------------------------------------------------------------
