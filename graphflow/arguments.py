@@ -39,12 +39,7 @@ def checked(f: Callable[..., Any], what: str) -> Callable[..., Any]:
     @functools.wraps(f)
     def entered(*args: Any, **kwargs: Any) -> Any:
         try:
-            for place, name, kind in arguments():
-                value = args[place] if place < len(args) else kwargs.get(name, _NOT)
-                taken = value if value is _NOT else kind.take(value)
-                if taken is value:
-                    continue
-                _require(taken, name, kind, value)
+            for place, name, taken in _replaced(arguments(), args, kwargs):
                 if place < len(args):
                     args = (*args[:place], taken, *args[place + 1 :])
                 else:
@@ -81,10 +76,7 @@ def _watched(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> C
 
     def wrong_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphflowError | None:
         try:
-            for place, name, kind in arguments():
-                value = args[place] if place < len(args) else kwargs.get(name, _NOT)
-                if value is not _NOT:
-                    _require(kind.take(value), name, kind, value)
+            _replaced(arguments(), args, kwargs)
         except ArgumentError as refused:
             return error(f"{_name(what, args)} at {user_location()}: {refused}")
         return None
@@ -149,6 +141,24 @@ _NOT = object()
 
 def _name(what: str, args: Sequence[Any]) -> str:
     return what or type(args[0]).__name__
+
+
+def _replaced(
+    arguments: Sequence[_Argument], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[int, str, Any]]:
+    """Those that are given as something else than they are taken as: where, and as what.
+
+    Raises:
+        ArgumentError: one is not what its annotation says.
+    """
+    found = []
+    for place, name, kind in arguments:
+        value = args[place] if place < len(args) else kwargs.get(name, _NOT)
+        taken = value if value is _NOT else kind.take(value)
+        if taken is not value:
+            _require(taken, name, kind, value)
+            found.append((place, name, taken))
+    return found
 
 
 def _require(taken: Any, name: str, kind: _Kind, value: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -194,19 +194,12 @@ class Cluster:
         if launch is None and None in (known for _, known in entries):
             launch = 5e-6
         given: dict[str, Any] = {"flops": flops, "bandwidth": bandwidth, "launch": launch}
-        hosts = []
-        for index in range(workers):
-            made = []
-            for local, known in entries:
-                size = memory if known is None or memory is not None else product(known).memory
-                if size is None:
-                    raise ClusterError(f"{local} is hypothetical: give its memory (bytes)")
-                full = f"/worker:{index}/{local}"
-                made.append(Device(full, local_kind(local), size, product=known, **given))
-            inside = None if link is None else Cable.named(link)
-            hosts.append(Host(f"host {index}", (Worker(index, None, tuple(made)),), inside))
-        all_workers = tuple(worker for host in hosts for worker in host.workers)
+        all_workers = tuple(
+            Worker(i, None, _hypothetical(i, entries, memory, given)) for i in range(workers)
+        )
+        inside = None if link is None else Cable.named(link)
         if link_bandwidth is None:
+            hosts = [Host(f"host {worker.index}", (worker,), inside) for worker in all_workers]
             between = None if network is None else Cable.named(network)
             links, ports = connect(hosts, between)
             return cls(all_workers, tuple(links), kind="hypothetical", ports=tuple(ports))
@@ -460,6 +453,23 @@ def _worker_on_this_host(
                 Device(full, kind, max(1, int(gpu_memory(name) * MEMORY_SHARE / processes)))
             )
     return Worker(index, None, tuple(made))
+
+
+def _hypothetical(
+    worker: int,
+    entries: Sequence[tuple[str, str | None]],
+    memory: int | None,
+    given: Mapping[str, Any],
+) -> tuple[Device, ...]:
+    """A worker's devices; a product has its own memory where none is said."""
+    made = []
+    for local, known in entries:
+        size = memory if known is None or memory is not None else product(known).memory
+        if size is None:
+            raise ClusterError(f"{local} is hypothetical: give its memory (bytes)")
+        full = f"/worker:{worker}/{local}"
+        made.append(Device(full, local_kind(local), size, product=known, **given))
+    return tuple(made)
 
 
 def _listed(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:

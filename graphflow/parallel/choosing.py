@@ -165,40 +165,48 @@ class Choosing:
         What is cut already is computed with as it is, if that is possible: who cuts the weights of
         two layers wants the sum of the second to travel, and not the weights, small as they may be.
         """
-        n = self.mesh.sizes[m]
         travels = False
         total = 0.0
         for tensor, names in zip(node.inputs, rule.inputs, strict=True):
-            layout = self.values[tensor].layout
-            size = self._bytes(tensor.spec) * (n - 1)
-            at = next((d for d, s in enumerate(layout.dims) if m in s.axes), None)
-            wanted = choice is not None and choice in names
-            if at is not None:
-                if not (wanted and names[at] == choice):
-                    total += size / n if wanted else size
-                    travels = True
-                elif rule.windows(choice or ""):
-                    total += size / n / 100
-            elif any(a == m for a, _ in layout.partial) and choice != KEEP:
-                total += size if wanted else 2 * size
-                travels = True
+            moves, cost = self._brought(tensor, names, rule, m, choice)
+            travels |= moves
+            total += cost
         for tensor, names in zip(node.outputs, rule.outputs, strict=True):
-            size = self._bytes(tensor.spec) * (n - 1)
-            wish = self.wishes.get(tensor)
-            at = next((d for d, s in enumerate(wish.dims) if m in s.axes), None) if wish else None
-            if choice is None:
-                continue
-            if choice == KEEP or choice not in names:
-                total += size if at is not None else 2 * size
-            elif at is None:
-                total += size
-            elif names[at] != choice:
-                total += size / n
+            total += self._sent(tensor, names, m, choice)
         if choice is None or choice == KEEP:
-            total += (n - 1) * flops / FLOPS_A_BYTE
+            total += (self.mesh.sizes[m] - 1) * flops / FLOPS_A_BYTE
         elif choice.isupper():
             total += 16.0
         return travels, total * (1e-3 if m in self.mesh.local else 1.0)
+
+    def _brought(
+        self, tensor: Tensor, names: str, rule: Rule, m: str, choice: str | None
+    ) -> tuple[bool, float]:
+        """Of an input: whether more than its halos has to travel, and bytes that do."""
+        layout, n = self.values[tensor].layout, self.mesh.sizes[m]
+        size = self._bytes(tensor.spec) * (n - 1)
+        at = _cut_at(layout, m)
+        wanted = choice is not None and choice in names
+        if at is not None:
+            if not wanted or names[at] != choice:
+                return True, size / n if wanted else size
+            return False, size / n / 100 if rule.windows(choice or "") else 0.0
+        if choice != KEEP and any(a == m for a, _ in layout.partial):
+            return True, size if wanted else 2 * size
+        return False, 0.0
+
+    def _sent(self, tensor: Tensor, names: str, m: str, choice: str | None) -> float:
+        """Bytes of an output that travel to those who wish it otherwise."""
+        if choice is None:
+            return 0.0
+        n, wish = self.mesh.sizes[m], self.wishes.get(tensor)
+        size = self._bytes(tensor.spec) * (n - 1)
+        at = _cut_at(wish, m) if wish else None
+        if choice == KEEP or choice not in names:
+            return size if at is not None else 2 * size
+        if at is None:
+            return size
+        return size / n if names[at] != choice else 0.0
 
     def _split(self, node: Node, rule: Rule, letter: str, axes: tuple[str, ...]) -> Split:
         """How a letter is cut: in the pieces of inputs that are cut along the same axes."""
@@ -224,3 +232,8 @@ class Choosing:
                 if self.cuts.can(rule.sizes[letter], own):
                     return own
         return Split(axes)
+
+
+def _cut_at(layout: Layout, m: str) -> int | None:
+    """The axis that is cut along an axis of the mesh."""
+    return next((d for d, split in enumerate(layout.dims) if m in split.axes), None)

@@ -98,34 +98,30 @@ class Emitter:
             ]
             partial = tuple((m, kind) for m, (members, kind) in kept.items() if i in members)
             value = self.values[tensor]
-            windows = [
-                (d, letter)
-                for d, letter in enumerate(names)
-                if i in rule.sharding.windowed and rule.windows(letter)
-                if letter in splits
-                or (
-                    node.op.name in _PARTS
-                    and self._sees_a_part(rule, letter, tensor.shape[d], value.layout.dims[d])
-                )
-            ]
-            for d, _ in windows:
-                have = value.layout.dims[d]
-                # Neighbours along an axis of the mesh that is to cut another window have other rows
-                # of that one by then.
-                taken = {
-                    a for e, letter in windows if e != d for a in splits.get(letter, WHOLE).axes
-                }
-                stays = bool(have) and have.outer == 1 and not taken & set(have.axes)
-                dims[d] = have if stays else WHOLE
-                used = {a for e, s in enumerate(dims) if e != d for a in s.axes}
-                if used & set(dims[d].axes):
-                    dims[d] = WHOLE
+            windows = self._windows(node, rule, i, splits)
+            _leave_windows(dims, windows, value.layout, splits)
             value = self.moves.to(value, Layout(tuple(dims), partial), node, called(tensor.node))
             for d, letter in windows:
                 split = splits.get(letter, WHOLE)
                 value = self._window(node, rule, split, letter, d, i, value, ranges)
             parts.append(value.parts)
         return parts, ranges
+
+    def _windows(
+        self, node: Node, rule: Rule, i: int, splits: Mapping[str, Split]
+    ) -> list[tuple[int, str]]:
+        """Axes of an input, and their letters, along which windows go and places have a part."""
+        tensor, sharding = node.inputs[i], rule.sharding
+        if i not in sharding.windowed:
+            return []
+        have, in_parts = self.values[tensor].layout.dims, node.op.name in _PARTS
+        return [
+            (d, letter)
+            for d, letter in enumerate(rule.inputs[i])
+            if rule.windows(letter)
+            if letter in splits
+            or (in_parts and self._sees_a_part(rule, letter, tensor.shape[d], have[d]))
+        ]
 
     def _sees_a_part(self, rule: Rule, letter: str, size: Any, split: Split) -> bool:
         """Whether results that stay whole see a part only of an axis that is cut: that travels, and
@@ -399,3 +395,23 @@ class Emitter:
         for tensor, part in zip(node.outputs, made.outputs, strict=True):
             parts = (part,) * len(self.mesh.places)
             self.values[tensor] = Value(tensor.spec, whole(tensor.ndim), parts)
+
+
+def _leave_windows(
+    dims: list[Split],
+    windows: Sequence[tuple[int, str]],
+    have: Layout,
+    splits: Mapping[str, Split],
+) -> None:
+    """Axes with windows stay as they are, and halos are brought; where that cannot be, the whole
+    axis is. In place."""
+    for d, _ in windows:
+        # Neighbours along an axis of the mesh that is to cut another window have other rows of that
+        # one by then.
+        taken = {a for e, letter in windows if e != d for a in splits.get(letter, WHOLE).axes}
+        split = have.dims[d]
+        stays = bool(split) and split.outer == 1 and not taken & set(split.axes)
+        dims[d] = split if stays else WHOLE
+        used = {a for e, s in enumerate(dims) if e != d for a in s.axes}
+        if used & set(dims[d].axes):
+            dims[d] = WHOLE

@@ -109,28 +109,37 @@ class Passes:
         count = max([self.ready[s] for s in reductions] + [self.ready[s] + 1 for s in wanted])
         self.passes = [Pass() for _ in range(count)]
         self.between += [[] for _ in range(count)]
-        self.costs: dict[Step, int] = {}
-        for step in self.used:
-            if self.levels[step] == 2:
-                inner = (self.costs[a] for a in step.args if self.levels[a] == 2)
-                self.costs[step] = FLOPS.get(step.kind, 1) + sum(inner)
-        first: dict[Step, int] = {}
+        self.costs = self._costs()
+        self.first: dict[Step, int] = {}
         for k, each in enumerate(self.passes):
             each.sums = [s for s in reductions if self.ready[s] == k + 1]
             targets = [a for s in each.sums for a in s.args]
             targets += wanted if k == count - 1 else []
-            stack = [s for s in targets if self.levels[s] == 2]
-            while stack:
-                step = stack.pop()
-                if step in each.steps:
-                    continue
-                each.steps.add(step)
-                is_dear = self.costs[step] > _DEAR and not self.down  # columns are long, and 32
-                if first.setdefault(step, k) < k and is_dear:
-                    self.kept.setdefault(step, len(self.kept))
-                else:
-                    stack += [a for a in step.args if self.levels[a] == 2]
-        self.first = first
+            self._reach(k, [s for s in targets if self.levels[s] == 2])
+
+    def _costs(self) -> dict[Step, int]:
+        """Operations that an element of each step of the last level takes, with those before it."""
+        costs: dict[Step, int] = {}
+        for step in self.used:
+            if self.levels[step] == 2:
+                inner = (costs[a] for a in step.args if self.levels[a] == 2)
+                costs[step] = FLOPS.get(step.kind, 1) + sum(inner)
+        return costs
+
+    def _reach(self, k: int, stack: list[Step]) -> None:
+        """Put steps, and those that they need, into a pass; what is dear and was computed in an
+        earlier one waits for it."""
+        steps = self.passes[k].steps
+        while stack:
+            step = stack.pop()
+            if step in steps:
+                continue
+            steps.add(step)
+            is_dear = self.costs[step] > _DEAR and not self.down  # columns are long, and 32
+            if self.first.setdefault(step, k) < k and is_dear:
+                self.kept.setdefault(step, len(self.kept))
+            else:
+                stack += [a for a in step.args if self.levels[a] == 2]
 
     # Steps --------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ for itself: forward and backward, say.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,10 @@ def folded(plan: Plan) -> Plan:
 def fold(plan: Plan, made: Tree, limit: int) -> Plan:
     """The plan with `limit` groups at most folded, each into one box or a few."""
     return _plan(plan, _clusters(plan, made, limit))
+
+
+_Key = tuple[int, str, str]
+"""A group's identity and name, and a device."""
 
 
 @dataclass(eq=False)
@@ -93,7 +98,7 @@ def _clusters(plan: Plan, made: Tree, limit: int) -> list[_Cluster]:
             readers[source].append(i)
     keys = [(*labels[i], node.device) for i, node in enumerate(plan.nodes)]
     found: list[_Cluster | None] = [None] * len(plan.nodes)
-    latest: dict[tuple[int, str, str], _Cluster] = {}
+    latest: dict[_Key, _Cluster] = {}
     for i, sources in enumerate(reads):
         if not sources:
             continue
@@ -103,24 +108,31 @@ def _clusters(plan: Plan, made: Tree, limit: int) -> list[_Cluster]:
             level = 1 + max((cluster.level for cluster in before), default=0)
             mine = latest[keys[i]] = _Cluster(keys[i][1], level)
         found[i] = mine
-    # What reads nothing goes with its first reader, if that is of the same group.
     for i, sources in enumerate(reads):
-        if sources:
-            continue
-        after = [cluster for r in readers[i] if (cluster := found[r]) is not None]
-        first = min(after, key=lambda cluster: cluster.level, default=None)
-        place = latest.get(keys[i])
-        for cluster in (first, place):
-            if cluster is not None and cluster.label == keys[i][1]:
-                same_device = any(keys[r] == keys[i] for r in readers[i] if found[r] is cluster)
-                later = all(c is cluster or c.level > cluster.level for c in after)
-                if later and (same_device or (cluster is place and not after)):
-                    found[i] = cluster
-                    break
+        if not sources:
+            after = [(keys[r], cluster) for r in readers[i] if (cluster := found[r]) is not None]
+            found[i] = _beside(keys[i], latest.get(keys[i]), after)
         if found[i] is None:
             alone = (-1 - keys[i][0], *keys[i][1:])
             found[i] = latest.setdefault(alone, _Cluster(keys[i][1], 0))
     return [cluster for cluster in found if cluster is not None]
+
+
+def _beside(
+    mine: _Key, place: _Cluster | None, after: Sequence[tuple[_Key, _Cluster]]
+) -> _Cluster | None:
+    """The box that a node joins which reads nothing: its first reader's or that of its group, if
+    that is of the same group and its other readers are further down; else None."""
+    first = min((cluster for _, cluster in after), key=lambda c: c.level, default=None)
+    for cluster in (first, place):
+        if cluster is None or cluster.label != mine[1]:
+            continue
+        if any(c is not cluster and c.level <= cluster.level for _, c in after):
+            continue
+        is_alike = any(key == mine and c is cluster for key, c in after)
+        if is_alike or (cluster is place and not after):
+            return cluster
+    return None
 
 
 def _plan(plan: Plan, clusters: list[_Cluster]) -> Plan:
