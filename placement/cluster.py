@@ -31,6 +31,9 @@ from graphflow.placement.host import MEMORY_SHARE, cores, device_memory, gpu_mem
 from graphflow.placement.ports import Port
 from graphflow.placement.products import product
 
+MOST = 1024
+"""Devices of a cluster, each of which has a link to each other."""
+
 Kind = Literal["here", "local", "remote", "hypothetical"]
 
 
@@ -121,9 +124,15 @@ class Cluster:
 
         Raises:
             DeviceError: a malformed name, or a GPU that this host does not have.
-            ClusterError: fewer than one worker, a time that is not positive.
+            ClusterError: fewer than one worker, more than `MOST` devices, a time that is not
+                positive.
         """
         check_whole("workers", workers)
+        if workers * max(1, len(devices)) > MOST:
+            raise ClusterError(
+                f"local: {workers} workers of {len(devices)} devices are more than {MOST} devices, "
+                "the most that a cluster has; give fewer workers"
+            )
         made = tuple(
             _worker_on_this_host(i, devices, threads, processes=workers) for i in range(workers)
         )

@@ -53,7 +53,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from graphflow.errors import ClusterError, DeviceError
-from graphflow.placement.cluster import Cluster
+from graphflow.placement.cluster import MOST, Cluster
 from graphflow.placement.devices import CLIENT, Device, Link, Worker, local_kind
 from graphflow.placement.host import device_memory
 from graphflow.placement.products import product
@@ -63,8 +63,6 @@ from graphflow.placement.wiring import Wiring
 DEVICE_KEYS = ("memory", "threads", "flops", "bandwidth", "launch")
 LINK_KEYS = ("source", "target", "latency", "bandwidth", "symmetric")
 _DOTS = 1000
-MOST = 1024
-"""Devices of a cluster, each of which has a link to each other."""
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     unit: 1024 ** (power + 1) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))
 }
