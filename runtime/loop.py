@@ -347,6 +347,7 @@ class Loop:
         due = self._machine.wake_at(0.0)
         if now >= due:
             self._handle(Tick())
+            self._miss()
             due = self._machine.wake_at(0.0)
         self._due = due
         due = min(due, until)
@@ -416,6 +417,15 @@ class Loop:
                 self._handle(LinkUp(worker))
             else:
                 self._handle(self._down(worker))
+
+    def _miss(self) -> None:
+        """Notes processes of ours that ended before they were connected to: no link tells of it."""
+        if self._local is None:
+            return
+        for worker in self._machine.strangers():
+            ended = None if self._machine.is_lost(worker) else self._local.ended(worker)
+            if ended is not None:
+                self._handle(Gone(worker, ended.reason, ended.op))
 
     def _down(self, worker: int) -> CoordinatorEvent:
         ended = self._local.ended(worker, _LOCAL_EXIT_SECONDS) if self._local else None

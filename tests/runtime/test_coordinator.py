@@ -399,3 +399,20 @@ def test_who_is_left_out_so_that_all_others_reach_each_other(
     pairs: list[tuple[int, int]], out: set[int]
 ) -> None:
     assert left_out(pairs) == out
+
+
+def test_a_process_that_ends_before_it_is_connected_to_is_missed_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = LocalWorkers.__init__
+
+    def killed(workers: LocalWorkers, *args: Any, **named: Any) -> None:
+        start(workers, *args, **named)
+        os.kill(workers.pids[1], signal.SIGKILL)
+        workers.ended(1, START)
+
+    monkeypatch.setattr(LocalWorkers, "__init__", killed)
+    started = time.monotonic()
+    with pytest.raises(WorkerLost, match=r"worker 1 .* killed by signal 9"):
+        RemoteHosts(Cluster.local(2, threads=1), deadline=START)
+    assert time.monotonic() - started < START / 2
