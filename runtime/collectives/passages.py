@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphflow.errors import TransportError
-from graphflow.ops.kernels.address import ALIGNMENT
+from graphflow.ops.kernels.address import aligned
 from graphflow.runtime.collectives.gate import LINE, SLICE, Gates
 from graphflow.runtime.collectives.pieces import Array
 from graphflow.runtime.transport.segment import Segment
@@ -46,15 +46,15 @@ def carried(specs: Mapping[int, TensorSpec]) -> dict[int, TensorSpec]:
     """The edges between two devices that a passage has room for: at both ends the same."""
     found, left = {}, ROOM
     for edge, spec in sorted(specs.items()):
-        room = _SLOTS * _aligned(nbytes(spec))
-        if 0 < nbytes(spec) <= MOST and room <= left:
+        if 0 < nbytes(spec) <= MOST and _room(spec) <= left:
             found[edge] = spec
-            left -= room
+            left -= _room(spec)
     return found
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def _room(spec: TensorSpec) -> int:
+    """Bytes of an edge's slots."""
+    return _SLOTS * aligned(nbytes(spec))
 
 
 class _Slots:
@@ -63,10 +63,10 @@ class _Slots:
     def __init__(self, gate: Array, memory: Array, spec: TensorSpec) -> None:
         self.gate = Gates(gate, 1)
         self.stamp = gate.view(np.int64)[_STAMP : _STAMP + 1]
-        step, size = _aligned(nbytes(spec)), nbytes(spec)
+        step, size = aligned(nbytes(spec)), nbytes(spec)
         self.arrays: list[Array] = [
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
-            for at in range(0, _SLOTS * step, step)
+            for at in range(0, _room(spec), step)
         ]
 
 
@@ -116,15 +116,14 @@ class Passage:
 
     def _ground(self) -> int:
         """Bytes of memory: gates, then slots."""
-        slots = sum(_SLOTS * _aligned(nbytes(spec)) for spec in self._specs.values())
-        return LINE * (1 + len(self._specs)) + slots
+        return LINE * (1 + len(self._specs)) + sum(map(_room, self._specs.values()))
 
     def _map(self, segment: Segment) -> None:
         memory = segment.memory
         self._begun = Gates(memory[:LINE], 1)
         gate, start = LINE, LINE * (1 + len(self._specs))
         for edge, spec in self._specs.items():
-            end = start + _SLOTS * _aligned(nbytes(spec))
+            end = start + _room(spec)
             self._slots[edge] = _Slots(memory[gate : gate + LINE], memory[start:end], spec)
             gate, start = gate + LINE, end
 
