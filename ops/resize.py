@@ -16,17 +16,22 @@ from graphflow.ops.kernels.resample import (
     ROUNDINGS,
     Rule,
     outside,
+    part_of,
     resample,
-    table,
-    transposed,
+    rows_of,
 )
 from graphflow.ops.rules import listed, normalize_axis, require_kind
 from graphflow.spec import Shape, Size, TensorSpec, normalize_shape, show_shape, spec
 
 Ints = tuple[int, ...]
+Parts = tuple[tuple[int, int, int, int], ...] | None
+"""Of a part of a resize, for each axis: the sizes of the whole input and output, and where those
+of the part begin."""
 
 
-def _infer(x: TensorSpec, axes: Ints, sizes: Shape, rules: Any, transpose: bool) -> TensorSpec:
+def _infer(
+    x: TensorSpec, axes: Ints, sizes: Shape, rules: Any, transpose: bool, parts: Any = None
+) -> TensorSpec:
     if any(rule[0] != "nearest" for rule in rules) or transpose:
         require_kind(x, "float")
     shape = list(x.shape)
@@ -37,19 +42,21 @@ def _infer(x: TensorSpec, axes: Ints, sizes: Shape, rules: Any, transpose: bool)
     return x.with_shape(shape)
 
 
-def _into(xp: Any, out: Any, x: Any, axes: Ints, sizes: Ints, rules: Any, transpose: bool) -> None:
+def _into(
+    xp: Any, out: Any, x: Any, axes: Ints, sizes: Ints, rules: Any, transpose: bool,
+    parts: Parts = None,
+) -> None:  # fmt: skip
+    of = parts or tuple((x.shape[a], m, 0, 0) for a, m in zip(axes, sizes, strict=True))
     # axes that shrink first, and inner ones, on which single elements move, before outer ones
     order = sorted(
-        zip(axes, sizes, rules, strict=True),
-        key=lambda one: (one[1] / max(1, x.shape[one[0]]), -one[0]),
+        zip(axes, sizes, rules, of, strict=True),
+        key=lambda one: (one[3][1] / max(1, one[3][0]), -one[0]),
     )
     source = x
-    for position, (axis, size, rule) in enumerate(order):
-        n = x.shape[axis]
-        if transpose:
-            rows = transposed(size, n, Rule(*rule))
-        else:
-            rows = table(n, size, Rule(*rule))
+    for position, (axis, size, rule, (n, m, low, first)) in enumerate(order):
+        rows = rows_of(n, m, Rule(*rule), transpose)
+        if parts:
+            rows = part_of(rows, first, size, low, x.shape[axis])
         shape = (*source.shape[:axis], size, *source.shape[axis + 1 :])
         target = out if position == len(order) - 1 else xp.empty(shape, x.dtype)
         resample(xp, target, source, axis, rows)
@@ -67,9 +74,22 @@ def _kernel(xp: Any, x: Any, **attrs: Any) -> Any:
     return out
 
 
-def _cost(x: TensorSpec, axes: Ints, sizes: Shape, rules: Any, transpose: bool) -> Cost:
-    out = _infer(x, axes, sizes, rules, transpose)
+def _cost(x: TensorSpec, axes: Ints, sizes: Shape, **attrs: Any) -> Cost:
+    out = _infer(x, axes, sizes, **attrs)
     return Cost(flops=(x.size + out.size) * 4 * len(axes))
+
+
+def _vjp(
+    g: Tensor, y: Tensor, x: Tensor, axes: Ints, sizes: Shape, rules: Any, transpose: bool,
+    **attrs: Any,
+) -> tuple[Tensor]:  # fmt: skip
+    if attrs.get("parts"):
+        attrs["parts"] = tuple((m, n, first, low) for n, m, low, first in attrs["parts"])
+    found: Tensor = resize_op(
+        g, axes=axes, sizes=tuple(x.shape[a] for a in axes), rules=rules,
+        transpose=not transpose, **attrs,
+    )  # fmt: skip
+    return (found,)
 
 
 _IMAGE, _GROWN = spec("float32", (2, 3, 4)), spec("float32", (2, 5, 3))
@@ -89,21 +109,21 @@ resize_op: Op = register(
         infer=_infer,
         kernel=_kernel,
         into=_into,
-        vjp=lambda g, y, x, axes, sizes, rules, transpose: (
-            resize_op(
-                g,
-                axes=axes,
-                sizes=tuple(x.shape[a] for a in axes),
-                rules=rules,
-                transpose=not transpose,
-            ),
-        ),
+        vjp=_vjp,
         batch=batching.along("axes"),
         sharding=sharding_windows.resized,
         cost=_cost,
         samples=(
             *(sample(_IMAGE, axes=(1, 2), sizes=(5, 3), rules=r, transpose=False) for r in _CALLS),
             *(sample(_GROWN, axes=(1, 2), sizes=(3, 4), rules=r, transpose=True) for r in _CALLS),
+            sample(
+                spec("float32", (2, 3, 4)),
+                axes=(1, 2),
+                sizes=(4, 5),
+                rules=_CALLS[0],
+                parts=((5, 9, 1, 2), (4, 5, 0, 0)),
+                transpose=False,
+            ),
             sample(
                 spec("uint8", (2, 3)),
                 axes=(1,),

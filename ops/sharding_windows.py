@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphflow.op import Op, Sharding, Tensor
+from graphflow.ops.kernels import resample
 from graphflow.ops.pooling import pooled_shape
-from graphflow.ops.sharding import Cut, Range, equation, letters, make
+from graphflow.ops.sharding import Cut, Range, equation, letters, make, without
 from graphflow.spec import Size, TensorSpec
 
 _SPACE = "uvwxyz"
@@ -264,7 +265,35 @@ def folded(x: TensorSpec, sizes: Sequence[Any], **attrs: Any) -> Sharding:
     return Sharding(equation(["n.."], ["n." + "." * len(sizes)]), linear=((0,),))
 
 
-def resized(x: TensorSpec, axes: Sequence[int], **attrs: Any) -> Sharding:
-    """resize: cut along the axes that keep their size."""
-    names = "".join("." if i in axes else c for i, c in enumerate(letters(x.rank)))
-    return Sharding(equation([names], [names]), linear=((0,),))
+def resized(
+    x: TensorSpec, axes: Sequence[int], sizes: Sequence[Any], rules: Any, transpose: bool,
+    parts: Any = None,
+) -> Sharding:  # fmt: skip
+    """resize: along its axes each shard gets what its results are made of."""
+    names = letters(x.rank)
+    before = tuple(x.shape[a] for a in axes)
+    if parts is not None or not _known(before, sizes):
+        names = without(names, axes)
+        return Sharding(equation([names], [names]), linear=((0,),))
+    tables = {
+        names[a]: resample.rows_of(int(n), m, resample.Rule(*rule), transpose)  # type: ignore[arg-type]
+        for a, n, m, rule in zip(axes, before, sizes, rules, strict=True)
+    }
+
+    def needs(letter: str, first: int, last: int) -> Range:
+        return resample.used(tables[letter], first, last)
+
+    def build(op: Op, cut: Cut, x: Tensor, **attrs: Any) -> Any:
+        if cut.ranges:
+            own = [names[a] for a in axes]
+            begins = [(cut.ranges[c][0], cut.start[c]) if c in cut.ranges else (0, 0) for c in own]
+            attrs["parts"] = tuple(
+                (n, m, *begin) for n, m, begin in zip(before, sizes, begins, strict=True)
+            )
+            attrs["sizes"] = tuple(cut.shapes[0][a] for a in axes)
+        return make(op, x, **attrs)
+
+    return Sharding(
+        equation([names], [names]), linear=((0,),), build=build, windows="".join(tables),
+        needs=needs,
+    )  # fmt: skip

@@ -159,6 +159,29 @@ def transposed(n: int, m: int, rule: Rule) -> Table:
     return Table(outputs[at], np.where(np.arange(entries) < counts[:, None], values[at], 0.0))
 
 
+def rows_of(n: int, m: int, rule: Rule, transpose: bool) -> Table:
+    """The table from an axis of n elements to one of m: a rule's, or the transpose of that which
+    goes the other way."""
+    return transposed(m, n, rule) if transpose else table(n, m, rule)
+
+
+def used(rows: Table, first: int, last: int) -> tuple[int, int]:
+    """From which to which input some outputs of a table see."""
+    inputs, weights = (entries[first:last] for entries in rows)
+    seen = inputs[weights != 0]
+    if not len(seen):
+        low = int(inputs.min(initial=0))
+        return low, low + 1
+    return int(seen.min()), int(seen.max()) + 1
+
+
+def part_of(rows: Table, first: int, count: int, low: int, have: int) -> Table:
+    """What a table does to `have` inputs from `low` on, for `count` outputs from `first` on."""
+    inputs, weights = (entries[first : first + count] for entries in rows)
+    there = (inputs >= low) & (inputs < low + have)
+    return Table(np.clip(inputs - low, 0, max(0, have - 1)), np.where(there, weights, 0.0))
+
+
 def resample(xp: Any, out: Any, x: Any, axis: int, rows: Table) -> None:
     """out = the table applied to an axis of x."""
     index, weight = rows
@@ -169,6 +192,7 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: Table) -> None:
     if not sums.size:
         return
     places = xp.asarray(index)
+    empty = np.flatnonzero(~weight.any(axis=1))
     plain = index.shape[1] == 1 and bool((weight == 1).all())
     factors = None if plain else xp.asarray(weight.astype(x.dtype))[:, :, None]
     each = lead
@@ -178,6 +202,8 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: Table) -> None:
     def part(i: int) -> None:
         rows = slice(i * each, (i + 1) * each)
         _weighted(xp, sums[rows], flat[rows], places, factors)
+        if len(empty):  # made of nothing: 0, and not 0 times what is elsewhere
+            sums[rows, xp.asarray(empty)] = 0
 
     if xp is np:
         run_parts(part, -(-lead // each))

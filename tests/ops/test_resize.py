@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import graphflow.ops  # noqa: F401 - fills the registry
+import graphflow as gf
 from graphflow.build import placeholder
 from graphflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from graphflow.interpret import evaluate
@@ -124,6 +124,14 @@ def test_nearest_keeps_any_dtype_and_infinities() -> None:
     assert value(lambda x: nn.interpolate(x, 4), a).tolist() == [[[1, 1, 200, 200]]]
     b = np.array([[[1.0, np.inf]]])
     assert value(lambda x: nn.interpolate(x, 4), b).tolist() == [[[1, 1, np.inf, np.inf]]]
+
+
+def test_what_no_output_reads_has_a_gradient_of_zero_beside_infinite_ones() -> None:
+    x = gf.placeholder("float64", (1, 1, 8))
+    y = gf.nn.interpolate(x, 2, mode="nearest")
+    (gradient,) = gf.gradients(gf.sum(y * np.array([np.inf, 1.0])), [x])
+    (found,) = evaluate([gradient], {x: np.ones((1, 1, 8))})
+    assert found[0, 0].tolist() == [np.inf, 0, 0, 0, 1, 0, 0, 0]
 
 
 def test_a_size_that_stays_costs_nothing() -> None:

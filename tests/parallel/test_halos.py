@@ -178,3 +178,43 @@ def test_an_axis_may_be_cut_along_two_axes_of_the_mesh_in_either_order(data: Any
     feeds = {x: random.normal(size=(1, C, height, W)), w: random.normal(size=(2, C, k, 1))}
     for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-11, atol=1e-11)
+
+
+MODES = {
+    "nearest": {}, "nearest-exact": {}, "bilinear": {}, "bicubic": {}, "area": {},
+    "corners": {"mode": "bicubic", "align_corners": True},
+    "wide": {"mode": "bilinear", "antialias": True},
+}  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_resized_images_get_what_their_pieces_are_made_of(data: Any) -> None:
+    draw = data.draw
+    options = MODES[mode := draw(st.sampled_from([*MODES]))] or {"mode": mode}
+    mesh, axes = draw(
+        st.sampled_from(
+            [({"s": 2}, ("s", None)), ({"s": 3}, (None, "s")), ({"s": 3, "t": 2}, ("s", "t"))]
+        )
+    )  # fmt: skip
+    size = draw(st.integers(3, 13)), draw(st.integers(3, 9))
+    x = gf.placeholder("float64", (2, C, *size))
+    y = gf.nn.interpolate(x, (draw(st.integers(3, 20)), draw(st.integers(3, 9))), **options)
+    loss = gf.sum(y * y * y)
+    outputs = [y, loss, *gf.gradients(loss, [x])]
+    division = cut(outputs, x, mesh, axes)
+    feeds = {x: np.random.default_rng(0).normal(size=(2, C, *size))}
+    for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
+    assert {move.kind for move in division.moves} <= {"halo", "all-reduce"}
+    forward = cut([gf.sum(y)], x, mesh, axes)
+    assert halos(forward) == crossing(forward)
+
+
+@pytest.mark.parametrize("places", [2, 4])
+def test_a_row_each_way_is_what_images_twice_as_large_are_made_of(places: int) -> None:
+    x = gf.placeholder("float64", (1, C, 12, W))
+    y = gf.nn.interpolate(x, scale=2, mode="bilinear")
+    assert halos(cut([gf.sum(y)], x, {"s": places}, ("s", None))) == 2 * W * C * ITEM * (places - 1)
+    doubled = gf.nn.interpolate(x, scale=2, mode="nearest")
+    assert not halos(cut([gf.sum(doubled)], x, {"s": places}, ("s", None)))
