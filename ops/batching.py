@@ -135,13 +135,12 @@ def trailing(*which: int) -> Rule:
 # Shapes and windows -----------------------------------------------------------------------------
 
 
-def leading(name: str, value: Callable[[Tensor], Size | int] | None = None) -> Rule:
-    """Ops of one input that have an entry for each axis in the attribute `name`: the batch axis
-    gets one in front, by default its size."""
+def leading(name: str) -> Rule:
+    """Ops of one input that have the size of each axis in the attribute `name`: the batch axis gets
+    its own in front."""
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
-        first = inputs[0].shape[0] if value is None else value(inputs[0])
-        return op(*inputs, **{**attrs, name: (first, *attrs[name])})
+        return op(*inputs, **{**attrs, name: (inputs[0].shape[0], *attrs[name])})
 
     return rule
 

@@ -381,13 +381,13 @@ def fixed(text: str, *linear: tuple[int, ...]) -> Callable[..., Sharding]:
     return rule
 
 
-def first_axes(count: int, outputs: int = 1) -> Callable[..., Sharding]:
-    """Ops that go through the first axes one by one, of all inputs and outputs alike."""
+def first_axes(count: int) -> Callable[..., Sharding]:
+    """Ops that go through the first axes one by one, of all inputs and the output alike."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
         names = letters(count)
         ins = [names + "." * (s.rank - count) for s in specs]
-        return Sharding(equation(ins, [ins[0]] * outputs))
+        return Sharding(equation(ins, ins[:1]))
 
     return rule
 

@@ -55,7 +55,6 @@ class _Arrivals:
         self._plan = plan
         self._nodes = plan.by_name
         self._sent = {(plan.maker(row.tensor), row.target): row for row in plan.transfers}
-        self._by_tensor = {(row.tensor, row.target): row for row in plan.transfers}
         self._lines: dict[str, list[PlannedNode]] = {}
         for node in sorted(plan.nodes, key=lambda node: (node.start, node.finish)):
             if node.finish > node.start:

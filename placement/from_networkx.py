@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class _Reader:
     def __init__(self, graph: Any) -> None:
         self.graph = graph
         self.settings: Mapping[str, Any] = graph.graph
+        _check_keys(self.settings, GRAPH_KEYS, "graph")
         self.names: list[Hashable] = list(graph.nodes)
         self.index = {name: i for i, name in enumerate(self.names)}
         self.data: list[Mapping[str, Any]] = [graph.nodes[name] for name in self.names]
@@ -125,7 +127,7 @@ class _Reader:
     def _compute(self, i: int) -> list[float]:
         name, data = self.names[i], self.data[i]
         where = f"node {name!r}"
-        self._known(data, NODE_KEYS, ("compute",), where)
+        _check_keys(data, NODE_KEYS, where)
         compute = data.get("compute", data.get("candidates"))
         if compute is None:
             raise ProblemError(f"{where}: 'compute' is missing; give seconds for each device")
@@ -215,7 +217,7 @@ class _Reader:
         first: dict[Any, tuple[Hashable, Hashable, float]] = {}
         tensors = []
         for i, (a, b, data) in enumerate(self.edges):
-            self._known(data, EDGE_KEYS, ("bytes",), _edge(a, b))
+            _check_keys(data, EDGE_KEYS, _edge(a, b))
             name = data.get("tensor")
             key = ("edge", i) if name is None else ("tensor", name)
             source, target, size = first.setdefault(key, (a, b, sizes[i]))
@@ -254,17 +256,24 @@ class _Reader:
             raise ProblemError(f"graph attribute 'client' is {client!r}, which is no device")
         return self.devices.index(client)
 
-    def _known(
-        self, data: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], where: str
-    ) -> None:
-        """Other attributes may be anything; one that is nearly a needed one is a typo."""
-        for key in needed:
-            if key in data or (key == "compute" and "candidates" in data):
-                continue
-            rest = [str(other) for other in data if other not in known]
-            close = difflib.get_close_matches(key, rest, n=1, cutoff=0.75)
-            if close:
-                raise ProblemError(f"{where}: {close[0]!r} is no attribute; did you mean {key!r}?")
+
+def _check_keys(data: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Other attributes may be anything; one that is nearly one that is not there is a typo."""
+    others = tuple(str(other) for other in data if other not in known)
+    given = {*data, "compute"} if "candidates" in data else data
+    typo = _typo(others, tuple(key for key in known if key not in given))
+    if typo:
+        raise ProblemError(f"{where}: {typo[0]!r} is no attribute; did you mean {typo[1]!r}?")
+
+
+@lru_cache(1024)  # most nodes of a graph have the same attributes
+def _typo(others: tuple[str, ...], missing: tuple[str, ...]) -> tuple[str, str] | None:
+    """What was written, and what was meant."""
+    for key in missing:
+        close = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
+        if close:
+            return close[0], key
+    return None
 
 
 def _edge(source: Hashable, target: Hashable) -> str:

@@ -180,7 +180,8 @@ class Problem:
         tensor; default: all differ).
         The graph: `devices` (names, or how many; default: those that nodes speak of), `latency`,
         `bandwidth` ((d, d), or a number for all), `capacity` (by device, (d,) or one for all),
-        `contention`, `client` (a device), `shared`, `routes`; as in `Problem`. Others are ignored.
+        `contention`, `client` (a device), `shared`, `routes`; as in `Problem`. Others are ignored,
+        unless they are nearly one of these.
 
         Raises:
             ProblemError: an attribute is missing or wrong; names the node or the edge.

@@ -186,12 +186,6 @@ def product(name: str) -> Product:
     return found
 
 
-def is_product(name: str) -> bool:
-    """Whether a GPU of that name is in the tables."""
-    plain, plus, rest = str(name).partition("+")
-    return _key(plain) in PRODUCTS and (not plus or plus + rest.strip().lower() == HALF)
-
-
 def wire(name: str) -> Wire:
     """A link by name, "nvlink4" or "100GbE".
 

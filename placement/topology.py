@@ -19,7 +19,7 @@ import numpy as np
 
 from graphflow.errors import ClusterError
 from graphflow.placement.ports import Port
-from graphflow.placement.products import Product, is_product, product, wire
+from graphflow.placement.products import Product, product, wire
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
@@ -116,12 +116,6 @@ def device_names(entries: Sequence[str]) -> list[tuple[str, str | None]]:
             made.append((f"gpu:{gpus}", name))
             gpus += 1
     return made
-
-
-def looks_like_product(entry: Any) -> bool:
-    """Whether an entry of a list of devices names a product, "h100" or "8xh100"."""
-    match = _NAMED.fullmatch(entry.strip()) if isinstance(entry, str) else None
-    return match is not None and is_product(match[3])
 
 
 # Cables to links and ports --------------------------------------------------------------------

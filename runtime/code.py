@@ -98,9 +98,6 @@ class Code:
         self.variables: dict[str, Any] = {}
         self.alone: list[Node] = []
         self.codes: list[Code] = []
-        self.constant_bytes = 0
-        self.feed_bytes = 0
-        self.recv_bytes = 0
         self.assigned = {assign.inputs[0] for assign in layout.commits}
         self._feeds: list[Line] = []
         self._keys = keys
@@ -134,16 +131,13 @@ class Code:
             require_dtype(self.backend.xp, tensor.dtype)
         match node.op.name:
             case "constant":
-                value = self.backend.to_device(node.attrs["value"])
-                self._operands.bind(node.outputs[0], value)
-                self.constant_bytes += int(value.nbytes)
+                self._operands.bind(node.outputs[0], self.backend.to_device(node.attrs["value"]))
             case "variable":
                 value = variables[node.name]
                 self._operands.check(node, value)
                 self._operands.bind(node.outputs[0], value)
                 self.variables[node.name] = value
             case "placeholder":
-                self.feed_bytes += nbytes(self.layout.specs[node.outputs[0]])
                 self._feed(node, number)
             case "recv":
                 self._receive(node, number)
@@ -155,7 +149,7 @@ class Code:
                 member = f"m{self.numbers[node.inputs[0].node]}"
                 self._line(node, f"{member}.finish(step)")
             case "assign":
-                self._stage(node, number)
+                self._stage(node)
             case "group":
                 pass
             case _ if node.op.alias:
@@ -182,7 +176,6 @@ class Code:
     def _receive(self, node: Node, number: int) -> None:
         tensor = node.outputs[0]
         spec = self.layout.specs[tensor]
-        self.recv_bytes += nbytes(spec)
         fed = self._operands.fed[tensor] = Fed(spec, self.backend.to_device)
         self.scope[f"k{number}"] = fed
         self.scope[f"a{number}"] = Arrival(node, spec)
@@ -262,8 +255,6 @@ class Code:
                 bodies(node), inner.parts, inner.places, strict=True
             )
         ]  # fmt: skip
-        for code in codes:
-            self.constant_bytes += code.constant_bytes
         self.codes += codes  # native calls have the addresses of their constants
         natives = [code.native(body) for body, code in zip(bodies(node), codes, strict=True)]
         if node.op is call and natives[0] is not None:
@@ -407,7 +398,7 @@ class Code:
 
     # The commit part ------------------------------------------------------------------------------
 
-    def _stage(self, node: Node, number: int) -> None:
+    def _stage(self, node: Node) -> None:
         """Copy a value that is another variable's memory, which this step's commits may change."""
         if node in self.layout.staged and not self._copied(
             self.compute, node, node.inputs[1], node.outputs[0]

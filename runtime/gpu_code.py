@@ -77,7 +77,6 @@ class GpuCode:
         self.plain = not enabled()
         self.values: dict[Tensor, Any] = {}
         self.variables: dict[str, Any] = {}
-        self.constant_bytes = self.feed_bytes = self.recv_bytes = 0
         self._feeds: Mapping[str, Any] = {}
         self._members: dict[Tensor, tuple[Member, np.ndarray[Any, Any]]] = {}
         self._step = self._draws = 0
@@ -111,9 +110,7 @@ class GpuCode:
             require_dtype(self.backend.xp, tensor.dtype)
         match node.op.name:
             case "constant":
-                value = self.backend.to_device(node.attrs["value"])
-                self.values[node.outputs[0]] = value
-                self.constant_bytes += int(value.nbytes)
+                self.values[node.outputs[0]] = self.backend.to_device(node.attrs["value"])
             case "placeholder":
                 self._fed(node)
             case "recv":
@@ -156,7 +153,6 @@ class GpuCode:
     def _fed(self, node: Node) -> None:
         tensor = node.outputs[0]
         spec = self.layout.specs[tensor]
-        self.feed_bytes += nbytes(spec)
         if self.inside:
             return  # a parameter: an array that each call brings
         inlet, name = self.backend.inlet(spec), self.graph.names[node]
@@ -166,7 +162,6 @@ class GpuCode:
     def _received(self, node: Node) -> None:
         tensor = node.outputs[0]
         spec = self.layout.specs[tensor]
-        self.recv_bytes += nbytes(spec)
         inlet, arrival, edge = self.backend.inlet(spec), Arrival(node, spec), node.attrs["edge"]
         self.values[tensor] = inlet.buffer
         ends = self.loops if self.inside else self.channel
@@ -247,8 +242,6 @@ class GpuCode:
             )
             for (part, layout), place in zip(inner.parts, inner.places, strict=True)
         ]  # fmt: skip
-        for code in codes:
-            self.constant_bytes += code.constant_bytes
         routines = [
             _Routine(code, [body.inputs[i].outputs[0] for i in range(len(body.inputs))])
             for code, body in zip(codes, bodies(node), strict=True)

@@ -121,10 +121,6 @@ class Call:
     def rank(self, i: int) -> int:
         return self.spec(i).rank
 
-    def static_shape(self, i: int) -> tuple[int, ...]:
-        """The shape of input i as plain ints; the model is specialised by shapes if it must be."""
-        return tuple(self.static(size) for size in self.spec(i).shape)
-
     def static(self, size: Size) -> int:
         """A size as a plain int; the model is specialised by shapes if it must be."""
         if isinstance(size, Dim):

@@ -52,7 +52,7 @@ def _loop(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any])
         for rows, row in zip(scanned, results[1 + len(state) :], strict=True):
             rows.append(row)
         step += 1
-    types = _types(node, "body", 1 + len(state))
+    types = _types(node, 1 + len(state))
     return [*state, *map(_stacked, scanned, types)]
 
 
@@ -64,9 +64,9 @@ def _stacked(rows: list[Array], kind: TypeProto) -> Array:
     return np.zeros((0, *sizes), onnx_dtype(kind.tensor_type.elem_type) or np.float32)
 
 
-def _types(node: Node, name: str, skip: int) -> list[TypeProto]:
+def _types(node: Node, skip: int) -> list[TypeProto]:
     """The types of a body's outputs after the first `skip`."""
-    return [output.type for output in node.attr(name).output][skip:]
+    return [output.type for output in node.attr("body").output][skip:]
 
 
 @routine("Scan")
@@ -123,7 +123,7 @@ def _scanned(
         state = results[:kept]
         for made, row in zip(collected, results[kept:], strict=True):
             made.append(row)
-    return [*state, *map(_stacked, collected, _types(node, "body", kept))]
+    return [*state, *map(_stacked, collected, _types(node, kept))]
 
 
 @routine("SequenceMap")

@@ -257,7 +257,7 @@ def array_of(tensor: TensorProto, file: str, folder: Path | None = None) -> Arra
         if dtype is None:
             raise OnnxError(f"{what} keeps strings outside of the file, which ONNX does not allow")
         raw = _external(tensor, what, folder, _stored_bytes(tensor.data_type, dtype, count))
-        return _from_raw(tensor.data_type, dtype, shape, raw)
+        return _from_raw(tensor.data_type, shape, raw)
     if dtype is not None and tensor.HasField("raw_data"):
         wanted = _stored_bytes(tensor.data_type, dtype, count)
         if len(tensor.raw_data) != wanted:
@@ -283,7 +283,7 @@ def _stored_bytes(code: int, dtype: np.dtype[Any], count: int) -> int:
     return -(-count // per_byte) if per_byte else count * dtype.itemsize
 
 
-def _from_raw(code: int, dtype: np.dtype[Any], shape: tuple[int, ...], raw: bytes) -> Array:
+def _from_raw(code: int, shape: tuple[int, ...], raw: bytes) -> Array:
     proto = TensorProto(data_type=code, dims=shape, raw_data=raw)
     return np.asarray(numpy_helper.to_array(proto))
 

@@ -39,7 +39,6 @@ _HANDLERS: dict[tuple[str, str], list[tuple[int, Handler]]] = {}
 
 ML = "ai.onnx.ml"
 TRAINING = "ai.onnx.preview.training"
-PREVIEW = "ai.onnx.preview"
 
 
 def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Handler], Handler]:

@@ -9,7 +9,6 @@ A name is one of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -82,7 +81,6 @@ class OnHost:
 
 
 Value = Tensor | Known | Fixed | OnHost
-Env = Mapping[str, Value]
 
 
 @cache

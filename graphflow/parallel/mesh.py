@@ -22,6 +22,9 @@ from graphflow.spec import Dim, Outer, Size, evaluate, stretches
 SYMBOLS = 1024
 """Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
 
+_NOMINAL = 64
+"""Every symbol's size for choices that are made before one is fed, unless a mesh needs more."""
+
 Place = tuple[int, ...]
 """The place of a shard: its number along each axis of the mesh."""
 
@@ -172,9 +175,8 @@ class Cuts:
         fed: sizes of symbols, as far as they are known: one that is too small is not cut.
     """
 
-    def __init__(self, mesh: Mesh, nominal: int = 64, fed: Mapping[str, int] | None = None) -> None:
+    def __init__(self, mesh: Mesh, fed: Mapping[str, int] | None = None) -> None:
         self.mesh = mesh
-        self.nominal = nominal
         self.symbols: dict[str, tuple[str, ...]] = {}
         self._fed = fed or {}
         self._usual = _Nominal(self)
@@ -329,7 +331,7 @@ class _Nominal(dict[str, int]):
     def __missing__(self, key: str) -> int:
         symbol = key.partition("@")[0]
         axes = self._cuts.symbols.get(symbol, ())
-        size = max(self._cuts.nominal, self._cuts.mesh.parts(axes))
+        size = max(_NOMINAL, self._cuts.mesh.parts(axes))
         if key == symbol or not axes:
             return size
         self.update(self._cuts.bindings({symbol: size}))

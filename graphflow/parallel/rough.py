@@ -62,7 +62,6 @@ class Outline:
         self._inside = set(Graph([loss]).nodes)
         updates = [self._updates(node) for node in made.nodes]
         self._late = np.array(updates, dtype=bool)
-        self._launches = int((self._seconds > 0).any(axis=1).sum())
         self._weights = sum(
             _bytes(made, node.outputs[0])
             for node in made.graph.variables

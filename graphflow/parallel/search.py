@@ -260,12 +260,12 @@ class _Search:
             made.found(found)
         return made
 
-    def _refused(self, candidate: Candidate, error: GraphflowError, memory: int = 0) -> Tried:
+    def _refused(self, candidate: Candidate, error: GraphflowError) -> Tried:
         why = _first(error)
         if isinstance(error, MemoryLimitError):
             why = f"memory: {why}"
         strategy = candidate.strategy(self._rules, self._names)
-        return Tried(candidate.name, strategy, inf, memory, why)
+        return Tried(candidate.name, strategy, inf, 0, why)
 
     @without_collection
     def _tried(self, candidate: Candidate) -> Tried:

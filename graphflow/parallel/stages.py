@@ -56,7 +56,7 @@ def stages_of(
             f"stages at {user_location()} is {stages!r}: give a number, or a list with a name "
             "scope or nodes for each stage"
         )
-    _check_direction(graph, found)
+    _check_direction(found)
     for variable in graph.variables:
         found[variable] = min(found[reader] for reader in graph.consumers[variable])
     return found
@@ -146,7 +146,7 @@ def _scopes(nodes: Sequence[Node], wanted: str) -> str:
     return f"{meant}There are {outermost}"
 
 
-def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:
+def _check_direction(found: Mapping[Node, int]) -> None:
     for node, stage in found.items():
         for source in (t.node for t in node.inputs):
             if found.get(source, -1) > stage:
@@ -195,7 +195,7 @@ def _divided(
             break
         bandwidth *= 4  # so slow a link is best not used, but so many stages were asked for
     device = dict(zip(nodes, split.device.tolist(), strict=True))
-    numbers = _in_order(graph, nodes, device)
+    numbers = _in_order(nodes, device)
     return {node: numbers[device[node]] for node in nodes}
 
 
@@ -210,7 +210,7 @@ def _usual(cluster: Cluster | None) -> Cluster:
     )
 
 
-def _in_order(graph: Graph, nodes: Sequence[Node], device: Mapping[Node, int]) -> dict[int, int]:
+def _in_order(nodes: Sequence[Node], device: Mapping[Node, int]) -> dict[int, int]:
     """Devices numbered so that each reads from those before it only."""
     before: dict[int, set[int]] = {device[node]: set() for node in nodes}
     mine = set(nodes)

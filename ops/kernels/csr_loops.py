@@ -13,6 +13,7 @@ from graphflow.ops.kernels.lanes import Floats
 from graphflow.ops.kernels.native import vector_width
 
 _TOGETHER = 32  # rows whose columns are checked at once
+_WRONG = 5  # the pointer to where a one is left if a column is outside the matrix
 WIDE = 4
 """Vectors of the dense side that are summed at once, in registers."""
 
@@ -29,15 +30,14 @@ def lanes_of(element: str, width: int) -> int:
 class _Entries:
     """What all loops share: the structure's arrays, and the check of what they say.
 
-    Pointers from `first`: columns, offsets; `wrong` is where a one is left if a column is outside
-    the matrix. Sizes: rows, columns.
+    Pointers from `first`: columns, offsets. Sizes: rows, columns.
     """
 
-    def __init__(self, flow: Flow, index: str, offset: str, wrong: int, first: int = 1) -> None:
+    def __init__(self, flow: Flow, index: str, offset: str, first: int = 1) -> None:
         self.flow = flow
         self.kinds = index, offset
         self.columns, self.offsets = flow.pointer(first), flow.pointer(first + 1)
-        self.wrong = flow.pointer(wrong)
+        self.wrong = flow.pointer(_WRONG)
         self.last = flow.add(flow.size(1), -1)
         self.lanes = lanes_of(index, 1 << 10)
         narrow = self.last if index == "i64" else flow.write(f"trunc i64 {self.last} to {index}")
@@ -156,7 +156,7 @@ def sum_rows(element: str, index: str, offset: str, width: int) -> tuple[str, st
         return _sum_rows_of_vector(element, index, offset)
     flow = Flow()
     values, dense, out = (flow.pointer(i) for i in (0, 3, 4))
-    entries = _Entries(flow, index, offset, wrong=5)
+    entries = _Entries(flow, index, offset)
     lanes = lanes_of(element, width)
     fma = multiply_add(flow, lanes, element)
 
@@ -182,7 +182,7 @@ def _sum_rows_of_vector(element: str, index: str, offset: str) -> tuple[str, str
     """The entries of a row in vectors, for which elements of the dense side are gathered."""
     flow = Flow()
     values, dense, out = (flow.pointer(i) for i in (0, 3, 4))
-    entries = _Entries(flow, index, offset, wrong=5)
+    entries = _Entries(flow, index, offset)
     lanes = entries.lanes
     fma = multiply_add(flow, lanes, element)
     vectors = flow.lanes(lanes)
@@ -269,7 +269,7 @@ class _Adding:
     def __init__(self, flow: Flow, element: str, index: str, offset: str) -> None:
         self.flow, self.element = flow, element
         self.values = flow.pointer(0)
-        self.entries = _Entries(flow, index, offset, wrong=5)
+        self.entries = _Entries(flow, index, offset)
 
     def rows(self, part: _Row, first: str, last: str, dense: str, out: str) -> None:
         flow, element = self.flow, self.element
@@ -295,7 +295,7 @@ def sample_entries(element: str, index: str, offset: str, width: int) -> tuple[s
     to stop. Pointers: columns, offsets, rows, others, out, wrong."""
     flow = Flow()
     left, right, out = (flow.pointer(i) for i in (2, 3, 4))
-    entries = _Entries(flow, index, offset, wrong=5, first=0)
+    entries = _Entries(flow, index, offset, first=0)
     lanes = lanes_of(element, width)
     parts = [_Row(flow, element, width, chunk) for chunk in _chunks(width, lanes)]
     fma = multiply_add(flow, lanes, element)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -69,7 +69,7 @@ class CudaKernel:
     def __init__(self, region: Region, wide: bool = False) -> None:
         self.region = region
         trace, results = trace_of(region)
-        self._writer = writer = _Writer(region, wide)
+        writer = _Writer(region, wide)
         for step in reachable(trace, results):
             writer.add(step)
         writer.results = list(results)
@@ -79,12 +79,6 @@ class CudaKernel:
         self.name = f"graphflow_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
         self.text = text.replace("@NAME@", self.name)
         self.needs: tuple[tuple[str, str], ...] = tuple(writer.needs.items())
-
-    @cached_property
-    def itemsizes(self) -> tuple[int, ...]:
-        """Bytes of an element of each operand and result."""
-        return (*(_itemsize(o.dtype) for o in self.region.operands),
-                *(dtype.itemsize for dtype in self.dtypes))  # fmt: skip
 
     def grid(self, sizes: Sequence[int], aligned: bool, processors: int) -> Grid:
         """The launch for sizes of the collapsed axes.

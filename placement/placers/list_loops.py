@@ -195,8 +195,8 @@ def append_gap(
 
 
 def weigh(
-    v: int, d: int, cost: Any, latency: Any, bandwidth: Any, start: Any, node: Any, size: Any,
-    device: Any, finish: Any, ready: Any,
+    v: int, d: int, latency: Any, bandwidth: Any, start: Any, node: Any, size: Any, device: Any,
+    finish: Any, ready: Any,
 ) -> None:  # fmt: skip
     """ready[p]: when the inputs of v would all be on device p."""
     for p in range(d):
@@ -224,7 +224,7 @@ def insertion(
     """
     for k in range(n):
         v = order[k]
-        weigh(v, d, cost, latency, bandwidth, start, node, size, device, finish, ready)
+        weigh(v, d, latency, bandwidth, start, node, size, device, finish, ready)
         mate = team[v]
         only = fixed[v]
         if mate >= 0 and home[mate] >= 0:

@@ -111,7 +111,7 @@ def arrange(
     items.up, items.down = [[] for _ in range(count)], [[] for _ in range(count)]
     chains = _chains(items, edges, count)
     groups = _groups(items, lane_count)
-    _order(items, groups, lane_count)
+    _order(items, groups)
     rows, widths = _rows(items, groups, lane_count)
     lefts = _lefts(widths)
     x = _coordinates(items, groups, rows, lefts, widths, chains)
@@ -196,7 +196,7 @@ def _groups(items: _Items, lane_count: int) -> Groups:
     return groups
 
 
-def _order(items: _Items, groups: Groups, lane_count: int) -> None:
+def _order(items: _Items, groups: Groups) -> None:
     """Sort every layer by the mean position of its neighbours, downwards and upwards in turn."""
     position = [0.0] * len(items.lane)
 

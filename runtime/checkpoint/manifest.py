@@ -241,16 +241,12 @@ def fingerprint(variables: Mapping[str, Signature]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def differences(
-    wanted: Mapping[str, Signature], there: Mapping[str, Signature], *, complete: bool = True
-) -> str:
+def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature]) -> str:
     """What a checkpoint has otherwise than a model, in words; "" where it fits.
 
     Args:
         wanted: the model's variables.
         there: the checkpoint's.
-        complete: whether all variables of the model are known by now: only then a variable that is
-            only in the checkpoint tells anything.
     """
     changed = [
         f"{name} is {_show(wanted[name])} and {_show(there[name])} in the checkpoint"
@@ -264,7 +260,7 @@ def differences(
         for what, names in (
             ("another shape or dtype", changed),
             ("missing in the checkpoint", missing),
-            ("unexpected there", unexpected if complete else []),
+            ("unexpected there", unexpected),
         )
         if names
     ]

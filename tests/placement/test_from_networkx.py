@@ -134,6 +134,14 @@ WRONG: list[tuple[Callable[[nx.DiGraph], Any], str]] = [
         "cycle: ('save' -> 'train' -> 'save'|'train' -> 'save' -> 'train')",
     ),
     (lambda g: g.graph.update(devices=["cpu"]), "node 'train': compute names 'gpu'; devices are"),
+    (
+        lambda g: node(g, "load", groups="model"),
+        "node 'load': 'groups' is no attribute; did you mean 'group'",
+    ),
+    (
+        lambda g: g.graph.update(latancy=1.0),
+        "graph: 'latancy' is no attribute; did you mean 'latency'",
+    ),
     (lambda g: g.graph.update(devices="cpu"), "'devices' is 'cpu': give names"),
     (lambda g: g.graph.update(devices=["a", "a"]), "give each name once"),
     (lambda g: g.graph.update(client="tpu"), "'client' is 'tpu', which is no device"),

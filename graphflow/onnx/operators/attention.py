@@ -34,7 +34,7 @@ def _attention(call: Call) -> Outputs:
     sides = tuple(None if s < 0 else s for s in (_side(call, "left"), _side(call, "right")))
     mask = _mask(call, q, k)
     if call.has(6):  # so many keys of each of the batch: their places are relative to these
-        mask = _joined(_of_lengths(call, q, k, causal, sides), mask, q)
+        mask = _joined(_of_lengths(call, q, k, causal, sides), mask)
         causal, sides = False, (None, None)
     y = attention.attention(
         q,
@@ -99,7 +99,7 @@ def _of_lengths(call: Call, q: Tensor, k: Tensor, causal: bool, sides: Any) -> T
     return result
 
 
-def _joined(seen: Tensor, mask: Tensor | None, q: Tensor) -> Tensor:
+def _joined(seen: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return seen
     if mask.dtype.kind == "b":

@@ -27,7 +27,7 @@ def _reduction(name: str, function: Callable[..., Tensor]) -> None:
     @operator(name)
     def translate(call: Call) -> Outputs:
         x = call.tensor(0)
-        axes = axes_of(call, 1, _AXES_SINCE.get(name, 18))
+        axes = axes_of(call, _AXES_SINCE.get(name, 18))
         if not axes:
             if call.attr("noop_with_empty_axes", 0):
                 return function(expand_dims(x, 0), axis=(0,), keepdims=False)

@@ -26,20 +26,20 @@ MOST_ON_HOST = 1 << 24
 """Elements of a value that no tensor holds."""
 
 
-def axis_of(call: Call, default: int, rank: int, name: str = "axis") -> int:
-    """An axis attribute, counted from the front."""
-    axis = int(call.attr(name, default))
+def axis_of(call: Call, default: int, rank: int) -> int:
+    """The attribute `axis`, counted from the front."""
+    axis = int(call.attr("axis", default))
     if not -rank <= axis < max(rank, 1):
         raise call.unsupported(f"axis {axis} is outside of a tensor of rank {rank}")
     return axis % max(rank, 1)
 
 
-def axes_of(call: Call, at: int, since: int) -> list[int] | None:
-    """Axes that were an attribute before opset `since` and are input `at` from then on."""
+def axes_of(call: Call, since: int) -> list[int] | None:
+    """Axes that were an attribute before opset `since` and are input 1 from then on."""
     if call.version < since:
         axes = call.attr("axes")
         return None if axes is None else list(axes)
-    return [int(a) for a in call.known(at).reshape(-1)] if call.has(at) else None
+    return [int(a) for a in call.known(1).reshape(-1)] if call.has(1) else None
 
 
 # Known values ---------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def _flatten(call: Call) -> Outputs:
 @operator("Squeeze")
 def _squeeze(call: Call) -> Outputs:
     x = call.tensor(0)
-    axes = axes_of(call, 1, 13)
+    axes = axes_of(call, 13)
     if axes is None:
         axes = [i for i, s in enumerate(x.shape) if call.static(s) == 1]
     return shape.squeeze(x, tuple(axes)) if axes else x
@@ -160,7 +160,7 @@ def _squeeze(call: Call) -> Outputs:
 
 @operator("Unsqueeze")
 def _unsqueeze(call: Call) -> Outputs:
-    return shape.expand_dims(call.tensor(0), tuple(axes_of(call, 1, 13) or ()))
+    return shape.expand_dims(call.tensor(0), tuple(axes_of(call, 13) or ()))
 
 
 @operator("Transpose")
