@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from graphflow.runtime.transport import bell
 from graphflow.runtime.transport.bell import Bell, Sleeper
 
 
@@ -36,4 +37,33 @@ def test_what_comes_is_found_asleep_or_awake(bells: list[Bell], awake: float) ->
     assert sleeper.sleep(0.3, awake) == []
     assert time.monotonic() - started >= 0.25
     timer.join()
+    sleeper.close()
+
+
+def test_who_finds_the_processor_crowded_looks_no_more_for_longer_and_longer(
+    bells: list[Bell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, slice_, yields = 100.0, 2e-3, 0
+
+    def yielded() -> None:
+        nonlocal now, yields
+        now, yields = now + slice_, yields + 1
+
+    monkeypatch.setattr(bell, "monotonic", lambda: now)
+    monkeypatch.setattr("os.sched_yield", yielded)
+    sleeper = Sleeper()
+    sleeper.add(bells[0].fileno(), 0)
+    looked = []
+    for _ in range(400):  # every 10 ms, for 4 seconds
+        before = yields
+        assert sleeper.sleep(1e-3, 5e-4) == []
+        looked.append(yields > before)
+        now += 1e-2
+    assert looked[0] and yields == looked.count(True)  # one long yield a look
+    assert 6 <= yields <= 12 and looked[-200:].count(True) <= 3
+    slice_, now, yields = 1e-5, now + bell._LONGEST, 0
+    assert sleeper.sleep(1e-3, 5e-4) == []
+    assert yields >= 40  # nobody else computes any more: it looks again all the time
+    bells[0].ring()
+    assert sleeper.sleep(1e-3, 5e-4) == [0]
     sleeper.close()
