@@ -39,6 +39,12 @@ def _infer(
         if shape[axis] == 0 and size != 0:
             raise ShapeError(f"axis {axis} of {show_shape(x.shape)} has no elements to resize")
         shape[axis] = size
+    for axis, size, (n, m, low, first) in zip(axes, sizes, parts or (), strict=bool(parts)):
+        if low + x.shape[axis] > n or first + size > m:
+            raise ShapeError(
+                f"{x.shape[axis]} of {n} elements from {low} on do not give {size} of {m} from "
+                f"{first} on along axis {axis}"
+            )
     return x.with_shape(shape)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphflow.errors import GraphflowError
 from graphflow.graph import Graph
-from graphflow.op import Node, Tensor, current_prefix, make_node, scope_of, within
+from graphflow.op import FUNCTIONS, Node, Tensor, current_prefix, make_node, scope_of, within
 from graphflow.ops import sharding as rules
 from graphflow.ops.control import is_control
 from graphflow.parallel.bodies import emit_control
@@ -64,6 +64,7 @@ class Emitter:
         self._choosing = Choosing(self.mesh, self.cuts, self.values, self.wishes, self.readers)
         self._buckets = Buckets(moves, self.values, bucket)
         self._repeats = Repeats()
+        self._widened: dict[tuple[Tensor, Layout], Value] = {}
 
     def value(self, tensor: Tensor) -> Value:
         return self.values[tensor]
@@ -100,12 +101,29 @@ class Emitter:
             value = self.values[tensor]
             windows = self._windows(node, rule, i, splits)
             _leave_windows(dims, windows, value.layout, splits)
-            value = self.moves.to(value, Layout(tuple(dims), partial), node, called(tensor.node))
+            value = self._brought(tensor, Layout(tuple(dims), partial), node)
             for d, letter in windows:
                 split = splits.get(letter, WHOLE)
                 value = self._window(node, rule, split, letter, d, i, value, ranges)
             parts.append(value.parts)
         return parts, ranges
+
+    def _brought(self, tensor: Tensor, target: Layout, node: Node) -> Value:
+        """A tensor in another layout. Of one that was made wider (real numbers that became
+        complex), what it was made of travels."""
+        value = self.values[tensor]
+        source = tensor.node.inputs[0] if tensor.node.op.name == "astype" else tensor
+        before = self.values.get(source, value)
+        pairs = zip(value.layout.dims, target.dims, strict=True)
+        leaving = {a for have, want in pairs for a in have.axes if a not in want.axes}
+        moved = self._widened.get((tensor, target))
+        narrower = source.dtype.itemsize < tensor.dtype.itemsize and before.layout == value.layout
+        if moved is None and narrower and leaving - self.mesh.local and not value.layout.partial:
+            there = self.moves.to(before, target, node, called(source.node))
+            moved = self._widened[tensor, target] = self.moves.each(
+                there, tensor.spec, node, lambda part: FUNCTIONS["astype"](part, tensor.dtype)
+            )
+        return moved or self.moves.to(value, target, node, called(tensor.node))
 
     def _windows(
         self, node: Node, rule: Rule, i: int, splits: Mapping[str, Split]

@@ -176,6 +176,13 @@ class Moves:
             parts.append(known[key])
         return Value(value.spec, layout, tuple(parts))
 
+    def each(
+        self, value: Value, spec: TensorSpec, cause: Node, change: Callable[[Tensor], Tensor]
+    ) -> Value:
+        """What is made of each part where it is, of the same shape."""
+        made = self._each(value, value.layout, cause, lambda place: change(self.part(value, place)))
+        return replace(made, spec=spec)
+
     def at(self, place: Place, node: Node) -> made_by:
         """Nodes built in the block are at a place, and count as made where a node was."""
         return made_by(node, self.mesh.tag(place)[1:] + "/", self.device(node, place))

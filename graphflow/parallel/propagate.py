@@ -36,14 +36,8 @@ def propagate(
             continue
         if node.inputs or node.op.sharding is not None:
             rules[node] = rules_of(node, readers)
-    for _ in range(ROUNDS):
-        spread.changed = False
-        for node in nodes:
-            spread.through(node, rules.get(node, ()))
-        for node in reversed(nodes):
-            spread.through(node, rules.get(node, ()))
-        if not spread.changed:
-            break
+    spread.everywhere(nodes, rules)
+    spread.turn(nodes, rules)
     return spread.layouts
 
 
@@ -108,6 +102,60 @@ class _Spread:
         self.fixed = set(given)
         self.cuts = cuts
         self.changed = False
+
+    def everywhere(self, nodes: Sequence[Node], rules: Mapping[Node, Sequence[Rule]]) -> None:
+        """Through all nodes, there and back, until nothing changes."""
+        for _ in range(ROUNDS):
+            self.changed = False
+            for node in nodes:
+                self.through(node, rules.get(node, ()))
+            for node in reversed(nodes):
+                self.through(node, rules.get(node, ()))
+            if not self.changed:
+                break
+
+    def turn(self, nodes: Sequence[Node], rules: Mapping[Node, Sequence[Rule]]) -> None:
+        """Where nodes need an axis whole that is cut, cut another one, along which they go row by
+        row: everyone sends a part to everyone, 1/n of what gathering takes."""
+        turned = False
+        for node in nodes:
+            own = rules.get(node, ())
+            if own and self._turned(node, own[0]):
+                turned = True
+            if turned:
+                self.through(node, own)
+        if turned:
+            self.everywhere(nodes, rules)
+
+    def _turned(self, node: Node, rule: Rule) -> bool:
+        """Let outputs be cut along an axis of the mesh that cuts what a node needs whole."""
+        used = {a for t in node.outputs if t in self.layouts for a in self.layouts[t].axes()}
+        used |= self.cuts.mesh.local  # what takes turns there gathers for nothing
+        found = False
+        for tensor, names in zip(node.inputs, rule.inputs, strict=True):
+            layout = self.layouts.get(tensor) or whole(tensor.ndim)
+            for letter, split in zip(names, layout.dims, strict=True):
+                if letter != "." or not split or used & set(split.axes):
+                    continue
+                used.update(split.axes)
+                free = self._row(rule, names, layout, split)
+                for o, (output, letters) in enumerate(zip(node.outputs, rule.outputs, strict=True)):
+                    if free is not None and free in letters:
+                        at, number = letters.index(free), len(node.inputs) + o
+                        self._cut(output, at, rule.split(Split(split.axes), number, at))
+                        found = True
+        return found
+
+    def _row(self, rule: Rule, names: str, layout: Layout, split: Split) -> str | None:
+        """The longest axis of an input along which a node goes row by row and which can be cut."""
+        sizes = {
+            letter: size
+            for letter, own in zip(names, layout.dims, strict=True)
+            if letter.islower() and not own and not rule.in_order(letter)
+            if isinstance(size := rule.sizes.get(letter), int)
+            if letter in "".join(rule.outputs) and self.cuts.can(size, Split(split.axes))
+        }
+        return max(sizes, key=sizes.__getitem__) if sizes else None
 
     def through(self, node: Node, rules: Sequence[Rule]) -> None:
         """Let the axes of a node's inputs and outputs that go together be cut together."""

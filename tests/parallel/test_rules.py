@@ -247,7 +247,17 @@ TRAVELS: dict[str, tuple[Any, dict[str, int]]] = {
     "running sums": (lambda x: gf.cumsum(x, axis=1), {"meeting": ROW}),
     "running maxima": (lambda x: gf.cummax(x, axis=1), {"meeting": ROW}),
     "the largest one": (lambda x: gf.top_k(x, 1, 1)[1], {"meeting": 2 * 2 * ROW}),
-    "the largest half": (lambda x: gf.top_k(x, 3, 1)[0], {"all-gather": ROWS * ROW}),
+    "the largest half": (lambda x: gf.top_k(x, 3, 1)[0], {"all-to-all": ROWS * ROW // 2}),
+    "sorted": (lambda x: gf.sort(x, 1), {"all-to-all": ROWS * ROW // 2}),
+    "sorted, nothing beside": (lambda x: gf.sort(gf.sum(x, (0, 2))), {"all-gather": ROWS * 8}),
+    "frequencies": (lambda x: gf.abs(gf.fft.fft(x, axis=1)), {"all-to-all": ROWS * ROW // 2}),
+    "frequencies, there and back": (
+        lambda x: gf.fft.irfft(gf.fft.rfft(x, axis=1) * 2.0, axis=1) + x,
+        {"all-to-all": ROWS * ROW},
+    ),
+    "frequencies, nothing beside": (
+        lambda x: gf.real(gf.fft.fft(gf.sum(x, (0, 2)))), {"all-gather": ROWS * 8},
+    ),
     "softmax": (lambda x: gf.nn.softmax(x, 1), {"all-reduce": 4 * ROW}),
     "a product": (lambda x: gf.einsum("bth,hk->btk", x, gf.eye(WIDE, dtype="float64")), {}),
 }  # fmt: skip
