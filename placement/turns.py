@@ -2,7 +2,8 @@
 
 A placer decides in which order a device runs its nodes, so that a step ends soonest. A pipeline's
 schedule decides otherwise: for the memory of activations, or because the tasks of another stage
-wait. Its nodes have a turn, and those of a lower one go first; the others go as soon as they can.
+wait. Its nodes have a turn, and those of a lower one go first. Of the others, updates that no later
+task waits for go last, and the rest as soon as they can.
 What replicas exchange beside the way to the end of a step, such as sums of gradients, could all
 wait for the end as far as a simulator sees: there the order is that in which it was built.
 """
@@ -65,8 +66,24 @@ def in_turns(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) ->
     for source, target in problem.edges.tolist():
         readers[source].append(target)
     turns += [-1] * (problem.nodes - len(turns))
+    _put_off(turns, problem, readers, nodes)
     order = [node for node, _ in by_turns(readers, turns, rank)]
     return replace(assignment, order=np.array(order, np.int64))
+
+
+def _put_off(
+    turns: list[int], problem: Problem, readers: Sequence[Sequence[int]], nodes: Sequence[Node]
+) -> None:
+    """Give what no task reads, now or later, the turn after all: the updates of one of a device's
+    stages would hold up the passes of its next one. Exchanges are not put off: they take their time
+    beside the passes."""
+    last = max(turns) + 1
+    waited = [turn >= 0 for turn in turns]
+    for i in reversed(problem.topological.tolist()):
+        exchanged = i < len(nodes) and nodes[i].op.joint is not None
+        waited[i] = waited[i] or exchanged or any(waited[reader] for reader in readers[i])
+        if not waited[i]:
+            turns[i] = last
 
 
 def _as_built(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) -> Assignment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,3 +79,27 @@ def test_what_replicas_exchange_leaves_in_the_order_in_which_it_was_made() -> No
     products = [i for i, n in enumerate(mine) if n.op == "matmul"]
     assert len(sums) == 4
     assert [sum(i < at for i in products) for at in sums] == [6, 8, 10, 11]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_updates_hold_up_no_pass_of_a_device_and_sums_over_replicas_are_not_put_off(
+    replicas: int,
+) -> None:
+    x, y = (gf.placeholder("float64", ("B", 8), name=name) for name in "xy")
+    h = x
+    for i in range(4):
+        with gf.name_scope(f"layer{i}"):
+            h = gf.tanh(h @ gf.variable(np.ones((8, 8)), name=f"w{i}"))
+    strategy = gf.parallel.Pipeline(4, "interleaved", 4)
+    if replicas > 1:
+        strategy = strategy * gf.parallel.Data(replicas, bucket=0)
+    train = gf.optim.Adam(0.1).minimize(gf.mean((h - y) ** 2), strategy=strategy)
+    plan = gf.plan(train, gf.Cluster.local(2 * replicas), {x: (16, 8), y: (16, 8)})
+    for device in plan.cluster.devices:
+        mine = [n for n in plan.nodes if n.device == device]
+        passes = [i for i, n in enumerate(mine) if n.task]
+        updates = [i for i, n in enumerate(mine) if n.op == "assign"]
+        sums = [i for i, n in enumerate(mine) if n.op == "all_reduce"]
+        assert len(updates) >= 6 and min(updates) > max(passes)  # of two stages
+        assert not sums or min(sums) < max(passes)
+        assert bool(sums) == (replicas > 1)

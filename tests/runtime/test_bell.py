@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphflow.runtime.transport import bell
+from graphflow.runtime.transport import bell as waiting
 from graphflow.runtime.transport.bell import Bell, Sleeper
 
 
@@ -49,7 +49,7 @@ def test_who_finds_the_processor_crowded_looks_no_more_for_longer_and_longer(
         nonlocal now, yields
         now, yields = now + slice_, yields + 1
 
-    monkeypatch.setattr(bell, "monotonic", lambda: now)
+    monkeypatch.setattr(waiting, "monotonic", lambda: now)
     monkeypatch.setattr("os.sched_yield", yielded)
     sleeper = Sleeper()
     sleeper.add(bells[0].fileno(), 0)
@@ -61,7 +61,7 @@ def test_who_finds_the_processor_crowded_looks_no_more_for_longer_and_longer(
         now += 1e-2
     assert looked[0] and yields == looked.count(True)  # one long yield a look
     assert 6 <= yields <= 12 and looked[-200:].count(True) <= 3
-    slice_, now, yields = 1e-5, now + bell._LONGEST, 0
+    slice_, now, yields = 1e-5, now + waiting._LONGEST, 0
     assert sleeper.sleep(1e-3, 5e-4) == []
     assert yields >= 40  # nobody else computes any more: it looks again all the time
     bells[0].ring()
