@@ -123,11 +123,13 @@ class Outlook:
         seconds: of a step, with its overhead.
         busy: seconds that each device computes.
         peak_memory: bytes by device.
+        sent: bytes that devices send each other.
     """
 
     seconds: float
     busy: Mapping[str, float]
     peak_memory: Mapping[str, int]
+    sent: int
 
 
 def _sending(made: GraphProblem, cluster: Cluster, assignment: Assignment) -> GraphProblem:
@@ -178,7 +180,10 @@ def outlook(
     timeline = model.timeline
     seconds = timeline.makespan + fixed(assignment, timeline.makespan)
     busy = dict(zip(cluster.devices, timeline.busy.tolist(), strict=False))
-    return Outlook(seconds, busy, _peaks(made, model, cluster, bindings))
+    rows, client = timeline.transfers, made.problem.client
+    between = (rows["source"] != client) & (rows["target"] != client)
+    sent = int(rows["bytes"][between].sum())
+    return Outlook(seconds, busy, _peaks(made, model, cluster, bindings), sent)
 
 
 def _beyond(

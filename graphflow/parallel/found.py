@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import Any, NoReturn
 
@@ -16,9 +17,13 @@ from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded
 from graphflow.parallel.strategies import Shard, report_of
 from graphflow.placement.cluster import Cluster
+from graphflow.placement.explain import show_bytes
 
 SHOWN = 10
 """Strategies that were not simulated, and are printed."""
+ALIKE = 1.03
+"""Seconds that are apart by less than this factor are the same: predictions of a model's strategies
+are off by more than that from one to the next, and a measured step is from run to run."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,8 @@ class Tried:
         simulated: whether its graph was written and simulated; else `seconds` is by closed forms,
             and it would not have been the best, or the search had done enough.
         measured: seconds of a step on the cluster, where `auto` was told to measure.
+        devices: over how many.
+        sent: bytes that these send each other in a step; 0 where it was not simulated.
     """
 
     name: str
@@ -43,18 +50,29 @@ class Tried:
     why_not: str = ""
     simulated: bool = True
     measured: float | None = None
+    devices: int = 1
+    sent: int = 0
 
     @property
-    def key(self) -> tuple[bool, bool, float, float]:
-        """Less is better: what was measured counts before what was simulated, and that before what
+    def key(self) -> tuple[bool, bool, bool, float]:
+        """Less is faster: what was measured counts before what was simulated, and that before what
         is roughly known."""
-        told = self.seconds if self.measured is None else self.measured
-        return bool(self.why_not), not self.simulated, self.measured is None, told
+        return *self.known, self.told
+
+    @property
+    def known(self) -> tuple[bool, bool, bool]:
+        """How well the seconds are known: less is better."""
+        return bool(self.why_not), not self.simulated, self.measured is None
+
+    @property
+    def told(self) -> float:
+        """Seconds of a step, as well as they are known."""
+        return self.seconds if self.measured is None else self.measured
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Search:
-    """What was tried, best first. It is a strategy itself: the best one. Print it.
+    """What was tried, the fastest first. It is a strategy itself: the best one. Print it.
 
     Attributes:
         device: what one device would be: the fastest.
@@ -64,10 +82,13 @@ class Search:
     device: str
     line: Location = field(default_factory=user_location, init=False)
 
-    @property
+    @cached_property
     def best(self) -> Tried:
-        """What a step takes the least time with."""
-        return self.tried[0]
+        """What a step takes the least time with; of several that cannot be told apart the simplest,
+        over the fewest devices, and then that which sends least."""
+        first = self.tried[0]
+        alike = [t for t in self.tried if t.known == first.known and t.told <= first.told * ALIKE]
+        return first if first.why_not else min(alike, key=lambda t: (t.devices, t.sent))
 
     def _chosen(self, cluster: Cluster) -> Any:
         """The best strategy; on a cluster of one device, where all is checked, all of it there."""
@@ -135,11 +156,20 @@ class Search:
             yield f"chosen: {self.best.name}{self._why()}"
 
     def _why(self) -> str:
+        """Why it was chosen, against the fastest of the others."""
+        best, first = self.best, self.tried[0]
+        if best is not first:
+            more = f"{first.devices} devices instead of {best.devices}"
+            if first.devices == best.devices:
+                more = f"{show_bytes(first.sent)} sent a step instead of {show_bytes(best.sent)}"
+            ratio = best.told / first.told
+            return (
+                f"; {first.name} would be {ratio:.3f} times as fast, less than can be told apart, "
+                f"for {more}"
+            )
         second = next((t for t in self.tried[1:] if not t.why_not and t.simulated), None)
         if second is None:
             return ", as nothing else is possible"
-        if self.best.measured and second.measured:
-            ratio = second.measured / self.best.measured
-        else:
-            ratio = second.seconds / self.best.seconds
+        both = bool(best.measured and second.measured)
+        ratio = second.told / best.told if both else second.seconds / best.seconds
         return f", {ratio:.2f} times as fast as {second.name}"
