@@ -150,13 +150,19 @@ _LATER = {
     "placement": "", "onnx": "", "parallel": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
+_ROOMS = ("nn", "optim", "linalg", "random", "init", "fft", "sparse", "signal", "debug", "parallel")
+"""Modules of public names: who asks here for one of theirs is told where it is."""
 
 
 def __getattr__(name: str) -> Any:
     """What plans graphs and runs them is loaded when it is asked for: who only builds graphs does
     not wait for it. `onnx` needs the package of that name."""
     if name not in _LATER:
+        rooms = {room: globals().get(room) for room in _ROOMS}
+        meant = [f"gf.{r}.{name}" for r, m in rooms.items() if name in getattr(m, "__all__", ())]
         told = f"module 'graphflow' has no attribute {name!r}"
+        if meant:
+            told += f"; it is {' or '.join(meant)}"
         raise AttributeError(told, name=name, obj=sys.modules[__name__])
     home = _LATER[name]
     module = import_module(home or f"graphflow.{name}")

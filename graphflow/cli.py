@@ -38,7 +38,7 @@ from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.modules import module_names, require_modules
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import SUFFIXES, Plan, plan
-from graphflow.placement.view.text import counted
+from graphflow.quantities import counted, show_bytes, show_seconds
 
 app = typer.Typer(
     name="graphflow",
@@ -327,7 +327,7 @@ def calibrate() -> None:
         table.add_row("matmul, float32", f"{max(f / s for f, s in products) / 1e9:.1f} GFLOP/s")
         table.add_row("memory, in cache", f"{traffic[0][0] / traffic[0][1] / 1e9:.1f} GB/s")
         table.add_row("memory, beyond", f"{traffic[-1][0] / traffic[-1][1] / 1e9:.1f} GB/s")
-        table.add_row("starting an op", f"{speeds['launch'] * 1e6:.2f} µs")
+        table.add_row("starting an op", show_seconds(speeds["launch"]))
         if "contention" in speeds:
             slower = speeds["contention"]
             for what in ("compute", "memory"):
@@ -337,7 +337,7 @@ def calibrate() -> None:
                 )
         console.print(table)
     typer.echo(
-        f"between two processes {latency * 1e6:.0f} µs and {bandwidth / 1e9:.1f} GB/s\n"
+        f"between two processes {show_seconds(latency)} and {bandwidth / 1e9:.1f} GB/s\n"
         f"kept in {profile_path()}"
     )
 
@@ -367,9 +367,9 @@ def cache(
         raise ArgumentError(f"cache takes info or clear, not {action!r}")
     store = Store()
     usage = store.usage() if action == "info" else store.clear()
-    what = f"{counted(usage.entries, 'compiled kernel')}, {usage.nbytes / 2**20:.1f} MiB"
+    what = f"{counted(usage.entries, 'compiled kernel')}, {show_bytes(usage.nbytes)}"
     if action == "info":
-        typer.echo(f"{what} of at most {LIMIT / 2**20:.0f} in {usage.folder}")
+        typer.echo(f"{what} of at most {show_bytes(LIMIT)} in {usage.folder}")
     else:
         typer.echo(f"removed {what} from {usage.folder}")
 

@@ -15,8 +15,8 @@ import typer
 from graphflow.cli_arguments import argument
 from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.view.text import printable, size
-from graphflow.placement.view.text import seconds as show_seconds
+from graphflow.placement.view.text import printable
+from graphflow.quantities import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -203,8 +203,8 @@ def _workers_table(reports: Mapping[str, Report]) -> Any:
             _text(address),
             age(report["uptime"]),
             str(len(report["sessions"])),
-            size(report["resident"]),
-            size(report["resident_peak"]),
+            show_bytes(report["resident"]),
+            show_bytes(report["resident_peak"]),
             str(report["refused"]),
             _text(what),
         )
@@ -227,8 +227,8 @@ def _sessions_table(reports: Mapping[str, Report]) -> Any:
             str(session["step"]) if session["step"] >= 0 else "–",
             f"{session['steps_per_second']:.3g}",
             show_seconds(session["last_step_seconds"]) if session["committed"] else "–",
-            size(sum(session["arenas"].values())),
-            size(sum(session["variables"].values())),
+            show_bytes(sum(session["arenas"].values())),
+            show_bytes(sum(session["variables"].values())),
             _text(_doing(session)),
         )
     return table
@@ -255,7 +255,7 @@ def _links_table(reports: Mapping[str, Report]) -> Any:
             ways.setdefault((address, link["peer"]), [None, None])[0] = link["sent"]
             ways.setdefault((link["peer"], address), [None, None])[1] = link["received"]
     for (source, target), (sent, received) in sorted(ways.items()):
-        told = (size(count) if count is not None else "not asked" for count in (sent, received))
+        told = ("not asked" if n is None else show_bytes(n) for n in (sent, received))
         table.add_row(_text(source), _text(target), *told)
     return table
 

@@ -18,6 +18,7 @@ import numpy as np
 from graphflow.arguments import checks
 from graphflow.errors import GraphError, VariableError
 from graphflow.op import Node, Tensor, user_location
+from graphflow.quantities import counted
 from graphflow.spec import Dim, Equation, evaluate
 
 
@@ -182,7 +183,8 @@ class Graph:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        return f"<Graph of {len(self.nodes)} nodes, {len(self.outputs)} outputs>"
+        nodes, outputs = counted(len(self.nodes), "node"), counted(len(self.outputs), "output")
+        return f"<Graph of {nodes}, {outputs}>"
 
     def __str__(self) -> str:
         lines = []

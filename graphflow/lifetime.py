@@ -118,6 +118,11 @@ class Lifetime:
         if self.drain is not None:
             self.drain.heed()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the session was not closed, as far as this process knows."""
+        return not self._closed
+
     # The end ------------------------------------------------------------------------------------
 
     def close(self) -> None:

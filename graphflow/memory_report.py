@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from graphflow.compiled import Compiled
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.explain import show_bytes
 from graphflow.placement.tables import Table
+from graphflow.quantities import show_bytes
 from graphflow.runtime.footprint import MemoryUse, memory_use
 from graphflow.runtime.layout import plan_layout
 

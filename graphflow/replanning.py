@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphflow.errors import ArgumentError
-from graphflow.placement.explain import show_seconds
+from graphflow.quantities import show_seconds
 from graphflow.runtime.trace import Step
 
 GAIN = 0.1

@@ -501,6 +501,11 @@ class Session:
         """
         self._life.close()
 
+    def __repr__(self) -> str:
+        if not self._life.is_open:
+            return "<Session, closed>"
+        return f"<Session on {self.cluster!r}, step {self.step}>"
+
     def __enter__(self) -> Session:
         return self
 

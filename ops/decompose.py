@@ -96,7 +96,7 @@ def cholesky(x: Any, *, upper: bool = False) -> Tensor:
 
     Args:
         x: symmetric (Hermitian) positive definite matrices (…, n, n); of others the symmetric part
-        counts, and its gradient is symmetric.
+            counts, and its gradient is symmetric.
 
     Raises:
         ShapeError: not square.
@@ -192,7 +192,7 @@ def qr(x: Any, *, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     Args:
         x: matrices (…, m, n); where m > n, of full column rank for the gradient.
         mode: "reduced": q (…, m, k), r (…, k, n), k the smaller of m and n; "complete": q is
-        square, and has a gradient only where m <= n.
+            square, and has a gradient only where m <= n.
 
     Raises:
         ShapeError: x has no two axes.

@@ -123,9 +123,9 @@ def fft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor
     Args:
         x: float or complex.
         n: how many elements along the axis count (zeros after them where there are less); default
-        all.
+            all.
         norm: which direction divides: "backward" the inverse one by n, "forward" this one by n,
-        "ortho" both by √n.
+            "ortho" both by √n.
 
     Costs 5·n·log2(n) flops a transform.
 

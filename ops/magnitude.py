@@ -157,8 +157,8 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
 
     Args:
         ord: "fro" the root of the sum of squares, "nuc" the sum of the singular values, 2 (-2) the
-        largest (least) of them, 1 (-1) the largest (least) sum of |x| down a column, inf (-inf)
-        along a row.
+            largest (least) of them, 1 (-1) the largest (least) sum of |x| down a column, inf (-inf)
+            along a row.
 
     Raises:
         ShapeError, ArgumentError: x has no two axes, or ord is none of these.
@@ -188,7 +188,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     Args:
         ord: as `vector_norm` or `matrix_norm` have it; None: the root of the sum of squares.
         axis: one axis for vectors, two for matrices; None: all elements where ord is None, else x
-        is one vector or one matrix.
+            is one vector or one matrix.
 
     Raises:
         ShapeError, ArgumentError: not axes of x, or ord is none of theirs.
@@ -213,7 +213,7 @@ def cond(x: Any, p: Any = None) -> Tensor:
 
     Args:
         p: the norm, as `matrix_norm` has it. None, 2: the largest singular value over the least
-        (-2: the other way), for matrices of any shape; others take square ones.
+            (-2: the other way), for matrices of any shape; others take square ones.
 
     Raises:
         ShapeError, ArgumentError: not matrices, not square, or another p.

@@ -172,8 +172,8 @@ def svd(x: Any, *, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         x: matrices (…, m, n); k is the smaller of m and n.
-        full_matrices: u (…, m, m) and vh (…, n, n), which have a gradient only where m = n; else
-        u (…, m, k) and vh (…, k, n). s is (…, k) and real.
+        full_matrices: u (…, m, m) and vh (…, n, n), which have a gradient only where m = n; else u
+            (…, m, k) and vh (…, k, n). s is (…, k) and real.
 
     A pair of vectors' sign (phase) is LAPACK's choice, and functions of vectors should not depend
     on it.
@@ -321,7 +321,7 @@ def pinv(x: Any, *, rtol: float | None = None) -> Tensor:
 
     Args:
         rtol: singular values up to rtol times the largest count as 0; by default the larger of m
-        and n times the dtype's epsilon. The gradient takes the rank as fixed.
+            and n times the dtype's epsilon. The gradient takes the rank as fixed.
 
     Raises:
         ShapeError: x has no two axes.

@@ -171,7 +171,7 @@ def pad(x: Tensor, widths: Any, mode: str = "constant", value: Any = None) -> Te
 
     Args:
         widths: one count for all sides, (before, after) for all axes, or one such pair for each
-        axis.
+            axis.
 
     Raises:
         ArgumentError: another mode, or widths of another form.

@@ -44,8 +44,7 @@ class Assignment:
 
         Raises:
             ProblemError: a device is unknown or impossible for its node, the order is not
-            topological, or a
-                colocation group is torn.
+                topological, or a colocation group is torn.
         """
         n, d = problem.nodes, problem.devices
         if len(self.device) != n:

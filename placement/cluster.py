@@ -30,6 +30,7 @@ from graphflow.placement.devices import (
 from graphflow.placement.host import MEMORY_SHARE, cores, device_memory, gpu_memory
 from graphflow.placement.ports import Port
 from graphflow.placement.products import product
+from graphflow.quantities import counted
 
 MOST = 1024
 """Devices of a cluster, each of which has a link to each other."""
@@ -47,8 +48,8 @@ class Cluster:
         links: those described; missing ones are measured.
         ports: what several of the links share; see `Port`.
         kind: "here" (devices of this process), "local" (worker processes that the session starts),
-        "remote" (workers
-            that listen at their addresses), "hypothetical" (to plan with; a session refuses).
+            "remote" (workers that listen at their addresses), "hypothetical" (to plan with; a
+            session refuses).
         insecure: the user accepts addresses beyond loopback without keys; the runtime checks it.
         deadline: seconds for all workers to come up.
         dead_after: seconds that a worker may be out of reach before it is given up.
@@ -59,8 +60,8 @@ class Cluster:
 
     Raises:
         ClusterError: no workers, a duplicate address or device, a number that is NaN, infinite,
-        negative or zero where
-            it may not be, a link that names no device, hypothetical hardware without numbers.
+            negative or zero where it may not be, a link that names no device, hypothetical hardware
+            without numbers.
     """
 
     workers: tuple[Worker, ...]
@@ -189,7 +190,7 @@ class Cluster:
 
         Raises:
             ClusterError: an unknown product or link (suggests one), or a number that is missing or
-            without sense.
+                without sense.
             DeviceError: a malformed name of a device.
         """
         from graphflow.placement.topology import Cable, Host, connect, device_names, short_name
@@ -217,6 +218,14 @@ class Cluster:
         ends = [device.name for worker in all_workers for device in worker.devices] + [CLIENT]
         plain = [Link(a, b, link_latency, link_bandwidth) for a in ends for b in ends if a != b]
         return cls(all_workers, tuple(plain), kind="hypothetical")
+
+    def __repr__(self) -> str:
+        """Short: the devices, not all that is known of them and their links."""
+        told = [f"{d.name} ({d.product})" if d.product else d.name
+                for worker in self.workers for d in worker.devices]  # fmt: skip
+        more = f", … {len(told)} in all" if len(told) > 4 else ""
+        workers = counted(len(self.workers), "worker")
+        return f"<Cluster of {workers} ({self.kind}): {', '.join(told[:4])}{more}>"
 
     # Names ------------------------------------------------------------------------------------
 

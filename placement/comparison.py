@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphflow.errors import PlanError
-from graphflow.placement.explain import show_bytes, show_seconds
 from graphflow.placement.report import Report, report
 from graphflow.placement.tables import Table, seconds_cell
-from graphflow.placement.view.text import counted
+from graphflow.quantities import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

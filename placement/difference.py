@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphflow.placement.explain import show_bytes, show_seconds
 from graphflow.placement.tables import SHOWN, Printed, Table, more, seconds_cell
+from graphflow.quantities import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

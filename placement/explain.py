@@ -11,6 +11,7 @@ from graphflow.placement.devices import CLIENT
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.simulate import Run, Timeline, execute, simulate
 from graphflow.placement.view.text import printable
+from graphflow.quantities import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -252,20 +253,3 @@ def _elsewhere(plan: Plan, node: PlannedNode) -> list[str]:
 
 def _limit(plan: Plan, node: PlannedNode) -> str:
     return plan.model.limits.get(node.name, node.why) if plan.model else node.why
-
-
-def show_seconds(seconds: float) -> str:
-    """Seconds for people: three digits and a unit."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        if abs(seconds) * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
-
-
-def show_bytes(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

@@ -22,10 +22,10 @@ from graphflow.op import Node, Tensor
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.devices import CLIENT
-from graphflow.placement.explain import Model, explain, show_bytes, show_seconds
+from graphflow.placement.explain import Model, explain
 from graphflow.placement.fingerprint import fingerprint
 from graphflow.placement.planned import Interval, Measured, PlannedNode, PlannedTransfer
-from graphflow.placement.view.text import counted
+from graphflow.quantities import counted, show_bytes, show_seconds
 from graphflow.spec import show_shape
 from graphflow.strategy import divided_whole
 from graphflow.structure import bind, concerns, flatten

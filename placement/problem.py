@@ -21,6 +21,7 @@ from graphflow.placement.arrays import Floats, Ints, array_of, frozen, is_empty,
 from graphflow.placement.assignment import Assignment
 from graphflow.placement.native import native
 from graphflow.placement.problem_checks import check, check_values
+from graphflow.quantities import counted
 
 Output = tuple[int, float, tuple[int, ...]]
 """A tensor that a node makes: its id, its bytes, the nodes that read it (each once)."""
@@ -55,33 +56,29 @@ class Problem:
         edges: (e, 2) producer, consumer.
         bytes: (e,) size of the tensor on the edge.
         tensor: (e,) ids; edges of one producer with equal ids carry one tensor, which travels to a
-        device once.
-            Default: all differ.
+            device once. Default: all differ.
         latency: (d, d) seconds from device to device. Default 0; the diagonal is ignored.
         bandwidth: (d, d) bytes/s. Default 1, so that `bytes` are seconds in textbook instances.
         memory: (n,) bytes that stay on the node's device between steps (variables). Default 0.
         output_memory: (n,) bytes of the node's outputs, from its start until its last reader (local
-        consumers and
-            transfers) is done. Where given, received tensors occupy their `bytes` too, from the
-            start of the transfer until the last consumer on that device. Default: transient memory
-            is not counted.
+            consumers and transfers) is done. Where given, received tensors occupy their `bytes`
+            too, from the start of the transfer until the last consumer on that device. Default:
+            transient memory is not counted.
         capacity: (d,) bytes. Default inf.
         groups: (n,) nodes of equal id >= 0 share a device; -1: free.
         contention: whether a link (source, target) moves the bytes of one tensor at a time.
         prefer: (n,) a node next to which this one would like to live when nothing else decides, or
-        -1.
+            -1.
         shared: (s,) bytes/s of links that several pairs of devices share: network cards, switches.
             Under contention, transfers on their way at one time divide them fairly.
         routes: (r, 3) source, target, shared link: what a transfer from device to device passes
             through besides the pair's own link.
         client: index of the device that stands for the client (feeds come from it, fetches go to
-        it), or None.
-            Only nodes pinned to it by `compute` may have a finite entry there.
+            it), or None. Only nodes pinned to it by `compute` may have a finite entry there.
 
     Raises:
         ProblemError: shapes disagree, a value is NaN or negative, an index is out of range, the
-        edges form a
-            cycle, or a node or a group has no device.
+            edges form a cycle, or a node or a group has no device.
     """
 
     compute: Floats
@@ -209,6 +206,10 @@ class Problem:
         vars(made).update(kept, compute=array)
         check_values(made)
         return made
+
+    def __repr__(self) -> str:
+        nodes, edges = counted(self.nodes, "node"), counted(len(self.edges), "edge")
+        return f"<Problem of {nodes} and {edges} on {counted(self.devices, 'device')}>"
 
     # Sizes and adjacency ----------------------------------------------------------------------
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphflow.placement.critical_path import Segment, critical_path
-from graphflow.placement.explain import show_bytes, show_seconds
 from graphflow.placement.notices import PortUse, Taken, ports, taken
 from graphflow.placement.tables import SHOWN, Printed, Table, busy_share, more, off_by, seconds_cell
-from graphflow.placement.view.text import counted
+from graphflow.quantities import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphflow.errors import MemoryLimitError
 from graphflow.placement.problem import Problem
+from graphflow.quantities import show_memory
 
 if TYPE_CHECKING:
     from graphflow.placement.cost import GraphProblem
@@ -88,20 +89,20 @@ def memory_limit(
     transient = problem.output_memory
     assert transient is not None
     room = ", ".join(
-        f"{name} has {_mib(capacity)}"
-        + (f" and would need {_mib(need)}" if need else "")
-        + (f" ({_mib(need - capacity)} missing)" if need > capacity else "")
+        f"{name} has {show_memory(capacity)}"
+        + (f" and would need {show_memory(need)}" if need else "")
+        + (f" ({show_memory(need - capacity)} missing)" if need > capacity else "")
         for name, capacity, need in zip(made.devices[:-1], problem.capacity, needed, strict=False)
     )
     biggest = "; ".join(
-        f"{made.nodes[i].op.name} {made.name(i)!r} {_mib(problem.memory[i] + transient[i])} "
+        f"{made.nodes[i].op.name} {made.name(i)!r} {show_memory(problem.memory[i] + transient[i])} "
         f"(made at {made.nodes[i].location})"
         for i in nodes
         if i < len(made.nodes)
     )
     error = MemoryLimitError(
         f"no placement fits in memory: {room}; variables and constants keep "
-        f"{_mib(float(problem.memory.sum()))} between steps. The biggest: {biggest}. "
+        f"{show_memory(float(problem.memory.sum()))} between steps. The biggest: {biggest}. "
         f"{_impossible(made)}Use smaller batches, more or larger devices (memory= in the cluster "
         "file), or loosen pins"
     )
@@ -121,12 +122,8 @@ def _impossible(made: GraphProblem) -> str:
             for node in own[:4]
         )
         told.append(
-            f"{names}{', …' if len(own) > 4 else ''} alone needs {_mib(each.need)}, and the "
+            f"{names}{', …' if len(own) > 4 else ''} alone needs {show_memory(each.need)}, and the "
             f"roomiest device that it may use, {made.devices[each.device]}, has "
-            f"{_mib(each.room)} ({_mib(each.missing)} missing). "
+            f"{show_memory(each.room)} ({show_memory(each.missing)} missing). "
         )
     return "".join(told)
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:.3g} MiB"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from graphflow.errors import MemoryLimitError
-from graphflow.placement.placers.base import size
 from graphflow.placement.problem import Floats, Ints
 from graphflow.placement.solver import Model
 from graphflow.placement.stage_units import StageUnits
+from graphflow.quantities import show_memory
 
 NODES = 2_000
 """Of the search tree."""
@@ -36,14 +36,15 @@ def fitting(units: StageUnits) -> Ints:
         if where is not None:
             return where
     proof = (
-        f"whatever goes where, {size(bound)} are missing in all" if bound > 0.0
+        f"whatever goes where, {show_memory(bound)} are missing in all" if bound > 0.0
         else "none was found"
     )  # fmt: skip
     raise _error(
         units,
         unit,
-        f"no split fits: a unit of {size(units.memory[unit])} ({_named(units, unit)}) fits on no "
-        f"device beside the others ({size(float(left.max()))} are left at most; {proof})",
+        f"no split fits: a unit of {show_memory(units.memory[unit])} ({_named(units, unit)}) fits "
+        f"on no device beside the others ({show_memory(float(left.max()))} are left at most; "
+        f"{proof})",
     )
 
 
@@ -58,8 +59,8 @@ def _each_alone(units: StageUnits) -> None:
         raise _error(
             units,
             worst,
-            f"a unit of {size(need)} ({_named(units, worst)}) fits on no device that can run it: "
-            f"the roomiest has {size(most)} ({size(need - most)} missing)",
+            f"a unit of {show_memory(need)} ({_named(units, worst)}) fits on no device that can "
+            f"run it: the roomiest has {show_memory(most)} ({show_memory(need - most)} missing)",
         )
 
 

@@ -18,11 +18,11 @@ from graphflow.errors import GraphflowError, PlanError
 from graphflow.op import Tensor
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.comparison import summary
-from graphflow.placement.explain import show_bytes, show_seconds
 from graphflow.placement.placers import Placer
 from graphflow.placement.plan import Plan, plan
 from graphflow.placement.report import report
 from graphflow.placement.tables import Table
+from graphflow.quantities import show_bytes, show_seconds
 
 Maker = Callable[[Any], Cluster]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from unicodedata import east_asian_width
 
-from graphflow.placement.explain import show_seconds
 from graphflow.placement.view.text import printable
+from graphflow.quantities import show_seconds
 
 SHOWN = 20
 """Rows of a list that may be long, when it is printed."""

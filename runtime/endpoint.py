@@ -27,8 +27,7 @@ from typing import Any
 
 from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
 from graphflow.placement.tables import Table
-from graphflow.placement.view.text import seconds as show_seconds
-from graphflow.placement.view.text import size
+from graphflow.quantities import show_bytes, show_seconds
 from graphflow.runtime.logs import Log
 from graphflow.runtime.metrics import BUCKETS, COUNTER, HISTOGRAM, Histogram, Meters, Sample
 from graphflow.runtime.transport.bell import Bell
@@ -348,4 +347,4 @@ def _shown(name: str, value: float | Histogram) -> str:
         return f"{count:,} times, {mean} on average"
     if "_seconds" in name:
         return show_seconds(value)
-    return size(value) if "_bytes" in name else f"{value:,.6g}"
+    return show_bytes(value) if "_bytes" in name else f"{value:,.6g}"

@@ -24,7 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from graphflow.errors import ArgumentError, SessionError
-from graphflow.placement.view.text import seconds
+from graphflow.quantities import counted, show_seconds
 from graphflow.runtime.messages import EDGE_BITS, SEND, WAIT
 from graphflow.runtime.perfetto import trace_events
 from graphflow.runtime.traffic import Exchanges, Traffic
@@ -198,9 +198,9 @@ class Trace:
         worst = max(known, default=0.0)
         clocks = ""
         if worst:
-            bound = "unknown bounds" if math.isinf(worst) else f"± {seconds(worst)}"
+            bound = "unknown bounds" if math.isinf(worst) else f"± {show_seconds(worst)}"
             clocks = f", times of workers on one clock to {bound}"
-        return f"{count} traced step{'s' if count > 1 else ''}, median {seconds(took)}{clocks}"
+        return f"{counted(count, 'traced step')}, median {show_seconds(took)}{clocks}"
 
     def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
         """The traced steps as a plan shows them: the median step, its timeline from its own start.

@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from graphflow.placement.tables import Table
-from graphflow.placement.view.text import seconds, size
+from graphflow.quantities import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from graphflow.runtime.trace import Event, Step
@@ -83,9 +83,9 @@ class Traffic(tuple[EdgeTraffic, ...]):
         )  # fmt: skip
         rows = tuple(
             (
-                each.tensor, each.source, each.target, size(each.bytes), str(each.count),
-                seconds(each.latency), seconds(each.p95), _rate(each.bandwidth),
-                seconds(each.waiting) if each.waiting else "–", _error(each.error),
+                each.tensor, each.source, each.target, show_bytes(each.bytes), str(each.count),
+                show_seconds(each.latency), show_seconds(each.p95), _rate(each.bandwidth),
+                show_seconds(each.waiting) if each.waiting else "–", _error(each.error),
             )
             for each in self
         )  # fmt: skip
@@ -154,9 +154,9 @@ class Exchanges(tuple[ExchangeTraffic, ...]):
         )  # fmt: skip
         rows = tuple(
             (
-                each.name, each.kind, str(len(each.devices)), size(each.bytes), str(each.count),
-                seconds(each.taking), seconds(each.p95), _rate(each.bandwidth),
-                seconds(each.apart), _error(each.error),
+                each.name, each.kind, str(len(each.devices)), show_bytes(each.bytes),
+                str(each.count), show_seconds(each.taking), show_seconds(each.p95),
+                _rate(each.bandwidth), show_seconds(each.apart), _error(each.error),
             )
             for each in self
         )  # fmt: skip
@@ -211,8 +211,8 @@ def _summed(
 
 
 def _rate(value: float) -> str:
-    return f"{size(value)}/s" if math.isfinite(value) else "–"
+    return f"{show_bytes(value)}/s" if math.isfinite(value) else "–"
 
 
 def _error(value: float) -> str:
-    return "unknown" if math.isinf(value) else seconds(value) if value else "–"
+    return "unknown" if math.isinf(value) else show_seconds(value) if value else "–"

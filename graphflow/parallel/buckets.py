@@ -16,6 +16,7 @@ from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, Value
 from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.together import scattered, summed
+from graphflow.quantities import counted
 
 BUCKET = 4 << 20
 """Bytes of gradients that are summed at once, unless told otherwise."""
@@ -161,7 +162,6 @@ class Buckets:
         else:
             late = all(called(t.node).rpartition("gradients/")[1] for t in tensors)
             what = "gradient" if late and key.kind == "sum" else key.kind
-            counted = f"{len(tensors)} {what}{'s' if len(tensors) > 1 else ''}"
-            told = " and ".join([counted, *(called(t.node) for t in riders)])
+            told = " and ".join([counted(len(tensors), what), *(called(t.node) for t in riders)])
             sums = summed(self._moves, values, key.axis, cause, told, key.kind)
         self._values.update(zip(together, sums, strict=True))

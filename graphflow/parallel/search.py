@@ -43,11 +43,11 @@ from graphflow.passes import optimize
 from graphflow.pauses import without_collection
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import build_problem
-from graphflow.placement.explain import show_bytes
 from graphflow.placement.learned import Learned
 from graphflow.placement.plan import known_of, sizes_of
 from graphflow.placement.planning import outlook
 from graphflow.progress import waiting
+from graphflow.quantities import show_bytes
 from graphflow.runtime.survey import Survey
 from graphflow.session import Session
 from graphflow.spec import evaluate

@@ -53,7 +53,7 @@ class Auto(Placer):
     Raises:
         PlacementError: a setting without sense.
         MemoryLimitError: nothing that was tried fits the devices' memory; peak memory is by
-        liveness.
+            liveness.
     """
 
     budget: int = 200_000_000

@@ -15,6 +15,7 @@ from graphflow.errors import MemoryLimitError, PlacementError
 from graphflow.placement.problem import Assignment, Floats, Ints, Problem
 from graphflow.placement.shortage import shortages
 from graphflow.placement.simulate import simulate
+from graphflow.quantities import show_memory
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def register_placer(name: str, placer: Placer) -> None:
 
     Raises:
         PlacementError: the name is taken by a placer of another type, or `placer` is not a
-        `Placer`.
+            `Placer`.
     """
     if not isinstance(placer, Placer):
         raise PlacementError(
@@ -124,12 +125,12 @@ def memory_error(problem: Problem, peak: Floats) -> MemoryLimitError:
     need = problem.memory + transient
     biggest = [int(v) for v in np.argsort(-need, kind="stable")[:5] if need[v] > 0]
     error = MemoryLimitError(
-        f"no placement found that fits: device {at} would need {size(peak[at])} "
-        f"of its {size(problem.capacity[at])} "
-        f"({size(missing[at])} missing); all nodes keep {size(float(problem.memory.sum()))} "
-        "between steps, and the "
-        f"devices offer {', '.join(size(c) for c in problem.capacity)}; biggest nodes: "
-        + ", ".join(f"{v} ({size(need[v])})" for v in biggest)
+        f"no placement found that fits: device {at} would need {show_memory(peak[at])} "
+        f"of its {show_memory(problem.capacity[at])} "
+        f"({show_memory(missing[at])} missing); all nodes keep "
+        f"{show_memory(float(problem.memory.sum()))} between steps, and the "
+        f"devices offer {', '.join(show_memory(c) for c in problem.capacity)}; biggest nodes: "
+        + ", ".join(f"{v} ({show_memory(need[v])})" for v in biggest)
         + _impossible(problem)
         + ". Use more or larger devices, smaller batches, or loosen pins and groups"
     )
@@ -141,28 +142,17 @@ def _impossible(problem: Problem) -> str:
     """What no placement could hold, if anything."""
     told = []
     for each in shortages(problem)[:3]:
-        room, missing = size(each.room), size(each.missing)
+        need, room, missing = map(show_memory, (each.need, each.room, each.missing))
         if each.device is None:
-            told.append(f"all that stays needs {size(each.need)} of {room} ({missing} missing)")
+            told.append(f"all that stays needs {need} of {room} ({missing} missing)")
             continue
         nodes = ", ".join(map(str, each.nodes[:4])) + (", …" if len(each.nodes) > 4 else "")
         what = f"node {nodes}" if len(each.nodes) == 1 else f"group of nodes {nodes}"
         told.append(
-            f"{what} alone needs {size(each.need)}, and the roomiest device that it may use, "
+            f"{what} alone needs {need}, and the roomiest device that it may use, "
             f"{each.device}, has {room} ({missing} missing)"
         )
     return f". No placement can fit: {'; '.join(told)}" if told else ""
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    if not np.isfinite(count):
-        return "unlimited memory"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"
 
 
 def _discover() -> None:

@@ -40,14 +40,14 @@ class Greedy(Placer):
 
     Args:
         budget: node and edge visits to spend on simulating candidates; one of each kind is tried in
-        any case.
+            any case.
         thrift: seconds of makespan that a second of transfer must save to be worth it: sending
-        keeps processors busy
-            that the model believes idle, and small predicted gains are within its error.
+            keeps processors busy that the model believes idle, and small predicted gains are within
+            its error.
 
     Raises:
         MemoryLimitError: nothing that was tried fits the devices' memory; peak memory is by
-        liveness.
+            liveness.
 
     Time O((n + e)·d) for each candidate, about 5 µs a node or edge. After Topcuoglu, Hariri & Wu,
     IEEE TPDS 13(3), 2002 (upward ranks) and Sarkar, 1989 (clusters by grain).

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from graphflow.placement.devices import CLIENT
 from graphflow.placement.view import colours
-from graphflow.placement.view.text import counted, printable, seconds, size
+from graphflow.placement.view.text import printable
+from graphflow.quantities import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -23,7 +24,7 @@ def render(plan: Plan) -> str:
     nodes = counted(len(plan.nodes), "node")
     lines = [
         "digraph plan {",
-        f"  label={quoted(f'{nodes}, {seconds(plan.makespan)} a step')};",
+        f"  label={quoted(f'{nodes}, {show_seconds(plan.makespan)} a step')};",
         '  graph [rankdir=TB, fontname="Helvetica", labelloc=t];',
         '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=10];',
         f'  edge [color="{colours.WIRE}", arrowsize=0.6, fontname="Helvetica", fontsize=8];',
@@ -43,7 +44,7 @@ def render(plan: Plan) -> str:
 
 
 def _attributes(node: PlannedNode) -> str:
-    label = f"{node.name}\n{node.op} {node.output}\n{seconds(node.finish - node.start)}"
+    label = f"{node.name}\n{node.op} {node.output}\n{show_seconds(node.finish - node.start)}"
     tip = f"{node.why}\n{node.location}"
     return f"[label={quoted(label)}, tooltip={quoted(tip)}]"
 
@@ -57,7 +58,8 @@ def _edges(plan: Plan, index: dict[str, int]) -> list[str]:
             source = plan.nodes[index[name]]
             look = ""
             if source.device not in (node.device, CLIENT):
-                look = f' [color="{colours.CUT}", penwidth=2, label={quoted(size(source.bytes))}]'
+                size = quoted(show_bytes(source.bytes))
+                look = f' [color="{colours.CUT}", penwidth=2, label={size}]'
             lines.append(f"  n{index[name]} -> n{index[node.name]}{look};")
     return lines
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from graphflow.placement.view.text import counted
 from graphflow.placement.view.tree import Group, Tree, tree
+from graphflow.quantities import counted
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

@@ -21,7 +21,8 @@ from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.page import fill
 from graphflow.placement.view.payload import LINKS, pack, payload
 from graphflow.placement.view.scene import headlines
-from graphflow.placement.view.text import counted, printable, seconds, shorten, size, time_unit
+from graphflow.placement.view.text import printable, shorten
+from graphflow.quantities import counted, show_bytes, show_seconds, time_unit
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -108,12 +109,13 @@ def _device(use: DeviceUse, strong: str, makespan: float) -> str:
     measured = ""
     if use.busy_measured is not None:
         off = off_by(use.busy, use.busy_measured)
-        measured = f", measured {seconds(use.busy_measured)}" + (f" ({off})" if off else "")
-    peak = "" if use.peak_measured is None else f", measured {size(use.peak_measured)}"
+        measured = f", measured {show_seconds(use.busy_measured)}" + (f" ({off})" if off else "")
+    peak = "" if use.peak_measured is None else f", measured {show_bytes(use.peak_measured)}"
     return (
         f"<tr><td><i style='background:{strong}'></i>{escape(use.device)}"
-        f"<td>{use.nodes:,}<td>{_meter(share, strong)}{seconds(use.busy)} ({share:.0f} %){measured}"
-        f"<td>{_meter(full, strong)}{size(held)} of {size(use.memory)}{peak}"
+        f"<td>{use.nodes:,}<td>{_meter(share, strong)}{show_seconds(use.busy)} ({share:.0f} %)"
+        f"{measured}"
+        f"<td>{_meter(full, strong)}{show_bytes(held)} of {show_bytes(use.memory)}{peak}"
     )
 
 
@@ -129,8 +131,8 @@ def _meter(percent: float, colour: str) -> str:
 def _ports(plan: Plan) -> str:
     """A section, if transfers shared anything."""
     rows = "".join(
-        f"<tr><td>{escape(printable(use.title))}<td>{use.transfers:,}<td>{size(use.bytes)}"
-        f"<td>{size(use.bandwidth)}/s"
+        f"<tr><td>{escape(printable(use.title))}<td>{use.transfers:,}<td>{show_bytes(use.bytes)}"
+        f"<td>{show_bytes(use.bandwidth)}/s"
         f"<td>{_meter(100 * use.busy / (plan.makespan or 1.0), colours.CUT)}"
         f"{escape(busy_share(use.busy, plan.makespan))}<td>{100 * use.used:.0f} %"
         for use in ports(plan)
@@ -284,7 +286,7 @@ def _memory(data: dict[str, Any], times: Any, unit: float) -> Any:
         source = ColumnDataSource(
             {
                 "x": [at / unit for at in curve["x"]], "y": curve["y"],
-                "told": [f"{size(held)} at {seconds(at)}" for at, held in
+                "told": [f"{show_bytes(held)} at {show_seconds(at)}" for at, held in
                          zip(curve["x"], curve["y"], strict=True)],
                 "name": [device["name"]] * len(curve["x"]),
             }

@@ -16,7 +16,8 @@ from graphflow.placement.report import DeviceUse, device_uses
 from graphflow.placement.view import colours
 from graphflow.placement.view.fold import folded
 from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange
-from graphflow.placement.view.text import counted, printable, seconds, shorten, size
+from graphflow.placement.view.text import printable, shorten
+from graphflow.quantities import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -44,14 +45,14 @@ class Box:
     def facts(self) -> list[tuple[str, str]]:
         """What hovering over it tells, as (what, text)."""
         node = self.node
-        took = seconds(node.finish - node.start)
+        took = show_seconds(node.finish - node.start)
         if self.measured is not None:
-            took += f" predicted, {seconds(self.measured)} measured"
+            took += f" predicted, {show_seconds(self.measured)} measured"
         facts = [
             ("op", node.op),
-            ("output", f"{node.output} · {size(node.bytes)}"),
+            ("output", f"{node.output} · {show_bytes(node.bytes)}"),
             ("device", node.device),
-            ("takes", f"{took}, from {seconds(node.start)}"),
+            ("takes", f"{took}, from {show_seconds(node.start)}"),
             ("one kernel with", self.kernel),
             ("why here", node.why),
             ("made at", node.location),
@@ -81,8 +82,8 @@ class Wire:
         if self.transfer is None:
             return "leaves its device"
         t = self.transfer
-        took = seconds(t.finish - t.start)
-        return printable(f"{t.tensor}: {size(t.bytes)}, {t.source} → {t.target}, {took}")
+        took = show_seconds(t.finish - t.start)
+        return printable(f"{t.tensor}: {show_bytes(t.bytes)}, {t.source} → {t.target}, {took}")
 
 
 @dataclass(frozen=True)
@@ -122,18 +123,19 @@ def headlines(plan: Plan) -> list[tuple[str, str, str]]:
     again = "reproducible" if plan.reproducible else "not reproducible: a clock ended the search"
     remark = f"placer: {printable(plan.placer)}, {again}"
     if plan.overhead > TOLD * plan.makespan:  # else one wonders why the last node ends before
-        remark += f" · {seconds(plan.overhead)} of it for calling the step and its messages"
-    lines = [("Predicted step", seconds(plan.makespan), remark)]
+        remark += f" · {show_seconds(plan.overhead)} of it for calling the step and its messages"
+    lines = [("Predicted step", show_seconds(plan.makespan), remark)]
     if plan.measured is not None:
         remark = f"median of {counted(plan.measured.steps, 'step')}"
         if plan.makespan > 0:
             remark += f" · {plan.measured.makespan / plan.makespan:.2f}× the prediction"
-        lines.append(("Measured step", seconds(plan.measured.makespan), remark))
+        lines.append(("Measured step", show_seconds(plan.measured.makespan), remark))
     for name, value in _baselines(plan):
         title = printable(name)
-        lines.append((title[:1].upper() + title[1:], seconds(value), _gain(plan, value)))
+        lines.append((title[:1].upper() + title[1:], show_seconds(value), _gain(plan, value)))
     moved = [t.bytes for t in plan.transfers if CLIENT not in (t.source, t.target)]
-    lines.append(("Transfers a step", f"{len(moved):,}", f"{size(sum(moved))} between devices"))
+    between = f"{show_bytes(sum(moved))} between devices"
+    lines.append(("Transfers a step", f"{len(moved):,}", between))
     return lines
 
 

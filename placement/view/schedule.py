@@ -14,7 +14,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from graphflow.placement.view import colours
-from graphflow.placement.view.text import printable, seconds
+from graphflow.placement.view.text import printable
+from graphflow.quantities import show_seconds
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -123,7 +124,7 @@ def legend(drawn: Sequence[Row]) -> str:
     ]
     found = axes(drawn)
     if len(set(found.values())) > 1:
-        wide = ", ".join(f"{kind} {seconds(end - begin)}" for kind, (begin, end) in found.items())
+        wide = ", ".join(f"{kind} {show_seconds(b - a)}" for kind, (a, b) in found.items())
         told.append(f"<span>each on an axis of its own: {wide}</span>")
     return "".join(told)
 
@@ -150,7 +151,7 @@ def _ticks(height: int, begin: float, end: float) -> Iterator[str]:
     scale = (WIDTH - LEFT - RIGHT) / max(end - begin, 1e-12)
     for count in range(math.ceil(begin / step - 1e-6), math.floor(end / step + 1e-6) + 1):
         x = LEFT + (count * step - begin) * scale
-        told = seconds(count * step) if count else "0"
+        told = show_seconds(count * step) if count else "0"
         yield (
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}" stroke="currentColor" '
             f'opacity="0.15"/><text x="{x:.1f}" y="{height + 14}" text-anchor="middle" '
@@ -173,7 +174,7 @@ def _row(row: Row, number: int, begin: float, end: float) -> Iterator[str]:
         yield (
             f'<rect x="{left:.2f}" y="{top}" width="{max(width, 1):.2f}" height="{BAR}" rx="2" '
             f'fill="{shade.tint}" stroke="{shade.strong}"><title>{task}: '
-            f"{seconds(bar.finish - bar.start)}, from {seconds(bar.start)}</title></rect>"
+            f"{show_seconds(bar.finish - bar.start)}, from {show_seconds(bar.start)}</title></rect>"
         )
         if bar.task and width >= LETTER * len(bar.task) + 2:
             yield (

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from graphflow.placement.view import colours
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH
 from graphflow.placement.view.scene import Box, Row, Scene, Wire, headlines, scene
-from graphflow.placement.view.text import counted, printable, seconds, shorten, size, ticks
+from graphflow.placement.view.text import printable, shorten, ticks
+from graphflow.quantities import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
@@ -95,7 +96,7 @@ def _device(use: DeviceUse, strong: str, y: float, makespan: float) -> Iterator[
     peak_memory = use.peak_memory or 0
     yield f'<rect x="{MARGIN}" y="{y - 9}" width="11" height="11" rx="2" fill="{strong}"/>'
     yield _text(MARGIN + 18, y, use.device, "track")
-    busy = f"{counted(use.nodes, 'node')} · busy {seconds(use.busy)}"
+    busy = f"{counted(use.nodes, 'node')} · busy {show_seconds(use.busy)}"
     if makespan > 0:
         busy += f" ({100 * use.busy / makespan:.0f} %)"
     yield _text(LABELS, y, busy, "track")
@@ -106,9 +107,9 @@ def _device(use: DeviceUse, strong: str, y: float, makespan: float) -> Iterator[
         f'<rect x="{x}" y="{y - 8}" width="{max(2.0, 120 * share):.1f}" height="8" rx="4" '
         f'fill="{strong}"/>'
     )
-    peak = f"peak memory {size(peak_memory)} of {size(use.memory)}"
+    peak = f"peak memory {show_bytes(peak_memory)} of {show_bytes(use.memory)}"
     if use.peak_measured is not None:
-        peak += f", measured {size(use.peak_measured)}"
+        peak += f", measured {show_bytes(use.peak_measured)}"
     yield _text(x + 132, y, peak, "track")
 
 
@@ -158,7 +159,10 @@ def _bar(bar: Interval, row: Row, y: float, scale: float) -> str:
     x, wide = LABELS + bar.start * scale, max((bar.finish - bar.start) * scale, 0.6)
     fill = colours.WAIT if bar.kind == "wait" else row.shade.strong
     look = ' fill-opacity="0.72"' if row.measured else ""
-    took = f"{bar.name}: {bar.kind}, {seconds(bar.finish - bar.start)} from {seconds(bar.start)}"
+    took = (
+        f"{bar.name}: {bar.kind}, {show_seconds(bar.finish - bar.start)} from "
+        f"{show_seconds(bar.start)}"
+    )
     drawn = (
         f'<rect x="{x:.2f}" y="{y:.1f}" width="{wide:.2f}" height="{BAR}" fill="{fill}"{look} '
         f'stroke="#fff" stroke-width="{0.6 if wide > 3 else 0}">'

@@ -1,4 +1,4 @@
-"""How drawings write numbers and names: with their units, and short enough for a box."""
+"""How drawings write names and axes: short enough for a box, with round marks."""
 
 from __future__ import annotations
 
@@ -7,44 +7,13 @@ import math
 import re
 import unicodedata
 
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+from graphflow.quantities import time_unit
+
 # Characters that XML 1.0 has no way to write, those that steer terminals, and those that turn the
 # direction of the text around them, so that a name could read as another.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-
-
-def seconds(value: float) -> str:
-    """1.23 ms"""
-    for unit, name in _SECONDS:
-        if abs(value) >= unit:
-            return f"{_three(value / unit)} {name}"
-    return "0 s" if value == 0 else f"{_three(value / 1e-9)} ns"
-
-
-def size(value: float) -> str:
-    """Bytes: 1.21 MiB"""
-    for unit, name in _BYTES:
-        if value >= unit:
-            return f"{_three(value / unit)} {name}"
-    return f"{int(value)} B"
-
-
-def counted(number: int, noun: str) -> str:
-    """1 node, 1,234 nodes"""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _three(value: float) -> str:
-    """Three digits, as far as they say something."""
-    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
-
-
-def time_unit(longest: float) -> tuple[float, str]:
-    """(seconds, name) of the unit in which an axis up to `longest` seconds reads well."""
-    return next(((unit, name) for unit, name in _SECONDS if longest >= unit), _SECONDS[-1])
 
 
 def shorten(name: str, letters: int) -> str:

@@ -323,7 +323,7 @@ def test_cache_tells_of_the_kernels_on_disk_and_removes_them(
     assert code == 0 and out.startswith("0 compiled kernels")
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "a.kernel").write_bytes(bytes(1 << 20))
-    assert "1 compiled kernel, 1.0 MiB of at most 64" in run(capsys, "cache", "info")[1]
+    assert "1 compiled kernel, 1 MiB of at most 64 MiB in" in run(capsys, "cache", "info")[1]
     code, out, _ = run(capsys, "cache", "clear")
     assert code == 0 and "removed 1 compiled kernel," in out
     assert not list((tmp_path / "kernels").iterdir())

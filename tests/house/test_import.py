@@ -6,6 +6,9 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+import graphflow as gf
 from tests.house.sources import ROOT
 
 # Each of these loads where it is first needed.
@@ -82,3 +85,17 @@ def test_importing_graphflow_starts_no_thread_and_writes_nothing() -> None:
     before, after, python_threads = survey["threads"]
     assert (after, python_threads) == (before, 1)
     assert survey["acts"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("relu", "it is gf.nn.relu"),
+        ("normal", "it is gf.random.normal or gf.init.normal"),
+        ("mattmul", "'mattmul'$"),  # Python itself finds what is spelt alike
+    ],
+)
+def test_a_name_that_lives_in_a_module_is_told_with_it(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=meant) as caught:
+        getattr(gf, name)
+    assert (caught.value.name, caught.value.obj) == (name, gf)
