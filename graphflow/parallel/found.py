@@ -17,7 +17,7 @@ from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded
 from graphflow.parallel.strategies import Shard, report_of
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.explain import show_bytes
+from graphflow.quantities import show_bytes
 
 SHOWN = 10
 """Strategies that were not simulated, and are printed."""
