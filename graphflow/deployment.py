@@ -22,6 +22,7 @@ from graphflow.passes import optimize
 from graphflow.pauses import without_collection
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import Plan, devices_of, order_of
+from graphflow.placement.turns import order_in_turns
 from graphflow.planner import Planner
 from graphflow.progress import telling
 from graphflow.runtime.hosts import Hosts
@@ -190,6 +191,7 @@ class Deployment:
         if len(self.cluster.devices) == 1 and self._plan is None and compiled.plan is None:
             (device,) = self.cluster.devices
             compiled.devices = {n: device for n in graph.nodes if n.op.name not in FREE}
+            order = order_in_turns(graph)
         else:
             if compiled.plan is None and self._plan is None and compiled.division is None:
                 self.planner.try_out(compiled, bindings)

@@ -33,7 +33,7 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.host import cores, host_memory
 from graphflow.placement.learned import Learned
 from graphflow.placement.lessons import Lesson, lessons
-from graphflow.placement.turns import by_turns
+from graphflow.placement.turns import order_in_turns
 from graphflow.runtime.executor import clock
 from graphflow.runtime.host import Host
 from graphflow.runtime.logs import Log
@@ -182,7 +182,7 @@ class _Stage:
         self._feeds = {graph.names[node]: array for node, array in arrays.items()}
         devices = {node: self._DEVICE for node in graph.nodes if node.op.name not in FREE}
         names = {node: graph.names[node] for node in graph.variables}
-        parts = partition(graph, devices, _in_turns(graph), names, [self._DEVICE])
+        parts = partition(graph, devices, order_in_turns(graph), names, [self._DEVICE])
         self._host.add(self._NAME, self._NAME, list(parts.values()))
 
     def play(self, learned: Learned, known: Mapping[str, Lesson]) -> int:
@@ -219,17 +219,6 @@ class _Stage:
 
     def close(self) -> None:
         self._host.close(self._NAME)
-
-
-def _in_turns(graph: Graph) -> list[Node] | None:
-    """The order in which a pipeline's devices go through its nodes: built one after the other, all
-    micro-batches of a layer would find its weights in the cache."""
-    turns = [node.turn for node in graph.nodes]
-    if max(turns, default=-1) < 0:
-        return None
-    number = {node: i for i, node in enumerate(graph.nodes)}
-    readers = [[number[reader] for reader in graph.consumers[node]] for node in graph.nodes]
-    return [graph.nodes[i] for i, _ in by_turns(readers, turns, range(len(turns)))]
 
 
 def teach_agreed(

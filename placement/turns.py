@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from graphflow.graph import Graph
 from graphflow.op import Node
 from graphflow.ops.collectives import groups_of
 from graphflow.placement.placers.evaluate import Evaluator
@@ -49,6 +50,20 @@ def by_turns(
                 heapq.heappush(ready, (after[reader], rank[reader], reader))
 
 
+def order_in_turns(graph: Graph) -> list[Node] | None:
+    """The order in which one device goes through the nodes of a graph whose nodes have turns; None
+    where it has none. Built one after the other, all micro-batches of a layer would find its
+    weights in the cache, and keep what their backward passes read."""
+    turns = [node.turn for node in graph.nodes]
+    if max(turns, default=-1) < 0:
+        return None
+    number = {node: i for i, node in enumerate(graph.nodes)}
+    readers = [[number[reader] for reader in graph.consumers[node]] for node in graph.nodes]
+    places = range(len(turns))
+    _put_off(turns, places, readers, graph.nodes)
+    return [graph.nodes[i] for i, _ in by_turns(readers, turns, places)]
+
+
 def in_turns(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) -> Assignment:
     """The assignment with its nodes in the order of their turns, as far as what they read allows;
     those of a graph without turns, whose devices exchange something, as they were built.
@@ -66,20 +81,23 @@ def in_turns(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) ->
     for source, target in problem.edges.tolist():
         readers[source].append(target)
     turns += [-1] * (problem.nodes - len(turns))
-    _put_off(turns, problem, readers, nodes)
+    _put_off(turns, problem.topological.tolist(), readers, nodes)
     order = [node for node, _ in by_turns(readers, turns, rank)]
     return replace(assignment, order=np.array(order, np.int64))
 
 
 def _put_off(
-    turns: list[int], problem: Problem, readers: Sequence[Sequence[int]], nodes: Sequence[Node]
+    turns: list[int],
+    topological: Sequence[int],
+    readers: Sequence[Sequence[int]],
+    nodes: Sequence[Node],
 ) -> None:
     """Give what no task reads, now or later, the turn after all: the updates of one of a device's
     stages would hold up the passes of its next one. Exchanges are not put off: they take their time
     beside the passes."""
     last = max(turns) + 1
     waited = [turn >= 0 for turn in turns]
-    for i in reversed(problem.topological.tolist()):
+    for i in reversed(topological):
         exchanged = i < len(nodes) and nodes[i].op.joint is not None
         waited[i] = waited[i] or exchanged or any(waited[reader] for reader in readers[i])
         if not waited[i]:
@@ -96,4 +114,4 @@ def _as_built(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) -
     return replace(assignment, order=problem.topological) if found.fits else assignment
 
 
-__all__ = ["by_turns", "in_turns"]
+__all__ = ["by_turns", "in_turns", "order_in_turns"]

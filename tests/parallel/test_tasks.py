@@ -88,3 +88,32 @@ def test_a_pass_keeps_the_results_of_a_pipeline() -> None:
         with gf.Session() as s:
             found = [s.run(fetches, feeds)[0] for _ in range(3)]
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_one_device_takes_turns_as_many_do_and_keeps_no_more_than_the_schedule_stores() -> None:
+    """Node by node as they were built, all micro-batches would be alive at once."""
+
+    def taken(strategy: Any) -> tuple[int, int]:
+        """Bytes of a session's only device, and those of its plan."""
+        h = x = gf.placeholder("float32", ("batch", 64))
+        for i in range(8):
+            with gf.name_scope(f"layer{i}"):
+                h = gf.tanh(h @ gf.variable(gf.init.glorot((64, 64)), name=f"w{i}"))
+        loss = gf.mean(gf.square(h))
+        fetches = [loss, gf.optim.SGD(0.1).minimize(loss, strategy=strategy)]
+        images = np.ones((4096, 64), "float32")
+        with gf.Session() as s:
+            s.run(fetches, {x: images})
+            (own,) = s.memory().values()
+        plan = gf.plan(fetches, gf.Cluster.here(), shapes={x: images.shape})
+        (planned,) = plan.peak_memory.values()
+        return own.predicted, planned
+
+    whole, _ = taken(None)
+    accumulated, planned = taken(Data(1, accumulate=8))
+    assert accumulated == planned and accumulated < whole / 2
+    sizes = {}
+    for schedule in ("1f1b", "gpipe"):
+        sizes[schedule], planned = taken(Pipeline(4, schedule, 8, recompute=False))
+        assert sizes[schedule] == planned
+    assert sizes["1f1b"] < 0.6 * sizes["gpipe"]
