@@ -221,10 +221,11 @@ class Emitter:
         attrs = dict(node.attrs)
         try:
             if rule.sharding.build is not None and (ranges or any(s for s in splits.values())):
+                every = {**rule.single, **pieces}
                 cut = rules.Cut(
-                    {letter: p.start for letter, p in pieces.items()},
-                    {letter: p.size for letter, p in pieces.items()},
-                    {letter: p.total for letter, p in pieces.items()},
+                    {letter: p.start for letter, p in every.items()},
+                    {letter: p.size for letter, p in every.items()},
+                    {letter: p.total for letter, p in every.items()},
                     shapes,
                     ranges,
                 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from graphflow.op import Node, Sharding
 from graphflow.ops import sharding as rules
-from graphflow.parallel.mesh import Split
+from graphflow.parallel.mesh import Piece, Split
 from graphflow.parallel.stretches import Readers, along, stretch_of
 from graphflow.spec import Outer, Size, floordiv, stretches
 
@@ -20,13 +20,19 @@ class Rule:
     sharding: Sharding
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    sizes: Mapping[str, Size]
+    sizes: Mapping[str, Size]  # of letters of more than one element
 
     def scale(self, tensor: int, axis: int) -> Size:
         return self.sharding.scale.get((tensor, axis), 1)
 
     def outer(self, tensor: int, axis: int) -> Outer:
         return self.sharding.outer.get((tensor, axis), 1)
+
+    @property
+    def single(self) -> dict[str, Piece]:
+        """The pieces of letters of one element, which are never cut."""
+        named = {*"".join((*self.inputs, *self.outputs))} - {".", *self.sizes}
+        return {letter: Piece(0, 1, 1) for letter in named}
 
     def split(self, split: Split, tensor: int, axis: int) -> Split:
         """How an axis of a tensor is cut whose letter is cut so."""

@@ -278,6 +278,27 @@ def test_what_is_cut_stays_so_and_no_more_travels_than_is_seen(name: str) -> Non
     assert found == {kind: size for kind, size in expected.items() if size}
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: gf.tril(x, k=2),
+        lambda x: gf.nn.batch_norm(
+            gf.reshape(x, (1, 1, 6, 1)), None, None, np.zeros(1), np.ones(1), training=True
+        )[0],
+        lambda x: x + gf.eye(1, 6, dtype="float64"),
+        lambda x: gf.var(x, axis=(0, 1)),
+    ],
+)
+def test_axes_of_one_element_stand_beside_those_that_are_cut(build: Any) -> None:
+    x = gf.placeholder("float64", (1, 6))
+    loss = gf.sum(build(x) ** 2.0)
+    fetches = [loss, *gf.gradients(loss, [x])]
+    division = divided(Graph(fetches), mesh_of(2), {x: cut_along(1, 2)})
+    feeds = {x: np.random.default_rng(0).normal(size=(1, 6))}
+    for have, want in zip(run(division, feeds), evaluate(fetches, feeds), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-13)
+
+
 def test_a_place_of_one_axis_travels_in_the_pieces_of_another() -> None:
     x = gf.placeholder("float64", (4, 6, 8))
     names = [DeviceName.parse(f"/worker:{i}/cpu:0") for i in range(4)]
