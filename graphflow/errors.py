@@ -179,7 +179,17 @@ class PoisonedTask(GraphflowError):
 
 
 class StepTimeout(GraphflowError):
-    """A step passed its deadline; names the edge and the peer it waited for."""
+    """A step passed its deadline; names the edge and the peer that did not deliver.
+
+    Where workers wait for each other in a chain, that is the one at its end, which waits for none.
+
+    Attributes:
+        worker: the one that did not deliver; None where no worker was waited for.
+    """
+
+    def __init__(self, text: str = "", *, worker: int | None = None) -> None:
+        super().__init__(text)
+        self.worker = worker
 
 
 class LinkLost(StepTimeout):

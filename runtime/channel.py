@@ -17,6 +17,7 @@ from graphflow.runtime.backend import Backend
 from graphflow.runtime.collectives.exchanges import Member, Part
 from graphflow.runtime.collectives.passages import Inward, Outward
 from graphflow.runtime.collectives.pieces import Collective
+from graphflow.runtime.mail import Awaited
 from graphflow.runtime.messages import EDGE_BITS, TAKEN
 from graphflow.runtime.partition import Partition
 from graphflow.spec import TensorSpec
@@ -40,7 +41,7 @@ class Ends:
 
     session: SessionState
     backend: Backend
-    incoming: Mapping[int, str]  # what each edge brings, for errors
+    incoming: Mapping[int, Awaited]  # what each edge brings
     sources: Mapping[int, DeviceName]  # where it comes from
     part: Part  # in exchanges
     outward: Mapping[int, Outward]  # of edges that may go through memory that both ends see
@@ -68,7 +69,7 @@ class Ends:
             if peer.kind != "cpu" or mine.kind != "cpu":
                 continue  # a GPU's tensors come through memory of its own
             sent, received = _specs(nodes, "send", bindings), _specs(nodes, "recv", bindings)
-            told = {edge: f"room for edge {edge} at {end}" for edge in sent}
+            told = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
             outward |= part.outward(end, peer.worker, told, sent)
             inward |= part.inward(end, peer.worker, incoming, received)
         return Ends(session, backend, incoming, sources, part, outward, inward)
@@ -82,8 +83,8 @@ class Ends:
         passage = self.inward.get(edge)
         array = None if passage is None else self.session.passed(step, edge, passage)
         if array is None:
-            what = self.incoming[edge & (2**EDGE_BITS - 1)]
-            array = self.session.mail.take(step, edge, what)
+            awaited = self.incoming[edge & (2**EDGE_BITS - 1)]
+            array = self.session.mail.take(step, edge, awaited)
         return array
 
     def taken(self, step: int, edge: int, portion: int) -> None:
@@ -91,7 +92,8 @@ class Ends:
 
     def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
         what = f"room on edge {edge} in a loop, of which {target} has not received enough,"
-        self.session.mail.take(step, f"{TAKEN}{edge}/{portion}", what)
+        awaited = Awaited(what, _device(target).worker)
+        self.session.mail.take(step, f"{TAKEN}{edge}/{portion}", awaited)
 
     def member(self, what: Collective, name: str) -> Member:
         return self.part.member(what, name)
@@ -130,8 +132,8 @@ def _device(name: str) -> DeviceName:
     return DeviceName.parse(name)
 
 
-def _incoming(recv: Node) -> str:
-    return (
-        f"edge {recv.attrs['edge']} from {recv.attrs['source']} "
-        f"({recv.name.removeprefix('recv/')!r}, made at {recv.location})"
-    )
+def _incoming(recv: Node) -> Awaited:
+    source = recv.attrs["source"]
+    name = recv.name.removeprefix("recv/")
+    what = f"edge {recv.attrs['edge']} from {source} ({name!r}, made at {recv.location})"
+    return Awaited(what, _device(source).worker)

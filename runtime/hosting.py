@@ -410,7 +410,8 @@ class HostedSession:
             target = parcel.target_worker
             raise StepTimeout(
                 f"step {parcel.step}: worker {target} at {self._addresses[target]} did not "
-                f"take edge {parcel.edge} before the deadline; can it be reached from there?"
+                f"take edge {parcel.edge} before the deadline; can it be reached from there?",
+                worker=target,
             )
         return parcel.step > self._cancelled and not self._closing.is_set()
 

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
@@ -72,6 +72,7 @@ _LINKED = frozenset((Hello, Open, Ping))
 _ORDINARY = frozenset((Begin, Received, Release))  # nobody is lost by these alone
 
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
+_CATCH_UP = 0.2  # seconds that a turn may be late before it first takes what came meanwhile
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
 _BELL = 1 << 30  # no worker's number
@@ -208,11 +209,9 @@ class Loop:
 
     def finish(self, request: int, pending: Pending, seconds: float) -> Replies:
         """Runs an operation that was started to its end; raises as `ask`."""
-        until = time.monotonic() + seconds
-        if threading.get_ident() == self._main:
-            self._await_interruptibly(pending, until)
-        else:
-            self._await(pending, until, [])
+        self._wait(pending, time.monotonic() + seconds)
+        if pending.outcome is None:  # if this process was stopped, what came meanwhile counts
+            self._wait(pending, time.monotonic() + _CATCH_UP)
         outcome = pending.outcome
         if isinstance(outcome, Replies):
             return outcome
@@ -265,6 +264,12 @@ class Loop:
         self._thread.join(SLACK)
 
     # Waiting -----------------------------------------------------------------------------------
+
+    def _wait(self, pending: Pending, until: float) -> None:
+        if threading.get_ident() == self._main:
+            self._await_interruptibly(pending, until)
+        else:
+            self._await(pending, until, [])
 
     def _await_interruptibly(self, pending: Pending, until: float) -> None:
         """As `_await` on the main thread, where Ctrl-C may come at any moment: it is held back
@@ -346,6 +351,8 @@ class Loop:
         now = time.monotonic()
         due = self._machine.wake_at(0.0)
         if now >= due:
+            if now > due + _CATCH_UP:  # it is older than this is late
+                self._catch_up()
             self._handle(Tick())
             self._miss()
             due = self._machine.wake_at(0.0)
@@ -354,6 +361,17 @@ class Loop:
         for worker in list(self._full) if self._full else ():
             due = min(due, now + _RETRY)
             self._flush(worker)
+        self._receive(self._ready(due - now, AWAKE if self._pending else 0.0))
+
+    def _catch_up(self) -> None:
+        """Takes what came while this process did not run: it was stopped, or had no processor. Who
+        waits too long without that is not late, nor are those that it waits for."""
+        until = time.monotonic() + _CATCH_UP
+        while (came := self._ready(0.0)) and time.monotonic() < until:
+            self._receive(came)
+
+    def _ready(self, seconds: float, awake: float = 0.0) -> list[int]:
+        """The channels and lanes by which something has come, after waiting for the first one."""
         came: list[int] = []
         if self._touched or self._unread:
             # Sending may take in what has arrived, of which the sleeper then would not know.
@@ -361,7 +379,11 @@ class Loop:
             came += self._unread
             self._touched.clear()
             self._unread.clear()
-        for tag in came or self._sleeper.sleep(due - now, AWAKE if self._pending else 0.0):
+        return came or self._sleeper.sleep(seconds, awake)
+
+    def _receive(self, tags: Iterable[int]) -> None:
+        """Takes what has come by channels and lanes that are ready."""
+        for tag in tags:
             if tag == _BELL:
                 self._bell.hear()
             elif tag >= _LANE:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic, monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphflow.errors import GraphflowError, StepTimeout
 from graphflow.runtime.messages import Key
@@ -20,11 +20,32 @@ Carried = Callable[[str, int, int, int], None]
 "received", the worker, the edge, and its bytes."""
 
 
+class Awaited(NamedTuple):
+    """What is waited for, as errors tell it, and the worker that it comes from; None: of several,
+    or of this one."""
+
+    what: str
+    worker: int | None = None
+
+
+class Wait(NamedTuple):
+    """Since when something is waited for, in a step."""
+
+    step: int
+    awaited: Awaited
+    since: float
+
+
 class Mail:
     """Tensors that came and were not taken yet, by step and edge; waits end by arrival, cancel or
-    deadline."""
+    deadline.
 
-    def __init__(self) -> None:
+    Args:
+        worker: the one whose mail this is.
+    """
+
+    def __init__(self, worker: int = 0) -> None:
+        self._worker = worker
         self._changed = threading.Condition()
         self._arrays: dict[tuple[int, Key], tuple[Any, int]] = {}  # and when they came, in ns
         self._cancelled: tuple[int, GraphflowError] | None = None
@@ -40,8 +61,9 @@ class Mail:
         self._receiving: set[int] = set()  # threads
         self._waiting = 0  # threads, for whom nobody receives but others
         self.arrivals: list[tuple[int, int]] | None = None
-        self.waits: dict[tuple[int, Key], tuple[str, float]] = {}
-        """What is being waited for, and since when."""
+        self.waits: dict[int, Wait] = {}
+        """What each thread waits for."""
+        self._blamed: tuple[int, Awaited] = (-1, Awaited("nothing"))  # of the last step's deadline
 
     def put(self, step: int, edge: Key, array: Any) -> None:
         if step <= self._finished:
@@ -51,8 +73,8 @@ class Mail:
             self._arrays.pop((step, edge), None)
         self._tell()
 
-    def take(self, step: int, edge: Key, what: str) -> Any:
-        """The tensor of an edge; `what` describes it in errors.
+    def take(self, step: int, edge: Key, awaited: Awaited) -> Any:
+        """The tensor of an edge.
 
         Raises:
             StepTimeout: it did not come before the deadline.
@@ -60,44 +82,85 @@ class Mail:
         """
         key = (step, edge)
         if key not in self._arrays:
-            self._await(key, what)
+            self._await(key, awaited)
         array, arrived = self._arrays.pop(key)
         # Noted here, for it may come before its step begins.
         if self.arrivals is not None and isinstance(edge, int):
             self.arrivals.append((edge, arrived))
         return array
 
-    def _await(self, key: tuple[int, Key], what: str) -> None:
+    def _await(self, key: tuple[int, Key], awaited: Awaited) -> None:
         def over() -> bool:
-            return key in self._arrays or (
-                self._cancelled is not None and self._cancelled[0] >= key[0]
+            return key in self._arrays or self.given_up(key[0]) is not None
+
+        def look(seconds: float) -> bool:
+            if over() or seconds <= 0:
+                return key in self._arrays
+            if self._receives(over, seconds):
+                if self._waiting:  # another device's thread may go on receiving
+                    self._notify()
+                return key in self._arrays
+            with self._changed:
+                self._waiting += 1
+                try:
+                    if not over():  # and whoever drives may be about to stop
+                        self._changed.wait(min(seconds, _SLICE))
+                finally:
+                    self._waiting -= 1
+            return key in self._arrays
+
+        self.until(key[0], awaited, look)
+
+    def until(self, step: int, awaited: Awaited, look: Callable[[float], bool]) -> None:
+        """Return when something is there; meanwhile it is told that it is waited for.
+
+        Args:
+            look: waits for it, about so many seconds at most; whether it is there.
+
+        Raises:
+            StepTimeout: it did not come before the deadline.
+            GraphflowError: what the step was cancelled with.
+        """
+        thread = get_ident()
+        self.waits[thread] = Wait(step, awaited, monotonic())
+        try:
+            while not look(self.deadline - monotonic()):
+                self.go_on(step, awaited)
+        finally:
+            del self.waits[thread]
+
+    def go_on(self, step: int, awaited: Awaited) -> None:
+        """Return if the step goes on.
+
+        Raises:
+            StepTimeout: its deadline has passed; something is still waited for.
+            GraphflowError: what it was cancelled with.
+        """
+        reason = self.given_up(step)
+        if reason is not None:
+            raise reason
+        if monotonic() > self.deadline:
+            what, worker = self._blame(step, awaited)
+            raise StepTimeout(
+                f"step {step}: {what} did not come before the deadline; is that worker slow or "
+                "stuck? give Session a longer deadline",
+                worker=worker,
             )
 
-        self.waits[key] = (what, monotonic())
-        try:
-            while not over():
-                left = self.deadline - monotonic()
-                if left <= 0:
-                    raise StepTimeout(
-                        f"step {key[0]}: {what} did not come before the deadline; "
-                        "is that worker slow or stuck? give Session a longer deadline"
-                    )
-                if self._receives(over, left):
-                    if self._waiting:  # another device's thread may go on receiving
-                        self._notify()
-                    continue
-                with self._changed:
-                    self._waiting += 1
-                    try:
-                        if not over():  # and whoever drives may be about to stop
-                            self._changed.wait(min(left, _SLICE))
-                    finally:
-                        self._waiting -= 1
-        finally:
-            del self.waits[key]
-        if key not in self._arrays:
-            assert self._cancelled is not None
-            raise self._cancelled[1]
+    def _blame(self, step: int, awaited: Awaited) -> Awaited:
+        """What a step waits for beyond this worker: what a thread waits for of another thread here,
+        that one may await of another worker, or has given up to await just now."""
+        others = [
+            awaited,
+            *(each.awaited for each in list(self.waits.values()) if each.step == step),
+        ]
+        if self._blamed[0] == step:
+            others.append(self._blamed[1])
+        for each in others:
+            if each.worker is not None and each.worker != self._worker:
+                self._blamed = (step, each)
+                return each
+        return awaited
 
     def _tell(self) -> None:
         if self._waiting:

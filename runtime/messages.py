@@ -455,12 +455,14 @@ class Probed(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """A request failed with an error class of `graphflow.errors`, or OpError for any other."""
+    """A request failed with an error class of `graphflow.errors`, or OpError for any other. If it
+    is late because it waited for another worker, it `awaits` that one; else this is -1."""
 
     request: Count
     error: str
     text: str
     traceback: str
+    awaits: int = -1
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class SessionState:
         backends: Mapping[str, Backend],
         outbox: Callable[[Parcel], None],
     ) -> None:
-        self.mail = Mail()
+        self.mail = Mail(worker)
         self.exchanges = Exchanges(name, worker, self.mail, outbox)
         self._name = name
         self._worker = worker
@@ -343,7 +343,7 @@ class SessionState:
             for device, mine in self._variables.items()
         }
         now = monotonic()
-        waits = {what: now - since for what, since in list(self.mail.waits.values())}
+        waits = {each.awaited.what: now - each.since for each in list(self.mail.waits.values())}
         return Usage(arenas, variables, waits)
 
     def read(self, variable: str) -> Array:

@@ -14,14 +14,13 @@ nothing of it is left: at once where it ran, and with the next step where it did
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from time import monotonic
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
-from graphflow.errors import GraphflowError, StepTimeout, TransportError
+from graphflow.errors import TransportError
 from graphflow.runtime.collectives.gate import SLICE, SPINS, Gates, compiled
 from graphflow.runtime.collectives.lanes import Lane
 from graphflow.runtime.collectives.nccl import Nccl
@@ -30,6 +29,7 @@ from graphflow.runtime.collectives.passages import Inward, Outward, Passage, car
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.shared import Mapped, Slots, is_small
 from graphflow.runtime.collectives.site import Line, Place, Site, within
+from graphflow.runtime.mail import Awaited, Mail
 from graphflow.runtime.messages import EXCHANGE, Parcel
 from graphflow.runtime.transport.segment import Segment
 from graphflow.spec import TensorSpec
@@ -37,22 +37,11 @@ from graphflow.spec import TensorSpec
 End = TypeVar("End", Inward, Outward)
 
 
-class Mailbox(Protocol):
-    """Where parcels come, and where a step's end is known."""
-
-    deadline: float
-    waits: dict[tuple[int, Any], tuple[str, float]]
-
-    def take(self, step: int, edge: Any, what: str) -> Any: ...
-
-    def given_up(self, step: int) -> GraphflowError | None:
-        """What the step was cancelled with."""
-
-
 class Exchanges:
     """Everything that a session's devices on one worker exchange.
 
     Args:
+        mail: where parcels come, and where a step's end is known.
         outbox: takes a tensor for another worker.
 
     Attributes:
@@ -62,7 +51,7 @@ class Exchanges:
     """
 
     def __init__(
-        self, session: str, worker: int, mail: Mailbox, outbox: Callable[[Parcel], None]
+        self, session: str, worker: int, mail: Mail, outbox: Callable[[Parcel], None]
     ) -> None:
         self.session = session
         self.worker = worker
@@ -118,11 +107,14 @@ class Exchanges:
             self.outbox(Parcel(self.session, step, name, worker, array, owned=True))
 
         def hear(what: str, worker: int) -> bytes:
-            about = f"word of worker {worker} about {told}"
+            about = Awaited(f"word of worker {worker} about {told}", worker)
             array: Array = self.mail.take(step, f"{prefix}/{what}", about)
             return array.tobytes()
 
-        return Line(self.worker, tell, hear, lambda: self.go_on(step, told), self._attach)
+        def go_on() -> None:
+            self.mail.go_on(step, Awaited(told))
+
+        return Line(self.worker, tell, hear, go_on, self._attach)
 
     def _attach(self, token: str) -> Segment:
         with self._lock:
@@ -161,31 +153,6 @@ class Exchanges:
                 segment.close()
             self._attached.clear()
 
-    @contextmanager
-    def waiting(self, step: int, edge: int, what: str) -> Iterator[None]:
-        """Meanwhile it is told that an edge is waited for."""
-        self.mail.waits[step, edge] = (what, monotonic())
-        try:
-            yield
-        finally:
-            del self.mail.waits[step, edge]
-
-    def go_on(self, step: int, what: str) -> None:
-        """Return if the step goes on.
-
-        Raises:
-            StepTimeout: its deadline has passed; `what` is waited for.
-            GraphflowError: what it was cancelled with.
-        """
-        reason = self.mail.given_up(step)
-        if reason is not None:
-            raise reason
-        if monotonic() > self.mail.deadline:
-            raise StepTimeout(
-                f"step {step}: {what} did not come before the deadline; is that worker slow or "
-                "stuck? give Session a longer deadline"
-            )
-
 
 class Part:
     """What one device does in the exchanges of one program."""
@@ -199,13 +166,13 @@ class Part:
         self._passages: list[Passage] = []
 
     def outward(
-        self, target: str, peer: int, what: Mapping[int, str], specs: Mapping[int, TensorSpec]
+        self, target: str, peer: int, what: Mapping[int, Awaited], specs: Mapping[int, TensorSpec]
     ) -> dict[int, Outward]:
         """The way of edges to a device of another worker, for those that find room in it."""
         return self._passage(Outward, self.device, target, peer, what, specs)
 
     def inward(
-        self, source: str, peer: int, what: Mapping[int, str], specs: Mapping[int, TensorSpec]
+        self, source: str, peer: int, what: Mapping[int, Awaited], specs: Mapping[int, TensorSpec]
     ) -> dict[int, Inward]:
         """The same at the other end."""
         return self._passage(Inward, source, self.device, peer, what, specs)
@@ -216,7 +183,7 @@ class Part:
         source: str,
         target: str,
         peer: int,
-        what: Mapping[int, str],
+        what: Mapping[int, Awaited],
         specs: Mapping[int, TensorSpec],
     ) -> dict[int, End]:
         specs = carried(specs)
@@ -365,7 +332,7 @@ class Member:
             assert isinstance(self._way, Slots)
             self._way.take(self._results, self._waiting(step))
         else:
-            self._lane.finish(step, self, lambda: self._owner.go_on(step, self._told()))
+            self._lane.finish(step, self, lambda: self._go_on(step))
         self._finished = step
 
     @property
@@ -387,7 +354,7 @@ class Member:
         if self.direct:
             assert self._nccl is not None
             ((x, y),) = self._arrays.values()
-            self._nccl.run(x, y, lambda: self._owner.go_on(step, self._told()))
+            self._nccl.run(x, y, lambda: self._go_on(step))
             return
         if not self._owner.knows(self.key, self._site):
             self._meet(step)
@@ -407,7 +374,7 @@ class Member:
         if not self._small:
             for rank, (x, y) in self._arrays.items():
                 site.register(rank, self._place(x, y))
-        site.agree(owner.line(step, self.key, self._told()))
+        site.agree(owner.line(step, self.key, self._told))
         self._site = site
         if site.memory is None:
             prefix = "/".join(map(str, self.key))
@@ -428,15 +395,23 @@ class Member:
             places.append(("", 0) if found is None else (found[0].token, found[1]))
         return Place(x, y, *places)
 
+    def _go_on(self, step: int) -> None:
+        self._owner.mail.go_on(step, Awaited(self._told))
+
     def _waiting(self, step: int, spins: int = SPINS) -> Callable[[Gates, int], None]:
         def wait(gates: Gates, value: int) -> None:
+            def is_there(rank: int, _: float) -> bool:
+                return gates.pending(value, SLICE, spins) != rank
+
             while (late := gates.pending(value, SLICE, spins)) >= 0:
-                self._owner.go_on(step, self._told(late))
+                self._owner.mail.until(step, self._part_of(late), partial(is_there, late))
 
         return wait
 
-    def _told(self, rank: int | None = None) -> str:
-        what = f"{self.what.kind} {self._name}"
-        if rank is None:
-            return what
-        return f"{what}: the part of rank {rank} on {self.what.devices[rank]}"
+    @property
+    def _told(self) -> str:
+        return f"{self.what.kind} {self._name}"
+
+    def _part_of(self, rank: int) -> Awaited:
+        told = f"{self._told}: the part of rank {rank} on {self.what.devices[rank]}"
+        return Awaited(told, self.what.workers[rank])

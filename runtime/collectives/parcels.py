@@ -18,6 +18,7 @@ from graphflow.errors import ProtocolError
 from graphflow.ops.reduction_order import combining, finish, starts
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.rounds import all_reduce, spread
+from graphflow.runtime.mail import Awaited
 from graphflow.runtime.messages import EXCHANGE, Parcel
 
 PART = 1 << 20
@@ -31,14 +32,14 @@ class Post:
     Args:
         prefix: names the group in its session.
         name: of the collective, for errors.
-        take: (step, key, description) -> the array that came.
+        take: (step, key, what is waited for) -> the array that came.
     """
 
     session: str
     prefix: str
     name: str
     outbox: Callable[[Parcel], None]
-    take: Callable[[int, Any, str], Any]
+    take: Callable[[int, Any, Awaited], Any]
 
     def send(self, step: int, what: Collective, source: int, target: int, tag: str, array: Array
              ) -> None:  # fmt: skip
@@ -60,7 +61,7 @@ class Post:
             f"{what.kind} {self.name}: the part of rank {source} on {what.devices[source]} for "
             f"rank {target} on {what.devices[target]}"
         )
-        array: Array = self.take(step, key, told)
+        array: Array = self.take(step, key, Awaited(told, what.workers[source]))
         if array.shape != like.shape or array.dtype != like.dtype:
             raise ProtocolError(
                 f"{told} is {array.dtype}{array.shape}, not {like.dtype}{like.shape}; do all "

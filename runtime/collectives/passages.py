@@ -22,6 +22,8 @@ from graphflow.errors import TransportError
 from graphflow.ops.kernels.address import aligned
 from graphflow.runtime.collectives.gate import LINE, SLICE, Gates
 from graphflow.runtime.collectives.pieces import Array
+from graphflow.runtime.collectives.site import Line
+from graphflow.runtime.mail import Awaited
 from graphflow.runtime.transport.segment import Segment
 from graphflow.spec import TensorSpec, nbytes
 
@@ -76,7 +78,7 @@ class Passage:
     Args:
         key: tells it from others, at both ends.
         peer: the worker at the other end.
-        what: how each edge is told in errors.
+        what: how each edge is told in errors, and where what is waited for comes from.
         specs: of its edges, as `carried` gives them.
     """
 
@@ -85,7 +87,7 @@ class Passage:
         owner: Exchanges,
         key: tuple[str, str],
         peer: int,
-        what: Mapping[int, str],
+        what: Mapping[int, Awaited],
         specs: Mapping[int, TensorSpec],
     ) -> None:
         self.peer = peer
@@ -100,9 +102,9 @@ class Passage:
         self._begun: Gates | None = None  # told by who receives
         self._slots: dict[int, _Slots] = {}
 
-    @property
-    def _told(self) -> str:
-        return f"what goes {self._key[1]}"
+    def _line(self, step: int, edge: int) -> Line:
+        """How the two ends agree; `edge` is what one of them waits for meanwhile."""
+        return self._owner.line(step, self._key, self._what[edge].what)
 
     def _is_new(self, step: int) -> bool:
         """Whether a step is the first one, in which the way is agreed; else its use is counted."""
@@ -128,11 +130,11 @@ class Passage:
             gate, start = gate + LINE, end
 
     def _wait(self, gate: Gates, value: int, step: int, edge: int) -> None:
-        if gate.pending(value, SLICE) < 0:
-            return
-        with self._owner.waiting(step, edge, self._what[edge]):
-            while gate.pending(value, SLICE) >= 0:
-                self._owner.go_on(step, self._what[edge])
+        def is_there(_: float) -> bool:
+            return gate.pending(value, SLICE) < 0
+
+        if not is_there(SLICE):
+            self._owner.mail.until(step, self._what[edge], is_there)
 
     def _held(self, segment: Callable[[], Segment]) -> Segment | None:
         """The memory, held from now on; None, and messages are the way, if it is not to be had."""
@@ -167,7 +169,7 @@ class Outward(Passage):
         """
         if step != self._step:
             if self._is_new(step):
-                self._offer(step)
+                self._offer(step, edge)
             elif self._begun is not None:
                 self._wait(self._begun, self._use - 1, step, edge)
         slots = self._slots.get(edge)
@@ -178,10 +180,10 @@ class Outward(Passage):
         slots.gate.tell(0, self._use)
         return True
 
-    def _offer(self, step: int) -> None:
+    def _offer(self, step: int, edge: int) -> None:
         segment = self._held(lambda: Segment.create(self._ground()))
         token = b"" if segment is None else segment.token.encode()
-        self._owner.line(step, self._key, self._told).tell("token", self.peer, token)
+        self._line(step, edge).tell("token", self.peer, token)
         self._owner.offers.append(self)
 
     def settle(self, step: int) -> None:
@@ -190,7 +192,7 @@ class Outward(Passage):
         Raises:
             GraphflowError: the step was given up.
         """
-        answer = self._owner.line(step, self._key, self._told).hear("found", self.peer)
+        answer = self._line(step, min(self._specs)).hear("found", self.peer)
         if answer == _YES and self._segment is not None:
             self._map(self._segment)
         else:
@@ -210,7 +212,7 @@ class Inward(Passage):
         """
         if step != self._step:
             if self._is_new(step):
-                self._find(step)
+                self._find(step, edge)
             elif self._begun is not None:
                 self._begun.tell(0, self._use)
         slots = self._slots.get(edge) if self._use else None
@@ -223,8 +225,8 @@ class Inward(Passage):
         """When the tensor that was taken last was there, in ns of the host's monotonic clock."""
         return min(int(self._slots[edge].stamp[0]), monotonic_ns())
 
-    def _find(self, step: int) -> None:
-        line = self._owner.line(step, self._key, self._told)
+    def _find(self, step: int, edge: int) -> None:
+        line = self._line(step, edge)
         token = line.hear("token", self.peer).decode("ascii", "replace")
         segment = self._held(lambda: Segment.attach(token))
         if segment is not None and segment.memory.nbytes == self._ground():

@@ -18,6 +18,7 @@ from graphflow.errors import (
     SessionError,
     StaleEpoch,
     StaleSession,
+    StepTimeout,
 )
 from graphflow.runtime.clock import BURST, Clock
 from graphflow.runtime.messages import (
@@ -65,7 +66,7 @@ from graphflow.runtime.protocol.orders import (
     Settle,
     Tick,
 )
-from graphflow.runtime.protocol.peers import BEAT, Peer, Watch, apart, late
+from graphflow.runtime.protocol.peers import BEAT, Peer, Watch, apart, kept_waiting, late
 from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
 from graphflow.runtime.wire import Buffer, give_back, is_far
 
@@ -306,7 +307,7 @@ class CoordinatorMachine:
         if isinstance(message, UNNUMBERED) or operation is None or worker not in operation.waiting:
             return []  # it ended before: aborted, timed out
         if isinstance(message, Failed):
-            return self._fail(operation, raised(message, str(peer)))
+            return self._failed(operation, worker, raised(message, str(peer)))
         if isinstance(message, Spans):
             reading = peer.clock.reading(self._now)
             operation.replies.spans.extend(reading.shifted(message.spans))
@@ -325,12 +326,33 @@ class CoordinatorMachine:
             self._watch.begin(peer)
             if Version.of(message) != self._version:
                 return self._end(operation, peer.mismatch(Version.of(message), self._version))
+        if operation.late:
+            return self._blame(operation)
         if operation.waiting:
             return []
         if operation.held:
             operation.deadline = inf
             return []
         return self._end(operation, None)
+
+    def _failed(
+        self, operation: Operation, worker: int, error: GraphflowError
+    ) -> list[CoordinatorAction]:
+        """A worker could not do its part of an operation; of a step perhaps because it has waited
+        in vain for another one, which may be about to say that it has, too."""
+        if not operation.is_step or not isinstance(error, StepTimeout) or error.worker is None:
+            return self._fail(operation, error)
+        if error.worker >= len(self._peers):
+            raise ProtocolError(f"there is no worker {error.worker} for it to wait for")
+        operation.late[worker] = error
+        operation.deadline = min(operation.deadline, self._now + GRACE)
+        return self._blame(operation)
+
+    def _blame(self, operation: Operation) -> list[CoordinatorAction]:
+        """Ends a step that is late as soon as it is known who kept the others waiting."""
+        if operation.may_wait(operation.chain()[-1]):
+            return []
+        return self._fail(operation, kept_waiting(operation, self._peers, self._now))
 
     def _release(self, request: int) -> list[CoordinatorAction]:
         operation = self._operations.get(request)
@@ -385,7 +407,7 @@ class CoordinatorMachine:
             actions += self._lose(gone)
         for operation in list(self._operations.values()):
             if now >= operation.deadline:
-                actions += self._end(operation, late(operation, self._peers, now))
+                actions += self._fail(operation, late(operation, self._peers, now))
         if now >= self._commit_at:
             self._commit_at = inf
             for worker in sorted(self._owed):
@@ -466,6 +488,7 @@ class CoordinatorMachine:
         give up all that they have computed up to a step that is aborted."""
         if operation.is_free and self._step(operation.begin.follows) is not None:
             operation.failure = operation.failure or error
+            operation.deadline = inf
             return []
         return self._end(operation, error)
 
@@ -486,7 +509,8 @@ class CoordinatorMachine:
                 continue
             operation.deadline = inf
             if operation.waiting or not operation.held:
-                operation.deadline = self._now + operation.begin.seconds + GRACE
+                seconds = 0.0 if operation.late else operation.begin.seconds
+                operation.deadline = self._now + seconds + GRACE
             if operation.withheld:
                 operation.withheld = False
                 for worker in operation.begin.orders:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from graphflow import errors
-from graphflow.errors import GraphflowError, OpError
+from graphflow.errors import GraphflowError, OpError, StepTimeout
 from graphflow.runtime.messages import Failed
 from graphflow.runtime.plain import TEXT_CAP
 
@@ -16,7 +16,10 @@ def failed(request: int, error: BaseException) -> Failed:
     kind = type(error).__name__ if known else OpError.__name__
     text = str(error) if known else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
-    return Failed(request, kind, text[:TEXT_CAP], trace[-TEXT_CAP:])
+    awaits = error.worker if isinstance(error, StepTimeout) else None
+    return Failed(
+        request, kind, text[:TEXT_CAP], trace[-TEXT_CAP:], -1 if awaits is None else awaits
+    )
 
 
 def error_of(kind: str, text: str) -> GraphflowError:
@@ -30,5 +33,7 @@ def error_of(kind: str, text: str) -> GraphflowError:
 def raised(message: Failed, where: str) -> GraphflowError:
     """The error that a worker told of; the worker's traceback is attached as a note."""
     error = error_of(message.error, message.text)
+    if isinstance(error, StepTimeout) and message.awaits >= 0:
+        error.worker = message.awaits
     error.add_note(f"Traceback on {where}:\n{message.traceback}")
     return error

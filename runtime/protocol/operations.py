@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.errors import GraphflowError, ProtocolError
+from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
 from graphflow.runtime.assembler import Assembler
 from graphflow.runtime.messages import (
     Array,
@@ -71,6 +71,8 @@ class Operation:
         """A step whose order is sent once the one that it follows has committed."""
         self.failure: GraphflowError | None = None
         """Of a free step: told once the one before is decided."""
+        self.late: dict[int, StepTimeout] = {}
+        """Of the workers that have waited in vain for another one: what they told."""
         self.replies = Replies()
         self.is_step = bool(begin.orders) and isinstance(self.first, Compute)
 
@@ -94,6 +96,24 @@ class Operation:
             return f"step {self.begin.step}"
         subject = getattr(self.first, "variable", getattr(self.first, "program", ""))
         return f"{type(self.first).__name__.lower()} {subject}".rstrip()
+
+    def chain(self) -> list[int]:
+        """Who has waited for whom in vain, up to the one that keeps the others waiting: one that
+        will not say any more that it has waited itself, if there is such."""
+        chains = [self._chain(worker) for worker in self.late]
+        return min(chains, key=lambda each: self.may_wait(each[-1]))
+
+    def _chain(self, worker: int) -> list[int]:
+        found = [worker]
+        while (error := self.late.get(found[-1])) is not None:
+            if error.worker is None or error.worker in found:  # they wait in a circle
+                break
+            found.append(error.worker)
+        return found
+
+    def may_wait(self, worker: int) -> bool:
+        """Whether a worker may say yet that it has waited in vain."""
+        return worker in self.waiting and worker not in self.late
 
     def cut(self, far: Sequence[bool]) -> dict[int, list[tuple[Chunk, memoryview | None]]]:
         """The pieces of all arrays, by worker that has any. They are cut before anything is

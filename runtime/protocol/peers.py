@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 
 from graphflow.errors import (
@@ -107,6 +108,8 @@ class Peer:
 
 def late(operation: Operation, peers: Sequence[Peer], now: float) -> GraphflowError:
     """The error of an operation that passed its deadline."""
+    if operation.late:
+        return kept_waiting(operation, peers, now)
     seconds = operation.begin.seconds
     waiting = [peers[worker] for worker in sorted(operation.waiting)]
     if isinstance(operation.first, Hello | Open):
@@ -119,6 +122,22 @@ def late(operation: Operation, peers: Sequence[Peer], now: float) -> GraphflowEr
         f"{', '.join(peer.lateness(now) for peer in waiting)}; "
         "raise the deadline if the work is expected to take longer"
     )
+
+
+def kept_waiting(operation: Operation, peers: Sequence[Peer], now: float) -> StepTimeout:
+    """The error of a step in which workers have waited in vain: that of the last one in their
+    chain, who waited for one that did not."""
+    chain = operation.chain()
+    told = operation.late[chain[-1] if chain[-1] in operation.late else chain[-2]]
+    assert told.worker is not None
+    more = [peers[told.worker].lateness(now)] if operation.may_wait(told.worker) else []
+    if len(chain) > 2:
+        more += [f"worker {one} waited for worker {other}" for one, other in pairwise(chain)]
+    text = f"{told} ({'; '.join(more)})" if more else str(told)
+    error = StepTimeout(text, worker=told.worker)
+    for note in told.__notes__:
+        error.add_note(note)
+    return error
 
 
 def apart(source: Peer, target: Peer, operation: Operation, edge: Key) -> LinkLost:

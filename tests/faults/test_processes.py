@@ -186,6 +186,41 @@ def test_an_op_that_holds_the_interpreter_for_a_moment_is_a_timeout() -> None:
         assert float(s.get(count)) == 2.0
 
 
+@pytest.mark.fault(6)
+def test_whoever_keeps_a_chain_of_workers_waiting_is_named_with_its_edge() -> None:
+    """The others wait in vain, too, and any of them may be the first to say so."""
+    x = gf.placeholder("float32", (3,), name="x")
+    with gf.device("/worker:0"):
+        first = x * 2.0
+        slow = hazards.sleep(first, seconds=2.0, name="slow")
+    quick, late = first, slow
+    for worker in (1, 2, 3):
+        with gf.device(f"/worker:{worker}"):
+            quick, late = gf.tanh(quick, name=f"q{worker}"), gf.tanh(late, name=f"l{worker}")
+    with session(4, deadline=1.0) as s:
+        with pytest.raises(StepTimeout, match=r"edge \d+ from /worker:0/cpu:0 \('slow'") as failure:
+            s.run(late, {x: ONES})
+        assert failure.value.worker == 0
+        time.sleep(1.0)
+        for _ in range(3):  # from the second on without messages
+            s.run(quick, {x: ONES})
+        stopped = pids(s)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            start = time.monotonic()
+            with pytest.raises(
+                StepTimeout, match=r"from /worker:1/cpu:0 \('q1', made at"
+            ) as failure:
+                s.run(quick, {x: ONES})
+            took(
+                6, "of a chain the one that keeps the others waiting", time.monotonic() - start - 1
+            )
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert failure.value.worker == 1
+        s.run(quick, {x: ONES})
+
+
 INTERRUPTED = """
 import time, numpy as np, graphflow as gf
 from tests.faults import hazards

@@ -143,7 +143,7 @@ class Hosted:
             self._finish(run, StepTimeout(f"step {run.step} was cancelled"))
         elif stuck and now >= latest:
             text = f"step {run.step}: the edge from worker {self.before} did not come"
-            self._finish(run, StepTimeout(text))
+            self._finish(run, StepTimeout(text, worker=self.before))
         elif not stuck and now >= earliest:
             self._finish(run, self._do(run))
 

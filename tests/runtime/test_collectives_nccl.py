@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,11 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graphflow.errors import GraphflowError, StepTimeout
+from graphflow.errors import StepTimeout
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.exchanges import Exchanges
 from graphflow.runtime.collectives.nccl import Nccl
 from graphflow.runtime.collectives.pieces import Collective
+from graphflow.runtime.mail import Mail
 from graphflow.spec import TensorSpec
 from tests.runtime.test_collectives import collective, plain, same_bits, together
 
@@ -155,18 +157,6 @@ def test_an_exchange_that_is_given_up_frees_the_device(monkeypatch: pytest.Monke
     assert sorted(stand.aborted) == [0, 1]
 
 
-class Quiet:
-    """A step that goes on."""
-
-    deadline = float("inf")
-
-    def take(self, step: int, edge: Any, what: str) -> Any:
-        raise AssertionError(f"{edge} is awaited")
-
-    def given_up(self, step: int) -> GraphflowError | None:
-        return None
-
-
 @pytest.mark.parametrize("size", [5, 300_000])
 def test_gpus_meet_by_way_of_the_host_and_go_on_by_themselves(
     size: int, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +167,9 @@ def test_gpus_meet_by_way_of_the_host_and_go_on_by_themselves(
     attrs = {"reduction": "sum", "algorithm": "ring", "hosts": None}
     devices = ("/worker:0/gpu:0", "/worker:0/gpu:1")
     what = Collective("all_reduce", 0, devices, specs, attrs)
-    exchanges = Exchanges("s", 0, Quiet(), lambda parcel: None)
+    mail = Mail()
+    mail.deadline = time.monotonic() + 60
+    exchanges = Exchanges("s", 0, mail, lambda parcel: None)
     direct: list[bool] = []
 
     def go(rank: int) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphflow.errors import GraphflowError, StepTimeout
+from graphflow.errors import StepTimeout
 from graphflow.runtime.collectives.exchanges import Exchanges
 from graphflow.runtime.collectives.gate import LINE, Gates
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.collectives.rounds import Round, all_reduce, spread
 from graphflow.runtime.collectives.shared import private
+from graphflow.runtime.mail import Mail
 from graphflow.runtime.transport.segment import Segment, is_possible
 from graphflow.spec import TensorSpec
 from tests.runtime.test_collectives import together
@@ -120,20 +121,6 @@ def test_gates_order_memory_between_processes() -> None:
 # Lanes ----------------------------------------------------------------------------------------
 
 
-class Post:
-    """A step of a device alone, which may be given up."""
-
-    def __init__(self, seconds: float) -> None:
-        self.deadline = time.monotonic() + seconds
-        self.reason: GraphflowError | None = None
-
-    def take(self, step: int, edge: Any, what: str) -> Any:
-        raise AssertionError(f"{edge} is awaited")
-
-    def given_up(self, step: int) -> GraphflowError | None:
-        return self.reason
-
-
 def pair(size: int) -> Collective:
     specs = (TensorSpec((size,), np.dtype("float32")),) * 2
     attrs = {"reduction": "sum", "algorithm": "direct", "hosts": None}
@@ -145,8 +132,9 @@ def pair(size: int) -> Collective:
 def test_a_part_that_waits_in_vain_names_the_rank_and_the_next_step_is_right(
     size: int, cancelled: bool
 ) -> None:
-    post = Post(30.0 if cancelled else 0.3)
-    exchanges = Exchanges("s", 0, post, lambda parcel: None)
+    mail = Mail()
+    mail.deadline = time.monotonic() + (30.0 if cancelled else 0.3)
+    exchanges = Exchanges("s", 0, mail, lambda parcel: None)
     what = pair(size)
     parts = [exchanges.part("p", device).member(what, "'y'") for device in what.devices]
     x, ys = np.ones(size, "f4"), [np.zeros(size, "f4") for _ in parts]
@@ -159,11 +147,12 @@ def test_a_part_that_waits_in_vain_names_the_rank_and_the_next_step_is_right(
         assert (y == 2).all()
 
     if cancelled:
-        threading.Timer(0.2, setattr, (post, "reason", StepTimeout("rank 1 is gone"))).start()
+        threading.Timer(0.2, mail.cancel, (1, StepTimeout("rank 1 is gone"))).start()
     with pytest.raises(StepTimeout, match=r"rank 1|all_reduce 'y'"):
         go(0, 1)  # the other never comes
     exchanges.abort()
-    post.deadline, post.reason = time.monotonic() + 20, None
+    assert mail.waits == {}
+    mail.deadline = time.monotonic() + 20
     for step in (2, 3, 4):
         together([partial(go, rank, step) for rank in range(2)])
     exchanges.close()

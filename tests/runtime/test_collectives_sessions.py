@@ -161,8 +161,10 @@ def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: i
         os.kill(victim, signal.SIGSTOP)
         started = time.monotonic()
         try:
-            with pytest.raises((StepTimeout, WorkerLost), match="1"):
+            with pytest.raises((StepTimeout, WorkerLost), match="1") as failure:
                 session.run(ys, feeds)
+            assert isinstance(failure.value, StepTimeout | WorkerLost)
+            assert failure.value.worker in (1, None)  # None: the machine was too busy to be told
             assert time.monotonic() - started < 12
         finally:
             os.kill(victim, signal.SIGCONT)

@@ -31,6 +31,7 @@ from graphflow.errors import (
 )
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.devices import Device, Worker
+from graphflow.runtime import membership
 from graphflow.runtime.coordinator import RemoteHosts
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.messages import Compute, StepResult
@@ -208,6 +209,30 @@ def test_an_op_that_sleeps_past_the_deadline_is_a_timeout_that_names_its_worker(
     load(hosts, "q", "count", "count")
     run(hosts, "q", 2)
     assert hosts.read(1, "n") == 1
+
+
+@pytest.mark.parametrize(
+    ("deadline", "slack"), [(0.5, 5.0), (5.0, -4.8)], ids=["the step's", "the sockets'"]
+)
+def test_a_process_that_was_stopped_past_a_deadline_takes_what_came_meanwhile(
+    hosts: RemoteHosts, monkeypatch: pytest.MonkeyPatch, deadline: float, slack: float
+) -> None:
+    load(hosts, "p", "count", "count")
+    monkeypatch.setattr(membership, "SLACK", slack)
+    sleep = hosts._loop._sleeper.sleep
+    stopped: list[float] = []
+
+    def stop(seconds: float, awake: float = 0.0) -> list[int]:
+        """As if the process were stopped when its step has just been sent."""
+        if not stopped:
+            stopped.append(seconds)
+            time.sleep(1.5)
+            return []
+        return sleep(seconds, awake)
+
+    monkeypatch.setattr(hosts._loop._sleeper, "sleep", stop)
+    run(hosts, "p", 1, deadline=deadline)
+    assert stopped and hosts.read(0, "n") == hosts.read(1, "n") == 1
 
 
 def test_another_thread_cancels_a_step_and_the_next_one_runs(hosts: RemoteHosts) -> None:

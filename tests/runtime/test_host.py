@@ -30,7 +30,7 @@ from graphflow.runtime.codec import encode
 from graphflow.runtime.executor import Program
 from graphflow.runtime.host import Host
 from graphflow.runtime.hosts import LocalHosts
-from graphflow.runtime.mail import Mail
+from graphflow.runtime.mail import Awaited, Mail
 from graphflow.runtime.messages import Computed, Parcel
 from graphflow.runtime.partition import Partition, partition
 from graphflow.runtime.session_state import DRAWS, KEPT
@@ -359,7 +359,7 @@ def test_mail_of_a_later_step_stays_when_an_earlier_one_ends() -> None:
     mail.put(1, 0, "one")
     mail.put(2, 0, "two")
     mail.finish(1)
-    assert mail.take(2, 0, "there") == "two"
+    assert mail.take(2, 0, Awaited("there")) == "two"
 
 
 def test_a_device_that_fails_wakes_the_others_and_its_error_is_the_one_raised(host: Host) -> None:
@@ -432,7 +432,7 @@ def test_a_thread_that_receives_hears_at_once_of_what_another_device_says(comes:
 
     mail.attend, mail.wake = attend, rung.set
     with ThreadPoolExecutor(1) as pool:
-        taken = pool.submit(mail.take, 1, 7, "edge 7")
+        taken = pool.submit(mail.take, 1, 7, Awaited("edge 7"))
         assert asleep.wait(20)
         if comes == "put":
             mail.put(1, 7, "array")

@@ -19,7 +19,7 @@ from graphflow.errors import GraphflowError, StepTimeout, WorkerLost
 from graphflow.runtime.collectives import passages
 from graphflow.runtime.collectives.exchanges import Exchanges
 from graphflow.runtime.collectives.passages import MOST, ROOM, carried
-from graphflow.runtime.mail import Mail
+from graphflow.runtime.mail import Awaited, Mail
 from graphflow.runtime.messages import Parcel
 from graphflow.runtime.session_state import KEPT
 from graphflow.runtime.transport.segment import Segment, is_possible
@@ -36,12 +36,12 @@ class Pair:
     """Two devices of two workers, which have these edges between them, in one direction."""
 
     def __init__(self, specs: dict[int, TensorSpec], seconds: float = 20.0) -> None:
-        self.mails = Mail(), Mail()
+        self.mails = Mail(0), Mail(1)
         self.words: list[str] = []
         self.ends = [Exchanges("s", i, mail, self._outbox) for i, mail in enumerate(self.mails)]
-        what = {edge: f"edge {edge}" for edge in specs}
-        out = self.ends[0].part("p", SOURCE).outward(TARGET, 1, what, specs)
-        into = self.ends[1].part("p", TARGET).inward(SOURCE, 0, what, specs)
+        to, of = ({n: Awaited(f"edge {n}", worker) for n in specs} for worker in (1, 0))
+        out = self.ends[0].part("p", SOURCE).outward(TARGET, 1, to, specs)
+        into = self.ends[1].part("p", TARGET).inward(SOURCE, 0, of, specs)
         self.out, self.into = out, into
         self.give(seconds)
 
@@ -133,16 +133,16 @@ def test_who_waits_is_known_and_ends_with_the_step() -> None:
             until = time.monotonic() + 10
             while not two.mails[1].waits and time.monotonic() < until:
                 time.sleep(0.005)
-            told.extend(what for what, _ in two.mails[1].waits.values())
+            told.extend(each.awaited for each in two.mails[1].waits.values())
             two.mails[1].cancel(2, reason)
 
-        told: list[str] = []
+        told: list[Awaited] = []
         canceller = threading.Thread(target=cancel)
         canceller.start()
         with pytest.raises(StepTimeout, match="worker 0 is gone"):
             two.take(2)
         canceller.join()
-        assert told == ["edge 7"] and two.mails[1].waits == {}
+        assert told == [Awaited("edge 7", 0)] and two.mails[1].waits == {}
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.runtime import windows
-from graphflow.runtime.mail import Mail
+from graphflow.runtime.mail import Awaited, Mail
 from graphflow.runtime.messages import EDGE_BITS
 from graphflow.runtime.windows import InLoops, portion_of
 
@@ -37,7 +37,7 @@ class Wire:
         self.mail.put(step, edge, array)
 
     def recv(self, step: int, edge: int) -> Any:
-        array = self.mail.take(step, edge, f"edge {edge}")
+        array = self.mail.take(step, edge, Awaited(f"edge {edge}"))
         self.lead[edge & ((1 << EDGE_BITS) - 1)] -= 1
         return array
 
@@ -45,7 +45,7 @@ class Wire:
         self.mail.put(step, f"taken/{edge}/{portion}", None)
 
     def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
-        self.mail.take(step, f"taken/{edge}/{portion}", f"room on edge {edge}")
+        self.mail.take(step, f"taken/{edge}/{portion}", Awaited(f"room on edge {edge}"))
 
 
 @dataclass(frozen=True)
