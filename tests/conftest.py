@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import signal
 from collections.abc import Iterator
@@ -34,6 +35,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--run-gpu", action="store_true", help="run gpu tests even if no GPU is found")
     for marker in _ON_REQUEST:
         group.addoption(f"--run-{marker}", action="store_true", help=f"run {marker} tests as well")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """No search for cycles while tests are collected, and none among them later: they are millions
+    of objects that live to the end, and to look through them again and again took a minute."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @cache
