@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import unittest
 import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper
-from onnx.backend.test import BackendTest
+from onnx.backend.test import BackendTest, runner
+from onnx.backend.test.case import node as operators
 from onnx.backend.test.loader import load_model_tests
 
 from graphflow.errors import OnnxError
@@ -20,32 +25,77 @@ from tests.onnx.exclusions import EXCLUDED
 from tests.onnx.models import perceptron
 
 ROOT = Path(__file__).resolve().parents[2]
-NETWORKS = "OnnxBackendRealModelTest"  # test_light.py runs them, over two workers
+STORED = ("simple", "pytorch-converted", "pytorch-operator")  # test_light.py runs the networks
+_PREFIX = f"{operators.__name__}."
+OPERATORS = [
+    found.name.removeprefix(_PREFIX)
+    for found in pkgutil.walk_packages(operators.__path__, _PREFIX)
+    if not found.ispkg
+]
+"""What makes the node cases: a module for each operator. Making them takes seconds, so it is done
+by the process that runs them, not by all that collect tests."""
 
 
-def _classes() -> dict[str, type[unittest.TestCase]]:
-    """The suite as test classes: without the copies of each case for a device we do not claim."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the suite divides by zero on purpose as it is made
-        suite = BackendTest(Backend, __name__)
-    for name in EXCLUDED:
-        suite.exclude(f"^{name}_cpu$")
-    classes: dict[str, type[unittest.TestCase]] = suite.test_cases
+def suite(cases: Mapping[str, Sequence[Any]]) -> dict[str, type[unittest.TestCase]]:
+    """onnx's suite of these cases, by kind: without the copy of each for a device we do not
+    claim."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "load_model_tests", lambda kind: cases.get(kind, ()))
+        classes: dict[str, type[unittest.TestCase]] = BackendTest(Backend, __name__).test_cases
     for case in classes.values():
-        for name, method in list(vars(case).items()):
-            if name.endswith("_cuda"):
-                delattr(case, name)
-            elif "_expanded" in name:  # the same cases again, as functions of other operators
-                setattr(case, name, pytest.mark.slow(method))
-    return {name: case for name, case in classes.items() if name != NETWORKS}
+        for name in [name for name in vars(case) if name.endswith("_cuda")]:
+            delattr(case, name)
+    return classes
 
 
-globals().update(_classes())
+globals().update(suite({kind: load_model_tests(kind=kind) for kind in STORED}))
+
+
+@cache
+def made() -> dict[str, list[Any]]:
+    """The node cases of each operator."""
+    every = operators._NodeTestCases
+    assert not every, "who made them already has hidden whose they are"
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the suite divides by zero on purpose
+        for name in OPERATORS:
+            before = len(every)
+            importlib.import_module(f"{_PREFIX}{name}")
+            found[name] = every[before:]
+    return found
 
 
 def cases() -> list[Any]:
-    """The node cases, which were made with the classes."""
-    return list(load_model_tests(kind="node"))
+    """The node cases of all operators."""
+    return [case for of_one in made().values() for case in of_one]
+
+
+def check(operator: str, *, expanded: bool) -> None:
+    """An operator's cases pass, other than those that are excluded by name."""
+    chosen = [
+        case
+        for case in made()[operator]
+        if ("_expanded" in case.name) == expanded and case.name not in EXCLUDED
+    ]
+    tests = suite({"node": chosen}).get("OnnxBackendNodeModelTest")
+    for case in chosen:
+        try:
+            getattr(tests, f"{case.name}_cpu")(None)
+        except Exception as error:
+            error.add_note(case.name)
+            raise
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_cases_of_an_operator_pass(operator: str) -> None:
+    check(operator, expanded=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_same_cases_as_functions_of_other_operators_pass(operator: str) -> None:
+    check(operator, expanded=True)
 
 
 def test_the_published_list_is_what_is_excluded() -> None:
