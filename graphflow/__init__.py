@@ -20,6 +20,7 @@ from graphflow.functions import checkpoint, custom_vjp
 from graphflow.functions import traced_once as function
 from graphflow.graph import Graph
 from graphflow.jvp import jvp
+from graphflow.numpy_names import RENAMED
 from graphflow.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
 from graphflow.op import register as register_op
 from graphflow.opcheck import check_op
@@ -158,17 +159,22 @@ def __getattr__(name: str) -> Any:
     """What plans graphs and runs them is loaded when it is asked for: who only builds graphs does
     not wait for it. `onnx` needs the package of that name."""
     if name not in _LATER:
-        rooms = {room: globals().get(room) for room in _ROOMS}
-        meant = [f"gf.{r}.{name}" for r, m in rooms.items() if name in getattr(m, "__all__", ())]
-        told = f"module 'graphflow' has no attribute {name!r}"
-        if meant:
-            told += f"; it is {' or '.join(meant)}"
+        told = f"module 'graphflow' has no attribute {name!r}{_elsewhere(name)}"
         raise AttributeError(told, name=name, obj=sys.modules[__name__])
     home = _LATER[name]
     module = import_module(home or f"graphflow.{name}")
     found = getattr(module, name) if home else module
     globals()[name] = found
     return found
+
+
+def _elsewhere(name: str) -> str:
+    """Where a name is that is not here: in a module, or under the array API's name."""
+    rooms = {room: globals().get(room) for room in _ROOMS}
+    found = [f"gf.{r}.{name}" for r, m in rooms.items() if name in getattr(m, "__all__", ())]
+    if not found and RENAMED.get(name):
+        found = [f"gf.{RENAMED[name]}"]
+    return f"; it is {' or '.join(found)}" if found else ""
 
 
 def __dir__() -> list[str]:

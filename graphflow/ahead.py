@@ -107,4 +107,4 @@ def _is_size(size: Any) -> bool:
 
 
 def _known(node: Node) -> Sizes:
-    return tuple(int(size) for size in node.specs[0].shape)  # type: ignore[arg-type]
+    return tuple(int(size) for size in node.specs[0].shape)

@@ -239,7 +239,7 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
     shapes = {node: tuple(size) for node, size in sizes.items() if concerns(source, node)}
     for node in source.placeholders:
         if node not in shapes and node.specs[0].is_concrete:
-            shapes[node] = tuple(int(s) for s in node.specs[0].shape)  # type: ignore[arg-type]
+            shapes[node] = tuple(int(s) for s in node.specs[0].shape)
     return shapes
 
 

@@ -14,6 +14,9 @@ from typing import Any, Union
 
 import numpy as np
 
+from graphflow.errors import GraphError
+from graphflow.location import user_location
+
 Size = Union[int, "Dim"]
 Shape = tuple[Size, ...]
 # An atom is a symbol's name or an opaque function of dims, e.g. ("floordiv", a, b).
@@ -84,6 +87,34 @@ class Dim:
 
     def __rfloordiv__(self, other: Size) -> Size:
         return floordiv(other, self)
+
+    # What a size known by name only is not ----------------------------------------------------
+
+    def __int__(self) -> int:
+        raise GraphError(
+            f"at {user_location()}: the size {self} is a number when a step is fed, not while the "
+            "graph is built; give the placeholder that size, or leave it to the graph's ops"
+        )
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        return float(int(self))
+
+    def _compared(self, other: Any) -> Any:
+        return int(self) if _is_size(other) else NotImplemented
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+
+    def _fraction(self, other: Any) -> Any:
+        if not isinstance(other, int | float | np.number | Dim):
+            return NotImplemented  # a tensor divides by sizes itself
+        raise GraphError(
+            f"at {user_location()}: the size {self} is divided to whole sizes by // only; for a "
+            "tensor use gf.divide or gf.remainder"
+        )
+
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = _fraction
 
 
 def _is_size(value: Any) -> bool:

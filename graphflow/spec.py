@@ -209,7 +209,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        return (self.stop - self.start) * int(stretches(self.rows))  # type: ignore[arg-type]
+        return (self.stop - self.start) * int(stretches(self.rows))
 
     def within(self, size: int) -> Any:
         """What an array of this size along the axis is indexed by."""
@@ -226,7 +226,7 @@ class Span(NamedTuple):
 
 def part_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:
     """What an array of a shape is indexed by, of which one axis at most is in rows."""
-    return tuple(span.within(int(n)) for span, n in zip(spans, shape, strict=True))  # type: ignore[arg-type]
+    return tuple(span.within(int(n)) for span, n in zip(spans, shape, strict=True))
 
 
 __all__ = [

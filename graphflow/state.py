@@ -315,7 +315,7 @@ def _misfit(
 def _signature(node: Node) -> Signature:
     """The dtype and shape of a variable."""
     spec = node.specs[0]
-    return spec.dtype.name, tuple(int(size) for size in spec.shape)  # type: ignore[arg-type]
+    return spec.dtype.name, tuple(int(size) for size in spec.shape)
 
 
 def _signatures(values: Mapping[str, Array]) -> dict[str, Signature]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from graphflow import numpy_names
 from graphflow.errors import DTypeError, GraphError
 from graphflow.location import told
 from graphflow.registry import FUNCTIONS, REGISTRY
@@ -63,7 +64,6 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "index", "node")
-    __array_ufunc__ = None  # numpy arrays leave mixed operators to us
 
     def __init__(self, node: Node, index: int) -> None:
         self.node = node
@@ -138,6 +138,23 @@ class Tensor:
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._no_value("array")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Operators between an array of numpy and a tensor; no other ufunc."""
+        name = numpy_names.OPERATORS.get(ufunc.__name__)
+        if name is None or method != "__call__" or options:
+            raise self._not_for_numpy(ufunc)
+        return FUNCTIONS[name](*inputs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        name = function.__name__
+        if name in numpy_names.ATTRIBUTES and args == (self,) and not options:
+            return getattr(self, name)
+        raise self._not_for_numpy(function)
+
+    def _not_for_numpy(self, function: Any) -> GraphError:
+        what = f"{self.name} (made at {self.node.location})"
+        return GraphError(numpy_names.refusal(function, what))
 
     def __len__(self) -> int:
         if not self.ndim or not isinstance(self.shape[0], int):

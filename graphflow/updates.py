@@ -99,7 +99,7 @@ def row_target(variable: Tensor, lookups: Sequence[Lookup]) -> tuple[Target, Ten
 
 def _slot(variable: Tensor, name: str, value: float = 0.0) -> Tensor:
     """A variable like another, that lives with it."""
-    shape = tuple(int(s) for s in variable.shape)  # type: ignore[arg-type]
+    shape = tuple(int(s) for s in variable.shape)
     initial = init.full(shape, value, wide_dtype(variable.dtype))
     return state_variable(f"{variable.node.name}/{name}", initial)
 

@@ -390,7 +390,7 @@ def attention(
     depth = tensors[0].shape[-1]
     if scale is None and not isinstance(depth, int):
         raise ArgumentError(f"d is {depth}, not known: give the scale")
-    number = 1 / math.sqrt(max(1, depth)) if scale is None else scale  # type: ignore[arg-type,type-var]
+    number = 1 / math.sqrt(max(1, depth)) if scale is None else scale
     attrs = {
         "scale": _positive("scale", number), "left": left, "right": right, "offset": offset,
         "softcap": None if softcap is None else _positive("softcap", softcap),

@@ -276,7 +276,7 @@ def packed(tensors: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
     if at != x.shape[-1] or not isinstance(depth, int):
         return None
     y = packed_op(x, *mask, heads=q.shape[-3], shared=k.shape[-3], **attrs)[0]
-    return _heads(y, 0, int(q.shape[-3]), depth)  # type: ignore[arg-type]
+    return _heads(y, 0, int(q.shape[-3]), depth)
 
 
 def _source(x: Tensor) -> tuple[Tensor, int] | None:

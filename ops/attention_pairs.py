@@ -38,7 +38,7 @@ def pair_gradients(
     w = p·(e - delta), c = ds/dr and u = scale·w·c it gives dq = u·k, dk = uᵀ·q, dv = pᵀ·g and, for
     the mask, w: `hs` are the cotangents of these four, None for zeros.
     """
-    wide, shared = logs.dtype, int(k.shape[-3])  # type: ignore[arg-type]
+    wide, shared = logs.dtype, int(k.shape[-3])
     h_q, h_k, h_v, h_mask = hs
 
     def grouped(x: Tensor | None) -> Any:
@@ -112,14 +112,14 @@ def _times(a: Tensor, b: Tensor) -> Tensor:
 
 def _group(x: Tensor, shared: int) -> Tensor:
     """(…, heads, T, d) as (…, shared, g, T, d)."""
-    heads = int(x.shape[-3])  # type: ignore[arg-type]
+    heads = int(x.shape[-3])
     parts: Shape = (*x.shape[:-3], shared, heads // shared, *x.shape[-2:])
     result: Tensor = FUNCTIONS["reshape"](x, parts)
     return result
 
 
 def _group_rows(x: Tensor, shared: int) -> Tensor:
-    heads = int(x.shape[-2])  # type: ignore[arg-type]
+    heads = int(x.shape[-2])
     parts: Shape = (*x.shape[:-2], shared, heads // shared, x.shape[-1])
     result: Tensor = FUNCTIONS["reshape"](x, parts)
     return result

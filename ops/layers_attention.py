@@ -105,7 +105,7 @@ class MultiHeadAttention(Layer):
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Queries, keys and values, (…, heads, T, d); of one tensor by one product."""
-        size = int(self.weight.shape[1])  # type: ignore[arg-type]
+        size = int(self.weight.shape[1])
         few = self.shared * (size // self.heads)
         depth, counts, starts = size // self.heads, (size, few, few), (0, size, size + few)
         if query is key is value:

@@ -65,7 +65,7 @@ class Weights:
     @property
     def size(self) -> int:
         """H."""
-        return int(self.r.shape[1])  # type: ignore[arg-type]
+        return int(self.r.shape[1])
 
 
 @dataclass(frozen=True)

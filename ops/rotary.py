@@ -24,7 +24,7 @@ from graphflow.spec import Size, TensorSpec, equate, show_shape, spec
 
 def _halves(size: Size, interleaved: bool) -> tuple[slice, slice]:
     """Where the two elements of each pair are, among the first 2·`size`."""
-    n = int(size)  # type: ignore[arg-type]
+    n = int(size)
     return (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if interleaved else (slice(n), slice(n, 2 * n))
 
 

@@ -266,7 +266,7 @@ def diagonal(x: TensorSpec, k: int) -> Sharding:
 
 def _diagonal(op: Op, cut: Cut, x: Tensor, k: int) -> Any:
     names = letters(x.ndim)
-    return op(x, k=k + int(cut.start[names[-2]]) - int(cut.start[names[-1]]))  # type: ignore[arg-type]
+    return op(x, k=k + int(cut.start[names[-2]]) - int(cut.start[names[-1]]))
 
 
 def eye(rows: Size, columns: Size, k: int, dtype: str) -> Sharding:
@@ -277,7 +277,7 @@ def eye(rows: Size, columns: Size, k: int, dtype: str) -> Sharding:
 
 
 def _eye(op: Op, cut: Cut, **attrs: Any) -> Any:
-    k = attrs["k"] + int(cut.start["a"]) - int(cut.start["b"])  # type: ignore[arg-type]
+    k = attrs["k"] + int(cut.start["a"]) - int(cut.start["b"])
     return op(**{**attrs, "rows": cut.size["a"], "columns": cut.size["b"], "k": k})
 
 

@@ -63,7 +63,7 @@ def largest_few(x: TensorSpec, k: Any, axis: int, **attrs: Any) -> Sharding:
         return Sharding(equation([held], [held] * 2))
 
     def tell(op: Op, start: Any, x: Tensor, k: int, axis: int, **attrs: Any) -> tuple[Told, Told]:
-        few = min(k, int(x.shape[axis]))  # type: ignore[arg-type]
+        few = min(k, int(x.shape[axis]))
         values, places = op(x, k=few, axis=axis, **attrs)
         return (), (values, places + start)
 

@@ -26,7 +26,7 @@ def joined(*xs: TensorSpec, axis: int) -> Sharding:
 
     def needs(letter: str, first: int, last: int) -> list[Range]:
         found, begin = [], 0
-        for size in map(int, sizes):  # type: ignore[arg-type]
+        for size in map(int, sizes):
             low = min(max(first - begin, 0), size)
             found.append((low, max(low, min(last - begin, size))))
             begin += size

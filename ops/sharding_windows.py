@@ -82,8 +82,8 @@ class _Windows:
                 pairs.append(self.padding[i])
                 continue
             low, high = cut.ranges[letter]
-            before = self.padding[i][0] + int(cut.start[letter]) - low * self.stride[i]  # type: ignore[arg-type]
-            size = int(cut.size[letter])  # type: ignore[arg-type]
+            before = self.padding[i][0] + int(cut.start[letter]) - low * self.stride[i]
+            size = int(cut.size[letter])
             after = (high - low - 1) * self.stride[i] + self.span(i) - size - before
             pairs.append((before, after))
         return tuple(pairs)
@@ -130,7 +130,7 @@ def conv(x: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Sharding:
 
     def build(op: Op, cut: Cut, x: Tensor, w: Tensor, **attrs: Any) -> Any:
         if "g" in cut.size:
-            attrs["groups"] = int(cut.size["g"])  # type: ignore[arg-type]
+            attrs["groups"] = int(cut.size["g"])
         return make(op, x, w, **{**attrs, "padding": windows.seeing(cut)})
 
     return Sharding(
@@ -155,7 +155,7 @@ def conv_transpose(
 
     def build(op: Op, cut: Cut, y: Tensor, w: Tensor, **attrs: Any) -> Any:
         if "g" in cut.size:
-            attrs["groups"] = int(cut.size["g"])  # type: ignore[arg-type]
+            attrs["groups"] = int(cut.size["g"])
         attrs["sizes"] = windows.own_sizes(cut, attrs["sizes"])
         return make(op, y, w, **{**attrs, "padding": windows.spreading(cut)})
 
@@ -176,7 +176,7 @@ def conv_weight_grad(
 
     def build(op: Op, cut: Cut, x: Tensor, g: Tensor, **attrs: Any) -> Any:
         if "g" in cut.size:
-            attrs["groups"] = int(cut.size["g"])  # type: ignore[arg-type]
+            attrs["groups"] = int(cut.size["g"])
         return make(op, x, g, **{**attrs, "padding": windows.seeing(cut)})
 
     return Sharding(
@@ -276,7 +276,7 @@ def resized(
         names = without(names, axes)
         return Sharding(equation([names], [names]), linear=((0,),))
     tables = {
-        names[a]: resample.rows_of(int(n), m, resample.Rule(*rule), transpose)  # type: ignore[arg-type]
+        names[a]: resample.rows_of(int(n), m, resample.Rule(*rule), transpose)
         for a, n, m, rule in zip(axes, before, sizes, rules, strict=True)
     }
 

@@ -423,7 +423,7 @@ def sizes_of(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node,
                     f"placeholder {graph.names[node]!r} (made at {node.location}) takes "
                     f"{show_shape(spec.shape)}: give its sizes, shapes={{{node.name}: (…)}}"
                 )
-            sizes[node] = tuple(int(s) for s in spec.shape)  # type: ignore[arg-type]
+            sizes[node] = tuple(int(s) for s in spec.shape)
     return sizes
 
 

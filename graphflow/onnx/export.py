@@ -98,7 +98,7 @@ class Export:
     def shape(self, sizes: Sequence[Size]) -> str:
         """A shape as an input, computed where sizes are not known."""
         if not any(isinstance(size, Dim) for size in sizes):
-            return self.ints([int(size) for size in sizes])  # type: ignore[arg-type]
+            return self.ints([int(size) for size in sizes])
         parts = [self.emit("Unsqueeze", [self.size(s), self.ints([0])]) for s in sizes]
         return self.emit("Concat", parts, axis=0)
 

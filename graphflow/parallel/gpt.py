@@ -142,7 +142,7 @@ def _attended(model: GPT, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if model.fused:
         fused: Tensor = FUNCTIONS["attention"](q, k, v, causal=True)
         return fused
-    scaled = q * int(q.shape[-1]) ** -0.5  # type: ignore[arg-type]
+    scaled = q * int(q.shape[-1]) ** -0.5
     scores = scaled @ FUNCTIONS["permute_dims"](k, (0, 1, 3, 2))  # a mask is the softmax kernel's
     seen: Tensor = FUNCTIONS["softmax"](scores) @ v
     return seen
@@ -163,7 +163,7 @@ def _cost(y: Tensor, xs: list[Tensor], hardware: str) -> Cost:
     whole = Graph([y, *grads])
 
     def seconds(graph: Graph) -> float:
-        sizes = {p: tuple(int(n) for n in p.specs[0].shape) for p in graph.placeholders}  # type: ignore[arg-type]
+        sizes = {p: tuple(int(n) for n in p.specs[0].shape) for p in graph.placeholders}
         return plan_graph(optimize(graph), one, sizes, {}, "single").makespan
 
     ahead = seconds(forward)

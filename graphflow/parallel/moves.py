@@ -283,7 +283,7 @@ class Moves:
             pieces = [self.cuts.piece(size, want, place) for place in group]
             if axis not in self.mesh.local:
                 with self.between(note.cause):
-                    return reduce_scatter(own, axis=d, sizes=[int(p.size) for p in pieces])  # type: ignore[arg-type]
+                    return reduce_scatter(own, axis=d, sizes=[int(p.size) for p in pieces])
             with self.at(group[0], note.cause):
                 total = combined_all("sum", own)
                 origin = self._origin(size, value.layout.dims[d], group[0])

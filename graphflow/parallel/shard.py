@@ -398,8 +398,8 @@ class _Division:
 
 def _span(piece: Piece, split: Split) -> Span:
     """A piece of known size."""
-    start, size = int(piece.start), int(piece.size // split.rows)  # type: ignore[arg-type]
-    rows = split.outer if isinstance(split.outer, tuple) else int(split.outer)  # type: ignore[arg-type]
+    start, size = int(piece.start), int(piece.size // split.rows)
+    rows = split.outer if isinstance(split.outer, tuple) else int(split.outer)
     return Span(start, start + size, rows)
 
 

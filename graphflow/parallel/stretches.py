@@ -52,7 +52,7 @@ def stretch_of(node: Node, readers: Readers) -> Stretch | None:
     if len(others) > MOST:
         return None
     windows = {own} | {w for r in others if (w := _window(r)) is not None and w[0] == own[0]}
-    total = int(x.shape[own[0]])  # type: ignore[arg-type]
+    total = int(x.shape[own[0]])
     ends = sorted({0, total, *(end for _, *both in windows for end in both)})
     stretches = [*pairwise(ends)]
     if any((start, stop) not in stretches for _, start, stop in windows):

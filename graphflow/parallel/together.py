@@ -124,7 +124,7 @@ def gathered(moves: Moves, values: Sequence[Value], axis: str, cause: Node) -> l
 
 def _size(moves: Moves, value: Value, layout: Layout, place: Place) -> int:
     """Elements of the part of a value at a place, by its layout."""
-    return int(product(moves.local_shape(value.spec.shape, layout, place)))  # type: ignore[arg-type]
+    return int(product(moves.local_shape(value.spec.shape, layout, place)))
 
 
 def _without(layout: Layout, axis: str) -> Layout:

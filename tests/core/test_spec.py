@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphflow.errors import DTypeError, ShapeError
+import graphflow as gf
+from graphflow.errors import DTypeError, GraphError, ShapeError
 from graphflow.spec import (
     DTYPES,
     Dim,
@@ -180,3 +183,23 @@ def test_dtypes_promote_by_the_array_api_table(a: str, b: str) -> None:
         return
     mixed = MIXED_INTS.get((a, b)) or MIXED_INTS.get((b, a))
     assert promote(x, y) == (mixed or max(x, y, key=lambda d: d.itemsize))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [int, float, range, np.zeros, lambda n: n < 3, lambda n: n <= 3, lambda n: max(n, 1)],
+)
+def test_a_size_known_by_name_only_is_no_number_and_says_so_on_the_users_line(
+    asked: Callable[[Any], Any],
+) -> None:
+    with pytest.raises(GraphError, match=r"test_spec\.py:\d+: the size n is a number when a step"):
+        asked(Dim.symbol("n"))
+
+
+@pytest.mark.parametrize("asked", [lambda n: n / 2, lambda n: 2 / n, lambda n: n % 2])
+def test_a_size_is_divided_by_whole_numbers_only(asked: Callable[[Any], Any]) -> None:
+    with pytest.raises(GraphError, match=r"test_spec\.py:\d+: the size n is divided .*gf\.divide"):
+        asked(Dim.symbol("n"))
+    x = gf.placeholder("float32", ("n",))
+    assert asked(Dim.symbol("n") // 1 * 0 + 4) in (2.0, 0.5, 0)  # of a number, Python's own
+    assert (x.shape[0] / x).shape == x.shape  # a tensor is divided as a tensor

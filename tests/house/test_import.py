@@ -92,6 +92,7 @@ def test_importing_graphflow_starts_no_thread_and_writes_nothing() -> None:
     [
         ("relu", "it is gf.nn.relu"),
         ("normal", "it is gf.random.normal or gf.init.normal"),
+        ("concatenate", "it is gf.concat"),
         ("mattmul", "'mattmul'$"),  # Python itself finds what is spelt alike
     ],
 )

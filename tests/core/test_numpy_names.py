@@ -1,0 +1,70 @@
+"""numpy's functions beside tensors: operators are ours, all else is refused with a remedy."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import GraphError
+from graphflow.numpy_names import refusal
+
+OPERATORS = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.pow, operator.matmul, operator.lt, operator.le, operator.gt, operator.ge, operator.eq,
+    operator.ne, operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("applied", OPERATORS)
+def test_an_operator_between_an_array_and_a_tensor_is_ours(
+    applied: Callable[[Any, Any], Any],
+) -> None:
+    a, b = np.array([[7, 2], [3, 4]]), np.array([[2, 1], [3, 2]])
+    x = gf.placeholder("int64", (2, 2))
+    with gf.Session() as s:
+        assert s.run(applied(a, x), {x: b}).tolist() == applied(a, b).tolist()
+        if applied is not operator.matmul:
+            assert s.run(applied(a[0, 0], x), {x: b}).tolist() == applied(a[0, 0], b).tolist()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (np.exp, "np.exp at .*; use gf.exp, or"),
+        (np.absolute, "use gf.abs, or"),
+        (np.add.reduce, "np.add at"),
+        (lambda x: np.concatenate([x, x]), "np.concatenate at .*; use gf.concat, or"),
+        (np.linalg.det, "np.linalg.det at .*; use gf.linalg.det, or"),
+        (np.fft.fft, "np.fft.fft at .*; use gf.fft.fft, or"),
+        (np.histogram, "np.histogram at .* is built; use Session.run for values$"),
+        (np.mean, "np.mean at .*; use gf.mean, or"),
+    ],
+)
+def test_another_function_of_numpy_is_refused_with_the_users_line_and_a_remedy(
+    asked: Callable[[Any], Any], told: str
+) -> None:
+    x = gf.placeholder("float32", (2, 2), name="x")
+    with pytest.raises(GraphError, match=told) as caught:
+        asked(x)
+    assert "test_numpy_names.py:" in str(caught.value).partition(": x (made at")[0]
+
+
+def test_functions_that_ask_for_an_attribute_are_answered() -> None:
+    x = gf.placeholder("float32", ("n", 2))
+    assert np.shape(x) == x.shape and np.ndim(x) == 2 and np.real(x) is x.real
+
+
+def test_every_remedy_is_there() -> None:
+    for part in (np, np.linalg, np.fft):
+        for name in dir(part):
+            function = getattr(part, name)
+            if isinstance(function, np.ufunc | FunctionType):
+                for found in re.findall(r"use gf\.([\w.]+), or", refusal(function, "x")):
+                    operator.attrgetter(found)(gf)
