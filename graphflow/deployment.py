@@ -64,7 +64,7 @@ class Deployment:
         self.compiled: dict[tuple[int, ...], Compiled] = {}
         self._plan = plan  # until it has placed something
         self._whole = cluster  # by which strategies divide, also when workers have been lost
-        self._strategy: Any = None  # by which variables are divided
+        self._strategies: dict[Node, Any] = {}  # by which each variable was divided
 
     def known(self, tensors: Sequence[Tensor]) -> Compiled | None:
         """What there is of these fetches already."""
@@ -93,13 +93,15 @@ class Deployment:
 
     def _divided(self, source: Graph, fed: Mapping[str, int]) -> Division | None:
         """How a strategy divides a graph: its own, or the one that divided its variables before."""
+        pieces = self.state.pieces
         strategy = strategy_of(source)
-        if strategy is None and not self.state.pieces.keys().isdisjoint(source.variables):
-            strategy = self._strategy
+        if strategy is None:
+            strategy = next((self._strategies[v] for v in source.variables if v in pieces), None)
         if strategy is None:
             return None
-        self._strategy = strategy
-        return divided_by(strategy, source, self._whole, self.state.pieces, fed)
+        division = divided_by(strategy, source, self._whole, pieces, fed)
+        self._strategies |= dict.fromkeys(division.variables, strategy)
+        return division
 
     def prepare(
         self, compiled: Compiled, shapes: Mapping[Node, Any], bindings: dict[str, int]

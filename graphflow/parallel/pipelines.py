@@ -164,7 +164,8 @@ class Pipeline:
         if schedule.updates != "flush" and _trains(graph):
             if outer:
                 raise ScheduleError(
-                    f"schedule {schedule.name!r} does not flush, which goes with no other strategy"
+                    f"schedule {schedule.name!r} does not flush, which goes with no other "
+                    "strategy; leave that out, or take a schedule that flushes, such as '1f1b'"
                 )
             return unrolled(graph, stages, schedule, found, batch, known)
         mesh = Mesh(outer, [DeviceName()] * each) if outer else None

@@ -56,11 +56,35 @@ class Share:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The variables that stand for one of the user's, and what part of it each has."""
+    """The variables that stand for one of the user's, and what part of it each has.
+
+    Attributes:
+        mesh: the sizes of its axes.
+    """
 
     nodes: tuple[Node, ...]
     spans: tuple[tuple[Span, ...], ...]
     layout: Layout
+    mesh: Mapping[str, int]
+
+    def check(self, node: Node, mesh: Mesh) -> Pieces:
+        """The same, if they lie on a mesh, or would lie there as they do.
+
+        Raises:
+            ShardingError: they were cut for another mesh.
+        """
+        whole_ones = not any(self.layout.dims) and len(self.nodes) == len(mesh.places)
+        if whole_ones or list(self.mesh.items()) == list(mesh.sizes.items()):
+            return self
+        have, want = (
+            " × ".join(f"{axis} {size}" for axis, size in sizes.items())
+            for sizes in (self.mesh, mesh.sizes)
+        )
+        raise ShardingError(
+            f"variable {node.name!r} (made at {node.location}) lies over the mesh {have}, as a "
+            f"step with another strategy left it, and this one has the mesh {want}; train it by "
+            "one strategy in a session, and go on from a checkpoint in another session"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,12 +179,13 @@ def divided(
             cut along fewer axes, or none, if the graph does not train.
 
     Raises:
-        ShardingError: the batch of a step of training is too small.
+        ShardingError: the batch of a step of training is too small, or a variable lies over another
+            mesh.
     """
     graph = _with_merged_bodies(graph)
     cuts = Cuts(mesh, fed=fed)
-    annotations = by_heads(graph.nodes, annotations, cuts)
-    annotations |= _layouts_of(graph, known or {})
+    there = _layouts_of(graph, known or {}, mesh)
+    annotations = by_heads(graph.nodes, annotations, cuts) | there
     training = strategy_of(graph) is not None
     annotations = {t: _fitting(t, lay, cuts, training) for t, lay in annotations.items()}
     wishes = propagate(graph.nodes, annotations, cuts)
@@ -215,9 +240,13 @@ def _with_merged_bodies(graph: Graph) -> Graph:
     return MergeBodies()(graph) if graph.holders else graph
 
 
-def _layouts_of(graph: Graph, known: Mapping[Node, Pieces]) -> dict[Tensor, Layout]:
-    """How variables lie that are there already."""
-    return {n.outputs[0]: known[n].layout for n in graph.variables if n in known}
+def _layouts_of(graph: Graph, known: Mapping[Node, Pieces], mesh: Mesh) -> dict[Tensor, Layout]:
+    """How variables lie that are there already.
+
+    Raises:
+        ShardingError: they were cut for another mesh.
+    """
+    return {n.outputs[0]: known[n].check(n, mesh).layout for n in graph.variables if n in known}
 
 
 class _Division:
@@ -320,7 +349,7 @@ class _Division:
                 made[key] = self._piece(node, place, spans)
             nodes.append(made[key])
             every.append(spans)
-        return Pieces(tuple(nodes), tuple(every), layout)
+        return Pieces(tuple(nodes), tuple(every), layout, self.mesh.sizes)
 
     def _piece(self, node: Node, place: Place, spans: tuple[Span, ...]) -> Node:
         """The variable of a place, its initial value cut out of the whole one."""

@@ -142,8 +142,9 @@ def _scopes(nodes: Sequence[Node], wanted: str) -> str:
         return "there are none: use gf.name_scope, or layers with names"
     outermost = ", ".join(name for name in every if "/" not in name)
     close = difflib.get_close_matches(wanted, every, 3, 0.5)
-    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    return f"{meant}There are {outermost}"
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}? There are {outermost}"
+    return f"there are {outermost}"
 
 
 def _check_direction(found: Mapping[Node, int]) -> None:

@@ -130,13 +130,13 @@ class _Unrolling:
 
     def _variable(self, node: Node) -> Pieces:
         if node in self.known:
-            return self.known[node]
+            return self.known[node].check(node, self.mesh)
         with made_by(node, "", self._device(node, 0)):
             name = f"{self.graph.names[node]}{self.mesh.tag((0,))}"
             twin = make_node(REGISTRY["variable"], (), {**node.attrs, "named": False}, name)
         all_of_it = tuple(Span(0, int(size)) for size in node.specs[0].shape)
         count = self.schedule.microbatches
-        return Pieces((twin,) * count, (all_of_it,) * count, whole(len(all_of_it)))
+        return Pieces((twin,) * count, (all_of_it,) * count, whole(len(all_of_it)), self.mesh.sizes)
 
     # Passes -------------------------------------------------------------------------------------
 

@@ -103,3 +103,40 @@ def test_a_step_of_a_session_names_the_line_of_its_strategy() -> None:
     strategy = Shard({"m": 2}, {"y": ("m",)})
     with pytest.raises(ShardingError, match=rf"Shard at {HERE}: a rule names 'y'"):
         strategy.report(gf.optim.SGD(0.1).minimize(loss, strategy=strategy))
+
+
+@pytest.mark.parametrize("other", [
+    Data(4), Data(3, shard_state=True), Shard({"data": 1, "m": 2}, {"w": ("m",)}),
+    Pipeline(1, microbatches=3), Pipeline(1, "pipedream", 3),
+])  # fmt: skip
+def test_variables_of_one_session_are_trained_by_one_strategy(other: Any) -> None:
+    """What was cut for a mesh is not cut for another one; the session goes on as it was."""
+    x = gf.placeholder("float64", (None, 3), name="x")
+    w = gf.variable(np.ones((6, 3)), name="w")
+    loss = gf.mean(gf.square(gf.matmul(x, w, transpose_b=True)))
+    cut = Shard({"data": 2}, {"w": ("data",), "x": (None,)})
+    first, second = (gf.optim.SGD(0.1).minimize(loss, strategy=s) for s in (cut, other))
+    feeds = {x: np.ones((12, 3))}
+    with gf.Session() as s:
+        s.run(first, feeds)
+        with pytest.raises(ShardingError, match=r"'w' .*lies over the mesh data 2.*one strategy"):
+            s.run(second, feeds)
+        before = s.run(loss, feeds)
+        assert s.run([loss, first], feeds)[0] == before > s.run(loss, feeds)
+
+
+def test_each_variable_stays_with_the_strategy_that_divided_it() -> None:
+    """Two networks of one session, each trained in its way; what is fetched later goes that way."""
+    x = gf.placeholder("float64", (None, 3), name="x")
+    feeds = {x: np.ones((12, 3))}
+    losses, steps = [], []
+    for name, strategy in (("a", Data(2)), ("b", Data(3)), ("c", Pipeline(1, microbatches=4))):
+        w = gf.variable(np.ones((3, 3)), name=name)
+        losses.append(gf.mean(gf.square(x @ w)))
+        steps.append(gf.optim.SGD(0.1).minimize(losses[-1], strategy=strategy))
+    with gf.Session() as s:
+        s.run(losses, feeds)
+        for step in steps:
+            s.run(step, feeds)
+        after = [float(s.run(loss, feeds)) for loss in losses]
+    np.testing.assert_allclose(after, after[0], rtol=1e-12)
