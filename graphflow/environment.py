@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from graphflow.errors import ArgumentError
 
@@ -21,6 +22,29 @@ SWITCHES = (
 def setting(name: str) -> str | None:
     """A folder or an address; None where it is not set, or empty."""
     return os.environ.get(name) or None
+
+
+def own_folder(name: str) -> Path | None:
+    """A folder, `~` as the user's home; None where it is not set, or empty.
+
+    Raises:
+        ArgumentError: it is in the home of a user who is not there.
+    """
+    told = setting(name)
+    try:
+        return None if told is None else Path(told).expanduser()
+    except RuntimeError:
+        raise ArgumentError(
+            f"{name} in the environment is {told!r}, a home that is not there; give the whole path"
+        ) from None
+
+
+def home() -> Path:
+    """The user's home; / for one who has none, as container runtimes have it."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
 
 
 def word(name: str, among: Sequence[str]) -> str | None:

@@ -13,6 +13,7 @@ import platform
 import re
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -51,6 +52,8 @@ Link = tuple[float, float]
 StepCost = tuple[float, float]
 """Seconds of a step that does next to nothing, on one worker and on two (on devices of one process
 likewise), without what its links take."""
+
+_unkept: dict[Path, Profile] = {}  # what could not be written, for this process
 
 DEFAULT_LINKS: dict[str, Link] = {
     "thread": (30e-6, float("inf")),  # devices of one process: a hand-over of a reference
@@ -132,7 +135,7 @@ def profile(
     """This machine's profile: kept from before, or measured now and kept.
 
     A file that is damaged, or of another machine or version, is measured anew; where nothing can
-    be written, the profile is measured in each process.
+    be written, each process measures once, with a warning.
 
     Args:
         kinds: device kinds that it must cover.
@@ -153,7 +156,7 @@ def profile(
     }
     if "steps" in before and not refresh:
         made["steps"] = before["steps"]
-    write_whole(path, made, indent=1)
+    _keep(path, made)
     return made
 
 
@@ -173,7 +176,7 @@ def keep_links(links: Mapping[str, Link], folder: Path | None = None) -> Profile
     known = profile(folder=folder)
     text = {kind: [latency, bandwidth] for kind, (latency, bandwidth) in links.items()}
     made = {**known, "links": {**known["links"], **text}}
-    write_whole(profile_path(folder), made, indent=1)
+    _keep(profile_path(folder), made)
     return made
 
 
@@ -183,7 +186,7 @@ def keep_steps(kind: str, cost: StepCost, folder: Path | None = None) -> None:
     if known.get("key") != machine_key():
         return
     steps = {**known.get("steps", {}), kind: list(cost)}
-    write_whole(profile_path(folder), {**known, "steps": steps}, indent=1)
+    _keep(profile_path(folder), {**known, "steps": steps})
 
 
 def steps_of(profile: Mapping[str, Any], kind: str) -> StepCost | None:
@@ -252,11 +255,30 @@ def machine_key() -> dict[str, Any]:
 
 
 def _load(path: Path) -> Profile | None:
+    if path in _unkept:
+        return _unkept[path]
     try:
         known = json.loads(path.read_text())
         return known if _whole(known) else None
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def _keep(path: Path, made: Profile) -> None:
+    """Write a profile; where that cannot be, this process keeps it, and says so once."""
+    why = write_whole(path, made, indent=1)
+    if why is None:
+        _unkept.pop(path, None)
+        return
+    if path not in _unkept:
+        warnings.warn(
+            f"what was measured of this machine cannot be kept in {path.parent} ({why.strerror}): "
+            "each process measures it anew, some seconds long; set GRAPHFLOW_CACHE to a folder "
+            "that can be written",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    _unkept[path] = made
 
 
 def _whole(known: Any) -> bool:
@@ -295,24 +317,26 @@ def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < float("inf")
 
 
-def write_whole(path: Path, data: Mapping[str, Any], indent: int | None = None) -> None:
-    """Write plain data as JSON, whole or not at all; a folder that cannot be written is no
-    error."""
+def write_whole(path: Path, data: Mapping[str, Any], indent: int | None = None) -> OSError | None:
+    """Write plain data as JSON, whole or not at all; what kept it from being written is no error
+    of the caller's, and returned."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
-    except OSError:
-        return
+    except OSError as error:
+        return error
     try:
         with os.fdopen(handle, "w") as file:
             json.dump(data, file, indent=indent)
         os.replace(name, path)
-    except OSError:
+    except OSError as error:
         Path(name).unlink(missing_ok=True)
+        return error
     except BaseException:  # Ctrl-C
         Path(name).unlink(missing_ok=True)
         raise
+    return None
 
 
 def _sweep(path: Path) -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphflow.environment import setting
+from graphflow.environment import home, own_folder
 
 LIMIT = 64 << 20
 """Bytes that entries may take in all."""
@@ -30,10 +30,8 @@ _DIGEST = hashlib.sha256().digest_size
 
 def cache_folder() -> Path:
     """The user's folder for what graphflow keeps between processes."""
-    if own := setting("GRAPHFLOW_CACHE"):
-        return Path(own).expanduser()
-    base = setting("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "graphflow"
+    own, base = own_folder("GRAPHFLOW_CACHE"), own_folder("XDG_CACHE_HOME")
+    return own or (base or home() / ".cache") / "graphflow"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphflow.environment import setting
+from graphflow.environment import home, own_folder
 from graphflow.errors import KeyFileError
 
 COORDINATOR, WORKER, CLIENT = ROLES = ("coordinator", "worker", "client")
@@ -99,16 +99,10 @@ def keys_folder() -> Path:
     """Where keys are, unless told otherwise.
 
     Raises:
-        KeyFileError: it is in the home of a user who is not there.
+        ArgumentError: it is in the home of a user who is not there.
     """
-    own, base = setting("GRAPHFLOW_KEYS"), setting("XDG_CONFIG_HOME")
-    try:
-        if own:
-            return Path(own).expanduser()
-        config = Path(base).expanduser() if base else Path.home() / ".config"
-    except RuntimeError as error:
-        raise KeyFileError(f"where are keys? {error}; set GRAPHFLOW_KEYS to a folder") from None
-    return config / "graphflow" / "keys"
+    own, base = own_folder("GRAPHFLOW_KEYS"), own_folder("XDG_CONFIG_HOME")
+    return own or (base or home() / ".config") / "graphflow" / "keys"
 
 
 class Keyring:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import graphflow as gf
-from graphflow.environment import SWITCHES, is_on, setting, word
+from graphflow.environment import SWITCHES, home, is_on, own_folder, setting, word
 from graphflow.errors import ArgumentError
+from graphflow.runtime.security.keys import Keyring
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
@@ -37,3 +40,27 @@ def test_one_of_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHFLOW_LOG_LEVEL", "loud")
     with pytest.raises(ArgumentError, match="is one of info, warning, error, not 'loud'"):
         word("GRAPHFLOW_LOG_LEVEL", ("info", "warning", "error"))
+
+
+def test_a_folder_in_a_home_is_found_and_one_in_nobodys_home_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GRAPHFLOW_CACHE", "~/kept")
+    assert own_folder("GRAPHFLOW_CACHE") == home() / "kept" == tmp_path / "kept"
+    monkeypatch.setenv("GRAPHFLOW_CACHE", "~nobody-of-that-name/kept")
+    with pytest.raises(ArgumentError, match="GRAPHFLOW_CACHE in the environment is '~nobody-of"):
+        own_folder("GRAPHFLOW_CACHE")
+
+
+def test_a_user_without_a_home_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a number for a user: there Python knows of no home."""
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    for name in ("GRAPHFLOW_KEYS", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert Keyring().folder == Path("/.config/graphflow/keys")
+    assert Keyring().pairs() == []

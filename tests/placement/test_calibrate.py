@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -205,15 +206,6 @@ def test_binary_rubbish_is_measured_anew(counted: list[list[str]], tmp_path: Pat
     assert profile(folder=tmp_path)["devices"]["cpu"]["launch"] == 1.0
 
 
-def test_a_folder_that_cannot_be_written_only_costs_the_keeping(
-    counted: list[list[str]], tmp_path: Path
-) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    assert profile(folder=blocked / "below")["devices"]["cpu"]["launch"] == 1.0
-    assert profile(folder=blocked / "below")["devices"]["cpu"]["launch"] == 2.0
-
-
 def test_the_folder_follows_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,3 +270,24 @@ def test_a_write_that_ends_early_leaves_nothing(
     with suppress(KeyboardInterrupt):
         calibrate.write_whole(tmp_path / "machine-a.json", {"a": 1})
     assert not list(tmp_path.iterdir())
+
+
+def test_where_nothing_can_be_kept_a_process_measures_once_and_says_so(
+    tmp_path: Path, counted: list[list[str]]
+) -> None:
+    folder = tmp_path / "file" / "graphflow"
+    folder.parent.write_text("no folder")
+    with pytest.warns(RuntimeWarning, match=r"cannot be kept in .*Not a dir.*GRAPHFLOW_CACHE"):
+        first = profile(folder=folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert profile(folder=folder) == first
+        keep_links({"process": (1e-4, 2e9)}, folder)
+        calibrate.keep_steps("here", (1e-4, 2e-4), folder)
+    found = profile(folder=folder)
+    assert found["links"]["process"] == [1e-4, 2e9] and found["steps"]["here"] == [1e-4, 2e-4]
+    assert len(counted) == 1
+    folder.parent.unlink()  # now it can be written
+    calibrate.keep_steps("here", (1e-4, 3e-4), folder)
+    kept = json.loads(profile_path(folder).read_text())
+    assert kept["steps"]["here"] == [1e-4, 3e-4] and kept["links"] == found["links"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from graphflow.cli import app, main
-from graphflow.errors import KeyFileError
+from graphflow.errors import ArgumentError, KeyFileError
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, ROLES, WORKER, Keyring, PublicKey
 
 
@@ -259,7 +259,7 @@ def test_a_folder_that_cannot_be_is_told_by_its_own_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_KEYS", "~nobody-of-this-name/keys")
-    with pytest.raises(KeyFileError, match="GRAPHFLOW_KEYS"):
+    with pytest.raises(ArgumentError, match="GRAPHFLOW_KEYS"):
         Keyring()
     (tmp_path / "file").write_text("x")
     (tmp_path / "loop").symlink_to("loop")
