@@ -30,7 +30,7 @@ from graphflow.runtime.partition import FREE, partition
 from graphflow.runtime.session_state import KEPT
 from graphflow.state import State
 from graphflow.stepping import Steps
-from graphflow.strategy import Division, divided_by, strategy_of
+from graphflow.strategy import Division, Strategy, divided_by, strategy_of
 from graphflow.structure import concerns, fed_sizes
 
 
@@ -64,7 +64,7 @@ class Deployment:
         self.compiled: dict[tuple[int, ...], Compiled] = {}
         self._plan = plan  # until it has placed something
         self._whole = cluster  # by which strategies divide, also when workers have been lost
-        self._strategies: dict[Node, Any] = {}  # by which each variable was divided
+        self._strategies: dict[Node, Strategy] = {}  # by which each variable was divided
 
     def known(self, tensors: Sequence[Tensor]) -> Compiled | None:
         """What there is of these fetches already."""

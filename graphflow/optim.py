@@ -25,7 +25,7 @@ from graphflow.graph import Graph
 from graphflow.loss_scaling import LossScaling, all_finite, only_if
 from graphflow.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
 from graphflow.spec import Size, is_inexact, kind, promote, real_dtype
-from graphflow.strategy import check_strategy
+from graphflow.strategy import Strategy, check_strategy
 from graphflow.updates import (
     Rate,
     Target,
@@ -59,7 +59,7 @@ class Optimizer:
         variables: Sequence[Tensor] | None = None,
         *,
         transform: Callable[[list[Tensor]], list[Tensor]] | None = None,
-        strategy: Any = None,
+        strategy: Strategy | None = None,
         scaling: LossScaling | None = None,
     ) -> Tensor:
         """A node that moves variables against the gradient of the loss; fetching it gives None.
@@ -130,7 +130,7 @@ class Optimizer:
         variables: Sequence[Tensor],
         finite: Tensor | None = None,
         more: Sequence[Tensor] = (),
-        strategy: Any = None,
+        strategy: Strategy | None = None,
         loss: Tensor | None = None,
     ) -> Tensor:
         """As `apply`, but if not `finite`, all keeps its value. `more`: updates in any case."""

@@ -74,7 +74,7 @@ class Strategy(Protocol):
         """
 
 
-def check_strategy(strategy: Any) -> Any:
+def check_strategy(strategy: object) -> None:
     """Refuse what is no strategy.
 
     Raises:
@@ -85,16 +85,15 @@ def check_strategy(strategy: Any) -> Any:
             f"minimize at {user_location()}: strategy is one of gf.parallel's, such as "
             f"gf.parallel.Data(replicas=2), not {strategy!r}"
         )
-    return strategy
 
 
-def strategy_of(graph: Graph) -> Any:
+def strategy_of(graph: Graph) -> Strategy | None:
     """The strategy by which a graph is to be divided; None where it is not.
 
     Raises:
         ShardingError: there are two.
     """
-    found: dict[int, tuple[Any, Node]] = {}
+    found: dict[int, tuple[Strategy, Node]] = {}
     for node in graph.of_op("group"):
         strategy = node.attrs.get("strategy")
         if strategy is not None:

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import CompileError
-from graphflow.placement.native_text import ITEM, program
+from graphflow.placement.native_lines import ITEM
+from graphflow.placement.native_text import program
 
 
 def native(module: ModuleType, name: str) -> Callable[..., Any]:

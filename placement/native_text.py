@@ -14,15 +14,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from types import ModuleType
-from typing import Any
-
-import numpy as np
 
 from graphflow.errors import CompileError
+from graphflow.placement.native_lines import ITEM, LLVM, Lines, Value, constant, joined, zero
 
-LLVM = {"i": "i64", "f": "double", "b": "i1", "I": "ptr", "F": "ptr", "v": "void"}
-"""Types by letter: int, float, bool, arrays of the first two, and nothing."""
-ITEM = {"I": "i", "F": "f"}
 MATH = ("exp", "log", "sqrt")
 _ARITHMETIC = {
     ast.Add: ("add", "fadd"), ast.Sub: ("sub", "fsub"), ast.Mult: ("mul", "fmul"),
@@ -33,15 +28,6 @@ _COMPARISON = {
     ast.Eq: ("eq", "oeq"), ast.NotEq: ("ne", "une"), ast.Lt: ("slt", "olt"),
     ast.LtE: ("sle", "ole"), ast.Gt: ("sgt", "ogt"), ast.GtE: ("sge", "oge"),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Value:
-    """A typed LLVM value; arrays carry their length, too."""
-
-    kind: str
-    text: str
-    length: str = ""
 
 
 @dataclass
@@ -84,9 +70,7 @@ class _Body:
         self.unit, self.tree, self.result = unit, tree, result
         self.arguments = [(a.arg, k) for a, k in zip(tree.args.args, kinds, strict=True)]
         self.kinds = known
-        self.lines: list[str] = []
-        self.count = 0
-        self.open = True
+        self.out = Lines(f"{unit.module.__name__}.{tree.name}")
         self.loops: list[tuple[str, str]] = []
         self.views: dict[str, Value] = {}
         for name, kind in self.arguments:
@@ -104,13 +88,13 @@ class _Body:
             entry.append(f"  %{name} = alloca {LLVM[kind]}")
         for name, kind in self.arguments:
             if kind not in ITEM:
-                wide = self._converted(Value(kind, f"%{name}.given"), self.kinds[name], entry)
+                wide = self.out.converted(Value(kind, f"%{name}.given"), self.kinds[name], entry)
                 entry.append(f"  store {LLVM[wide.kind]} {wide.text}, ptr %{name}")
-        end = "ret void" if self.result == "v" else f"ret {LLVM[self.result]} {_zero(self.result)}"
-        last = [] if not self.open else [f"  {end}"]
+        end = "ret void" if self.result == "v" else f"ret {LLVM[self.result]} {zero(self.result)}"
+        last = [] if not self.out.open else [f"  {end}"]
         return "\n".join(
             [f'define internal {LLVM[self.result]} @"{symbol}"({", ".join(given)}) {{', "entry:",
-             *entry, *self.lines, *last, "}"]
+             *entry, *self.out.lines, *last, "}"]
         )  # fmt: skip
 
     def run(self) -> None:
@@ -121,7 +105,7 @@ class _Body:
 
     def _block(self, statements: list[ast.stmt]) -> None:
         for statement in statements:
-            if not self.open:
+            if not self.out.open:
                 return
             method = getattr(self, f"_{type(statement).__name__.lower()}", None)
             if method is None:
@@ -154,34 +138,34 @@ class _Body:
 
     def _return(self, node: ast.Return) -> None:
         if node.value is None:
-            self._emit("ret void")
+            self.out.emit("ret void")
         else:
             value = self._value(node.value)
-            self.result = _joined(self.result, value.kind)
-            value = self._converted(value, self.result, self.lines)
-            self._emit(f"ret {LLVM[value.kind]} {value.text}")
-        self.open = False
+            self.result = joined(self.result, value.kind)
+            value = self.out.converted(value, self.result)
+            self.out.emit(f"ret {LLVM[value.kind]} {value.text}")
+        self.out.open = False
 
     def _if(self, node: ast.If) -> None:
-        yes, no, end = self._label("yes"), self._label("no"), self._label("end")
+        yes, no, end = self.out.label("yes"), self.out.label("no"), self.out.label("end")
         self._branch(node.test, yes, no)
-        self._start(yes)
+        self.out.start(yes)
         self._block(node.body)
-        self._jump(end)
-        self._start(no)
+        self.out.jump(end)
+        self.out.start(no)
         self._block(node.orelse)
-        self._jump(end)
-        self._start(end)
+        self.out.jump(end)
+        self.out.start(end)
 
     def _while(self, node: ast.While) -> None:
-        test, body, end = self._label("test"), self._label("body"), self._label("done")
-        self._jump(test)
-        self._start(test)
+        test, body, end = self.out.label("test"), self.out.label("body"), self.out.label("done")
+        self.out.jump(test)
+        self.out.start(test)
         self._branch(node.test, body, end)
-        self._start(body)
+        self.out.start(body)
         self._loop(node.body, test, end)
-        self._jump(test)
-        self._start(end)
+        self.out.jump(test)
+        self.out.start(end)
 
     def _for(self, node: ast.For) -> None:
         call = node.iter
@@ -196,23 +180,23 @@ class _Body:
         step = ast.literal_eval(call.args[2]) if len(bounds) == 3 else 1
         counter = f"{name}.counter{node.lineno}"
         self.kinds[counter] = "i"
-        test, body, again, end = map(self._label, ("test", "body", "again", "done"))
-        self._emit(f"store i64 {first}, ptr %{counter}")
-        self._jump(test)
-        self._start(test)
-        at = self._emit(f"load i64, ptr %{counter}", "i")
-        go = self._emit(f"icmp {'slt' if step > 0 else 'sgt'} i64 {at.text}, {stop}", "b")
-        self._emit(f"br i1 {go.text}, label %{body}, label %{end}")
-        self._start(body)
+        test, body, again, end = map(self.out.label, ("test", "body", "again", "done"))
+        self.out.emit(f"store i64 {first}, ptr %{counter}")
+        self.out.jump(test)
+        self.out.start(test)
+        at = self.out.emit(f"load i64, ptr %{counter}", "i")
+        go = self.out.emit(f"icmp {'slt' if step > 0 else 'sgt'} i64 {at.text}, {stop}", "b")
+        self.out.emit(f"br i1 {go.text}, label %{body}, label %{end}")
+        self.out.start(body)
         self._store(ast.Name(name), at)
         self._loop(node.body, again, end)
-        self._jump(again)
-        self._start(again)
-        at = self._emit(f"load i64, ptr %{counter}", "i")
-        after = self._emit(f"add i64 {at.text}, {step}", "i")
-        self._emit(f"store i64 {after.text}, ptr %{counter}")
-        self._jump(test)
-        self._start(end)
+        self.out.jump(again)
+        self.out.start(again)
+        at = self.out.emit(f"load i64, ptr %{counter}", "i")
+        after = self.out.emit(f"add i64 {at.text}, {step}", "i")
+        self.out.emit(f"store i64 {after.text}, ptr %{counter}")
+        self.out.jump(test)
+        self.out.start(end)
 
     def _loop(self, body: list[ast.stmt], again: str, end: str) -> None:
         self.loops.append((again, end))
@@ -220,32 +204,32 @@ class _Body:
         self.loops.pop()
 
     def _break(self, node: ast.Break) -> None:
-        self._jump(self.loops[-1][1])
+        self.out.jump(self.loops[-1][1])
 
     def _continue(self, node: ast.Continue) -> None:
-        self._jump(self.loops[-1][0])
+        self.out.jump(self.loops[-1][0])
 
     def _store(self, target: ast.expr, value: Value) -> None:
         if isinstance(target, ast.Name):
             if value.kind in ITEM:  # a slice: a view, for as long as this name is not given again
                 self.views[target.id] = value
                 return
-            kind = _joined(self.kinds.get(target.id, ""), value.kind)
+            kind = joined(self.kinds.get(target.id, ""), value.kind)
             self.kinds[target.id] = kind
-            value = self._converted(value, kind, self.lines)
-            self._emit(f"store {LLVM[kind]} {value.text}, ptr %{target.id}")
+            value = self.out.converted(value, kind)
+            self.out.emit(f"store {LLVM[kind]} {value.text}, ptr %{target.id}")
             return
         if not isinstance(target, ast.Subscript):
             raise self._error(target)
         place, kind = self._place(target)
-        value = self._converted(value, kind, self.lines)
-        self._emit(f"store {LLVM[kind]} {value.text}, ptr {place}")
+        value = self.out.converted(value, kind)
+        self.out.emit(f"store {LLVM[kind]} {value.text}, ptr {place}")
 
     # Values -----------------------------------------------------------------------------------
 
     def _value(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Constant):
-            return _constant(node.value)
+            return constant(node.value)
         method = getattr(self, f"_{type(node).__name__.lower()}_value", None)
         if method is None:
             raise self._error(node)
@@ -260,32 +244,36 @@ class _Body:
             return self.views[node.id]
         kind = self.kinds.get(node.id, "")
         if kind:
-            return self._emit(f"load {LLVM[kind]}, ptr %{node.id}", kind)
+            return self.out.emit(f"load {LLVM[kind]}, ptr %{node.id}", kind)
         value = getattr(self.unit.module, node.id, None)
         if isinstance(value, int | float):
-            return _constant(value)
+            return constant(value)
         raise self._error(node)
 
     def _subscript_value(self, node: ast.Subscript) -> Value:
         if not isinstance(node.slice, ast.Slice):
             place, kind = self._place(node)
-            return self._emit(f"load {LLVM[kind]}, ptr {place}", kind)
+            return self.out.emit(f"load {LLVM[kind]}, ptr {place}", kind)
         array = self._value(node.value)
         if node.slice.lower is None or node.slice.upper is None:
             raise self._error(node)
         first, stop = self._value(node.slice.lower), self._value(node.slice.upper)
         item = LLVM[ITEM[array.kind]]
-        start = self._emit(f"getelementptr {item}, ptr {array.text}, i64 {first.text}", array.kind)
-        count = self._emit(f"sub i64 {stop.text}, {first.text}", "i")
+        start = self.out.emit(
+            f"getelementptr {item}, ptr {array.text}, i64 {first.text}", array.kind
+        )
+        count = self.out.emit(f"sub i64 {stop.text}, {first.text}", "i")
         return Value(array.kind, start.text, count.text)
 
     def _place(self, node: ast.Subscript) -> tuple[str, str]:
         array = self._value(node.value)
         if array.kind not in ITEM:
             raise self._error(node)
-        index = self._converted(self._value(node.slice), "i", self.lines)
+        index = self.out.converted(self._value(node.slice), "i")
         item = ITEM[array.kind]
-        place = self._emit(f"getelementptr {LLVM[item]}, ptr {array.text}, i64 {index.text}", "I")
+        place = self.out.emit(
+            f"getelementptr {LLVM[item]}, ptr {array.text}, i64 {index.text}", "I"
+        )
         return place.text, item
 
     def _binop_value(self, node: ast.BinOp) -> Value:
@@ -293,54 +281,40 @@ class _Body:
 
     def _binary(self, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
         if isinstance(op, ast.Div):
-            left, right = (self._converted(v, "f", self.lines) for v in (left, right))
-            return self._emit(f"fdiv double {left.text}, {right.text}", "f")
-        kind = _joined(_joined(left.kind, right.kind), "i")
-        left, right = (self._converted(v, kind, self.lines) for v in (left, right))
+            left, right = (self.out.converted(v, "f") for v in (left, right))
+            return self.out.emit(f"fdiv double {left.text}, {right.text}", "f")
+        kind = joined(joined(left.kind, right.kind), "i")
+        left, right = (self.out.converted(v, kind) for v in (left, right))
         if isinstance(op, ast.FloorDiv | ast.Mod) and kind == "i":
-            return self._whole(isinstance(op, ast.Mod), left.text, right.text)
+            return self.out.whole(isinstance(op, ast.Mod), left.text, right.text)
         names = _ARITHMETIC.get(type(op))
         name = names[kind == "f"] if names else ""
         if not name:
             raise self._error(node)
-        return self._emit(f"{name} {LLVM[kind]} {left.text}, {right.text}", kind)
-
-    def _whole(self, rest: bool, left: str, right: str) -> Value:
-        """Division that rounds down, as Python's does."""
-        remainder = self._emit(f"srem i64 {left}, {right}", "i").text
-        sign = self._emit(f"xor i64 {remainder}, {right}", "i").text
-        apart = self._emit(f"icmp slt i64 {sign}, 0", "b").text
-        some = self._emit(f"icmp ne i64 {remainder}, 0", "b").text
-        off = self._emit(f"and i1 {apart}, {some}", "b").text
-        if rest:
-            more = self._emit(f"add i64 {remainder}, {right}", "i").text
-            return self._emit(f"select i1 {off}, i64 {more}, i64 {remainder}", "i")
-        whole = self._emit(f"sdiv i64 {left}, {right}", "i").text
-        less = self._emit(f"sub i64 {whole}, 1", "i").text
-        return self._emit(f"select i1 {off}, i64 {less}, i64 {whole}", "i")
+        return self.out.emit(f"{name} {LLVM[kind]} {left.text}, {right.text}", kind)
 
     def _unaryop_value(self, node: ast.UnaryOp) -> Value:
         value = self._value(node.operand)
         if isinstance(node.op, ast.Not):
-            return self._emit(f"xor i1 {self._truth(value)}, true", "b")
+            return self.out.emit(f"xor i1 {self.out.truth(value)}, true", "b")
         if isinstance(node.op, ast.Invert) and value.kind == "i":
-            return self._emit(f"xor i64 {value.text}, -1", "i")
+            return self.out.emit(f"xor i64 {value.text}, -1", "i")
         if isinstance(node.op, ast.USub):
             if value.kind == "f":
-                return self._emit(f"fneg double {value.text}", "f")
-            return self._emit(f"sub i64 0, {self._converted(value, 'i', self.lines).text}", "i")
+                return self.out.emit(f"fneg double {value.text}", "f")
+            return self.out.emit(f"sub i64 0, {self.out.converted(value, 'i').text}", "i")
         raise self._error(node)
 
     def _compare_value(self, node: ast.Compare) -> Value:
         left, found = self._value(node.left), ""
         for op, comparator in zip(node.ops, node.comparators, strict=True):
             right = self._value(comparator)
-            kind = _joined(_joined(left.kind, right.kind), "i")
-            a, b = (self._converted(v, kind, self.lines) for v in (left, right))
+            kind = joined(joined(left.kind, right.kind), "i")
+            a, b = (self.out.converted(v, kind) for v in (left, right))
             word = "fcmp" if kind == "f" else "icmp"
             how = _COMPARISON[type(op)][kind == "f"]
-            one = self._emit(f"{word} {how} {LLVM[kind]} {a.text}, {b.text}", "b").text
-            found = self._emit(f"and i1 {found}, {one}", "b").text if found else one
+            one = self.out.emit(f"{word} {how} {LLVM[kind]} {a.text}, {b.text}", "b").text
+            found = self.out.emit(f"and i1 {found}, {one}", "b").text if found else one
             left = right
         return Value("b", found)
 
@@ -351,14 +325,14 @@ class _Body:
         return self._chosen(node, node.test, node.body, node.orelse)
 
     def _chosen(self, node: ast.expr, test: ast.expr, first: ast.expr, second: ast.expr) -> Value:
-        yes, no, end = self._label("yes"), self._label("no"), self._label("end")
+        yes, no, end = self.out.label("yes"), self.out.label("no"), self.out.label("end")
         name = f"choice{node.lineno}.{node.col_offset}"
         self._branch(test, yes, no)
         for label, branch in ((yes, first), (no, second)):
-            self._start(label)
+            self.out.start(label)
             self._store(ast.Name(name), self._value(branch))
-            self._jump(end)
-        self._start(end)
+            self.out.jump(end)
+        self.out.start(end)
         return self._name_value(ast.Name(name))
 
     def _call_value(self, node: ast.Call) -> Value:
@@ -369,18 +343,18 @@ class _Body:
         if name in self.unit.trees:
             return self._called(name, values)
         if name in ("min", "max") and len(values) > 1:
-            return self._extreme(name, values)
+            return self.out.extreme(name, values)
         if name == "len" and values[0].kind in ITEM:
             return Value("i", values[0].length)
         if name in ("float", "int", "bool") and len(values) == 1:
             if name == "bool":
-                return Value("b", self._truth(values[0]))
+                return Value("b", self.out.truth(values[0]))
             if name == "int" and values[0].kind == "f":
-                return self._emit(f"fptosi double {values[0].text} to i64", "i")
-            return self._converted(values[0], name[0], self.lines)
+                return self.out.emit(f"fptosi double {values[0].text} to i64", "i")
+            return self.out.converted(values[0], name[0])
         if name in MATH and getattr(self.unit.module, name, None) is getattr(math, name):
-            x = self._converted(values[0], "f", self.lines)
-            return self._emit(f"call double @{name}(double {x.text})", "f")
+            x = self.out.converted(values[0], "f")
+            return self.out.emit(f"call double @{name}(double {x.text})", "f")
         raise self._error(node)
 
     def _called(self, name: str, values: list[Value]) -> Value:
@@ -390,84 +364,27 @@ class _Body:
             given.append(f"{LLVM[value.kind]} {value.text}")
             if value.kind in ITEM:
                 given.append(f"i64 {value.length}")
-        return self._emit(f'call {LLVM[result]} @"{symbol}"({", ".join(given)})', result)
-
-    def _extreme(self, name: str, values: list[Value]) -> Value:
-        """The first of the least or greatest, as Python's."""
-        kind = "i"
-        for value in values:
-            kind = _joined(kind, value.kind)
-        best, *rest = (self._converted(v, kind, self.lines) for v in values)
-        less = ("slt", "olt") if name == "min" else ("sgt", "ogt")
-        for value in rest:
-            word = f"fcmp {less[1]}" if kind == "f" else f"icmp {less[0]}"
-            better = self._emit(f"{word} {LLVM[kind]} {value.text}, {best.text}", "b").text
-            best = self._emit(
-                f"select i1 {better}, {LLVM[kind]} {value.text}, {LLVM[kind]} {best.text}", kind
-            )
-        return best
-
-    # Words ------------------------------------------------------------------------------------
+        return self.out.emit(f'call {LLVM[result]} @"{symbol}"({", ".join(given)})', result)
 
     def _branch(self, test: ast.expr, yes: str, no: str) -> None:
         """To one of two labels; what need not be looked at is not."""
         if isinstance(test, ast.BoolOp):
             both = isinstance(test.op, ast.And)
             for part in test.values[:-1]:
-                go = self._label("next")
+                go = self.out.label("next")
                 self._branch(part, go if both else yes, no if both else go)
-                self._start(go)
+                self.out.start(go)
             self._branch(test.values[-1], yes, no)
         elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             self._branch(test.operand, no, yes)
         else:
-            truth = self._truth(self._value(test))
-            self._emit(f"br i1 {truth}, label %{yes}, label %{no}")
-
-    def _truth(self, value: Value) -> str:
-        if value.kind == "b":
-            return value.text
-        if value.kind == "f":
-            return self._emit(f"fcmp une double {value.text}, 0.0", "b").text
-        return self._emit(f"icmp ne i64 {value.text}, 0", "b").text
-
-    def _emit(self, text: str, kind: str = "v") -> Value:
-        if kind == "v":
-            self.lines.append(f"  {text}")
-            return Value("v", "")
-        self.count += 1
-        self.lines.append(f"  %t{self.count} = {text}")
-        return Value(kind, f"%t{self.count}")
-
-    def _converted(self, value: Value, kind: str, lines: list[str]) -> Value:
-        if value.kind == kind:
-            return value
-        how = {"bi": "zext i1 {} to i64", "if": "sitofp i64 {} to double",
-               "bf": "uitofp i1 {} to double"}.get(value.kind + kind)  # fmt: skip
-        if how is None:
-            raise self._error(self.tree)
-        self.count += 1
-        lines.append(f"  %t{self.count} = {how.format(value.text)}")
-        return Value(kind, f"%t{self.count}")
-
-    def _label(self, word: str) -> str:
-        self.count += 1
-        return f"{word}{self.count}"
-
-    def _jump(self, label: str) -> None:
-        if self.open:
-            self._emit(f"br label %{label}")
-            self.open = False
-
-    def _start(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-        self.open = True
+            truth = self.out.truth(self._value(test))
+            self.out.emit(f"br i1 {truth}, label %{yes}, label %{no}")
 
     def _error(self, node: ast.AST) -> CompileError:
         line = getattr(node, "lineno", self.tree.lineno)
         return CompileError(
-            f"{self.unit.module.__name__}.{self.tree.name}, line {line}: "
-            f"{ast.unparse(node)[:80]!r} has no native form"
+            f"{self.out.where}, line {line}: {ast.unparse(node)[:80]!r} has no native form"
         )
 
 
@@ -504,24 +421,3 @@ def _trees(module: ModuleType) -> dict[str, ast.FunctionDef]:
     """The functions of a module by name."""
     tree = ast.parse(inspect.getsource(module))
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-def _joined(one: str, other: str) -> str:
-    """The type of a name that holds both."""
-    for kind in ("", "v"):
-        if one == kind:
-            return other
-    return max(one, other, key="bif".index)
-
-
-def _zero(kind: str) -> str:
-    return {"f": "0.0", "b": "false"}.get(kind, "0")
-
-
-def _constant(value: Any) -> Value:
-    if isinstance(value, bool):
-        return Value("b", str(value).lower())
-    if isinstance(value, int):
-        return Value("i", str(value))
-    bits = np.float64(value).view(np.uint64)
-    return Value("f", f"0x{int(bits):016X}")

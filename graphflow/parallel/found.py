@@ -44,7 +44,7 @@ class Tried:
     """
 
     name: str
-    strategy: Any
+    strategy: Shard | Pipeline | None
     seconds: float
     memory: int
     why_not: str = ""
@@ -90,7 +90,7 @@ class Search:
         alike = [t for t in self.tried if t.known == first.known and t.told <= first.told * ALIKE]
         return first if first.why_not else min(alike, key=lambda t: (t.devices, t.sent))
 
-    def _chosen(self, cluster: Cluster) -> Any:
+    def _chosen(self, cluster: Cluster) -> Shard | Pipeline:
         """The best strategy; on a cluster of one device, where all is checked, all of it there."""
         found = self.best.strategy
         if found is None:
@@ -99,7 +99,7 @@ class Search:
             return found
         made = replace(found, devices=None)
         settle(made, line=found.line)
-        if isinstance(made, Pipeline):
+        if isinstance(made, Pipeline) and isinstance(found, Pipeline):
             made.found(found.stages_found)
         return made
 
@@ -111,8 +111,7 @@ class Search:
         fed: Mapping[str, int] | None = None,
     ) -> Sharded:
         """As the best strategy does."""
-        made: Sharded = self._chosen(cluster).divide(graph, cluster, known, fed)
-        return made
+        return self._chosen(cluster).divide(graph, cluster, known, fed)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
         """What the best strategy makes of some fetches. Print it."""

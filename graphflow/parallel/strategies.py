@@ -28,7 +28,7 @@ from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.placement.cluster import Cluster
 from graphflow.spec import show_shape
-from graphflow.strategy import divided_by, strategy_of
+from graphflow.strategy import Strategy, divided_by, strategy_of
 from graphflow.structure import flatten
 
 Axis = str | Sequence[str] | None
@@ -133,7 +133,7 @@ class Shard:
         return report_of(self, fetches, cluster)
 
 
-def report_of(strategy: Any, fetches: Any, cluster: Cluster | None) -> Report:
+def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Report:
     """The report of a strategy."""
     if cluster is not None and not isinstance(cluster, Cluster):
         raise ShardingError(

@@ -160,7 +160,7 @@ def test_of_what_cannot_be_told_apart_the_simplest_is_chosen() -> None:
     assert chosen(data, model) == (
         "model 2",
         "chosen: model 2; data 2 would be 1.020 times as fast, less than can be told apart, for "
-        "3.906 KiB sent a step instead of 1000 B",
+        "3.91 KiB sent a step instead of 1000 B",
     )
     assert chosen(data, replace(one, seconds=1.04))[0] == "data 2"
     assert chosen(data, replace(one, why_not="memory"))[0] == "data 2"
