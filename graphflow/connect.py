@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -58,7 +59,8 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = No
         store: where the session's checkpoints are, and its name and epoch.
 
     Raises:
-        SessionError: the cluster is hypothetical.
+        SessionError: the cluster is hypothetical; or this process may not open so many files, or
+            start so many threads.
         ModuleNotAllowed: a worker does not allow one of the modules.
         RendezvousTimeout, VersionMismatch: a worker does not come up, or runs something else.
     """
@@ -72,10 +74,29 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = No
         return LocalHosts(cluster.devices, max(threads, default=None))
     from graphflow.runtime.coordinator import RemoteHosts  # loads ZeroMQ
 
-    return RemoteHosts(
-        cluster, deadline=cluster.deadline, dead_after=cluster.dead_after, ops=ops, store=store,
-        trial=is_trial.get(),
-    )  # fmt: skip
+    try:
+        return RemoteHosts(
+            cluster, deadline=cluster.deadline, dead_after=cluster.dead_after, ops=ops,
+            store=store, trial=is_trial.get(),
+        )  # fmt: skip
+    except Exception as error:
+        lacking = _lacking(error)
+        if lacking is None:
+            raise
+        workers = "1 worker" if len(cluster.workers) == 1 else f"{len(cluster.workers)} workers"
+        raise SessionError(f"a session with {workers} needs {lacking}, or use fewer workers") from (
+            error
+        )
+
+
+def _lacking(error: Exception) -> str | None:
+    """What a process has too little of to begin a session, if that is what an error says."""
+    number = getattr(error, "errno", None)  # also of ZeroMQ's errors
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "more files and sockets than this process may open: raise that (`ulimit -n 65536`)"
+    if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
+        return "more processes and threads than this user may have: raise that (`ulimit -u`)"
+    return None
 
 
 def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:

@@ -28,7 +28,12 @@ def user_location() -> Location:
     frame = sys._getframe(1)
     while frame.f_back is not None and is_own(frame.f_code.co_filename, frame.f_globals):
         frame = frame.f_back
-    return Location(frame.f_code.co_filename, frame.f_lineno)
+    return Location(_readable(frame.f_code.co_filename), frame.f_lineno)
+
+
+def _readable(file: str) -> str:
+    """A path as it can be written anywhere: one that is no UTF-8, with marks for what is not."""
+    return file if file.isascii() else os.fsencode(file).decode("utf-8", "replace")
 
 
 def is_own(file: str, names: Mapping[str, Any]) -> bool:

@@ -1,0 +1,65 @@
+"""Beginning a session where the process may have too little of something."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import zmq
+
+import graphflow as gf
+from graphflow.errors import SessionError
+from graphflow.runtime import coordinator
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            "with 2 workers needs more files .*ulimit -n",
+        ),
+        (zmq.ZMQError(errno.EMFILE), "needs more files and sockets"),
+        (BlockingIOError(errno.EAGAIN, "unavailable"), "more processes and threads .*ulimit -u"),
+        (RuntimeError("can't start new thread"), "more processes and threads"),
+    ],
+)
+def test_what_a_session_lacks_is_told(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scarce(*args: Any, **named: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(coordinator, "RemoteHosts", scarce)
+    with pytest.raises(SessionError, match=told) as caught:
+        gf.Session(gf.Cluster.local(2))
+    assert caught.value.__cause__ is error
+
+
+def test_other_errors_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **named: Any) -> None:
+        raise OSError(errno.EIO, "disk")
+
+    monkeypatch.setattr(coordinator, "RemoteHosts", broken)
+    with pytest.raises(OSError, match="disk"):
+        gf.Session(gf.Cluster.local(2))
+
+
+SCRIPT = """
+import resource, graphflow as gf
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+try:
+    gf.Session(gf.Cluster.local(4))
+except gf.errors.SessionError as error:
+    print(error)
+"""
+
+
+def test_a_process_that_may_open_few_files_is_told_so_and_leaves_nobody() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
+    )  # which ends when the processes that hold its pipes have ended
+    assert "a session with 4 workers needs more files and sockets" in done.stdout, done.stderr
