@@ -139,6 +139,8 @@ class LocalWorker:
             return None
         if self._is_out_of_memory(status):
             return Ended(OUT_OF_MEMORY)
+        if isinstance(self._process, Forked) and self._process.why:
+            return Ended(self._process.why)
         if status >= 0:
             return Ended(f"exit status {status}")
         return Ended(f"killed by signal {-status}", self._recorder.op())

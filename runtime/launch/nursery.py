@@ -157,16 +157,17 @@ class Forked:
         self.pid = pid
         self.stdin, self.stdout, self.stderr = streams
         self.returncode: int | None = None
+        self.why = ""  # it ended, where its status does not say
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._place = -1  # what stands for it, and for no later process of its number
         with contextlib.suppress(OSError):  # it has ended already
             self._place = os.pidfd_open(pid)
 
-    def end(self, status: int) -> None:
+    def end(self, status: int, why: str = "") -> None:
         """Takes note of how it ended."""
         with self._lock:
-            self.returncode = status
+            self.returncode, self.why = status, why
             if self._place >= 0:
                 os.close(self._place)
                 self._place = -1
@@ -216,7 +217,7 @@ class Nursery:
         self._forked: dict[int, Forked] = {}
         self._lock = threading.Lock()
         self._early: dict[int, int] = {}  # how those ended of whom nobody knows yet
-        self._over = False
+        self._over = ""  # how it ended, once it has
         self._reader = threading.Thread(target=self._listen, name="nursery", daemon=True)
         self._reader.start()
 
@@ -269,7 +270,7 @@ class Nursery:
             if found in self._early:
                 forked.end(self._early.pop(found))
             elif self._over:
-                forked.end(_UNSEEN)
+                forked.end(_UNSEEN, self._over)
         return forked
 
     def close(self) -> None:
@@ -297,10 +298,14 @@ class Nursery:
                     self._early[subject] = status
                 else:
                     forked.end(status)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE)
+        status = self._process.returncode or 0
+        how = f", killed by signal {-status}" if status < 0 else ""
         with self._lock:
-            self._over = True
+            self._over = f"with its nursery{how}"
             for forked in self._forked.values():
-                forked.end(_UNSEEN)
+                forked.end(_UNSEEN, self._over)
         self._answers.put(("failed", "could not be started: its nursery has ended"))
 
     def _received(self) -> bytes:

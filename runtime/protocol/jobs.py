@@ -94,7 +94,9 @@ class Drain:
 
 @dataclass(frozen=True)
 class Leave:
-    """The worker process is about to end."""
+    """The worker process is about to end, for a reason."""
+
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,8 @@ class WorkerMachine:
                 return self._tick(now)
             case Drain(seconds):
                 return self._drain(seconds)
-            case Leave():
-                last = Broken("it was asked to end")
+            case Leave(reason):
+                last = Broken(reason)
                 goodbyes = [session.tell(last) for session in self._sessions.values()]
                 return [*goodbyes, *self._drop(self.sessions, WorkerLost("the worker ends"))]
 

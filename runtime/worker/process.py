@@ -142,6 +142,7 @@ class WorkerProcess:
         self._leaving = 0.0  # seconds that sessions have to go, once it was asked to end
         self._left_by = math.inf  # when that time is over
         self._failure: BaseException | None = None
+        self._why = "it was asked to end"
         self._started = time.monotonic()
         self._watch()
 
@@ -175,6 +176,7 @@ class WorkerProcess:
             if parent.sleep(0.0 if self._stopping else SLICE):
                 break
             if parent_pid is not None and os.getppid() != parent_pid:
+                self._why = "the process that it was started from has ended"
                 break
         parent.close()
         if self._failure is not None:
@@ -207,7 +209,7 @@ class WorkerProcess:
         self._stopping = True
         self._helm.seize(_LEAVE_SECONDS)
         words = _LAST_WORDS if self._machine.sessions else 0
-        self._handle(Leave())
+        self._handle(Leave(self._why))
         until = time.monotonic() + _LEAVE_SECONDS
         ended = [
             session.join(max(0.0, until - time.monotonic())) for session in self._ending.values()

@@ -289,7 +289,7 @@ def worker_machine(data: bytes) -> None:
                 run = jobs.pop(0)
                 event = w.Finished(run.session, run.job, run.step, run.epoch, _outcome(run, which))
             case ["leave"]:
-                event = w.Leave()
+                event = w.Leave("it was asked to end")
         for action in machine.handle(event, now) if event else ():
             if isinstance(action, w.Run):
                 jobs.append(action)

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphflow.errors import RendezvousTimeout
+from graphflow.errors import RendezvousTimeout, WorkerLost
+from graphflow.placement.cluster import Cluster
+from graphflow.runtime.coordinator import RemoteHosts
 from graphflow.runtime.launch import local
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.launch.nursery import Nursery, _settled, can_fork
@@ -115,11 +117,25 @@ def test_workers_end_with_their_nursery_and_come_again_from_another() -> None:
         os.kill(nursery.pid, signal.SIGKILL)
         assert soon(lambda: all(map(is_gone, before)))
         assert soon(lambda: not nursery.alive)
+        assert str(workers.ended(0, 5.0)) == "with its nursery, killed by signal 9"
         assert workers.renew([], [], START) == [0, 1]
         assert not set(before) & set(workers.pids) and len(set(workers.addresses)) == 2
     finally:
         workers.stop()
     assert all(map(is_gone, workers.pids))
+
+
+@needs_forks
+def test_a_session_is_told_that_its_workers_have_ended_with_their_nursery() -> None:
+    cluster = Cluster.local(workers=2, threads=1)
+    with RemoteHosts(cluster, deadline=START, host=HOST) as hosts:
+        assert hosts._local is not None
+        os.kill(hosts._local._nurseries[-1].pid, signal.SIGKILL)
+        assert soon(lambda: hosts._loop is not None and len(hosts._loop.lost()) == 2)
+        with pytest.raises(WorkerLost) as failure:
+            hosts.load("p", {0: (b"", []), 1: (b"", [])})
+    known = ("the process that it was started from has ended", "with its nursery")
+    assert any(each in failure.value.reason for each in known), failure.value.reason
 
 
 @needs_forks
