@@ -10,11 +10,13 @@ leaves behind has a name by which the next start knows it:
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +62,36 @@ def write_new(
     finally:
         os.close(file)
     return digest.hexdigest(), size
+
+
+def read(path: str | os.PathLike[str], most: int, size: int | None = None) -> bytes:
+    """All of a file. Nothing else is waited for or read without an end: no pipe, no device.
+
+    Args:
+        most: bytes that it may have.
+        size: bytes that it has, where that is known; one of another size is not read.
+
+    Raises:
+        OSError: it cannot be read, is no file, or is too large.
+        WrongSize: it has another size.
+    """
+    with open(path, "rb", opener=_at_once) as file:
+        there = os.fstat(file.fileno())
+        if not stat.S_ISREG(there.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        if size is not None and there.st_size != size:
+            raise WrongSize(there.st_size)
+        if there.st_size > most:
+            raise OSError(errno.EFBIG, f"{there.st_size} bytes, at most {most} are read", str(path))
+        return file.read()
+
+
+class WrongSize(Exception):
+    """A file does not have the bytes that were written; how many it has."""
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def sync(folder: str | os.PathLike[str]) -> None:

@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import CheckpointError
+from graphflow.placement.host import host_memory
 from graphflow.runtime.checkpoint import files
 from graphflow.runtime.checkpoint.manifest import Manifest, Part, Shard, Signature
 from graphflow.runtime.checkpoint.shard import arrays_of, metadata_of, pieces
 
 Array = np.ndarray[Any, Any]
 MANIFEST = "manifest.json"
+_LARGEST_MANIFEST = 1 << 28
+"""Bytes of one that is read: some hundred for each variable or piece of one."""
 CLIENT = "client.safetensors"
 """The shard of variables that no worker has yet."""
 
@@ -169,7 +172,7 @@ def read_manifest(source: Path) -> Manifest:
         CheckpointError: there is none that can be read.
     """
     try:
-        return Manifest.from_bytes((source / MANIFEST).read_bytes())
+        return Manifest.from_bytes(files.read(source / MANIFEST, _LARGEST_MANIFEST))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{source} is no checkpoint: {error}; give a folder that Session.save wrote"
@@ -193,18 +196,18 @@ def _read(source: Path, shard: Shard, step: int) -> bytes:
     if os.path.basename(shard.file) != shard.file:
         raise CheckpointError(f"its manifest names {shard.file!r}, which is not in the folder")
     try:
-        data = (source / shard.file).read_bytes()
+        data = files.read(source / shard.file, host_memory(), shard.nbytes)
+    except files.WrongSize as error:
+        raise CheckpointError(
+            f"its shard {shard.file} has {error} bytes, {shard.nbytes} were written; use an older "
+            "one"
+        ) from None
     except FileNotFoundError:
         raise CheckpointError(f"its shard {shard.file} is missing; use an older one") from None
     except (OSError, ValueError) as error:  # a name that no file can have
         raise CheckpointError(f"{error}; use an older one") from error
     if hashlib.sha256(data).hexdigest() == shard.sha256:
         return data
-    if shard.nbytes is not None and len(data) != shard.nbytes:
-        raise CheckpointError(
-            f"its shard {shard.file} has {len(data)} bytes, {shard.nbytes} were written; use an "
-            "older one"
-        )
     of = metadata_of(data).get("step", str(step))
     if of != str(step):
         raise CheckpointError(f"its shard {shard.file} is of step {of}, not {step}; use another")

@@ -30,6 +30,7 @@ from graphflow.runtime.checkpoint.folder import (
 from graphflow.runtime.checkpoint.manifest import Manifest
 
 _SESSION = "session.json"
+_LARGEST_NOTE = 1 << 16  # bytes of one that is read
 _STEP = re.compile(r"step-([0-9]{8,20})")
 _HEX = re.compile(r"[0-9a-f]{32}")
 _EPOCH = re.compile(r"[0-9]{1,18}")  # as many as messages can tell
@@ -125,7 +126,7 @@ class Store:
     def _read_session(self) -> dict[str, str] | None:
         """What is noted of the session; None where that makes no sense."""
         try:
-            told = json.loads((self.root / _SESSION).read_bytes())
+            told = json.loads(files.read(self.root / _SESSION, _LARGEST_NOTE))
             found = {key: str(told[key]) for key in ("session", "token", "epoch", "owner")}
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None

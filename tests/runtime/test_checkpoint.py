@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -301,6 +302,8 @@ def _counted(patch: pytest.MonkeyPatch, at: tuple[int, str]) -> list[str]:
 
     def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if name == "open" and args[1] & os.O_NONBLOCK:  # to read, which changes nothing
+                return original(*args, **kwargs)
             calls.append(name)
             number, when = at
             here = len(calls) == number + 1
@@ -464,6 +467,32 @@ def test_every_flipped_bit_and_every_truncation_is_told(tmp_path: Path) -> None:
                 load(tmp_path / "c")
         file.write_bytes(whole)
     assert load(tmp_path / "c").step == 7
+
+
+@pytest.mark.fault(38)
+@pytest.mark.parametrize("file", [MANIFEST, "worker-1.safetensors"])
+def test_what_is_no_file_or_far_too_large_is_told_and_not_waited_for(
+    file: str, tmp_path: Path
+) -> None:
+    _two_shards(tmp_path / "step-00000001", 1)
+    _two_shards(tmp_path / "step-00000002", 2)
+    place = tmp_path / "step-00000002" / file
+    place.unlink()
+    os.mkfifo(place)
+    writer = os.open(place, os.O_RDWR | os.O_NONBLOCK)  # one that says nothing
+    ends = threading.Timer(1.0, os.close, (writer,))
+    ends.start()
+    with pytest.raises(CheckpointError, match="Not a regular file"):
+        load(tmp_path / "step-00000002")
+    skipped: list[str] = []
+    there = Store(tmp_path, keep=3).newest(skipped.append)
+    assert there is not None and there[1].step == 1 and file in skipped[0]
+    ends.join()
+    place.unlink()
+    place.touch()
+    os.truncate(place, 1 << 40)
+    with pytest.raises(CheckpointError, match=str(1 << 40)):
+        load(tmp_path / "step-00000002")
 
 
 @pytest.mark.fault(39)
