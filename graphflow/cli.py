@@ -80,7 +80,8 @@ ClusterFile = Annotated[
     Path | None, typer.Option("--cluster", "-c", help="Cluster file (TOML); see docs/clusters.md.")
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", "-w", min=1, help="Start that many worker processes.")
+    int | None,
+    typer.Option("--workers", "-w", min=1, help="That many worker processes of this machine."),
 ]
 
 

@@ -33,6 +33,7 @@ class Initializer:
     stream: tuple[int, int] = (0, 0)
 
     def with_dtype(self, dtype: Any) -> Initializer:
+        """The same initial values in another dtype."""
         return replace(self, dtype=_dtype(dtype).name)
 
     def __call__(self) -> np.ndarray[Any, Any]:

@@ -50,6 +50,7 @@ class TensorSpec:
 
     @property
     def rank(self) -> int:
+        """How many axes there are."""
         return len(self.shape)
 
     @property
@@ -74,9 +75,11 @@ class TensorSpec:
         return TensorSpec(tuple(evaluate(s, bindings) for s in self.shape), self.dtype)
 
     def with_shape(self, shape: Iterable[Size]) -> TensorSpec:
+        """The same dtype in another shape."""
         return TensorSpec(tuple(shape), self.dtype)
 
     def with_dtype(self, dtype: Any) -> TensorSpec:
+        """The same shape of another dtype."""
         return TensorSpec(self.shape, np.dtype(dtype))
 
     def __repr__(self) -> str:

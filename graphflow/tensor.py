@@ -71,26 +71,32 @@ class Tensor:
 
     @property
     def spec(self) -> TensorSpec:
+        """Shape and dtype together."""
         return self.node.specs[self.index]
 
     @property
     def shape(self) -> Shape:
+        """Sizes of the axes; one that only a feed fixes is a `Dim`, such as `n` or `2*n + 1`."""
         return self.node.specs[self.index].shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """numpy's dtype of the elements."""
         return self.node.specs[self.index].dtype
 
     @property
     def ndim(self) -> int:
+        """How many axes there are."""
         return len(self.spec.shape)
 
     @property
     def size(self) -> Size:
+        """How many elements: the product of the shape."""
         return self.spec.size
 
     @property
     def name(self) -> str:
+        """The name of the node that makes it."""
         return self.node.name
 
     @property
@@ -107,10 +113,12 @@ class Tensor:
 
     @property
     def T(self) -> Tensor:
+        """The last two axes swapped; with fewer, the tensor itself."""
         return self if self.ndim < 2 else self.mT
 
     @property
     def mT(self) -> Tensor:
+        """The last two axes swapped."""
         transposed: Tensor = FUNCTIONS["matrix_transpose"](self)
         return transposed
 

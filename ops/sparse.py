@@ -273,6 +273,7 @@ class CSR:
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Of the values."""
         return self.values.dtype
 
     @property

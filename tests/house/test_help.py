@@ -1,0 +1,43 @@
+"""What `help` has to say: every public name, and every public method of a public class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import graphflow as gf
+
+ROOMS = ("nn", "optim", "linalg", "random", "fft", "sparse", "signal", "debug", "init", "parallel",
+         "placement", "onnx")  # fmt: skip
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Names as users write them, and what they stand for."""
+    for room in ("", *ROOMS):
+        if room == "onnx":
+            pytest.importorskip("onnx")
+        module = getattr(gf, room) if room else gf
+        for name in module.__all__:
+            yield f"gf.{room}.{name}".replace("..", "."), getattr(module, name)
+
+
+def members(owner: type) -> Iterator[tuple[str, Any]]:
+    """What a class of ours defines for its users."""
+    for name, value in vars(owner).items():
+        found = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        if not name.startswith("_") and isinstance(found, FunctionType | property):
+            yield name, found
+
+
+def test_every_public_name_has_help() -> None:
+    silent = []
+    for name, value in public():
+        if callable(value) and not inspect.getdoc(value):
+            silent.append(name)
+        if inspect.isclass(value) and value.__module__.startswith("graphflow"):
+            silent += [f"{name}.{k}" for k, v in members(value) if not inspect.getdoc(v)]
+    assert silent == []
