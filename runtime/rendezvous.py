@@ -34,6 +34,10 @@ _NO_TRUST = (
     ".public file of this machine's key; here, check that the cluster file has the worker's key "
     "(`graphflow keys list` shows both), and that it is not frozen"
 )
+_CLOSED = (
+    "were started on this machine, and cannot be connected to: is its loopback interface up "
+    "(`ip link set lo up`), and open to its own processes?"
+)
 _FROZEN = (
     "took the connection and said nothing: its process is frozen or overloaded, or it is no "
     "graphflow worker; look there, and end it if need be"
@@ -99,7 +103,7 @@ class Rendezvous:
         try:
             replies = self._ask(hello.request, {w: Order(hello) for w in workers}, _left(until))
         except RendezvousTimeout as error:
-            raise self._unanswered() or error from None
+            raise self._unanswered(cluster) or error from None
         for worker in workers:
             welcome = replies.messages[worker]
             assert isinstance(welcome, Welcome)
@@ -131,9 +135,14 @@ class Rendezvous:
             "addresses be reached from there?"
         )
 
-    def _unanswered(self) -> RendezvousTimeout | None:
+    def _unanswered(self, cluster: Cluster) -> RendezvousTimeout | None:
         """Why workers did not answer, where their side of the connection tells."""
-        for workers, why in ((self._loop.refused(), _NO_TRUST), (self._loop.silent(), _FROZEN)):
+        closed = self._loop.strangers() if cluster.kind == "local" else []  # they do listen
+        for workers, why in (
+            (self._loop.refused(), _NO_TRUST),
+            (self._loop.silent(), _FROZEN),
+            (closed, _CLOSED),
+        ):
             if workers:
                 return RendezvousTimeout(f"{', '.join(map(self._at, workers))} {why}")
         return None

@@ -1,8 +1,10 @@
-"""Beginning a session where the process may have too little of something."""
+"""Beginning a session on a machine that lacks something."""
 
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -63,3 +65,16 @@ def test_a_process_that_may_open_few_files_is_told_so_and_leaves_nobody() -> Non
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
     )  # which ends when the processes that hold its pipes have ended
     assert "a session with 4 workers needs more files and sockets" in done.stdout, done.stderr
+
+
+def test_local_workers_that_cannot_be_connected_to_are_told_with_a_remedy() -> None:
+    apart = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "-r"]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], check=False).returncode:
+        pytest.skip("network namespaces are not allowed here")
+    script = "import graphflow as gf; gf.Session(gf.Cluster.local(2, deadline=3))"
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", script],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "RendezvousTimeout: worker 0 at tcp://127.0.0.1:" in done.stderr
+    assert "cannot be connected to: is its loopback interface up (`ip link" in done.stderr
