@@ -248,53 +248,9 @@ class Plan:
     def to_networkx(self) -> networkx.DiGraph:
         """The placed graph: attributes of nodes are those of `PlannedNode`; edges have `bytes`, and
         `transfer` (seconds) where they cross devices. `Problem.from_networkx` reads it."""
-        import networkx
+        from graphflow.placement.to_networkx import digraph_of
 
-        graph = networkx.DiGraph(makespan=self.makespan, placer=self.placer)
-        graph.graph |= self._machine()
-        needs = self._demands()
-        for node in self.nodes:
-            attributes = {
-                k: v for k, v in vars(node).items() if k not in ("name", "inputs", "holds")
-            }
-            if node.device == CLIENT:
-                attributes["candidates"] = {CLIENT: 0.0}
-            graph.add_node(node.name, **attributes, **needs.get(node.name, {}))
-        took = {(self.maker(t.tensor), t.target): t.finish - t.start for t in self.transfers}
-        for node in self.nodes:
-            for name in node.inputs:
-                source = self.by_name[name]
-                crossing = took.get((name, node.device), 0.0)
-                graph.add_edge(name, node.name, bytes=source.bytes, transfer=crossing)
-        return graph
-
-    def _machine(self) -> dict[str, Any]:
-        """What the placed graph's problem says of devices, under the names of `from_networkx`."""
-        if self.model is None:
-            return {"devices": [*self.cluster.devices, CLIENT], "client": CLIENT}
-        problem = self.model.problem
-        return {
-            "devices": list(self.model.devices), "client": CLIENT,
-            "contention": problem.contention, "latency": problem.latency.tolist(),
-            "bandwidth": problem.bandwidth.tolist(), "capacity": problem.capacity.tolist(),
-            "shared": problem.shared.tolist(), "routes": problem.routes.tolist(),
-        }  # fmt: skip
-
-    def _demands(self) -> dict[str, dict[str, Any]]:
-        """What it says of each node's memory and of what must live together."""
-        if self.model is None:
-            return {}
-        problem = self.model.problem
-        needs: dict[str, dict[str, Any]] = {}
-        columns = {"memory": problem.memory.tolist(), "group": problem.groups.tolist()}
-        if problem.output_memory is not None:
-            columns["output_memory"] = problem.output_memory.tolist()
-        for i, name in enumerate(self.model.names):
-            if name not in needs:  # a fetch has the name of what is fetched, and comes after it
-                needs[name] = {key: column[i] for key, column in columns.items()}
-                if needs[name]["group"] < 0:
-                    del needs[name]["group"]
-        return needs
+        return digraph_of(self)
 
     def _repr_html_(self) -> str:
         return self._rendered(".svg")
