@@ -293,12 +293,19 @@ def _matching(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, 
         raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
     if key in named:
         return {key: named[key]}
-    return {name: t for name, t in named.items() if fnmatchcase(name, key)}
+    return {name: t for name, t in named.items() if fnmatchcase(name, key) and _is_users(t.node)}
+
+
+def _is_users(node: Node) -> bool:
+    """Whether a user has named something: an optimiser's slots lie as their variables do, and its
+    scalars are whole."""
+    return bool(node.attrs.get("named", True))
 
 
 def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
     if isinstance(key, Tensor):
         return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
+    named = {name: t for name, t in named.items() if _is_users(t.node)}
     close = difflib.get_close_matches(key, named, 3, 0.5)
     asked = f"did you mean {' or '.join(map(repr, close))}?" if close else "there are "
     return ShardingError(

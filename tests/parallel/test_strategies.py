@@ -631,3 +631,15 @@ def test_what_is_assigned_besides_the_training_step_is_so_at_every_place(strateg
     assert difference(here, trained(None)) < EXACT
     if isinstance(strategy, Data) and strategy.replicas == 2:
         assert difference(here, trained(strategy, gf.Cluster.local(2))) == 0.0
+
+
+def test_patterns_are_for_what_users_have_named() -> None:
+    """An optimiser's slots lie as their variables; its scalars have no axis to cut."""
+    strategy = Shard({"m": 2}, {"*": ("m",)})
+    assert difference(mlp(strategy).train(), mlp().train()) < EXACT
+    variables = strategy.report(mlp(strategy).fetches).division.variables
+    whole = {node.name for node, pieces in variables.items() if not pieces.layout.axes()}
+    assert whole == {"train/adam/beta1_power", "train/adam/beta2_power"}
+    other = Shard({"m": 2}, {"zzz": ("m",)})
+    with pytest.raises(ShardingError, match=r"there are 'x', 't', 'w1', 'b1', 'w2'$"):
+        other.report(mlp(other).fetches)
