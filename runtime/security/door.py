@@ -173,11 +173,15 @@ class Door:
         poller = zmq.Poller()
         poller.register(self._monitor, zmq.POLLIN)
         poller.register(self._end.fileno(), zmq.POLLIN)
-        seconds = _LOOK_SECONDS
+        now, seconds = monotonic(), _LOOK_SECONDS
         while True:
             ready = dict(poller.poll(int(seconds * 1000) if self._visitors else None))
             if self._end.fileno() in ready:
                 return
+            due, now = now + seconds, monotonic()
+            if now > due + _LOOK_SECONDS:  # this process was stopped, and could hear nobody
+                for visitor in self._visitors.values():
+                    visitor.heard += now - due
             while self._monitor.poll(0):
                 event = recv_monitor_message(self._monitor)
                 if event["event"] == zmq.EVENT_ACCEPTED:
@@ -186,7 +190,7 @@ class Door:
                     self._leave(event["value"])
                 else:
                     return  # the socket is closed
-            seconds = self._look(monotonic())
+            seconds = self._look(now)
 
     def _arrive(self, descriptor: int) -> None:
         now = monotonic()

@@ -113,6 +113,18 @@ def test_silence_is_not_waited_for_longer_than_a_handshake(
     web.close()
 
 
+def test_time_in_which_the_process_was_stopped_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch, served: Served
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 2.0)
+    web = connected(served.listener.address)
+    wait_for(lambda: served.listener.door.visitors == 1)
+    monkeypatch.setattr(door, "monotonic", lambda: time.monotonic() + 50.0)
+    assert not closed(web, 0.7)
+    assert closed(web, 5.0)
+    web.close()
+
+
 def test_a_peer_with_a_heartbeat_stays_though_it_says_nothing(
     monkeypatch: pytest.MonkeyPatch, served: Served, context: Any
 ) -> None:
