@@ -95,3 +95,27 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(measured, tmp_path)
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_nurseries() -> Iterator[None]:
+    """What local workers are forked from stays for the next session of the same environment."""
+    from graphflow.runtime.launch import local
+    from tests.nurseries import Nurseries
+
+    if not local.can_fork():
+        yield
+        return
+    nurseries = Nurseries()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "Nursery", nurseries)
+        yield
+        nurseries.close()
+
+
+@pytest.fixture
+def own_nurseries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each session of local workers starts and ends its own, as it does for users."""
+    from graphflow.runtime.launch import local, nursery
+
+    monkeypatch.setattr(local, "Nursery", nursery.Nursery)

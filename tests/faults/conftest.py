@@ -75,7 +75,7 @@ def _segments() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def leftovers(own_nurseries: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that a test began may be there when it has ended: no process, wherever its parent
     went, no socket, no shared memory, no thread."""
     mark = uuid.uuid4().hex

@@ -23,6 +23,7 @@ from graphflow.runtime.recorder import Recorder
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
 START = 30.0
 
+pytestmark = pytest.mark.usefixtures("own_nurseries")
 needs_forks = pytest.mark.skipif(not can_fork(), reason="processes have no descriptors here")
 
 
