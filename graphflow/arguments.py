@@ -71,6 +71,32 @@ def checks(error: type[GraphflowError]) -> Callable[[F], F]:
     return enter
 
 
+def spelt(error: type[GraphflowError]) -> Callable[[F], F]:
+    """A public function, or a class whose `__init__`, tells what was meant by an argument that it
+    does not have, and what is missing, with such errors. For what checks its values itself."""
+
+    def enter(public: F) -> F:
+        if isinstance(public, type):
+            setattr(public, "__init__", _spelt(vars(public)["__init__"], public.__name__, error))  # noqa: B010
+            return public
+        return cast(F, _spelt(public, public.__name__, error))
+
+    return enter
+
+
+def _spelt(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> Callable[..., Any]:
+    @functools.wraps(f)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return f(*args, **kwargs)
+        except TypeError:
+            if (wrong := _not_taken(f, args, kwargs)) is None:
+                raise
+            raise error(f"{what} at {user_location()}: {wrong}") from None
+
+    return entered
+
+
 def _watched(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> Callable[..., Any]:
     arguments = functools.cache(lambda: _arguments(f))
 

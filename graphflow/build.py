@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import spelt
 from graphflow.errors import ArgumentError, DTypeError, GraphError, VariableError
 from graphflow.feeding import cast
 from graphflow.init import Initializer
@@ -17,6 +18,7 @@ RESERVED = "__metadata__"
 """What no variable is named: safetensors, the format of checkpoints, keeps it for itself."""
 
 
+@spelt(ArgumentError)
 def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     """A tensor that is fed at each step.
 
@@ -33,6 +35,7 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     return tensor
 
 
+@spelt(ArgumentError)
 def variable(
     initial: Any, name: str | None = None, trainable: bool = True, dtype: Any = None
 ) -> Tensor:
@@ -85,6 +88,7 @@ def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     return array
 
 
+@spelt(ArgumentError)
 def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     """A fixed array in the graph (a copy; plain lists of floats become float32).
 
@@ -101,6 +105,7 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     return named
 
 
+@spelt(ArgumentError)
 def assign(variable: Tensor, value: Any, name: str | None = None) -> Tensor:
     """Set a variable at the end of the step; the fetched value is the new one.
 

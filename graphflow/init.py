@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import spelt
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import next_stream, user_location
 from graphflow.spec import as_dtype, is_inexact
@@ -79,16 +80,19 @@ def _here() -> str:
     return f"initializer at {user_location()}"
 
 
+@spelt(ArgumentError)
 def zeros(shape: Any, dtype: Any = "float32") -> Initializer:
     """All 0."""
     return _make("constant", shape, dtype, 0.0, 0.0)
 
 
+@spelt(ArgumentError)
 def ones(shape: Any, dtype: Any = "float32") -> Initializer:
     """All 1."""
     return _make("constant", shape, dtype, 1.0, 0.0)
 
 
+@spelt(ArgumentError)
 def full(shape: Any, value: float, dtype: Any = "float32") -> Initializer:
     """All `value`.
 
@@ -108,6 +112,7 @@ def _is_exact(value: Any, dtype: np.dtype[Any]) -> bool:
     return bool(limits[0] <= value <= limits[1] and value == int(value) == int(float(value)))
 
 
+@spelt(ArgumentError)
 def uniform(
     shape: Any, low: float = -0.05, high: float = 0.05, dtype: Any = "float32"
 ) -> Initializer:
@@ -117,6 +122,7 @@ def uniform(
     return _make("uniform", shape, dtype, low, high)
 
 
+@spelt(ArgumentError)
 def normal(shape: Any, mean: float = 0.0, std: float = 0.05, dtype: Any = "float32") -> Initializer:
     """Normal of the given mean and standard deviation."""
     if _is_number(std) and std < 0:
@@ -124,6 +130,7 @@ def normal(shape: Any, mean: float = 0.0, std: float = 0.05, dtype: Any = "float
     return _make("normal", shape, dtype, mean, std)
 
 
+@spelt(ArgumentError)
 def glorot(shape: Any, dtype: Any = "float32") -> Initializer:
     """Uniform on ±√(6 / (fan_in + fan_out)).
 
@@ -134,6 +141,7 @@ def glorot(shape: Any, dtype: Any = "float32") -> Initializer:
     return _make("uniform", shape, dtype, -limit, limit)
 
 
+@spelt(ArgumentError)
 def he(shape: Any, dtype: Any = "float32") -> Initializer:
     """Normal of deviation √(2 / fan_in), for layers before a ReLU.
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from graphflow import init
+from graphflow.arguments import spelt
 from graphflow.autodiff import gradients
 from graphflow.build import assign
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
@@ -250,6 +251,7 @@ def _numbers(optimizer: Optimizer, **values: Any) -> None:
         object.__setattr__(optimizer, name, float(value))
 
 
+@spelt(ArgumentError)
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Gradient descent: v ← momentum·v + g; w ← w − lr·v, or w − lr·(g + momentum·v) with
@@ -283,6 +285,7 @@ class SGD(Optimizer):
         return not self.momentum
 
 
+@spelt(ArgumentError)
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²; w ← w − lr·m̂ / (√v̂ + ε), bias-corrected.
@@ -321,6 +324,7 @@ class Adam(Optimizer):
         return value
 
 
+@spelt(ArgumentError)
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with weight decay apart from the gradient: w ← (1 − lr·weight_decay)·w − ….
@@ -339,6 +343,7 @@ class AdamW(Adam):
         return decayed
 
 
+@spelt(ArgumentError)
 @dataclass(frozen=True)
 class RMSProp(Optimizer):
     """v ← decay·v + (1−decay)·g²; w ← w − lr·g / (√v + ε), with optional momentum on the
@@ -367,6 +372,7 @@ class RMSProp(Optimizer):
         return moved(value, self.lr, direction)
 
 
+@spelt(ArgumentError)
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
     """s ← s + g²; w ← w − lr·g / (√s + ε).

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ahead import as_shape, by_placeholder
-from graphflow.arguments import shown
+from graphflow.arguments import shown, spelt
 from graphflow.checkpointing import Policy, Saver, read, save_by_worker
 from graphflow.compiled import Compiled
 from graphflow.connect import cluster_of, hosts_of
@@ -62,6 +62,7 @@ DEADLINE = 300.0
 """Seconds that a step may take unless the session says otherwise."""
 
 
+@spelt(SessionError)
 class Session:
     """Runs graphs on a cluster, and holds their variables.
 

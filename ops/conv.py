@@ -202,6 +202,8 @@ def of_rank(f: Callable[P, Tensor], rank: int) -> Callable[P, Tensor]:
 
     @functools.wraps(f)
     def ranked(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        if not args and "x" not in kwargs:
+            return f(*args, **kwargs)  # which says that it is missing
         x = as_tensor(args[0] if args else kwargs["x"])
         if x.ndim != rank + 2:
             raise ShapeError(

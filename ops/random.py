@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import spelt
 from graphflow.errors import ArgumentError, DTypeError
 from graphflow.op import (
     Cost,
@@ -57,6 +58,7 @@ class Seeded:
         current_scope.reset(self._token)
 
 
+@spelt(ArgumentError)
 def seed(value: int) -> Seeded:
     """Count the streams of random nodes (and initializers) built from here on from 0 under a seed.
 
@@ -195,6 +197,7 @@ _bernoulli = register(
 )
 
 
+@spelt(ArgumentError)
 def uniform(
     shape: Any = (), low: float = 0.0, high: float = 1.0, dtype: Any = "float32",
     name: str | None = None,
@@ -219,6 +222,7 @@ def uniform(
     return result
 
 
+@spelt(ArgumentError)
 def normal(
     shape: Any = (), mean: float = 0.0, std: float = 1.0, dtype: Any = "float32",
     name: str | None = None,
@@ -243,6 +247,7 @@ def normal(
     return result
 
 
+@spelt(ArgumentError)
 def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
     """True with probability p, anew in each step; bool.
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from graphflow.arguments import checks
+from graphflow.arguments import checks, spelt
 from graphflow.device import DeviceName
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.devices import (
@@ -100,6 +100,7 @@ class Cluster:
     # Constructors -----------------------------------------------------------------------------
 
     @classmethod
+    @spelt(ClusterError)
     def here(
         cls, devices: tuple[str, ...] | list[str] = ("cpu:0",), threads: int | None = None
     ) -> Self:
@@ -112,6 +113,7 @@ class Cluster:
         return cls((_worker_on_this_host(0, devices, threads, processes=1),), kind="here")
 
     @classmethod
+    @spelt(ClusterError)
     def local(
         cls,
         workers: int = 2,
@@ -158,6 +160,7 @@ class Cluster:
         return cls.from_dict(read(Path(path)))
 
     @classmethod
+    @spelt(ClusterError)
     def hypothetical(
         cls,
         workers: int | str = 1,

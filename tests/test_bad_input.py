@@ -18,6 +18,7 @@ import graphflow as gf
 from graphflow.errors import (
     ArgumentError,
     CheckError,
+    ClusterError,
     DeviceError,
     DifferentiationError,
     DTypeError,
@@ -27,6 +28,7 @@ from graphflow.errors import (
     GraphflowError,
     MemoryLimitError,
     OpError,
+    SessionError,
     ShapeError,
     VariableError,
 )
@@ -297,3 +299,29 @@ def _marked_line(make: Case) -> int:
     lines, first = inspect.getsourcelines(make)
     (marked,) = [first + i for i, line in enumerate(lines) if "# here" in line]
     return marked
+
+
+MISSPELT: list[tuple[type[GraphflowError], Callable[[], Any], str]] = [
+    (ArgumentError, lambda: gf.variable([1.0], nam="w"), "variable at .*'nam' .*'name'"),
+    (ArgumentError, lambda: gf.placeholder("float32", shpe=(2,)), "placeholder at .*'shape'"),
+    (ArgumentError, lambda: gf.optim.Adam(1e-3, beta_1=0.9), r"Adam at .*'beta_1' .*'beta1'"),
+    (
+        ArgumentError,
+        lambda: gf.optim.SGD(momentum=0.9),
+        "SGD at .*missing .*'lr'",
+    ),
+    (ArgumentError, lambda: gf.random.normal((2,), men=1.0), "normal at .*'mean'"),
+    (ArgumentError, lambda: gf.init.glorot((2, 2), dtpe="float64"), "glorot at .*'dtype'"),
+    (ArgumentError, lambda: gf.nn.conv2d(weights=1), "conv at .*'weights' .*'weight'"),
+    (ClusterError, lambda: gf.Cluster.local(worker=2), "local at .*'worker' .*'workers'"),
+    (SessionError, lambda: gf.Session(checkpoints="c"), "Session at .*'checkpoint'"),
+]
+
+
+@pytest.mark.parametrize(("error", "make", "told"), MISSPELT)
+def test_a_misspelt_argument_is_told_what_was_meant_on_the_users_line(
+    error: type[GraphflowError], make: Callable[[], Any], told: str
+) -> None:
+    with pytest.raises(error, match=told) as caught:
+        make()
+    assert "test_bad_input.py:" in str(caught.value)
