@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
@@ -37,7 +38,9 @@ REQUEST_CAP = 8192
 REQUEST_SECONDS = 5.0
 """Seconds that a connection may take in all."""
 CONNECTIONS = 8
-"""Connections that are answered at a time; more are closed at once."""
+"""Connections that are answered at a time; beyond them, who has asked for longest without an end
+makes room."""
+_MAKE_ROOM = 0.5  # seconds for that; else who comes is closed at once
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>\d{1,5}|\*)")
 _INSECURE = "insecure://"
@@ -102,6 +105,7 @@ class MetricsServer:
         self.address = f"{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
         self._bell = Bell()
         self._slots = threading.Semaphore(CONNECTIONS)
+        self._asking: dict[socket.socket, None] = {}  # have not said all; the oldest first
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
         self._thread.start()
@@ -129,19 +133,32 @@ class MetricsServer:
                     if not self._stopping:
                         time.sleep(0.01)
                     continue
-                if not self._slots.acquire(blocking=False):
+                if not self._has_room():
                     connection.close()
                     continue
+                self._asking[connection] = None
                 threading.Thread(
                     target=self._attend, args=(connection, str(peer[0])), name="metrics-request",
                     daemon=True,
                 ).start()  # fmt: skip
 
+    def _has_room(self) -> bool:
+        """Takes a place for one more; who has been asking for longest makes room."""
+        if self._slots.acquire(blocking=False):
+            return True
+        for oldest in list(self._asking)[:1]:
+            with suppress(OSError):  # it has just said all, or hung up
+                oldest.shutdown(socket.SHUT_RD)
+        return self._slots.acquire(timeout=_MAKE_ROOM)
+
     def _attend(self, connection: socket.socket, peer: str) -> None:
         until = time.monotonic() + REQUEST_SECONDS
         try:
             with connection:
-                request = _read(connection, until)
+                try:
+                    request = _read(connection, until)
+                finally:
+                    self._asking.pop(connection, None)
                 answer = self._answer(request) if isinstance(request, _Request) else request
                 if answer.status != 200:
                     reason = f"{answer.status}: {answer.body.decode().strip()}"

@@ -194,6 +194,18 @@ def test_many_silent_connections_take_a_few_threads_and_end(
     server.close()
 
 
+def test_who_says_nothing_makes_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "REQUEST_SECONDS", 60.0)
+    server = MetricsServer("127.0.0.1:*", Meters())
+    host, _, port = server.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(3 * CONNECTIONS):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+        for _ in range(3):
+            assert get(server)[0] == 200
+    server.close()
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0:*", "10.1.2.3:9100", "[::]:9100"])
 def test_beyond_loopback_it_must_be_said(address: str) -> None:
     with pytest.raises(InsecureAddress, match="insecure://"):
