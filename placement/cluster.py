@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -157,6 +158,8 @@ class Cluster:
                 f"{path} is an address; workers by address are listed in a file, whose name is "
                 'given instead: [[workers]], then address = "tcp://host:port", for each'
             )
+        if re.fullmatch(r"(cpu|gpu)(:\d+)?", str(path)) and not Path(path).exists():
+            raise ClusterError(f"{path} is a device: give gf.Cluster.here(devices=[{str(path)!r}])")
         return cls.from_dict(read(Path(path)))
 
     @classmethod

@@ -321,6 +321,12 @@ def test_an_address_in_place_of_a_file_is_told_where_it_belongs() -> None:
             Cluster.load(given)
 
 
+def test_a_device_in_place_of_a_file_is_told_where_it_belongs() -> None:
+    for given in ("cpu", "gpu:0"):
+        with pytest.raises(ClusterError, match=rf"is a device: .*devices=\['{given}'\]"):
+            Cluster.load(given)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"cannot read cluster file .*nowhere\.toml"):
         Cluster.load(tmp_path / "nowhere.toml")
