@@ -24,6 +24,7 @@ from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.counts import count_of, settle
 from graphflow.parallel.layouts import Layout
 from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
+from graphflow.parallel.propagate import is_slot
 from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.placement.cluster import Cluster
@@ -293,19 +294,19 @@ def _matching(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, 
         raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
     if key in named:
         return {key: named[key]}
-    return {name: t for name, t in named.items() if fnmatchcase(name, key) and _is_users(t.node)}
+    return {name: t for name, t in named.items() if fnmatchcase(name, key) and _has_rules(t)}
 
 
-def _is_users(node: Node) -> bool:
-    """Whether a user has named something: an optimiser's slots lie as their variables do, and its
-    scalars are whole."""
-    return bool(node.attrs.get("named", True))
+def _has_rules(tensor: Tensor) -> bool:
+    """Whether a pattern may mean a tensor: slots lie as their variables do, and scalars, such as an
+    optimiser's, have no axis."""
+    return tensor.ndim > 0 and not is_slot(tensor.node)
 
 
 def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
     if isinstance(key, Tensor):
         return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
-    named = {name: t for name, t in named.items() if _is_users(t.node)}
+    named = {name: t for name, t in named.items() if _has_rules(t)}
     close = difflib.get_close_matches(key, named, 3, 0.5)
     asked = f"did you mean {' or '.join(map(repr, close))}?" if close else "there are "
     return ShardingError(

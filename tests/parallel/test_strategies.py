@@ -633,7 +633,7 @@ def test_what_is_assigned_besides_the_training_step_is_so_at_every_place(strateg
         assert difference(here, trained(strategy, gf.Cluster.local(2))) == 0.0
 
 
-def test_patterns_are_for_what_users_have_named() -> None:
+def test_patterns_mean_neither_slots_nor_scalars() -> None:
     """An optimiser's slots lie as their variables; its scalars have no axis to cut."""
     strategy = Shard({"m": 2}, {"*": ("m",)})
     assert difference(mlp(strategy).train(), mlp().train()) < EXACT
