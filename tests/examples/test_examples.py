@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.running import children
+
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
 PROGRAMS = sorted(
@@ -133,13 +135,18 @@ def test_ctrl_c_ends_an_example_with_a_line_and_leaves_nothing(
 ) -> None:
     process = subprocess.Popen(
         [sys.executable, str(FOLDER / program), *(
-            ["--steps", "5000"] if program == "strategies.py" else ["--height", "16000"]
+            ["--steps", "5000"] if program == "strategies.py" else ["--height", "8000"]
         )],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         cwd=tmp_path, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     try:
-        time.sleep(4)
+        if program == "strategies.py":
+            time.sleep(4)  # it starts workers at its end only
+        until = time.monotonic() + 60
+        while program == "image_filters.py" and len(children(process.pid)) < 3:
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.05)  # two workers, and what they are forked from
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: its workers get it, too
         _, told = process.communicate(timeout=20)
         assert process.returncode == 130
