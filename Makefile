@@ -21,7 +21,7 @@ help:
 	@echo "make demo    train the four towers on the digits over two workers; writes plan.html, trace.json"
 	@echo "make test    the full default test run"
 	@echo "make lint    ruff, mypy, import-linter, and what no linter knows (tests/house)"
-	@echo "make fuzz    a million inputs into every decoder (about ten minutes; ARGS=\"--inputs 10000\")"
+	@echo "make fuzz    a million inputs into every decoder (a quarter of an hour; ARGS=\"--inputs 10000\")"
 	@echo "make soak    20,000 schedules of faults through the protocol (ARGS=\"--schedules N --seed S\")"
 	@echo "make bench   the benchmarks, as ratios against torch and JAX (a large install)"
 	@echo "make clean   remove the environment and everything that was built"
