@@ -12,6 +12,7 @@ from graphflow.placement.calibrate import Link
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.devices import CLIENT
 from graphflow.placement.plan import Plan
+from graphflow.quantities import counted
 from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.hosts import Hosts, LocalHosts
 from graphflow.runtime.survey import Survey, measured_links, survey
@@ -83,10 +84,8 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = No
         lacking = _lacking(error)
         if lacking is None:
             raise
-        workers = "1 worker" if len(cluster.workers) == 1 else f"{len(cluster.workers)} workers"
-        raise SessionError(f"a session with {workers} needs {lacking}, or use fewer workers") from (
-            error
-        )
+        told = f"a session with {counted(len(cluster.workers), 'worker')} needs {lacking}"
+        raise SessionError(f"{told}, or use fewer workers") from error
 
 
 def _lacking(error: Exception) -> str | None:
