@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.blas import one_thread
 from graphflow.errors import FeedError
 from graphflow.graph import Graph, bind_attrs
 from graphflow.op import Node, Tensor
@@ -38,10 +39,11 @@ def run(
 ) -> list[Any]:
     """Values of a graph's outputs; those of some nodes of one output are given."""
     values: dict[Tensor, Any] = {}
-    for node in graph.nodes:
-        results = (given[node],) if node in given else _run(node, values, bindings, step, xp)
-        for tensor, result in zip(node.outputs, results, strict=True):
-            values[tensor] = xp.asarray(result)
+    with one_thread(), np.errstate(all="ignore"):
+        for node in graph.nodes:
+            results = (given[node],) if node in given else _run(node, values, bindings, step, xp)
+            for tensor, result in zip(node.outputs, results, strict=True):
+                values[tensor] = xp.asarray(result)
     return [values[t] for t in graph.outputs]
 
 
@@ -65,5 +67,4 @@ def _run(
         initial = node.attrs["initial"]
         return (initial() if callable(initial) else initial,)
     inputs = [values[t] for t in node.inputs]
-    with np.errstate(all="ignore"):
-        return node.op.run(xp, inputs, bind_attrs(node.attrs, bindings), step)
+    return node.op.run(xp, inputs, bind_attrs(node.attrs, bindings), step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.blas import one_thread
 from graphflow.op import REGISTRY, Op, Sample, owner
 from graphflow.placement.host import cores, gpu_memory
 from graphflow.placement.rates import MATMUL, interpolated, op_class, work
@@ -42,7 +43,7 @@ LONG = 5e-3
 def measure_device(kind: str) -> dict[str, Any]:
     """Speeds of one device of a kind, of one thread where it is a CPU; see `calibrate.Profile`."""
     xp, synchronize = _array_module(kind)
-    with _one_blas_thread(), np.errstate(all="ignore"):
+    with one_thread(), np.errstate(all="ignore"):
         clock = _Clock(xp, synchronize, thread_time if kind == "cpu" else perf_counter)
         ops, traffic = clock.ops(), clock.traffic()
         products = {
@@ -76,14 +77,6 @@ def _array_module(kind: str) -> tuple[Any, Callable[[], None]]:
     import cupy
 
     return cupy, cupy.cuda.get_current_stream().synchronize
-
-
-@contextmanager
-def _one_blas_thread() -> Any:
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1, "blas"):
-        yield
 
 
 def _cache_bytes(kind: str) -> int:

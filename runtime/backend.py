@@ -4,14 +4,12 @@ and out."""
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 
+from graphflow.blas import one_thread
 from graphflow.device import DeviceName
 from graphflow.errors import DeviceError, DeviceOutOfMemory
 from graphflow.ops.kernels.address import ALIGNMENT, address, fresh
@@ -119,16 +117,16 @@ class _Active:
         self._using = using(pool)
 
     def __enter__(self) -> None:
-        _blas_limit().__enter__()
+        one_thread().__enter__()
         try:
             self._using.__enter__()
         except BaseException:  # Ctrl-C
-            _blas_limit().__exit__()
+            one_thread().__exit__()
             raise
 
     def __exit__(self, *exception: Any) -> None:
         self._using.__exit__(*exception)
-        _blas_limit().__exit__()
+        one_thread().__exit__()
 
 
 def backend_for(device: DeviceName, threads: int) -> Backend:
@@ -155,44 +153,3 @@ def require_dtype(xp: Any, dtype: np.dtype[Any]) -> None:
             f"CuPy {xp.__version__} has no bfloat16; update it to 14, use float16, or place such "
             "tensors on a cpu"
         )
-
-
-class _BlasLimit:
-    """Holds BLAS to one thread while any program of the process runs, and then restores it."""
-
-    def __init__(self) -> None:
-        from threadpoolctl import ThreadpoolController  # scans loaded libraries: once, when needed
-
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before: list[int] = []
-        controllers = ThreadpoolController().lib_controllers
-        self._blas = [c for c in controllers if c.user_api == "blas"]
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._before = [c.get_num_threads() for c in self._blas]
-                self._set([1] * len(self._blas))
-
-    def __exit__(self, *exception: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._set(self._before)
-
-    def _set(self, counts: list[int]) -> None:
-        for blas, before, count in zip(self._blas, self._before, counts, strict=True):
-            if before != 1:
-                blas.set_num_threads(count)
-
-
-@cache
-def _blas_limit() -> _BlasLimit:
-    return _BlasLimit()
-
-
-def blas_limit() -> AbstractContextManager[None]:
-    """BLAS held to one thread, as while a program runs: entering one then asks no library."""
-    return _blas_limit()

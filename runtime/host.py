@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.blas import one_thread
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.placement.host import cores, everywhere
-from graphflow.runtime.backend import backend_for, blas_limit
+from graphflow.runtime.backend import backend_for
 from graphflow.runtime.executor import Program
 from graphflow.runtime.mail import Carried
 from graphflow.runtime.messages import EXCHANGE, TAKEN, Computed, Key, Parcel, Usage
@@ -70,7 +71,7 @@ class Host:
         backends = {d: backend_for(DeviceName.parse(d), self._count) for d in self.devices}
         self._sessions[session] = SessionState(session, self.worker, backends, self._outbox)
         if self._alone:
-            blas_limit().__enter__()
+            one_thread().__enter__()
 
     def close(self, session: str) -> None:
         """Forget a session, its programs and its state; its threads end."""
@@ -78,7 +79,7 @@ class Host:
         if state is not None:
             state.close()
             if self._alone:
-                blas_limit().__exit__(None, None, None)
+                one_thread().__exit__(None, None, None)
 
     def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None:
         """Take a program from the wire.

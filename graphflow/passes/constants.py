@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.blas import one_thread
 from graphflow.graph import Graph, bind_attrs
 from graphflow.op import REGISTRY, Node, Tensor, owner
 from graphflow.passes.base import Pass
@@ -20,17 +21,17 @@ class FoldConstants(Pass):
     """Replace a pure node of constant inputs by its value.
 
     A value may not take more than `limit` bytes beyond those of its inputs: folding `zeros((10**4,
-    10**4))` would trade a cheap fill for a constant to store and send. Nor are matmuls folded: BLAS
-    has other bits with the threads that it has here than with the one of a running program.
+    10**4))` would trade a cheap fill for a constant to store and send.
     """
 
     limit: int = 65536
 
     def __call__(self, graph: Graph) -> Graph:
-        return graph.rewrite(self._fold)
+        with one_thread(), np.errstate(all="ignore"):  # as in a program, for the same bits
+            return graph.rewrite(self._fold)
 
     def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-        if not node.op.pure or node.op.name in ("constant", "matmul"):
+        if not node.op.pure or node.op.name == "constant":
             return None
         if owner(node.op) is not None:  # a user's op may end its process: a worker's, not this one
             return None
@@ -43,9 +44,8 @@ class FoldConstants(Pass):
         if size > self.limit + sum(t.node.attrs["value"].nbytes for t in inputs):
             return None
         try:
-            with np.errstate(all="ignore"):
-                attrs = bind_attrs(node.attrs, {})
-                values = node.op.run(np, [t.node.attrs["value"] for t in inputs], attrs)
+            attrs = bind_attrs(node.attrs, {})
+            values = node.op.run(np, [t.node.attrs["value"] for t in inputs], attrs)
         except Exception:
             return None  # it fails in the same way, with its line, when the step runs
         return [
