@@ -13,7 +13,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import numpy as np
@@ -71,15 +71,26 @@ def checks(error: type[GraphflowError]) -> Callable[[F], F]:
     return enter
 
 
-def spelt(error: type[GraphflowError]) -> Callable[[F], F]:
-    """A public function, or a class whose `__init__`, tells what was meant by an argument that it
-    does not have, and what is missing, with such errors. For what checks its values itself."""
+def spelt(error: type[GraphflowError], but: Collection[str] = ()) -> Callable[[F], F]:
+    """A public function, or a class's `__init__` and public methods, tell what was meant by an
+    argument that they do not have, and what is missing, with such errors. For what checks its
+    values itself.
+
+    Args:
+        but: methods of which each microsecond counts; their errors are Python's.
+    """
 
     def enter(public: F) -> F:
-        if isinstance(public, type):
-            setattr(public, "__init__", _spelt(vars(public)["__init__"], public.__name__, error))  # noqa: B010
-            return public
-        return cast(F, _spelt(public, public.__name__, error))
+        if not isinstance(public, type):
+            return cast(F, _spelt(public, public.__name__, error))
+        methods = {"__init__": public.__name__} | {
+            name: f"{public.__name__}.{name}" for name in vars(public) if name[0] != "_"
+        }
+        for name, what in methods.items():
+            method = vars(public)[name]
+            if inspect.isfunction(method) and name not in but:
+                setattr(public, name, _spelt(method, what, error))
+        return public
 
     return enter
 

@@ -1,16 +1,16 @@
 """Dims: sizes that are known by name only, as integer polynomials.
 
 A size is an int or a `Dim`. `None` in a placeholder's shape makes a fresh symbol, a string a shared
-one.
+one. A fresh symbol has a number, which makes it unique, and what it is shown as: `?7 x.shape[0]`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from functools import reduce
+from functools import partialmethod, reduce
 from operator import mul
-from typing import Any, Union
+from typing import Any, Union, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ Atom = Any
 Monomial = tuple[Atom, ...]
 
 _fresh = itertools.count()
+_FRESH = "?"  # no identifier begins with it, as the names that users give do
 
 
 class Dim:
@@ -36,9 +37,14 @@ class Dim:
         self._hash = hash(frozenset(self.terms.items()))
 
     @staticmethod
-    def symbol(name: str | None = None) -> Dim:
-        """A size known by name; without a name, one that is equal to nothing else."""
-        return Dim({(name if name is not None else f"?{next(_fresh)}",): 1})
+    def symbol(name: str) -> Dim:
+        """A size known by name."""
+        return Dim({(name,): 1})
+
+    @staticmethod
+    def fresh(shown: str = "None") -> Dim:
+        """A size that is equal to no other, however alike both are shown."""
+        return Dim.symbol(f"{_FRESH}{next(_fresh)} {shown}")
 
     def __hash__(self) -> int:
         return self._hash
@@ -47,11 +53,15 @@ class Dim:
         return isinstance(other, Dim) and self.terms == other.terms
 
     def __repr__(self) -> str:
-        return " + ".join(_monomial(m, c) for m, c in sorted(self.terms.items(), key=repr)) or "0"
+        text = ""
+        for monomial, factor in sorted(self.terms.items(), key=repr):
+            plus, minus = (" + ", " - ") if text else ("", "-")
+            text += (plus if factor > 0 else minus) + _monomial(monomial, abs(factor))
+        return text or "0"
 
     def __add__(self, other: Size) -> Size:
-        if not _is_size(other):  # a tensor adds sizes itself
-            return NotImplemented
+        if not _is_size(other):
+            return self._not_whole(other, "add")
         terms = dict(self.terms)
         for m, c in _terms(other).items():
             terms[m] = terms.get(m, 0) + c
@@ -61,7 +71,7 @@ class Dim:
 
     def __mul__(self, other: Size) -> Size:
         if not _is_size(other):
-            return NotImplemented
+            return self._not_whole(other, "multiply")
         if not isinstance(other, Dim):
             scaled = {m: c * int(other) for m, c in self.terms.items()}
             return self if other == 1 else _simplest(scaled)
@@ -77,16 +87,16 @@ class Dim:
         return self * -1
 
     def __sub__(self, other: Size) -> Size:
-        return self + (other * -1) if _is_size(other) else NotImplemented
+        return self + (other * -1) if _is_size(other) else self._not_whole(other, "subtract")
 
     def __rsub__(self, other: Size) -> Size:
-        return -self + other
+        return -self + other if _is_size(other) else self._not_whole(other, "subtract")
 
     def __floordiv__(self, other: Size) -> Size:
-        return floordiv(self, other) if _is_size(other) else NotImplemented
+        return floordiv(self, other) if _is_size(other) else self._not_whole(other, "floor_divide")
 
     def __rfloordiv__(self, other: Size) -> Size:
-        return floordiv(other, self)
+        return floordiv(other, self) if _is_size(other) else self._not_whole(other, "floor_divide")
 
     # What a size known by name only is not ----------------------------------------------------
 
@@ -106,15 +116,18 @@ class Dim:
 
     __lt__ = __le__ = __gt__ = __ge__ = _compared
 
-    def _fraction(self, other: Any) -> Any:
-        if not isinstance(other, int | float | np.number | Dim):
-            return NotImplemented  # a tensor divides by sizes itself
+    def _not_whole(self, other: Any, op: str) -> Size:
+        """A tensor computes with sizes itself; with a number, an error says which op makes one."""
+        if not isinstance(other, int | float | complex | np.number | Dim):
+            return cast("Size", NotImplemented)
         raise GraphError(
-            f"at {user_location()}: the size {self} is divided to whole sizes by // only; for a "
-            "tensor use gf.divide or gf.remainder"
+            f"at {user_location()}: the size {self}, which only a feed fixes, goes by +, -, * and "
+            f"// with whole numbers only; for a tensor use gf.{op}"
         )
 
-    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = _fraction
+    __truediv__ = __rtruediv__ = partialmethod(_not_whole, op="divide")
+    __mod__ = __rmod__ = partialmethod(_not_whole, op="remainder")
+    __pow__ = __rpow__ = partialmethod(_not_whole, op="pow")
 
 
 def _is_size(value: Any) -> bool:
@@ -132,9 +145,30 @@ def _simplest(terms: Mapping[Monomial, int]) -> Size:
     return dim.terms[()] if set(dim.terms) == {()} else dim
 
 
+def is_fresh(symbol: str) -> bool:
+    """Whether nobody has named it: it was None in a shape."""
+    return symbol.startswith(_FRESH)
+
+
+def show_symbol(symbol: str) -> str:
+    """A symbol as people read it: a fresh one without its number."""
+    return symbol.partition(" ")[2] if is_fresh(symbol) else symbol
+
+
 def _monomial(monomial: Monomial, factor: int) -> str:
-    atoms = [a if isinstance(a, str) else f"{a[0]}({a[1]}, {a[2]})" for a in monomial]
-    return "*".join(([str(factor)] if factor != 1 or not atoms else []) + atoms)
+    return "*".join([str(factor)] * (factor != 1 or not monomial) + [_shown(a) for a in monomial])
+
+
+def _shown(atom: Atom) -> str:
+    if isinstance(atom, str):
+        return show_symbol(atom)
+    function, a, b = atom
+    if function != "floordiv":
+        return f"{function}({a}, {b})"
+    above, below = str(a), str(b)
+    above = f"({above})" if " " in above else above
+    below = f"({below})" if " " in below or "*" in below else below
+    return f"({above} // {below})"
 
 
 def floordiv(a: Size, b: Size) -> Size:
@@ -229,6 +263,15 @@ def _substituted(atom: Atom, sizes: Mapping[str, Size]) -> Size:
     if function == "floordiv":
         return floordiv(x, y)
     return minimum(x, y) if function == "min" else maximum(x, y)
+
+
+def alone(size: Size) -> str | None:
+    """The symbol that a size is, if it is nothing else."""
+    if isinstance(size, Dim) and len(size.terms) == 1:
+        ((monomial, factor),) = size.terms.items()
+        if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
+            return monomial[0]
+    return None
 
 
 def symbols(size: Size) -> Iterator[str]:

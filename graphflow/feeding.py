@@ -9,7 +9,7 @@ import numpy as np
 
 from graphflow.errors import FeedError, GraphError, GraphflowError
 from graphflow.op import Node, Tensor, user_location
-from graphflow.spec import Dim, TensorSpec, is_inexact, kind, limits, show_shape
+from graphflow.spec import Size, TensorSpec, alone, is_fresh, is_inexact, kind, limits, show_shape
 
 
 def convert_all(feeds: Any) -> dict[Node, np.ndarray[Any, Any]]:
@@ -135,8 +135,10 @@ _HALVED = {"float64": ("float32", "complex64"), "complex128": ("complex64",)}
 
 def _expected(spec: TensorSpec) -> str:
     """A placeholder's shape as the user wrote it: fresh symbols are None."""
-    sizes = (
-        "None" if isinstance(s, Dim) and str(s).startswith("?") else str(s) for s in spec.shape
-    )
-    text = ", ".join(sizes)
-    return f"({text},)" if spec.rank == 1 else f"({text})"
+    sizes = ("None" if _is_open(size) else str(size) for size in spec.shape)
+    return show_shape(tuple(sizes))
+
+
+def _is_open(size: Size) -> bool:
+    symbol = alone(size)
+    return symbol is not None and is_fresh(symbol)

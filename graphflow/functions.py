@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import spelt
 from graphflow.control import call_body, require_function
 from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.graph import Body
@@ -133,6 +134,7 @@ def _check_cotangent(name: str, i: int, spec: TensorSpec, part: Any) -> None:
         )
 
 
+@spelt(ArgumentError)
 def traced_once(fn: Callable[..., Any]) -> Function:
     """A function whose graph is built once for each signature: `@gf.function`.
 
@@ -147,6 +149,7 @@ def traced_once(fn: Callable[..., Any]) -> Function:
     return Function(fn)
 
 
+@spelt(ArgumentError)
 def checkpoint(fn: Callable[..., Any]) -> Function:
     """A function whose gradient computes it again instead of keeping what is inside.
 
@@ -157,6 +160,7 @@ def checkpoint(fn: Callable[..., Any]) -> Function:
     return Function(fn, recompute=True)
 
 
+@spelt(ArgumentError)
 def custom_vjp(
     fn: Callable[..., Any] | None = None, *, vjp: Callable[..., Any] | None = None
 ) -> Any:

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.arguments import checks
+from graphflow.arguments import checks, spelt
 from graphflow.errors import GraphError, VariableError
 from graphflow.op import Node, Tensor, user_location
 from graphflow.quantities import counted
 from graphflow.spec import Dim, Equation, evaluate
 
 
+@spelt(GraphError)
 class Graph:
     """The nodes that some outputs need.
 

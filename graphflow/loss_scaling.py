@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphflow import init
+from graphflow.arguments import spelt
 from graphflow.build import assign
 from graphflow.errors import ArgumentError
 from graphflow.op import FUNCTIONS, REGISTRY, Tensor, made_by, user_location
@@ -22,6 +23,7 @@ from graphflow.spec import is_half
 LEAST, MOST = 2.0**-24, 2.0**120
 
 
+@spelt(ArgumentError)
 @dataclass(frozen=True)
 class LossScaling:
     """Gradients of scale·loss, divided by the scale: small ones survive float16 on the way.

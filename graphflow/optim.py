@@ -397,6 +397,7 @@ class Adagrad(Optimizer):
         return bool(np.float32(self.epsilon) > 0)  # else a rest of 0 / 0
 
 
+@spelt(ArgumentError)
 def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[Tensor], Tensor]:
     """Gradients scaled down together so that their joint 2-norm is at most `max_norm`, and that
     norm (at least float32).

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphflow.arguments import spelt
 from graphflow.device import DeviceName
 from graphflow.errors import ArgumentError, DeviceError, DTypeError
 from graphflow.location import Location, located, user_location
@@ -81,6 +82,7 @@ def is_name(name: Any) -> bool:
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
+@spelt(ArgumentError)
 def name_scope(name: str) -> AbstractContextManager[None]:
     """Prefix the names of nodes built in the block: `with gf.name_scope("tower"):`.
 
@@ -105,6 +107,7 @@ def within(prefix: str) -> AbstractContextManager[None]:
     return _scope(prefix=prefix)
 
 
+@spelt(ArgumentError)
 def device(name: str | DeviceName) -> AbstractContextManager[None]:
     """Pin nodes built in the block: `/worker:1/cpu:0`, or partial names such as `gpu`, `/worker:1`.
 
@@ -188,6 +191,7 @@ def _scope(**changes: Any) -> Iterator[None]:
         current_scope.reset(token)
 
 
+@spelt(ArgumentError)
 def autocast(dtype: Any) -> AbstractContextManager[None]:
     """Compute products in 16 bits in the block: `with gf.autocast("bfloat16"):`.
 

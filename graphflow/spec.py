@@ -14,15 +14,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.arguments import spelt
 from graphflow.dims import (
     Dim,
     Shape,
     Size,
+    alone,
     evaluate,
     floordiv,
+    is_fresh,
     maximum,
     minimum,
     product,
+    show_symbol,
     substitute,
     symbols,
 )
@@ -91,9 +95,10 @@ def nbytes(spec: TensorSpec) -> int:
     return evaluate(spec.nbytes, {})
 
 
+@spelt(ShapeError)
 def spec(dtype: Any, shape: Any = ()) -> TensorSpec:
     """A TensorSpec from plain words: `spec("float32", (None, 64))`."""
-    return TensorSpec(normalize_shape(shape), as_dtype(dtype))
+    return TensorSpec(normalize_shape(shape, of=""), as_dtype(dtype))
 
 
 # Equations between sizes ----------------------------------------------------------------------
@@ -156,13 +161,16 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     return tuple(result)
 
 
-def show_shape(shape: Shape) -> str:
+def show_shape(shape: Sequence[Size | str]) -> str:
     """A shape as Python writes it: `(n, 64)`."""
     return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
 
 
-def normalize_shape(shape: Any, what: str = "shape") -> Shape:
-    """A user's shape (ints, None, names, dims) as a tuple of sizes.
+def normalize_shape(shape: Any, what: str = "shape", of: str | None = None) -> Shape:
+    """A user's shape (ints, names, dims) as a tuple of sizes.
+
+    Args:
+        of: the tensor whose shape it is, where None is any size; "" where that is none yet.
 
     Raises:
         ShapeError: an entry is negative or of another type.
@@ -172,12 +180,20 @@ def normalize_shape(shape: Any, what: str = "shape") -> Shape:
     )
     if not isinstance(entries, list | tuple):
         raise ShapeError(f"{what}: a shape is a tuple of sizes such as (64, 3), not {shape!r}")
-    return tuple(_normalize_size(entry, what) for entry in entries)
+    return tuple(
+        Dim.fresh(f"{of}.shape[{axis}]" if of else "None")
+        if entry is None and of is not None
+        else _normalize_size(entry, what)
+        for axis, entry in enumerate(entries)
+    )
 
 
 def _normalize_size(entry: Any, what: str) -> Size:
     if entry is None:
-        return Dim.symbol()
+        raise ShapeError(
+            f"{what}: None is any size, which placeholders have; give a number, or the size of a "
+            "tensor such as x.shape[0]"
+        )
     if isinstance(entry, str):
         if not entry.isidentifier():
             raise ShapeError(f"{what}: a named size must be an identifier, not {entry!r}")
@@ -234,8 +250,8 @@ def part_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:
 
 __all__ = [
     "BFLOAT16", "DTYPES", "Dim", "Equation", "Outer", "Shape", "Size", "Span", "TensorSpec",
-    "as_dtype", "broadcast_shapes", "complex_dtype", "equate", "evaluate", "floordiv", "is_half",
-    "is_inexact", "kind", "limits", "maximum", "minimum", "nbytes", "normalize_shape", "part_of",
-    "product", "promote", "real_dtype", "recorded_equations", "show_shape", "spec", "stretches",
-    "substitute", "symbols",
+    "alone", "as_dtype", "broadcast_shapes", "complex_dtype", "equate", "evaluate", "floordiv",
+    "is_fresh", "is_half", "is_inexact", "kind", "limits", "maximum", "minimum", "nbytes",
+    "normalize_shape", "part_of", "product", "promote", "real_dtype", "recorded_equations",
+    "show_shape", "show_symbol", "spec", "stretches", "substitute", "symbols",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from graphflow.errors import ArgumentError, FeedError, FetchError, GraphError, GraphflowError
 from graphflow.graph import Graph, bodies
 from graphflow.op import Node, Tensor, as_tensor, user_location
-from graphflow.spec import Dim, Size, evaluate, show_shape, symbols
+from graphflow.spec import Dim, Size, alone, evaluate, show_shape, show_symbol, symbols
 
 Rebuild = Callable[[Sequence[Any]], Any]
 """Puts values, in the order of the flat tensors, into the structure that was flattened."""
@@ -172,7 +172,7 @@ def fed_sizes(graph: Graph, shapes: Mapping[Node, Sequence[int]]) -> dict[str, i
         symbol: int(size)
         for node, shape in shapes.items()
         if node in graph.placeholders and len(shape) == len(node.specs[0].shape)
-        for symbol, size in zip(map(_alone, node.specs[0].shape), shape, strict=True)
+        for symbol, size in zip(map(alone, node.specs[0].shape), shape, strict=True)
         if symbol is not None
     }
 
@@ -203,17 +203,17 @@ class _Binding:
                 if want != have:
                     raise self._mismatch(node, given, f"axis {axis} must be {want}, not {have}")
                 continue
-            symbol = _alone(want)
+            symbol = alone(want)
             if symbol is None:
                 continue
             known = self.sizes.setdefault(symbol, have)
             first = self._from.setdefault(symbol, node)
             if known != have:
                 if first is node:
-                    told = f"size {symbol!r} is {known} and {have} in one shape"
+                    told = f"size {show_symbol(symbol)!r} is {known} and {have} in one shape"
                 else:
                     told = (
-                        f"size {symbol!r} is {have} here, but {known} in "
+                        f"size {show_symbol(symbol)!r} is {have} here, but {known} in "
                         f"{_placeholder(self.graph, first)}; give both the same size"
                     )
                 raise self._mismatch(node, given, told)
@@ -285,7 +285,7 @@ class _Binding:
         except KeyError as missing:
             raise self.error(
                 f"{where} has a size {size} that no given placeholder fixes "
-                f"({missing} is unknown); "
+                f"({show_symbol(missing.args[0])!r} is unknown); "
                 "give the placeholder from which it comes as well"
             ) from None
         except ZeroDivisionError:
@@ -295,7 +295,8 @@ class _Binding:
         """Which placeholders to look at."""
         names = dict.fromkeys(s for size in sizes for s in symbols(size) if s in self._from)
         found = [
-            f"{s} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}" for s in names
+            f"{show_symbol(s)} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}"
+            for s in names
         ]
         return "give sizes that fit" + (": " + ", ".join(found) if found else "")
 
@@ -304,15 +305,6 @@ class _Binding:
             f"{_placeholder(self.graph, node)} takes shape {show_shape(node.specs[0].shape)}, "
             f"got {show_shape(given)}: {told}"
         )
-
-
-def _alone(size: Size) -> str | None:
-    """The symbol that a size is, if it is nothing else."""
-    if isinstance(size, Dim) and len(size.terms) == 1:
-        ((monomial, factor),) = size.terms.items()
-        if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
-            return monomial[0]
-    return None
 
 
 def _placeholder(graph: Graph, node: Node) -> str:

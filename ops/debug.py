@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import spelt
 from graphflow.errors import ArgumentError, CheckError, DTypeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, located, register, sample, user_location
 from graphflow.ops import batching
@@ -47,6 +48,7 @@ _print = register(
 )
 
 
+@spelt(ArgumentError)
 def print(x: Any, message: str = "", name: str | None = None) -> Tensor:
     """x itself; each time it is computed, its value is printed on the machine where that happens.
 
@@ -101,6 +103,7 @@ _check = register(
 )
 
 
+@spelt(ArgumentError)
 def check(x: Any, condition: Any, message: str, name: str | None = None) -> Tensor:
     """x itself; a step in which the condition is not true everywhere fails.
 

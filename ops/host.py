@@ -17,7 +17,15 @@ from graphflow.errors import ArgumentError, DifferentiationError, OpError
 from graphflow.modules import admit, function_named
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample, user_location
 from graphflow.ops import host_samples
-from graphflow.spec import Shape, TensorSpec, as_dtype, is_inexact, spec, symbols
+from graphflow.spec import (
+    Shape,
+    TensorSpec,
+    as_dtype,
+    is_inexact,
+    show_symbol,
+    spec,
+    symbols,
+)
 
 Specs = tuple[tuple[Shape, str], ...]
 
@@ -214,8 +222,8 @@ def host_call(
         unknown = [s for size in each.shape for s in symbols(size) if s not in known]
         if unknown:
             raise ArgumentError(
-                f"spec {each} has a size {unknown[0]} that no argument has; write x.shape[0], or "
-                "the name of a size of an argument"
+                f"spec {each} has a size {show_symbol(unknown[0])} that no argument has; write "
+                "x.shape[0], or the name of a size of an argument"
             )
     if not isinstance(pure, bool):
         raise ArgumentError(f"pure is True or False, not {pure!r}")

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from graphflow import init
+from graphflow.arguments import spelt
 from graphflow.build import assign
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.graph import Graph
@@ -418,6 +419,7 @@ class BatchNorm3d(BatchNorm):
 # Others -----------------------------------------------------------------------------------------
 
 
+@spelt(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class Dropout(Layer):
     """`gf.nn.dropout` in a `gf.nn.training` block, else x as it is."""

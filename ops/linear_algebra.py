@@ -10,6 +10,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+from graphflow.arguments import spelt
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Tensor, as_tensor, function, located, promoted
 from graphflow.ops.decompose import cholesky, eig, eigh, eigvals, eigvalsh, qr
@@ -26,6 +27,7 @@ from graphflow.ops.window import roll, window
 from graphflow.spec import equate, maximum, minimum, show_shape
 
 
+@spelt(ArgumentError)
 def diagonal(x: Any, *, offset: int = 0) -> Tensor:
     """The diagonal of each matrix of x (…, m, n), `offset` columns above the main one.
 
@@ -49,6 +51,7 @@ def diagonal(x: Any, *, offset: int = 0) -> Tensor:
     return _main_diagonal(tensor)
 
 
+@spelt(ArgumentError)
 def trace(x: Any, *, offset: int = 0, dtype: Any = None) -> Tensor:
     """The sum of a diagonal of each matrix of x (…, m, n); see `diagonal` and `gf.sum`.
 

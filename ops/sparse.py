@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.arguments import checks
+from graphflow.arguments import checks, spelt
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import (
     FUNCTIONS,
@@ -296,6 +296,7 @@ class CSR:
         return matrix_transpose(spmm(self, matrix_transpose(dense), transpose=True))
 
 
+@spelt(ArgumentError)
 def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
     """A sparse matrix of its parts, tensors or arrays; see `CSR`.
 
@@ -323,6 +324,7 @@ def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
         return CSR(*parts, sizes)
 
 
+@spelt(ArgumentError)
 def from_dense(array: Any, dtype: Any = None) -> CSR:
     """The entries of an array that are not 0, as constants.
 
@@ -341,6 +343,7 @@ def from_dense(array: Any, dtype: Any = None) -> CSR:
         return csr(dense[rows, columns], columns, offsets.astype(I64), dense.shape)
 
 
+@spelt(ArgumentError)
 def from_scipy(matrix: Any) -> CSR:
     """A matrix with the attributes of `scipy.sparse.csr_array` (data, indices, indptr, shape), as
     constants.
@@ -357,6 +360,7 @@ def from_scipy(matrix: Any) -> CSR:
         return csr(matrix.data, matrix.indices, matrix.indptr, matrix.shape)
 
 
+@spelt(ArgumentError)
 def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
     """matrix @ dense for a dense matrix, or the transposed sparse matrix @ dense.
 
@@ -376,6 +380,7 @@ def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
         return result
 
 
+@spelt(ArgumentError)
 def spmv(matrix: CSR, vector: Any, transpose: bool = False) -> Tensor:
     """As `spmm`, for a dense vector.
 
@@ -392,6 +397,7 @@ def spmv(matrix: CSR, vector: Any, transpose: bool = False) -> Tensor:
         return reshape(product, (product.shape[0],))
 
 
+@spelt(ArgumentError)
 def to_dense(matrix: CSR) -> Tensor:
     """The matrix with its zeros.
 

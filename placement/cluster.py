@@ -256,6 +256,7 @@ class Cluster:
             f"(there are {', '.join(self.devices)})"
         )
 
+    @spelt(DeviceError)
     def match(self, constraint: str) -> tuple[str, ...]:
         """Devices that a name allows: "gpu", "cpu:1", "/worker:1", "/worker:1/cpu:0".
 
@@ -371,6 +372,7 @@ class Cluster:
         }
 
     @classmethod
+    @spelt(ClusterError)
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """The cluster that `to_dict` described.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphflow.arguments import spelt
 from graphflow.errors import PlanError
 from graphflow.placement.report import Report, report
 from graphflow.placement.tables import Table, seconds_cell
@@ -64,6 +65,7 @@ class Comparison:
         return self.table().html()
 
 
+@spelt(PlanError)
 def compare(plans: Mapping[str, Plan] | Sequence[Plan]) -> Comparison:
     """Plans side by side: predicted steps, idle shares, traffic, memory, what the step waits for.
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from graphflow.graph import Graph, bodies
-from graphflow.spec import Dim, Size
+from graphflow.spec import Dim, Size, is_fresh
 
 
 def fingerprint(graph: Graph) -> str:
@@ -61,5 +61,5 @@ def _canonical(size: Size, symbols: dict[str, str]) -> str:
 
 def _atom(atom: Any, symbols: dict[str, str]) -> str:
     if isinstance(atom, str):
-        return symbols.setdefault(atom, f"s{len(symbols)}") if atom.startswith("?") else atom
+        return symbols.setdefault(atom, f"s{len(symbols)}") if is_fresh(atom) else atom
     return f"{atom[0]}({_canonical(atom[1], symbols)},{_canonical(atom[2], symbols)})"

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphflow.arguments import checks
+from graphflow.arguments import checks, spelt
 from graphflow.errors import PlanError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".svg", ".json", ".dot")
 
 
+@spelt(PlanError)
 @dataclass(frozen=True)
 class Plan:
     """A placement of a graph on a cluster, predicted.
@@ -231,6 +232,7 @@ class Plan:
         return dot.render(self)
 
     @staticmethod
+    @spelt(PlanError)
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read a plan that was saved as .json.
 

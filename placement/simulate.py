@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from graphflow.arguments import spelt
 from graphflow.errors import ProblemError
 from graphflow.placement.problem import Assignment, Floats, Ints, Problem
 from graphflow.placement.sharing import Clock, Flow, Flows
@@ -87,6 +88,7 @@ class Timeline:
         return total
 
 
+@spelt(ProblemError)
 def simulate(problem: Problem, assignment: Assignment) -> Timeline:
     """What the runtime will do with this assignment.
 

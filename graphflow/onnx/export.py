@@ -25,13 +25,14 @@ from onnx import (
 )
 
 from graphflow import _version
+from graphflow.arguments import spelt
 from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
 from graphflow.graph import Graph
 from graphflow.onnx.reader import LIMIT
 from graphflow.onnx.values import Array
 from graphflow.op import Node, Tensor, located, user_location
 from graphflow.session import Session
-from graphflow.spec import Dim, Size
+from graphflow.spec import Dim, Size, is_fresh, substitute, symbols
 
 OPSET = 20
 IR_VERSION = 9
@@ -201,10 +202,13 @@ def _info(name: str, tensor: Tensor) -> ValueInfoProto:
 
 
 def _dim_name(size: Size) -> str:
-    """Fresh symbols are called `?3` here; ONNX takes any text, tools prefer names."""
-    return str(size).replace("?", "size_").replace(" ", "")
+    """ONNX takes any text, tools prefer names; unlike people, they tell sizes apart by these."""
+    fresh = filter(is_fresh, symbols(size))
+    names = {symbol: Dim.symbol(f"size_{symbol[1:].partition(' ')[0]}") for symbol in fresh}
+    return str(substitute(size, names)).replace(" ", "")
 
 
+@spelt(OnnxError)
 def save(
     path: str | os.PathLike[str] | None,
     outputs: Any,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
 
+from graphflow.arguments import spelt
 from graphflow.build import placeholder
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
 from graphflow.onnx import host, host_control, host_values, operators
@@ -214,6 +215,7 @@ class Model:
         return f"<Model {self.file}: {takes} -> {gives}; {len(self.variables)} variables>"
 
 
+@spelt(OnnxError)
 def load(
     source: Any,
     *,

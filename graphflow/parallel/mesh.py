@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
 from graphflow.op import Node
-from graphflow.spec import Dim, Outer, Size, evaluate, stretches
+from graphflow.spec import Dim, Outer, Size, evaluate, is_fresh, show_symbol, stretches
 
 SYMBOLS = 1024
 """Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
@@ -254,8 +254,8 @@ class Cuts:
         if key not in self._known:
             if (count := self.mesh.parts(axes)) > SYMBOLS:
                 raise ShardingError(
-                    f"a size that only a feed fixes, {symbol!r}, is cut into {count:,} pieces, and "
-                    f"{SYMBOLS:,} is the most; give its placeholder a number, or make "
+                    f"a size that only a feed fixes, {show_symbol(symbol)}, is cut into {count:,} "
+                    f"pieces, and {SYMBOLS:,} is the most; give its placeholder a number, or make "
                     f"{' × '.join(axes)} of the mesh smaller"
                 )
             found: dict[Place, tuple[Size, Size]] = {}
@@ -354,7 +354,7 @@ def _nested(size: int, at: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 def _called(symbol: str, size: int) -> str:
     """A size that was fed, with the name that the user gave it, if there is one."""
-    return f"{size}" if symbol.startswith("?") else f"{size} (size {symbol!r})"
+    return f"{size}" if is_fresh(symbol) else f"{size} (size {symbol!r})"
 
 
 def _linear(size: Any) -> str | None:

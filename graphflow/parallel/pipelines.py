@@ -31,6 +31,7 @@ from graphflow.parallel.stages import check_number, origin_of, stages_of
 from graphflow.parallel.strategies import check_places, devices_for, report_of
 from graphflow.parallel.unrolled import unrolled
 from graphflow.placement.cluster import Cluster
+from graphflow.spec import alone
 
 _ON_A_DEVICE = {"interleaved": 2, "zb-v": 2}
 """Stages on a device, of schedules that ask for several."""
@@ -306,7 +307,8 @@ def _check_batch(batch: Sequence[Tensor], microbatches: int, fed: Mapping[str, i
     """
     for tensor in batch:
         size = tensor.shape[0]
-        count = size if isinstance(size, int) else fed.get(str(size))
+        symbol = alone(size)
+        count = size if isinstance(size, int) else fed.get(symbol) if symbol else None
         if count is not None and count < microbatches:
             fewer = f", or give it microbatches={count} at most" if count else ""
             raise ShardingError(

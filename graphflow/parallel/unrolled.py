@@ -29,7 +29,7 @@ from graphflow.parallel.shard import Pieces, Sharded, Share
 from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import FREE
 from graphflow.parallel.versions import staleness
-from graphflow.spec import Dim, Size, Span, is_inexact, show_shape, substitute, symbols
+from graphflow.spec import Dim, Size, Span, alone, is_inexact, show_shape, substitute, symbols
 
 _BATCH = Split((MICRO,))
 
@@ -113,7 +113,7 @@ class _Unrolling:
         """
         same = equal_sizes(self.graph)
         firsts: list[Size] = [t.shape[0] if t.ndim else 0 for t in self.batch]
-        plain = all(isinstance(d, Dim) and d == Dim.symbol(str(d)) for d in firsts)
+        plain = all(alone(d) for d in firsts)
         first = same.get(firsts[0], firsts[0]) if plain and firsts else None
         if first is None or any(same.get(d, d) != first for d in firsts):
             told = ", ".join(f"{t.name!r} {show_shape(t.shape)}" for t in self.batch)
@@ -126,7 +126,7 @@ class _Unrolling:
         every = dict.fromkeys([*firsts, *(d for d in same if same[d] == first)])
         for size in every:
             self.cuts.can(size, _BATCH)
-        return [str(size) for size in every]
+        return [name for size in every if (name := alone(size))]
 
     def _variable(self, node: Node) -> Pieces:
         if node in self.known:
@@ -170,11 +170,12 @@ class _Unrolling:
 
     def _placeholder(self, node: Node, i: int) -> Tensor:
         (tensor,) = node.outputs
-        if not any(str(size) in self.symbols for size in tensor.shape):
+        names = [alone(size) for size in tensor.shape]
+        if not any(name in self.symbols for name in names):
             return tensor
         pieces = tuple(
-            self._piece(str(size), i) if str(size) in self.symbols else Piece(0, size, size)
-            for size in tensor.shape
+            self._piece(name, i) if name in self.symbols else Piece(0, size, size)
+            for name, size in zip(names, tensor.shape, strict=True)
         )
         with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
             own: Tensor = REGISTRY["placeholder"](
@@ -246,7 +247,7 @@ class _Unrolling:
             return self._fetched_update(tensor)
         parts = [copy[tensor] for copy in self.copies if tensor in copy]
         with made_by(node, "fetched/", self._device(node, 0)):
-            if tensor.ndim and str(tensor.shape[0]) in self.symbols:
+            if tensor.ndim and alone(tensor.shape[0]) in self.symbols:
                 joined: Tensor = FUNCTIONS["concat"](parts)
                 return joined
             if tensor.ndim == 0 and parts:

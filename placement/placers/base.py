@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from graphflow.arguments import spelt
 from graphflow.errors import MemoryLimitError, PlacementError
 from graphflow.placement.problem import Assignment, Floats, Ints, Problem
 from graphflow.placement.shortage import shortages
@@ -54,6 +55,7 @@ def placer_names() -> tuple[str, ...]:
     return tuple(sorted(_PLACERS))
 
 
+@spelt(PlacementError)
 def get_placer(placer: str | Placer) -> Placer:
     """The placer of that name; a placer itself passes through.
 
@@ -72,6 +74,7 @@ def get_placer(placer: str | Placer) -> Placer:
     return _PLACERS[placer]
 
 
+@spelt(PlacementError)
 def place(problem: Problem, placer: str | Placer = "greedy") -> Assignment:
     """Decide where and in which order the nodes of a problem run.
 

@@ -88,15 +88,25 @@ def test_a_size_depends_on_no_other_symbol_than_it_names(a: Size, bindings: dict
 
 def test_constants_are_plain_ints_and_sizes_print_as_written() -> None:
     assert (N + 2) - N == 2 and isinstance((N + 2) - N, int)
-    assert repr(2 * N + 1) in ("1 + 2*n", "2*n + 1")
+    assert repr(2 * N + 1) == "2*n + 1" and repr(-N) == "-n" and repr(M - 3 * N) == "m - 3*n"
+    assert repr((N + 1) // 2 * 3) == "3*((n + 1) // 2)" and repr(7 // (2 * N)) == "(7 // (2*n))"
     assert show_shape((N, 64)) == "(n, 64)" and show_shape((3,)) == "(3,)"
     assert N // 2 != N and floordiv(7, N) == 7 // N
 
 
-def test_each_unnamed_size_is_equal_to_no_other() -> None:
-    a, b = normalize_shape((None, None))
-    assert a != b and a == a
-    assert normalize_shape(("n", 3)) == (N, 3) and normalize_shape(None)[0] != a
+def test_each_unnamed_size_is_equal_to_no_other_and_shown_as_users_write_it() -> None:
+    a, b = normalize_shape((None, None), of="x")
+    assert a != b and a == a and a != normalize_shape(None, of="x")[0]
+    assert normalize_shape(("n", 3)) == (N, 3)
+    assert repr(a * b - 1) == "x.shape[0]*x.shape[1] - 1"
+    assert repr(spec("float32", (None, 3))) == "float32(None, 3)"
+    with gf.name_scope("tower"):
+        assert str(gf.placeholder("float32", (None,), name="x").shape[0]) == "tower/x.shape[0]"
+
+
+def test_only_what_is_fed_may_have_any_size() -> None:
+    with pytest.raises(ShapeError, match=r"test_spec\.py:\d+.*None is any size.*x\.shape\[0\]"):
+        gf.zeros((None, 3))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "2n", "", object()])
@@ -196,10 +206,26 @@ def test_a_size_known_by_name_only_is_no_number_and_says_so_on_the_users_line(
         asked(Dim.symbol("n"))
 
 
-@pytest.mark.parametrize("asked", [lambda n: n / 2, lambda n: 2 / n, lambda n: n % 2])
-def test_a_size_is_divided_by_whole_numbers_only(asked: Callable[[Any], Any]) -> None:
-    with pytest.raises(GraphError, match=r"test_spec\.py:\d+: the size n is divided .*gf\.divide"):
+@pytest.mark.parametrize(
+    ("asked", "op"),
+    [
+        (lambda n: n / 2, "divide"),
+        (lambda n: 2 / n, "divide"),
+        (lambda n: n % 2, "remainder"),
+        (lambda n: n * 2.5, "multiply"),
+        (lambda n: np.float32(2) * n, "multiply"),
+        (lambda n: n + 0.5, "add"),
+        (lambda n: 0.5 - n, "subtract"),
+        (lambda n: n - 0.5, "subtract"),
+        (lambda n: n // 0.5, "floor_divide"),
+        (lambda n: 0.5 // n, "floor_divide"),
+        (lambda n: n**2, "pow"),
+    ],
+)
+def test_sizes_go_by_whole_numbers_only(asked: Callable[[Any], Any], op: str) -> None:
+    told = rf"test_spec\.py:\d+: the size n, which only a feed fixes, .* use gf\.{op}$"
+    with pytest.raises(GraphError, match=told):
         asked(Dim.symbol("n"))
     x = gf.placeholder("float32", ("n",))
-    assert asked(Dim.symbol("n") // 1 * 0 + 4) in (2.0, 0.5, 0)  # of a number, Python's own
-    assert (x.shape[0] / x).shape == x.shape  # a tensor is divided as a tensor
+    assert asked(x).shape == x.shape and hasattr(gf, op)  # a tensor, with any number
+    assert (x.shape[0] / x).shape == (x.shape[0] * x).shape == x.shape  # a tensor takes sizes
