@@ -20,9 +20,9 @@ from graphflow.errors import (
     ShapeError,
 )
 from graphflow.graph import Graph
-from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, made_by, user_location
+from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, derived, user_location
 from graphflow.ops.collectives import groups_of
-from graphflow.ops.rules import zeros_like
+from graphflow.ops.rules import unbroadcast, zeros_like
 from graphflow.pauses import without_collection
 from graphflow.spec import is_inexact, kind, show_shape
 
@@ -72,7 +72,7 @@ def pulled_back(
     for node in reversed(nodes):
         for tensor in node.outputs:
             if tensor in targets:
-                with made_by(node):
+                with derived(node):
                     results[tensor] = cotangents.total(tensor)
         flows = any(t.node in wanted for t in node.inputs)
         if node in groups:
@@ -114,26 +114,35 @@ def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
             f"{node.op.name} ({node.name!r} at {node.location}) has no gradient; "
             "wrap its input in gf.stop_gradient if none should flow"
         )
-    with made_by(node):
+    with derived(node):
         gs = tuple(cotangents.total(t) for t in node.outputs)
         single = len(gs) == 1
         try:
-            parts = node.op.vjp(
-                gs[0] if single else gs,
-                node.outputs[0] if single else node.outputs,
-                *node.inputs,
-                **node.attrs,
+            parts = inputs_cotangents(
+                node, gs[0] if single else gs, node.outputs[0] if single else node.outputs
             )
         except GraphflowError as error:
             raise type(error)(f"gradient of {node.name!r} at {node.location}: {error}") from error
-        if len(parts) != len(node.inputs):
-            raise DifferentiationError(
-                f"the vjp of {node.op.name} gave {len(parts)} cotangents for {len(node.inputs)} "
-                "inputs"
-            )
         for tensor, part in zip(node.inputs, parts, strict=True):
             if part is not None and tensor.node in wanted:
                 cotangents.add(tensor, _of_dtype(part, tensor))
+
+
+def inputs_cotangents(node: Node, g: Any, y: Any) -> Sequence[Tensor | None]:
+    """What a node's vjp makes of cotangents `g` of its outputs `y`. The inputs of an elementwise op
+    may have been broadcast, which its vjp need not know: cotangents are summed here."""
+    assert node.op.vjp is not None
+    parts: Sequence[Tensor | None] = node.op.vjp(g, y, *node.inputs, **node.attrs)
+    if len(parts) != len(node.inputs):
+        raise DifferentiationError(
+            f"the vjp of {node.op.name} gave {len(parts)} cotangents for {len(node.inputs)} inputs"
+        )
+    if not node.op.elementwise:
+        return parts
+    return [
+        part if part is None else unbroadcast(part, x.shape)
+        for part, x in zip(parts, node.inputs, strict=True)
+    ]
 
 
 def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
@@ -154,9 +163,9 @@ def _step_back_together(group: Sequence[Node], cotangents: _Cotangents, wanted: 
     if joint is not None and len(reached) > 1:
         gs = []
         for node in ranked:
-            with made_by(node):
+            with derived(node):
                 gs.append(cotangents.total(node.outputs[0]))
-        with made_by(ranked[0]):
+        with derived(ranked[0]):
             parts = joint(ranked, gs)
     if parts is None:
         for node in reversed(reached):

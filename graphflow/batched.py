@@ -15,7 +15,7 @@ from typing import Any
 from graphflow.control import scan as scan_over
 from graphflow.errors import GraphflowError, VariableError
 from graphflow.graph import Body, Graph, bodies
-from graphflow.op import FUNCTIONS, Node, Tensor, made_by, make_node
+from graphflow.op import FUNCTIONS, Node, Tensor, derived, make_node
 from graphflow.ops import batching, control
 from graphflow.spec import Size
 from graphflow.tracing import parameter
@@ -62,7 +62,7 @@ class Batching:
                 continue
             twins = [self.twin(t) for t in node.inputs]
             if any(has for _, has in twins) or draws(node):
-                with made_by(node, "vmap/"):
+                with derived(node, "vmap/"):
                     results = self._emitted(node, twins)
             elif any(a is not b for (a, _), b in zip(twins, node.inputs, strict=True)):
                 moved = node.with_inputs(tuple(t for t, _ in twins))

@@ -137,17 +137,22 @@ class Graph:
             if node.op.name == "assign":
                 variable = node.inputs[0].node
                 if variable in assigned:
+                    first, second = (self._asked_for(n) for n in (assigned[variable], node))
                     raise VariableError(
                         f"variable {self.names[variable]!r} (made at {variable.location}) is "
-                        f"assigned twice in one step: at {assigned[variable].location} and "
-                        f"{node.location}; assign the combined value once, or run the two in "
-                        "separate steps"
+                        f"assigned twice in one step: at {first.location} and {second.location}; "
+                        "assign the combined value once, or run the two in separate steps"
                     )
                 assigned[variable] = node
         if len(set(self.names.values())) != len(self.nodes):
             raise GraphError("two nodes have one name")
         self._verified = True
         return self
+
+    def _asked_for(self, assignment: Node) -> Node:
+        """The step of training that an assignment is part of, if it is of one: an optimiser's count
+        as made where their variables are."""
+        return next((n for n in self.consumers[assignment] if n.op.name == "group"), assignment)
 
     @checks(GraphError)
     def rewrite(

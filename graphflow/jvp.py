@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphflow.autodiff import pulled_back
+from graphflow.autodiff import inputs_cotangents, pulled_back
 from graphflow.errors import (
     ArgumentError,
     DifferentiationError,
@@ -22,7 +22,7 @@ from graphflow.errors import (
     ShapeError,
 )
 from graphflow.graph import Graph
-from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, function, made_by, next_serial
+from graphflow.op import FUNCTIONS, Node, Tensor, as_tensor, derived, function, next_serial
 from graphflow.spec import is_inexact, kind, show_shape
 from graphflow.structure import flatten_values
 from graphflow.tracing import parameter
@@ -145,7 +145,7 @@ def pushed_over(nodes: Sequence[Node], tangents: Tangents) -> Tangents:
             continue
         if not any(is_inexact(s.dtype) for s in node.specs):
             continue
-        with made_by(node, "tangents/"):
+        with derived(node, "tangents/"):
             results = _rule(node, [tangents.get(t) for t in node.inputs])
         for tensor, tangent in zip(node.outputs, results, strict=True):
             if tangent is not None and is_inexact(tensor.dtype):
@@ -191,8 +191,7 @@ def _diagonal(node: Node, tangents: Sequence[Tensor | None]) -> Tensor | None:
     total: Tensor | None = None
     for i, tangent in enumerate(tangents):
         if tangent is not None:
-            assert node.op.vjp is not None
-            part = node.op.vjp(tangent, node.outputs[0], *node.inputs, **node.attrs)[i]
+            part = inputs_cotangents(node, tangent, node.outputs[0])[i]
             if part is not None:
                 total = part if total is None else total + part
     return total
@@ -201,14 +200,13 @@ def _diagonal(node: Node, tangents: Sequence[Tensor | None]) -> Tensor | None:
 def _transposed_twice(
     node: Node, y: Any, tangents: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    assert node.op.vjp is not None
     since = next_serial()
     # ones: a vjp may leave out what it would multiply by zeros that it sees
     dummies = [
         FUNCTIONS["full_like"](t, t.dtype.type(is_inexact(t.dtype)).item()) for t in node.outputs
     ]
     u: Any = dummies[0] if len(dummies) == 1 else tuple(dummies)
-    parts = node.op.vjp(u, y, *node.inputs, **node.attrs)
+    parts = inputs_cotangents(node, u, y)
     pairs = [
         (part, tangent)
         for part, tangent in zip(parts, tangents, strict=True)

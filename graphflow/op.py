@@ -28,6 +28,7 @@ from graphflow.scopes import (
     autocast,
     current_prefix,
     current_scope,
+    derived,
     device,
     made_by,
     name_scope,
@@ -227,8 +228,8 @@ def owner(op: Op) -> str | None:
 __all__ = [
     "FUNCTIONS", "PLAIN", "REGISTRY", "Autocast", "Cost", "Location", "NameScope", "Node", "Op",
     "Rows", "Sample", "Sharding", "Streams", "Tensor",
-    "as_tensor", "autocast", "autocasted", "checked", "current_prefix", "current_scope", "device",
-    "function", "located", "made_by", "make_node", "name_scope", "next_serial", "next_stream",
-    "owner", "promoted", "read_from", "register", "run_elementwise_by", "sample", "scope_of",
-    "seeded", "standing_for", "told", "user_location", "within",
+    "as_tensor", "autocast", "autocasted", "checked", "current_prefix", "current_scope", "derived",
+    "device", "function", "located", "made_by", "make_node", "name_scope", "next_serial",
+    "next_stream", "owner", "promoted", "read_from", "register", "run_elementwise_by", "sample",
+    "scope_of", "seeded", "standing_for", "told", "user_location", "within",
 ]  # fmt: skip

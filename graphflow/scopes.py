@@ -165,6 +165,14 @@ class made_by:
         current_scope.reset(self._scope)
 
 
+def derived(node: Node, what: str = "gradients/") -> made_by:
+    """Nodes built in the block are derived of one: its gradient, tangent, or twin with a batch.
+    They are named in the scope that is open, like all that is built there; what is derived while
+    such are built is not named deeper."""
+    scope = current_scope.get()
+    return made_by(node, scope.prefix if scope.origin is not None else scope.prefix + what)
+
+
 def standing_for(node: Node) -> made_by:
     """Nodes built in the block are what a pass puts in the place of a node: they are in its scope
     and have its turn, its line and its device."""

@@ -13,7 +13,6 @@ from graphflow.errors import DTypeError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, sample
 from graphflow.ops.elementwise import COLUMN, ROW, SCALAR, F, elementwise
 from graphflow.ops.rules import require_kind, same, same_numeric
-from graphflow.ops.rules import unbroadcast as _sum_to
 from graphflow.spec import TensorSpec, as_dtype, spec
 
 INT = spec("int32", (3, 4))
@@ -44,7 +43,7 @@ bitwise_right_shift = elementwise("bitwise_right_shift", "right_shift", None, _i
 
 
 def _fmod_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return _sum_to(g, a.shape), _sum_to(-(g * FUNCTIONS["trunc"](a / b)), b.shape)
+    return g, -(g * FUNCTIONS["trunc"](a / b))
 
 
 # The remainder of a division that truncates: the sign of the result is that of a.

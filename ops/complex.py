@@ -15,7 +15,6 @@ from graphflow.op import Op, Tensor, as_tensor, function, located, promoted, sam
 from graphflow.ops.convert import astype, zeros_like
 from graphflow.ops.elementwise import COLUMN, COMPLEX, ROW, F, elementwise
 from graphflow.ops.rules import require_kind, same_float
-from graphflow.ops.rules import unbroadcast as _sum_to
 from graphflow.ops.transcendental import atan2
 from graphflow.spec import TensorSpec, complex_dtype, kind, real_dtype
 
@@ -72,7 +71,7 @@ def _complex_into(xp: Any, out: Any, re: Any, im: Any) -> None:
 _complex: Op = elementwise(
     "complex",
     _complex_kernel,
-    lambda g, y, re, im: (_sum_to(_real(g), re.shape), _sum_to(_imag(g), im.shape)),
+    lambda g, y, re, im: (_real(g), _imag(g)),
     _infer_complex,
     samples=(sample(F, F), sample(ROW, COLUMN)),
     into=_complex_into,

@@ -32,7 +32,6 @@ from graphflow.ops.rules import (
     same_numeric,
     truth,
 )
-from graphflow.ops.rules import unbroadcast as _sum_to
 from graphflow.ops.sharding import joint
 from graphflow.spec import (
     TensorSpec,
@@ -93,6 +92,7 @@ def elementwise(
     """Register an elementwise op: `expr` is a ufunc's name, or a function (xp, *scalars, **attrs).
 
     `into` may find its output in the buffer of an input, so it writes there last.
+    `vjp` gives cotangents of the result's shape, whatever was broadcast to it (see `autodiff`).
     """
     ufunc = None
     if isinstance(expr, str):
@@ -135,7 +135,7 @@ _COMPLEX_RATIO = sample(COMPLEX, COMPLEX_ROW, low=0.4, high=3.0)
 add = elementwise(
     "add",
     "add",
-    lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(g, b.shape)),
+    lambda g, y, a, b: (g, g),
     same_number,
     BINARY_NUMBER,
     sharding=joint,
@@ -143,7 +143,7 @@ add = elementwise(
 subtract = elementwise(
     "subtract",
     "subtract",
-    lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(-g, b.shape)),
+    lambda g, y, a, b: (g, -g),
     same_number,
     BINARY_NUMBER,
     sharding=joint,
@@ -151,7 +151,7 @@ subtract = elementwise(
 multiply = elementwise(
     "multiply",
     "multiply",
-    lambda g, y, a, b: (_sum_to(g * conj(b), a.shape), _sum_to(g * conj(a), b.shape)),
+    lambda g, y, a, b: (g * conj(b), g * conj(a)),
     same_number,
     BINARY_NUMBER,
 )
@@ -159,7 +159,7 @@ multiply = elementwise(
 
 def _divide_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     quotient = g / conj(b)
-    return _sum_to(quotient, a.shape), _sum_to(-(quotient * conj(y)), b.shape)
+    return quotient, -(quotient * conj(y))
 
 
 _divide = elementwise(
@@ -193,7 +193,7 @@ remainder = elementwise(
     "remainder",
     "remainder",
     doc="a - floor(a / b)·b, with the sign of b.",
-    vjp=lambda g, y, a, b: (_sum_to(g, a.shape), _sum_to(-(g * floor_divide(a, b)), b.shape)),
+    vjp=lambda g, y, a, b: (g, -(g * floor_divide(a, b))),
     samples=(sample(F, ROW, low=1.1, high=1.9), sample(SCALAR, F, low=1.1, high=1.9)),
     flops=6,
 )
@@ -206,7 +206,7 @@ def _pow_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor
     has_log = not_equal(a, 0) if kind(a.dtype) == "complex" else greater(a, 0)
     logarithm = FUNCTIONS["log"](FUNCTIONS["where"](has_log, a, 1))
     slopes = conj(b * _pow(a, less)), conj(y * logarithm)
-    return _sum_to(g * slopes[0], a.shape), _sum_to(g * slopes[1], b.shape)
+    return g * slopes[0], g * slopes[1]
 
 
 _pow = elementwise(

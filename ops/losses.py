@@ -24,7 +24,7 @@ from graphflow.ops import batching, sharding_coupled
 from graphflow.ops.activations import finite_number, sigmoid
 from graphflow.ops.elementwise import SCALAR, F, elementwise, square
 from graphflow.ops.reduce import mean, sum
-from graphflow.ops.rules import normalize_axis, require_kind, same_float, unbroadcast
+from graphflow.ops.rules import normalize_axis, require_kind, same_float
 from graphflow.ops.select import clip, maximum, where
 from graphflow.ops.softmax import cross_entropy_op, label_places, log_softmax, require_labels
 from graphflow.ops.transcendental import exp, log, sqrt
@@ -160,7 +160,7 @@ def _log_loss(xp: Any, p: Any, y: Any) -> Any:
 def _log_loss_vjp(g: Tensor, loss: Tensor, p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     slope = (p - y) / maximum(p * (1 - p), 1e-12)
     odds = maximum(FUNCTIONS["log1p"](-p), -100.0) - maximum(log(p), -100.0)
-    return unbroadcast(g * slope, p.shape), unbroadcast(g * odds, y.shape)
+    return g * slope, g * odds
 
 
 _binary_cross_entropy = elementwise(
@@ -193,10 +193,7 @@ def _logit_loss(xp: Any, x: Any, y: Any) -> Any:
 _binary_cross_entropy_with_logits = elementwise(
     "binary_cross_entropy_with_logits",
     _logit_loss,
-    vjp=lambda g, loss, x, y: (
-        unbroadcast(g * (sigmoid(x) - y), x.shape),
-        unbroadcast(-(g * x), y.shape),
-    ),
+    vjp=lambda g, loss, x, y: (g * (sigmoid(x) - y), -(g * x)),
     infer=same_float,
     samples=(sample(F, F), sample(SCALAR, SCALAR)),
     flops=25,

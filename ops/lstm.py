@@ -42,15 +42,17 @@ def _infer(
 
 def _require(z: TensorSpec, r: TensorSpec, h: TensorSpec, c: TensorSpec) -> None:
     require_kind(z, "float")
-    text = f"z {show_shape(z.shape)}, r {show_shape(r.shape)}, h {show_shape(h.shape)}"
+    shapes = {"z": z.shape, "r": r.shape, "h": h.shape, "c": c.shape}
+    text = ", ".join(f"{name} {show_shape(shape)}" for name, shape in shapes.items())
     if not z.dtype == r.dtype == h.dtype == c.dtype:
         raise DTypeError(f"z is {z.dtype}, r {r.dtype}, h {h.dtype}, c {c.dtype}; use .astype")
-    if z.rank != 3 or r.rank != 2 or h.rank != 2 or h.shape != c.shape:
+    if (z.rank, r.rank, h.rank, c.rank) != (3, 2, 2, 2):
         raise ShapeError(f"{text}: give (T, B, 4·H), (4·H, H) and twice (B, H)")
     equate(z.shape[2], r.shape[0], text)
     equate(r.shape[0], r.shape[1] * 4, text)
-    equate(h.shape[1], r.shape[1], text)
-    equate(h.shape[0], z.shape[1], text)
+    for state in (h, c):
+        equate(state.shape[1], r.shape[1], text)
+        equate(state.shape[0], z.shape[1], text)
 
 
 def _kernel(
@@ -113,8 +115,11 @@ def _infer_grad(
     """The cotangents of z, r, h and c."""
     _require(kept, r, h, c)
     for states in (gy, y, cs):
-        if states != kept.with_shape((*kept.shape[:2], r.shape[1])):
-            raise ShapeError(f"states {states} of gates {kept}")
+        text = f"states {states} of gates {kept}, r {r}"
+        if states.dtype != kept.dtype or states.rank != 3:
+            raise ShapeError(text)
+        for size, wanted in zip(states.shape, (*kept.shape[:2], r.shape[1]), strict=True):
+            equate(size, wanted, text)
     return kept, r, h, c
 
 

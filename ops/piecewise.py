@@ -13,7 +13,6 @@ from graphflow.ops.activations import finite_number
 from graphflow.ops.elementwise import ROW, SCALAR, F, elementwise, greater
 from graphflow.ops.extrema import argmax
 from graphflow.ops.rules import normalize_axis, same_float
-from graphflow.ops.rules import unbroadcast as _sum_to
 from graphflow.ops.select import clip, clip_grad, minimum
 from graphflow.spec import TensorSpec
 
@@ -197,7 +196,7 @@ def thresholded_relu(x: Any, threshold: float = 1.0, name: str | None = None) ->
 def _prelu_vjp(g: Tensor, y: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     is_right = greater(x, 0)
     dx = FUNCTIONS["where"](is_right, g, g * slope)
-    return _sum_to(dx, x.shape), _sum_to(g * minimum(x, 0), slope.shape)
+    return dx, g * minimum(x, 0)
 
 
 def _prelu_of(xp: Any, x: Any, slope: Any) -> Any:

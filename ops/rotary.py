@@ -33,8 +33,11 @@ def _infer_rotate(x: TensorSpec, cos: TensorSpec, sin: TensorSpec, interleaved: 
     text = f"x {show_shape(x.shape)}, cos {show_shape(cos.shape)}, sin {show_shape(sin.shape)}"
     if not x.dtype == cos.dtype == sin.dtype:
         raise DTypeError(f"x is {x.dtype}, cos {cos.dtype}, sin {sin.dtype}; convert with .astype")
-    if cos.shape != sin.shape or not 1 <= cos.rank <= x.rank:
-        raise ShapeError(f"{text}: cos and sin have one shape, which broadcasts to that of x")
+    alike = f"{text}: cos and sin have one shape, which broadcasts to that of x"
+    if cos.rank != sin.rank or not 1 <= cos.rank <= x.rank:
+        raise ShapeError(alike)
+    for have, want in zip(cos.shape, sin.shape, strict=True):
+        equate(have, want, alike)
     for have, want in zip(cos.shape[-2::-1], x.shape[-2::-1], strict=False):
         if have != 1:
             equate(want, have, text)

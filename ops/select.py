@@ -14,7 +14,6 @@ from graphflow.errors import ArgumentError, DTypeError
 from graphflow.op import Op, Tensor, as_tensor, function, located, promoted, sample
 from graphflow.ops.elementwise import BINARY_INT, BOOL, COLUMN, INT, ROW, SCALAR, F, elementwise
 from graphflow.ops.rules import same, same_float, same_numeric
-from graphflow.ops.rules import unbroadcast as _sum_to
 from graphflow.spec import TensorSpec, kind, spec
 
 
@@ -27,7 +26,7 @@ def _greater_grad_into(xp: Any, out: Any, g: Any, a: Any, b: Any) -> None:
 greater_grad: Op = elementwise(
     "greater_grad",
     lambda xp, g, a, b: g * (a > b) + (g * 0.5) * (a == b),
-    vjp=lambda h, y, g, a, b: (_sum_to(greater_grad(h, a, b), g.shape), None, None),
+    vjp=lambda h, y, g, a, b: (greater_grad(h, a, b), None, None),
     infer=same_float,
     samples=(sample(F, F, F), sample(F, ROW, COLUMN)),
     flops=5,
@@ -37,19 +36,13 @@ greater_grad: Op = elementwise(
 maximum = elementwise(
     "maximum",
     "maximum",
-    vjp=lambda g, y, a, b: (
-        _sum_to(greater_grad(g, a, b), a.shape),
-        _sum_to(greater_grad(g, b, a), b.shape),
-    ),
+    vjp=lambda g, y, a, b: (greater_grad(g, a, b), greater_grad(g, b, a)),
     samples=BINARY_INT,
 )
 minimum = elementwise(
     "minimum",
     "minimum",
-    vjp=lambda g, y, a, b: (
-        _sum_to(greater_grad(g, b, a), a.shape),
-        _sum_to(greater_grad(g, a, b), b.shape),
-    ),
+    vjp=lambda g, y, a, b: (greater_grad(g, b, a), greater_grad(g, a, b)),
     samples=BINARY_INT,
 )
 
@@ -65,7 +58,7 @@ def _infer_where(condition: TensorSpec, a: TensorSpec, b: TensorSpec) -> TensorS
 def _where_vjp(
     g: Tensor, y: Tensor, condition: Tensor, a: Tensor, b: Tensor
 ) -> tuple[None, Tensor, Tensor]:
-    return None, _sum_to(where(condition, g, 0), a.shape), _sum_to(where(condition, 0, g), b.shape)
+    return None, where(condition, g, 0), where(condition, 0, g)
 
 
 _where = elementwise(

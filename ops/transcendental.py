@@ -21,7 +21,7 @@ from graphflow.ops.elementwise import (
     elementwise,
     square,
 )
-from graphflow.ops.rules import conj, same_float, same_inexact, unbroadcast
+from graphflow.ops.rules import conj, same_float, same_inexact
 from graphflow.spec import TensorSpec, kind
 
 
@@ -75,7 +75,7 @@ atan = _function("atan", lambda g, y, x: (g / conj(square(x) + 1),), "arctan", f
 
 def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     part = g / (square(a) + square(b))
-    return unbroadcast(part * b, a.shape), unbroadcast(-(part * a), b.shape)
+    return part * b, -(part * a)
 
 
 # The angle of the point (b, a), in (-π, π].

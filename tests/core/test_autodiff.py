@@ -13,8 +13,10 @@ from graphflow.build import constant, placeholder, variable
 from graphflow.errors import DifferentiationError, DTypeError, ShapeError
 from graphflow.graph import Graph
 from graphflow.interpret import evaluate
+from graphflow.jvp import jvp
 from graphflow.op import FUNCTIONS as G
 from graphflow.op import Op, device, name_scope
+from graphflow.vmap import vmap
 
 A = np.array([0.5, -1.0, 2.0])
 
@@ -111,6 +113,23 @@ def test_gradient_nodes_count_as_made_at_their_forward_nodes_line_and_pin() -> N
         assert node.location == y.node.location
         assert node.device == y.node.device and node.origin is y.node
         assert node.name.startswith("gradients/")
+
+
+def test_what_is_derived_in_a_scope_is_named_there() -> None:
+    """A stage of a pipeline may be told by its scope, gradients in it included."""
+    x = placeholder("float32", (2, 3), name="x")
+    with name_scope("first"):
+        y = G["tanh"](x)
+    with name_scope("second"):
+        derived = [
+            *gradients(G["sum"](y * y), [x]),
+            *jvp(G["tanh"], (x,), (G["ones_like"](x),)),
+            vmap(lambda row: gradients(G["sum"](G["exp"](row)), [row])[0])(x),
+        ]
+    fresh = [n.name for n in Graph(derived).nodes if n not in Graph([y]).names]
+    assert all(name.startswith("second/") for name in fresh)
+    assert {n.split("/")[1] for n in fresh if n.count("/") > 1} == {"gradients", "tangents", "vmap"}
+    assert max(name.count("/") for name in fresh) == 2
 
 
 def test_gradients_do_not_depend_on_when_they_are_asked() -> None:

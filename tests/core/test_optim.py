@@ -205,6 +205,17 @@ def test_loss_and_training_in_one_step_see_the_old_weights() -> None:
         assert losses == sorted(losses, reverse=True)
 
 
+def test_two_updates_of_a_variable_in_one_step_are_told_by_the_lines_that_ask_for_them() -> None:
+    w = gf.variable(np.ones(2), name="w")
+    loss = gf.sum(w * w)
+    halved = gf.assign(w, w * 0.5)
+    train = gf.optim.SGD(0.1).minimize(loss)
+    lines = [tensor.node.location for tensor in (halved, train)]
+    with gf.Session() as s, pytest.raises(VariableError, match=r"'w'.*twice") as raised:
+        s.run([halved, train])
+    assert f"at {lines[0]} and {lines[1]};" in str(raised.value)
+
+
 def test_slots_and_updates_are_built_where_the_variable_is_pinned() -> None:
     with gf.device("cpu:1"):
         w = gf.variable([1.0], name="w")

@@ -159,6 +159,25 @@ def test_a_map_is_differentiated_like_what_it_stands_for() -> None:
         np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("activation", [gf.tanh, gf.nn.gelu, gf.nn.sigmoid, gf.nn.silu])
+def test_gradients_of_each_example_are_trained_by_their_gradients(activation: Any) -> None:
+    """Two layers and a map of their gradient, as a network that solves an equation has."""
+    random = np.random.default_rng(0)
+    examples = random.normal(size=(5, 3))
+    inner, outer = (gf.variable(random.normal(size=s)) for s in ((3, 4), (4,)))
+    x = gf.placeholder("float64", (None, 3))
+
+    def slope(row: gf.Tensor) -> gf.Tensor:
+        return gf.gradients(activation(row @ inner) @ outer, [row])[0]
+
+    mapped, single = gf.vmap(slope)(x), gf.stack([slope(x[i]) for i in range(5)])
+    both = [gf.gradients(gf.sum(gf.square(found)), [inner, outer, x]) for found in (mapped, single)]
+    with gf.Session() as session:
+        have, want = session.run(both, {x: examples})
+    for a, b in zip(have, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
 def test_a_jacobian_is_a_map_of_tangents_over_the_identity() -> None:
     x = gf.placeholder("float64", (4,))
     jacobian = gf.vmap(lambda t: gf.jvp(lambda x: gf.sin(x) * gf.sum(x), (x,), (t,))[1], 0, 1)(

@@ -164,6 +164,23 @@ def test_sizes_of_time_and_batch_may_be_unknown() -> None:
     assert have[2].shape == data.shape and have[2].any()
 
 
+def test_sizes_of_states_and_cotangents_may_turn_out_to_fit_when_they_are_fed() -> None:
+    """So they do where a strategy has cut an axis, and gathers it."""
+    data, w, r, _ = drawn(4, 1, 0)
+    x = gf.placeholder("float64", ("times", "rows", N))
+    h, c = (gf.placeholder("float64", (1, name, H)) for name in ("h", "c"))
+    y, _ = nn.lstm(x, w, r, initial=(h, c))
+    seed = gf.placeholder("float64", ("steps", "examples", H))
+    slopes = gf.gradients(gf.sum(seed * y), [x, h, c])
+    zeros, ones = np.zeros((1, B, H)), np.ones((T, B, H))
+    known = gf.constant(data)
+    first, _ = nn.lstm(known, w, r)
+    want = evaluate([first, *gf.gradients([first], [known])])
+    have = evaluate([y, *slopes], {x: data, h: zeros, c: zeros, seed: ones})
+    for a, b in zip(have, want, strict=False):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_recurrent_functions_are_differentiable_twice() -> None:
     x, w, r, bias = drawn(4, 1, 0)
     v = gf.placeholder("float64", x.shape)

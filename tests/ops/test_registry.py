@@ -24,6 +24,7 @@ from graphflow.opcheck import (
 )
 from graphflow.opcheck import check_gradients as check_op_gradients
 from graphflow.opcheck import compare_gradients as check_gradients
+from graphflow.spec import is_inexact
 
 G = FUNCTIONS
 # The executor gives these their values; they compute nothing.
@@ -69,6 +70,26 @@ def test_the_shape_rule_commutes_with_binding_a_leading_symbol(op: Op, sample: S
     check_symbolic_sizes(op, sample)
 
 
+@pytest.mark.parametrize("op, sample", [c for c in CASES if len(c.values[1].inputs) > 1])
+def test_sizes_that_one_symbol_fits_may_turn_out_to_be_equal(op: Op, sample: Sample) -> None:
+    """So they do where a strategy gathers an axis: its size is the sum of the pieces'."""
+
+    def build(size: Any, name: Callable[[int, int], str]) -> None:
+        shapes = [
+            tuple(name(i, d) if n == size else n for d, n in enumerate(spec.shape))
+            for i, spec in enumerate(sample.inputs)
+        ]
+        pairs = zip(sample.inputs, shapes, strict=True)
+        op(*(placeholder(spec.dtype, shape) for spec, shape in pairs), **sample.attrs)
+
+    for size in {n for spec in sample.inputs for n in spec.shape} - {1}:
+        try:
+            build(size, lambda i, d: "n")
+        except GraphflowError:
+            continue  # it has to be known
+        build(size, lambda i, d: f"n{i}{d}")
+
+
 @pytest.mark.parametrize("op, sample", [c for c in CASES if c.values[1].inputs])
 def test_no_size_is_a_size_like_any_other(op: Op, sample: Sample) -> None:
     """What the shape rule takes, the kernel computes, or says in words why not."""
@@ -107,6 +128,28 @@ def test_an_elementwise_op_may_write_over_an_input_of_its_results_spec(
 @pytest.mark.parametrize("op, sample", [c for c in CASES if is_differentiable(*c.values)])
 def test_vjp_matches_finite_differences_to_second_order(op: Op, sample: Sample) -> None:
     check_op_gradients(op, sample)
+
+
+@pytest.mark.parametrize(
+    "op, sample",
+    [
+        c
+        for c in CASES
+        if c.values[0].elementwise and len(c.values[1].inputs) > 1 and is_differentiable(*c.values)
+    ],
+)
+def test_an_elementwise_ops_inputs_may_be_broadcast_which_its_vjp_need_not_know(
+    op: Op, sample: Sample
+) -> None:
+    for narrow in range(len(sample.inputs)):
+        inputs = [
+            placeholder(spec.dtype, ("n", 2) if i != narrow else (2,))
+            for i, spec in enumerate(sample.inputs)
+        ]
+        floats = [x for x in inputs if is_inexact(x.dtype)]
+        firsts = gradients(G["sum"](G["real"](op(*inputs, **sample.attrs))), floats)
+        seconds = gradients(G["sum"](G["real"](firsts[0] * firsts[0])), floats)
+        assert [g.shape for g in (*firsts, *seconds)] == [x.shape for x in floats] * 2
 
 
 def test_an_op_without_gradient_is_refused_by_name_and_line() -> None:

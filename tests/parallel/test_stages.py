@@ -91,6 +91,17 @@ def test_a_tied_weight_lives_where_it_is_read_first() -> None:
     assert found[variable] == 0
 
 
+def test_a_gradient_in_the_network_is_in_the_stage_of_its_scope() -> None:
+    x = gf.placeholder("float64", (None, 3), name="x")
+    with gf.name_scope("network"):
+        u = gf.tanh(x @ gf.variable(np.ones((3, 2)), name="w"))
+    with gf.name_scope("equation"):
+        (slope,) = gf.gradients(gf.sum(u), [x])
+        loss = gf.mean(gf.square(slope + 1.0))
+    found = stages_of(loss, ["network", "equation"])
+    assert found[slope.node] == 1
+
+
 def test_nodes_may_be_listed() -> None:
     x = gf.placeholder("float32", (4, 3), name="x")
     h = gf.exp(x)
