@@ -38,6 +38,7 @@ from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.modules import module_names, require_modules
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import SUFFIXES, Plan, plan
+from graphflow.placement.tables import Table
 from graphflow.quantities import counted, show_bytes, show_seconds
 
 app = typer.Typer(
@@ -70,70 +71,104 @@ INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as shells have it."""
 
 Devices = Annotated[
-    str, typer.Option("--devices", help="Devices of each worker, e.g. 'cpu:0,cpu:1' or 'gpu:0'.")
+    str,
+    typer.Option(metavar="NAMES", help="Devices of each worker, e.g. 'cpu:0,cpu:1' or 'gpu:0'."),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="Threads of each CPU device; default: its share."),
+    typer.Option(min=1, metavar="N", help="Threads of each CPU device; default: its share."),
 ]
 ClusterFile = Annotated[
-    Path | None, typer.Option("--cluster", "-c", help="Cluster file (TOML); see docs/clusters.md.")
+    Path | None,
+    typer.Option(
+        "--cluster", "-c", metavar="FILE", help="Cluster file (TOML); see docs/clusters.md."
+    ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", "-w", min=1, help="That many worker processes of this machine."),
+    typer.Option(
+        "--workers", "-w", min=1, metavar="N", help="That many worker processes of this machine."
+    ),
 ]
 
 
 @app.command()
 def worker(
-    listen: Annotated[str, typer.Option(help="Where to listen: tcp://127.0.0.1:7001.")],
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen: tcp://127.0.0.1:7001.")
+    ],
     devices: Devices = "cpu:0",
     threads: Threads = None,
     insecure: Annotated[
-        bool, typer.Option(help="Listen beyond loopback without keys: on a trusted network only.")
+        bool,
+        typer.Option(
+            "--insecure", help="Listen beyond loopback without keys: on a trusted network only."
+        ),
     ] = False,
     allow_ops: Annotated[
         list[str] | None,
-        typer.Option(help="A module of ops that sessions may have imported here; repeatable."),
+        typer.Option(
+            metavar="MODULE",
+            help="A module of ops that sessions may have imported here; repeatable.",
+        ),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(help="This worker's own key, see `graphflow keys`; default: the only one."),
+        typer.Option(
+            metavar="NAME",
+            help="This worker's own key, see `graphflow keys`; default: the only one.",
+        ),
     ] = None,
     max_connections: Annotated[
-        int | None, typer.Option(min=1, help="Most connections at a time; default: by `ulimit -n`.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Most connections at a time; default: by `ulimit -n`."
+        ),
     ] = None,
     max_nodes: Annotated[
-        int, typer.Option(min=1, help="Most nodes of a device's part of a graph.")
+        int, typer.Option(min=1, metavar="N", help="Most nodes of a device's part of a graph.")
     ] = 1_000_000,
     max_memory: Annotated[
         float | None,
         typer.Option(
-            min=0.001, max=1e9, help="Most GB of its variables, or of one tensor; default: all."
+            min=0.001,
+            max=1e9,
+            metavar="GB",
+            help="Most GB of its variables, or of one tensor; default: all.",
         ),
     ] = None,
     max_iterations: Annotated[
         int | None,
-        typer.Option(min=1, help="Most iterations of its loops together; each needs a bound then."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Most iterations of its loops together; each needs a bound then.",
+        ),
     ] = None,
     checkpoints: Annotated[
         Path | None,
         typer.Option(
+            metavar="FOLDER",
             help="The directory that sessions keep checkpoints in, if it is the same one here: "
-            "the worker writes its part there itself."
+            "the worker writes its part there itself.",
         ),
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Serve metrics for Prometheus, e.g. at 127.0.0.1:9100."),
+        typer.Option(
+            metavar="ADDRESS", help="Serve metrics for Prometheus, e.g. at 127.0.0.1:9100."
+        ),
     ] = None,
     log_format: Annotated[
-        str | None, typer.Option(help="text or json; default: $GRAPHFLOW_LOG, else text.")
+        str | None,
+        typer.Option(metavar="FORMAT", help="text or json; default: $GRAPHFLOW_LOG, else text."),
     ] = None,
     log_level: Annotated[
         str | None,
-        typer.Option(help="debug, info, warning or error; default: $GRAPHFLOW_LOG_LEVEL or info."),
+        typer.Option(
+            metavar="LEVEL",
+            help="debug, info, warning or error; default: $GRAPHFLOW_LOG_LEVEL or info.",
+        ),
     ] = None,
 ) -> None:
     """Serve this machine's devices to sessions until Ctrl-C.
@@ -211,28 +246,44 @@ def plan_command(
     threads: Threads = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option("--shape", "-s", help="Size of a placeholder, e.g. x=128,64; repeatable."),
+        typer.Option(
+            "--shape",
+            "-s",
+            metavar="X=SIZES",
+            help="Sizes of a placeholder, e.g. x=128,64; repeatable.",
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .html, .svg, .json or .dot file.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A .html, .svg, .json or .dot file."),
     ] = None,
     placer: Annotated[
-        str, typer.Option(help="greedy, heft, auto, exact …; all are in docs/placers.md.")
+        str,
+        typer.Option(
+            metavar="NAME", help="greedy, heft, auto, exact …; all are in docs/placers.md."
+        ),
     ] = "greedy",
     hardware: Annotated[
         str | None,
-        typer.Option(help="Hardware that is not here: '8xh100', or '2x8xh100@100gbe' for hosts."),
+        typer.Option(
+            metavar="WHAT",
+            help="Hardware that is not here: '8xh100', or '2x8xh100@100gbe' for hosts.",
+        ),
     ] = None,
     report: Annotated[
         bool, typer.Option("--report", help="Print devices, links and the critical path.")
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(help="Search no longer than this (--placer auto); not reproducible."),
+        typer.Option(
+            metavar="S", help="Search no longer than this (--placer auto); not reproducible."
+        ),
     ] = None,
     diff: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(help="Two saved plans (.json): what the second does otherwise."),
+        typer.Option(
+            metavar="A B", help="Two saved plans (.json): what the second does otherwise."
+        ),
     ] = None,
 ) -> None:
     """Place a graph without running it: predicted step time, placement, a page to look at.
@@ -272,28 +323,26 @@ app.command()(status)
 @app.command("devices")
 def devices_command(cluster: ClusterFile = None) -> None:
     """List the devices of this machine, or of a cluster file, with their speeds."""
-    from rich.console import Console
-    from rich.table import Table
-
     from graphflow.runtime.gpu_libraries import gpu_lines
 
     if cluster is None:
         shown = Cluster.here(devices=["cpu:0", *gpus()])
     else:
         shown = cluster_at(cluster)
-    table = Table(box=None, header_style="bold")
-    for column in ("device", "address", "memory", "threads", "GFLOP/s", "GB/s"):
-        table.add_column(column, justify="left" if column in ("device", "address") else "right")
-    for each in shown.workers:
-        for device in each.devices:
-            table.add_row(
-                device.name,
-                each.address or "this process",
-                f"{device.memory / 2**30:.1f} GiB",
-                "" if device.threads is None else str(device.threads),
-                *map(_scaled, device.peaks),
-            )
-    Console().print(table)
+    rows = tuple(
+        (
+            device.name,
+            each.address or "this process",
+            show_bytes(device.memory),
+            "" if device.threads is None else str(device.threads),
+            *map(_scaled, device.peaks),
+        )
+        for each in shown.workers
+        for device in each.devices
+    )
+    # not a table of rich, which shortens names where a line is short, and in pipes
+    heads = ("device", "address", "memory", "threads", "GFLOP/s", "GB/s")
+    typer.echo(str(Table("", heads, rows, left=2)))
     if cluster is None:
         for line in gpu_lines():
             typer.echo(line)
@@ -304,7 +353,6 @@ def devices_command(cluster: ClusterFile = None) -> None:
 def calibrate() -> None:
     """Measure this machine (some seconds) and keep the result for the cost model."""
     from rich.console import Console
-    from rich.table import Table
 
     from graphflow.placement.calibrate import profile, profile_path
     from graphflow.runtime.coordinator import RemoteHosts
@@ -323,20 +371,19 @@ def calibrate() -> None:
     with console.status("measuring what a step costs by itself…"):
         _keep_step_costs()
     for kind, speeds in measured["devices"].items():
-        table = Table(title=kind, title_justify="left", box=None, show_header=False)
         products, traffic = speeds["matmul"]["float32"], speeds["traffic"]
-        table.add_row("matmul, float32", f"{max(f / s for f, s in products) / 1e9:.1f} GFLOP/s")
-        table.add_row("memory, in cache", f"{traffic[0][0] / traffic[0][1] / 1e9:.1f} GB/s")
-        table.add_row("memory, beyond", f"{traffic[-1][0] / traffic[-1][1] / 1e9:.1f} GB/s")
-        table.add_row("starting an op", show_seconds(speeds["launch"]))
+        rows = [
+            ("matmul, float32", f"{max(f / s for f, s in products) / 1e9:.1f} GFLOP/s"),
+            ("memory, in cache", f"{traffic[0][0] / traffic[0][1] / 1e9:.1f} GB/s"),
+            ("memory, beyond", f"{traffic[-1][0] / traffic[-1][1] / 1e9:.1f} GB/s"),
+            ("starting an op", show_seconds(speeds["launch"])),
+        ]
         if "contention" in speeds:
             slower = speeds["contention"]
+            busy = f"{slower['threads'][-1]:.0f} busy threads"
             for what in ("compute", "memory"):
-                table.add_row(
-                    f"{what}, {slower['threads'][-1]:.0f} busy threads",
-                    f"{slower[what][-1]:.2f} times as long",
-                )
-        console.print(table)
+                rows.append((f"{what}, {busy}", f"{slower[what][-1]:.2f} times as long"))
+        typer.echo(str(Table(kind, ("", ""), tuple(rows), left=2)))
     typer.echo(
         f"between two processes {show_seconds(latency)} and {bandwidth / 1e9:.1f} GB/s\n"
         f"kept in {profile_path()}"

@@ -37,21 +37,27 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again until Ctrl-C.")] = False,
     every: Annotated[
-        float, typer.Option(min=0.2, help="Seconds between two looks, with --watch.")
+        float, typer.Option(min=0.2, metavar="S", help="Seconds between two looks, with --watch.")
     ] = 2.0,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=600.0, help="Seconds to wait for answers.")
+        float, typer.Option(min=0.1, max=600.0, metavar="S", help="Seconds to wait for answers.")
     ] = 3.0,
     key: Annotated[
         str | None,
-        typer.Option(help="One's own key, a client's or coordinator's; default: the only one."),
+        typer.Option(
+            metavar="NAME",
+            help="One's own key, a client's or coordinator's; default: the only one.",
+        ),
     ] = None,
     worker_key: Annotated[
         str | None,
-        typer.Option(help="The workers' public key: its name here, or its digits."),
+        typer.Option(metavar="NAME", help="The workers' public key: its name here, or its digits."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option(help="Ask beyond loopback without keys: on a trusted network only.")
+        bool,
+        typer.Option(
+            "--insecure", help="Ask beyond loopback without keys: on a trusted network only."
+        ),
     ] = False,
 ) -> None:
     """Ask workers what they do: sessions, step rate, memory, what they wait for.

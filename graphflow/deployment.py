@@ -9,6 +9,7 @@ What can fail for the fetches' sake fails before the workers or the variables kn
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,9 @@ from graphflow.state import State
 from graphflow.stepping import Steps
 from graphflow.strategy import Division, Strategy, divided_by, strategy_of
 from graphflow.structure import concerns, fed_sizes
+
+_MANY = 100
+"""Sets of fetches from one line of code that are hardly what was meant."""
 
 
 class Deployment:
@@ -218,9 +222,22 @@ class Deployment:
         self.steps.add(compiled)
         self._plan = None
         self.compiled[compiled.key] = compiled
+        self._warn_of_loops(compiled)
         self.state.register(names)
         for node in graph.variables:
             self.state.settle(node, compiled.devices[node])
+
+    def _warn_of_loops(self, compiled: Compiled) -> None:
+        """Tell once who builds a graph for each step: that works, slowly, and keeps them all."""
+        lines = [c.fetches[0].node.location for c in self.compiled.values() if c.fetches]
+        if compiled.fetches and lines.count(line := compiled.fetches[0].node.location) == _MANY:
+            warnings.warn_explicit(
+                f"{_MANY} graphs that were built on this line have been run, and the session keeps "
+                "each of them compiled; build one before the loop, and feed what changes",
+                RuntimeWarning,
+                line.file,
+                line.line,
+            )
 
     def _take_apart(self, division: Division) -> None:
         """Variables that were whole until now are pieces from now on; programs that know them

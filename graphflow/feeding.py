@@ -97,10 +97,12 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
     if array.dtype != spec.dtype:
         plain = not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__")
         if not _safe(array, spec.dtype, plain):
-            raise error(
-                f"{what} is {spec.dtype}, the given value {array.dtype}, which does not convert "
-                f"safely; give value.astype({spec.dtype.name!r})"
-            )
+            name = repr(spec.dtype.name)
+            told = f"{what} is {spec.dtype}, the given value {array.dtype}"
+            if array.dtype.kind not in "biufcV" or array.dtype.fields:
+                raise error(f"{told}; give numbers that some dtype holds")
+            remedy = f"np.asarray(value, {name})" if plain else f"value.astype({name})"
+            raise error(f"{told}, which does not convert safely; give {remedy}")
         with np.errstate(over="ignore"):  # beyond float32 is inf, as for any op
             array = array.astype(spec.dtype)
     return array

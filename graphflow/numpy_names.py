@@ -1,4 +1,5 @@
-"""numpy's functions beside tensors: which op each stands for, and what is said where it is called.
+"""numpy's functions beside tensors, and what tensors have elsewhere: which op each stands for, and
+what is said where it is asked for.
 
 numpy's arrays leave their operators to tensors (`array + x`), through the ufuncs behind them. All
 else that numpy is asked to do with a tensor is refused on the user's line, with what there is
@@ -35,6 +36,29 @@ RENAMED = {
 
 ATTRIBUTES = ("shape", "ndim", "size", "real", "imag")
 """Functions of numpy that only ask for an attribute."""
+
+_METHODS = (
+    "abs argsort clip cumsum diagonal exp expand_dims flip floor gather log logsumexp matmul "
+    "nonzero pow repeat roll round searchsorted sign sin cos sort split sqrt square swapaxes take "
+    "tanh tile trace nn.dropout nn.gelu nn.log_softmax nn.relu nn.sigmoid nn.softmax "
+    "linalg.cholesky linalg.det linalg.inv linalg.norm"
+)
+ELSEWHERE = {
+    **{name.rpartition(".")[2]: f"gf.{name}(x, …)" for name in _METHODS.split()},
+    **dict.fromkeys(("numpy", "item", "tolist", "eval", "value"), "Session.run, for values"),
+    **dict.fromkeys(("backward", "grad", "requires_grad"), "gf.gradients(loss, variables)"),
+    **dict.fromkeys(("cuda", "cpu"), "gf.device(name), around what builds nodes"),
+    **dict.fromkeys(("clone", "copy"), "the tensor itself, which never changes"),
+    **dict.fromkeys(("assign", "assign_add", "data"), "gf.assign(variable, value)"),
+    **dict.fromkeys(("bool", "double", "float", "half", "int", "long", "to"), ".astype(dtype)"),
+    **dict.fromkeys(("dot", "mm", "bmm"), "gf.matmul(x, …)"), "at": "gf.scatter or gf.index_add",
+    **dict.fromkeys(("permute", "transpose"), "gf.permute_dims(x, axes)"), "t": ".T",
+    "detach": "gf.stop_gradient(x)", "view": ".reshape(shape)", "flatten": ".reshape(-1)",
+    "ravel": ".reshape(-1)", "unsqueeze": "gf.expand_dims(x, axis)", "clamp": "gf.clip(x, …)",
+    "expand": "gf.broadcast_to(x, shape)", "masked_fill": "gf.where(mask, value, x)",
+    "dim": ".ndim", "numel": ".size", "get_shape": ".shape",
+}  # fmt: skip
+"""What stands for attributes that the arrays of numpy, torch, JAX and TensorFlow have."""
 
 
 def refusal(function: Any, what: str) -> str:

@@ -181,6 +181,9 @@ class Op:
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
+    def __deepcopy__(self, memo: Any) -> Op:
+        return self  # of each name there is one
+
 
 Op.__doc__ = OpDoc(Op.__doc__)  # type: ignore[assignment]
 

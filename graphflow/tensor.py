@@ -6,13 +6,13 @@ The operators look their function up by name in `FUNCTIONS`, so this module know
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
 from graphflow import numpy_names
-from graphflow.errors import DTypeError, GraphError
-from graphflow.location import told
+from graphflow.errors import DTypeError, GraphError, VariableError
+from graphflow.location import told, user_location
 from graphflow.registry import FUNCTIONS, REGISTRY
 from graphflow.scopes import current_scope
 from graphflow.spec import (
@@ -163,6 +163,38 @@ class Tensor:
     def _not_for_numpy(self, function: Any) -> GraphError:
         what = f"{self.name} (made at {self.node.location})"
         return GraphError(numpy_names.refusal(function, what))
+
+    if not TYPE_CHECKING:  # it would have every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            told = f"tensors have no attribute {name!r}"
+            if name in numpy_names.ELSEWHERE:
+                told += f"; use {numpy_names.ELSEWHERE[name]}"
+            raise AttributeError(told, name=name, obj=self)
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise GraphError(
+            f"{self.name} (made at {self.node.location}) at {user_location()}: tensors do not "
+            "change; gf.where, gf.scatter and gf.index_add make new ones, gf.assign sets a variable"
+        )
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        if self.node.op.name == "variable":
+            raise VariableError(
+                f"{self.name} (made at {self.node.location}) "
+                "is one variable, and a copy would be the same; build the layer again for "
+                "variables of its own, and session.set(new, session.get(old))"
+            )
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise GraphError(
+            f"{self.name} (made at {self.node.location}) at {user_location()}: tensors are not "
+            "pickled; build the graph where it runs, and take values along by session.save"
+        )
 
     def __len__(self) -> int:
         if not self.ndim or not isinstance(self.shape[0], int):

@@ -25,6 +25,7 @@ from graphflow.ops.convert import astype
 from graphflow.ops.kernels import attend
 from graphflow.ops.reduce import sum
 from graphflow.ops.rules import is_zeros, require_kind
+from graphflow.ops.shape import expand_dims, squeeze_op
 from graphflow.spec import Dim, Size, TensorSpec, equate, kind, product, show_shape, spec
 
 # Shapes -----------------------------------------------------------------------------------------
@@ -364,7 +365,8 @@ def attention(
     Never holds the (T, S) scores; a query that sees no key gives zeros.
 
     Args:
-        q: (…, heads, T, d).
+        q: (…, heads, T, d); with one head also (T, d), or (batch, T, d) where only feeds tell how
+            large a batch is.
         k, v: (…, shared, S, d) and (…, shared, S, e): `shared` divides `heads`, neighbouring heads
             of q share one of k and v (grouped-query attention).
         mask: bool (True: may be seen) or of the dtype of q (is added to the scores); broadcasts to
@@ -382,12 +384,18 @@ def attention(
         ArgumentError: other arguments are out of range.
     """
     tensors = [as_tensor(x) for x in (q, k, v, *(() if mask is None else (mask,)))]
-    if tensors[0].ndim < 3:
-        raise ShapeError(f"q is (…, heads, T, d), not {show_shape(tensors[0].shape)}")
+    if _of_one_head(*tensors[:3]):
+        several = [expand_dims(t, -3) for t in tensors[:3]]
+        several += [expand_dims(m, -3) if m.ndim > 2 else m for m in tensors[3:]]
+        found = attention(
+            *several, causal=causal, scale=scale, softcap=softcap, window=window, offset=offset
+        )
+        alone: Tensor = squeeze_op(found, axes=(found.ndim - 3,), name=name)
+        return alone
     left, right = _sides(window, causal)
     if isinstance(offset, bool) or not isinstance(offset, int | Dim):
         raise ArgumentError(f"offset is an int or a size, not {offset!r}")
-    depth = tensors[0].shape[-1]
+    depth = tensors[0].shape[-1] if tensors[0].ndim else 1
     if scale is None and not isinstance(depth, int):
         raise ArgumentError(f"d is {depth}, not known: give the scale")
     number = 1 / math.sqrt(max(1, depth)) if scale is None else scale
@@ -400,6 +408,14 @@ def attention(
         return packed
     result: Tensor = _attention(*tensors, **attrs, name=name)[0]
     return result
+
+
+def _of_one_head(*inputs: Tensor) -> bool:
+    """Whether what stands before (T, d) is no number of heads: nothing, or sizes to be fed."""
+    ranks = {x.ndim for x in inputs}
+    return ranks == {2} or (
+        len(ranks) == 1 and not any(isinstance(x.shape[-3], int) for x in inputs)
+    )
 
 
 def _positive(what: str, value: Any) -> float:

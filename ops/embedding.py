@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.errors import ArgumentError, ShapeError
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ops.elementwise import not_equal
 from graphflow.ops.index import as_indices, take
 from graphflow.ops.rules import require_kind
+from graphflow.spec import kind
 
 
 @function
@@ -30,6 +31,8 @@ def embedding(ids: Any, table: Any, padding_id: int | None = None) -> Tensor:
         ShapeError: the table has no rows, or no padding_id among them.
     """
     ids, table = as_indices(ids), as_tensor(table)
+    if kind(ids.dtype) == "float" and kind(table.dtype) == "int":
+        raise DTypeError("the table is given before the ids; give embedding(ids, table)")
     require_kind(ids.spec, "int")
     require_kind(table.spec, "float", "complex")
     if not table.ndim:

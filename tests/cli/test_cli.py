@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -208,14 +209,24 @@ def test_plan_prints_the_prediction_and_writes_what_is_asked(
 
 
 def test_devices_lists_this_machine_and_a_cluster_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # names are not shortened for a narrow terminal
     code, out, _ = run(capsys, "devices")
-    assert code == 0 and "/worker:0/cpu:0" in out
+    assert code == 0 and "/worker:0/cpu:0  this process" in out
     file = tmp_path / "c.toml"
     file.write_text('[[workers]]\naddress = "tcp://127.0.0.1:7009"\n')
     code, out, _ = run(capsys, "devices", "--cluster", str(file))
-    assert code == 0 and "7009" in out
+    assert code == 0 and "/worker:0/cpu:0  tcp://127.0.0.1:7009" in out
+
+
+@pytest.mark.parametrize("command", ["worker", "plan", "run", "status"])
+def test_options_are_told_whole_on_a_narrow_terminal(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0 and not re.findall("--[a-z-]+…|<(?:int|float)", out)
 
 
 def test_a_cluster_file_with_nan_names_file_and_key(

@@ -13,7 +13,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import GraphError
-from graphflow.numpy_names import refusal
+from graphflow.numpy_names import ELSEWHERE, refusal
 
 OPERATORS = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
@@ -68,3 +68,17 @@ def test_every_remedy_is_there() -> None:
             if isinstance(function, np.ufunc | FunctionType):
                 for found in re.findall(r"use gf\.([\w.]+), or", refusal(function, "x")):
                     operator.attrgetter(found)(gf)
+    for told in ELSEWHERE.values():
+        for found in re.findall(r"gf\.([\w.]+)", told):
+            operator.attrgetter(found)(gf)
+
+
+def test_an_attribute_that_tensors_have_elsewhere_is_told_what_stands_for_it() -> None:
+    x = gf.placeholder("float32", (2, 2), name="x")
+    for name, told in ELSEWHERE.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; use {re.escape(told)}"):
+            getattr(x, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'sumn'$"):
+        x.sumn  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(GraphError, match=r"x \(made at .* at .*test_numpy_names.*gf.scatter"):
+        x[0] = 1

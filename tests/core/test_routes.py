@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
 import graphflow as gf
+from graphflow import deployment
 from graphflow.compiled import Route
 from graphflow.errors import FeedError, FetchError, OpError, SessionError
 from graphflow.op import REGISTRY, Op, register
@@ -75,7 +77,7 @@ def test_values_that_convert_are_fed_and_others_are_refused_as_ever() -> None:
                 have = s.run(y, {x: value})
                 assert have.dtype == np.float32 and have == (np.inf if value > 1e30 else 2 * value)
             assert s.run(m, {n: 3}) == 4
-            with pytest.raises(FeedError, match="does not convert"):
+            with pytest.raises(FeedError, match="<U2; give numbers"):
                 s.run(y, {x: "no"})
             with pytest.raises(FeedError, match="int32"):
                 s.run(m, {n: 1.5})
@@ -198,3 +200,27 @@ def test_a_closed_session_refuses_known_steps() -> None:
     s.close()
     with pytest.raises(SessionError, match="closed"):
         s.run(y, {x: rows(2)})
+
+
+def test_graphs_that_are_built_in_a_loop_are_told_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deployment, "_MANY", 3)
+    x = gf.placeholder("float32", ())
+    with gf.Session() as s, pytest.warns(RuntimeWarning, match="before the loop") as told:
+        for i in range(2):
+            s.run(gf.exp(x) * 2.0, {x: i})
+            s.run(gf.exp(x) - 2.0, {x: i})
+        for i in range(7):
+            s.run(x + float(i), {x: i})
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_many_graphs_of_many_lines_are_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "_MANY", 3)
+    x = gf.placeholder("float32", ())
+    with gf.Session() as s, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        s.run(x + 1.0, {x: 1})
+        s.run(x + 2.0, {x: 1})
+        s.run(x + 3.0, {x: 1})

@@ -129,10 +129,27 @@ def test_sizes_may_be_unknown_and_halves_are_computed_in_float32() -> None:
     assert slope.dtype == "float16" and np.isfinite(slope).all()
 
 
+@pytest.mark.parametrize("shape", [(5, 4), (None, 5, 4), (None, "t", 4)])
+def test_one_head_needs_no_axis(shape: tuple[int | str | None, ...]) -> None:
+    q = gf.placeholder("float64", shape)
+    x = np.random.default_rng(0).normal(size=(3, 5, 4)[-len(shape) :])
+    mask = np.random.default_rng(1).random((*x.shape[:-1], 5)) < 0.6
+    y = nn.attention(q, q, q, mask, causal=True, name="alone")
+    assert y.shape == q.shape and y.name == "alone"
+    have, slope = evaluate([y, *gf.gradients(gf.sum(y**2), [q])], {q: x})
+    heads = x[None]
+    want = plain(heads, heads, heads, mask & np.tri(5, dtype=bool))[0]
+    np.testing.assert_allclose(have, want, atol=1e-12)
+    whole = gf.constant(heads)
+    loss = gf.sum(nn.attention(whole, whole, whole, mask, causal=True) ** 2)
+    np.testing.assert_allclose(value(gf.gradients(loss, [whole])[0])[0], slope, atol=1e-12)
+
+
 def test_attention_refuses_what_does_not_fit() -> None:
     q, k = gf.placeholder("float32", (2, 4, 3, 8)), gf.placeholder("float32", (2, 4, 5, 8))
-    with pytest.raises(ShapeError, match=r"attention at .*test_attention.*q is \(…, heads, T, d\)"):
-        nn.attention(np.zeros((3, 8), "f"), k, k)
+    for few in (np.zeros((3, 8), "f"), np.float32(1)):
+        with pytest.raises(ShapeError, match=r"attention at .*test_attention.*q \(.*of one rank"):
+            nn.attention(few, k, k)
     with pytest.raises(ShapeError, match="known multiple"):
         nn.attention(q, k[:, :3], k[:, :3])
     with pytest.raises(ShapeError, match="sizes of queries and keys differ"):

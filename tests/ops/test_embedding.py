@@ -205,6 +205,7 @@ def test_a_cache_takes_a_position_of_every_sequence_in_place() -> None:
     [
         (lambda: gf.nn.embedding([0.5], TABLE), DTypeError, "int"),
         (lambda: gf.nn.embedding([0], np.arange(3)), DTypeError, "float"),
+        (lambda: gf.nn.embedding(TABLE, [0]), DTypeError, r"give embedding\(ids, table\)"),
         (lambda: gf.nn.embedding([0], np.float32(1)), ShapeError, "scalar"),
         (lambda: gf.nn.embedding([0], TABLE, padding_id=7), ShapeError, "padding_id 7 .* of 7"),
         (lambda: gf.nn.embedding([0], TABLE, padding_id=-1), ArgumentError, "from 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,17 @@ def test_a_layer_used_twice_has_its_variables_once() -> None:
     model = nn.Sequential(shared, nn.relu, shared)
     assert list(model.parameters().values()) == [shared.weight, shared.bias]
     assert model.buffers() == {}
+
+
+def test_a_copy_of_a_layer_is_refused_for_it_would_be_the_same_variables() -> None:
+    model = nn.Sequential(nn.Linear(3, 2, name="online"), gf.exp)
+    with pytest.raises(VariableError, match=r"online/weight \(made at .*build the layer again"):
+        copy.deepcopy(model)
+    with pytest.raises(GraphError, match=r"online/weight .*not pickled; .*session.save"):
+        model.parameters()["online/weight"].__reduce_ex__(4)
+    x = gf.placeholder("float32", (2,))
+    kept = copy.deepcopy({"activation": gf.exp, "input": x, "again": [copy.copy(x)]})
+    assert kept["activation"] is gf.exp and kept["input"] is x and kept["again"][0] is x
 
 
 def test_the_same_seed_gives_the_same_initial_values() -> None:
