@@ -18,6 +18,7 @@ from graphflow.placement.learned import Learned
 from graphflow.placement.lessons import lessons
 from graphflow.runtime.partition import partition
 from graphflow.runtime.survey import Survey
+from graphflow.spec import alone
 from graphflow.trial import agreed, may_be_tried, try_out
 
 TWO = gf.Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
@@ -38,7 +39,7 @@ def compiled(fetches: list[Any]) -> Compiled:
 
 
 def dims(fetches: list[Any], x: gf.Tensor, rows: int = 32) -> dict[str, int]:
-    return {str(x.shape[0]): rows}
+    return {alone(x.shape[0]): rows}
 
 
 def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None:

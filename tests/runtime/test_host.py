@@ -34,6 +34,7 @@ from graphflow.runtime.mail import Awaited, Mail
 from graphflow.runtime.messages import Computed, Parcel
 from graphflow.runtime.partition import Partition, partition
 from graphflow.runtime.session_state import DRAWS, KEPT
+from graphflow.spec import alone
 from tests.runtime.programs import CPU, OTHER, placed
 
 FAR = "/worker:1/cpu:0"
@@ -259,7 +260,7 @@ def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
     compiled = Counter[int]()
 
     def compiling(*arguments: Any) -> Program:
-        compiled[arguments[1][str(size)]] += 1
+        compiled[arguments[1][alone(size)]] += 1
         return Program(*arguments)
 
     monkeypatch.setattr("graphflow.runtime.session_state.Program", compiling)
@@ -267,7 +268,7 @@ def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
     try:
         for step, n in enumerate([*range(1, 40), 39, 1]):
             fed = {"x": np.ones(n, "float32")}
-            assert compute(host, step, feeds=fed, **{str(size): n}).fetches["0"].shape == (n,)
+            assert compute(host, step, feeds=fed, **{alone(size): n}).fetches["0"].shape == (n,)
             host.commit("s", step)
         alive = sum(arena() is not None for arena in arenas)
     finally:
