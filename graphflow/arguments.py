@@ -13,7 +13,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import numpy as np
@@ -151,6 +151,12 @@ def signature_of(f: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(f)  # noqa: TID251
 
 
+def meant(word: Any, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
+    """`did you mean 'axis'?`, of a word that is not known; "" where nothing is like it."""
+    near = difflib.get_close_matches(str(word), list(known), most, cutoff)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
 def shown(value: Any, most: int = 200) -> str:
     """A value as an error shows it, in so many characters."""
     try:
@@ -226,9 +232,9 @@ def _not_taken(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         names = [name for name in signature.parameters if name != "self"]
         unknown = [name for name in kwargs if name not in names]
         wrong = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else str(error)
-        near = difflib.get_close_matches(unknown[0], names, 1) if unknown else []
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"{wrong}{meant}; it takes {', '.join(names) or 'nothing'}"
+        hint = meant(unknown[0], names) if unknown else ""
+        told = f"{wrong} ({hint})" if hint else wrong
+        return f"{told}; it takes {', '.join(names) or 'nothing'}"
     return None
 
 

@@ -7,7 +7,6 @@ fill in; hypothetical hardware, which nobody can measure, must give them.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,12 +18,12 @@ from typing import Any, Literal, Self
 from graphflow.arguments import checks, spelt
 from graphflow.device import DeviceName
 from graphflow.errors import ClusterError, DeviceError
+from graphflow.placement.cluster_checks import check_cluster, suggested
 from graphflow.placement.devices import (
     CLIENT,
     Device,
     Link,
     Worker,
-    check_number,
     check_whole,
     local_kind,
 )
@@ -80,23 +79,7 @@ class Cluster:
         object.__setattr__(self, "workers", tuple(self.workers))
         object.__setattr__(self, "links", tuple(self.links))
         object.__setattr__(self, "ports", tuple(self.ports))
-        if not self.workers:
-            raise ClusterError("a cluster needs at least one worker")
-        if self.kind not in ("here", "local", "remote", "hypothetical"):
-            raise ClusterError(
-                f"cluster kind {self.kind!r} is none of here, local, remote, hypothetical"
-            )
-        if [worker.index for worker in self.workers] != list(range(len(self.workers))):
-            raise ClusterError(
-                f"workers must be numbered 0, 1, …; got {[worker.index for worker in self.workers]}"
-            )
-        check_number("deadline (seconds)", self.deadline, zero=False)
-        check_number("dead_after (seconds)", self.dead_after, zero=False)
-        self._check_addresses()
-        self._check_links()
-        self._check_ports()
-        if self.kind == "hypothetical":
-            self._check_numbers()
+        check_cluster(self)
 
     # Constructors -----------------------------------------------------------------------------
 
@@ -252,7 +235,7 @@ class Cluster:
                 if device.name == name:
                     return device
         raise DeviceError(
-            f"no device {name!r}{_suggest(name, self.devices)} "
+            f"no device {name!r}{suggested(name, self.devices)} "
             f"(there are {', '.join(self.devices)})"
         )
 
@@ -263,7 +246,7 @@ class Cluster:
         Raises:
             DeviceError: the name is malformed, or fits no device of this cluster.
         """
-        hint = _suggest(str(constraint), self._partial_names())
+        hint = suggested(constraint, self._partial_names())
         try:
             wanted = DeviceName.parse(constraint)
         except DeviceError as error:
@@ -385,7 +368,7 @@ class Cluster:
         for key in data:
             if key not in known:
                 raise ClusterError(
-                    f"unknown key {key!r} in a cluster description{_suggest(str(key), known)}"
+                    f"unknown key {key!r} in a cluster description{suggested(key, known)}"
                 )
         try:
             workers = tuple(
@@ -402,64 +385,6 @@ class Cluster:
             return cls(workers, links, ports=ports, **rest)
         except (TypeError, KeyError, AttributeError) as error:
             raise ClusterError(f"malformed cluster description: {error}") from None
-
-    # Checks -----------------------------------------------------------------------------------
-
-    def _check_addresses(self) -> None:
-        seen: dict[str, int] = {}
-        for worker in self.workers:
-            if self.kind == "remote" and worker.address is None:
-                raise ClusterError(
-                    f"worker {worker.index} has no address; the others do: give it 'tcp://host:port'"
-                )
-            if worker.address is not None:
-                if worker.address in seen:
-                    raise ClusterError(
-                        f"workers {seen[worker.address]} and {worker.index} share "
-                        f"the address {worker.address}"
-                    )
-                seen[worker.address] = worker.index
-
-    def _check_links(self) -> None:
-        workers = (f"/worker:{worker.index}" for worker in self.workers)
-        ends = dict.fromkeys((CLIENT, *self.devices, *workers))
-        seen: set[tuple[str, str]] = set()
-        for link in self.links:
-            for end in (link.source, link.target):
-                if end not in ends:
-                    raise ClusterError(
-                        f"link {link.source} -> {link.target}: no {end!r} here{_suggest(end, ends)}"
-                    )
-            if (link.source, link.target) in seen:
-                raise ClusterError(f"link {link.source} -> {link.target} is described twice")
-            seen.add((link.source, link.target))
-
-    def _check_ports(self) -> None:
-        ends = {*self.devices, *(f"/worker:{worker.index}" for worker in self.workers)}
-        for port in self.ports:
-            check_number(f"port {port.name!r}: bandwidth (bytes/s)", port.bandwidth, zero=False)
-            for end in (*port.inside, *(port.outside or ()), *port.besides):
-                if end not in ends:
-                    raise ClusterError(f"port {port.name!r}: no {end!r} here{_suggest(end, ends)}")
-
-    def _check_numbers(self) -> None:
-        for worker in self.workers:
-            for device in worker.devices:
-                for key in ("flops", "bandwidth", "launch"):
-                    if not device.is_described and getattr(device, key) is None:
-                        raise ClusterError(
-                            f"device {device.name} is hypothetical: it cannot be measured, "
-                            f"so give {key!r}, name a product such as 'h100' "
-                            "(or give its worker an address)"
-                        )
-        for source in self.devices:
-            for target in self.devices:
-                if source != target and self.link(source, target) is None:
-                    raise ClusterError(
-                        f"link {source} -> {target} is hypothetical: it cannot be measured, "
-                        "so give its latency and bandwidth (or a default link; between hosts a "
-                        "[network], or network=)"
-                    )
 
 
 def _worker_on_this_host(
@@ -505,8 +430,3 @@ def _listed(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
     if not isinstance(names, tuple | list):
         raise ClusterError(f"devices are names, such as ('cpu:0', 'gpu:0'), not {names!r}")
     return tuple(names)
-
-
-def _suggest(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word.lower(), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -45,13 +45,13 @@ symmetric = true                      # the way back, too (default)
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from graphflow.arguments import meant
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.cluster import MOST, Cluster
 from graphflow.placement.devices import CLIENT, Device, Link, Worker, local_kind
@@ -336,8 +336,7 @@ class Reader:
     ) -> None:
         for key in table:
             if key not in known:
-                close = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+                hint = meant(key, known) or f"known here: {', '.join(known)}"
                 self.fail(f"unknown key {key!r}; {hint}", section, index, key)
 
     def typed(
@@ -365,10 +364,7 @@ class Reader:
         self, what: str, name: Any, known: list[str], place: tuple[str, int], key: str
     ) -> NoReturn:
         """Complain of a name that stands for nothing here."""
-        close = difflib.get_close_matches(str(name), known, n=1)
-        hint = (
-            f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known) or 'none'}"
-        )
+        hint = meant(name, known) or f"there are: {', '.join(known) or 'none'}"
         self.fail(f"no {what} {name!r}; {hint}", *place, key, str(name))
 
     def tables(self, data: dict[str, Any], key: str) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ A session places by a Plan; a saved one gives the same placement again.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphflow.arguments import checks, spelt
+from graphflow.arguments import checks, meant, spelt
 from graphflow.errors import PlanError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
@@ -131,9 +130,11 @@ class Plan:
                 f"{name!r} is a scope of {counted(len(inside), 'node')}: explain one of them, "
                 f"such as {told}"
             )
-        close = difflib.get_close_matches(name, list(self.by_name), n=3)
-        hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
-        raise PlanError(f"no node {name!r} is placed by this plan{hint} (constants are not)")
+        hint = meant(name, self.by_name, most=3)
+        raise PlanError(
+            f"no node {name!r} is placed by this plan (constants are not)"
+            + (f"; {hint}" if hint else "")
+        )
 
     def report(self) -> Report:
         """A table: busy and idle time and peak memory of each device, predicted and measured;

@@ -8,7 +8,6 @@ in float32, as the runtime does both.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from graphflow.arguments import meant
 from graphflow.errors import ClusterError
 
 GB, TERA = 10**9, 1e12
@@ -205,8 +205,7 @@ def _key(name: str) -> str:
 
 def _hint(name: str, table: Mapping[str, Any]) -> str:
     known = [*table, *(short for short, full in ALIASES.items() if full in table)]
-    close = difflib.get_close_matches(_key(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(table)}"
+    return "; " + (meant(_key(name), known, cutoff=0.5) or f"known are {', '.join(table)}")
 
 
 @cache

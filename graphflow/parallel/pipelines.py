@@ -6,13 +6,12 @@ gf.parallel.Pipeline(2, "zb-h1") * gf.parallel.Data(2)
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from graphflow.arguments import checks, signature_of
+from graphflow.arguments import checks, meant, signature_of
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.graph import Graph
@@ -85,11 +84,10 @@ class Pipeline:
         given = self.schedule
         named = isinstance(given, str) and given in SCHEDULES
         if not (named or isinstance(given, Schedule) or callable(given)):
-            close = difflib.get_close_matches(str(given).lower(), SCHEDULES, 1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
+            hint = meant(str(given).lower(), SCHEDULES)
             raise ScheduleError(
                 f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
-                f"not {given!r}{meant}"
+                f"not {given!r}" + (f"; {hint}" if hint else "")
             )
         count = count_of(self.stages)
         if count is not None:

@@ -7,12 +7,12 @@ constants are in none, for they are wherever they are read.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphflow.arguments import meant
 from graphflow.errors import ScheduleError
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor, user_location
@@ -141,10 +141,8 @@ def _scopes(nodes: Sequence[Node], wanted: str) -> str:
     if not every:
         return "there are none: use gf.name_scope, or layers with names"
     outermost = ", ".join(name for name in every if "/" not in name)
-    close = difflib.get_close_matches(wanted, every, 3, 0.5)
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}? There are {outermost}"
-    return f"there are {outermost}"
+    hint = meant(wanted, every, 3, 0.5)
+    return f"{hint} There are {outermost}" if hint else f"there are {outermost}"
 
 
 def _check_direction(found: Mapping[Node, int]) -> None:

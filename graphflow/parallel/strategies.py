@@ -7,14 +7,13 @@ What is not said follows (see `propagate`). `Data` is the short form in which on
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
-from graphflow.arguments import checks
+from graphflow.arguments import checks, meant
 from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
@@ -307,11 +306,9 @@ def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
     if isinstance(key, Tensor):
         return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
     named = {name: t for name, t in named.items() if _has_rules(t)}
-    close = difflib.get_close_matches(key, named, 3, 0.5)
-    asked = f"did you mean {' or '.join(map(repr, close))}?" if close else "there are "
+    hint = meant(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
     return ShardingError(
-        f"a rule names {key!r}, but no variable or placeholder has that name; "
-        f"{asked if close else asked + ', '.join(map(repr, named))}"
+        f"a rule names {key!r}, but no variable or placeholder has that name; {hint}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphflow.arguments import spelt
+from graphflow.arguments import meant, spelt
 from graphflow.errors import MemoryLimitError, PlacementError
 from graphflow.placement.problem import Assignment, Floats, Ints, Problem
 from graphflow.placement.shortage import shortages
@@ -68,9 +67,8 @@ def get_placer(placer: str | Placer) -> Placer:
         raise PlacementError(f"placer must be a name or a Placer, not {type(placer).__name__}")
     names = placer_names()
     if placer not in names:
-        close = difflib.get_close_matches(placer, names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise PlacementError(f"no placer named {placer!r}{hint} there are: {', '.join(names)}")
+        hint = f"{meant(placer, names)} there are: {', '.join(names)}".lstrip()
+        raise PlacementError(f"no placer named {placer!r}; {hint}")
     return _PLACERS[placer]
 
 

@@ -1,0 +1,107 @@
+"""Whether the description of a cluster makes sense: said when it is made, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from graphflow.arguments import meant
+from graphflow.errors import ClusterError
+from graphflow.placement.devices import CLIENT, check_number
+
+if TYPE_CHECKING:
+    from graphflow.placement.cluster import Cluster
+
+KINDS = ("here", "local", "remote", "hypothetical")
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Refuse a cluster that cannot be.
+
+    Raises:
+        ClusterError: see `Cluster`.
+    """
+    if not cluster.workers:
+        raise ClusterError("a cluster needs at least one worker")
+    if cluster.kind not in KINDS:
+        raise ClusterError(f"cluster kind {cluster.kind!r} is none of {', '.join(KINDS)}")
+    numbers = [worker.index for worker in cluster.workers]
+    if numbers != list(range(len(numbers))):
+        raise ClusterError(f"workers must be numbered 0, 1, …; got {numbers}")
+    check_number("deadline (seconds)", cluster.deadline, zero=False)
+    check_number("dead_after (seconds)", cluster.dead_after, zero=False)
+    _check_addresses(cluster)
+    _check_links(cluster)
+    _check_ports(cluster)
+    if cluster.kind == "hypothetical":
+        _check_described(cluster)
+
+
+def suggested(word: Any, known: Iterable[str]) -> str:
+    """The end of an error of a name that is not known."""
+    hint = meant(str(word).lower(), known)
+    return f"; {hint}" if hint else ""
+
+
+def _check_addresses(cluster: Cluster) -> None:
+    seen: dict[str, int] = {}
+    for worker in cluster.workers:
+        if cluster.kind == "remote" and worker.address is None:
+            raise ClusterError(
+                f"worker {worker.index} has no address; the others do: give it 'tcp://host:port'"
+            )
+        if worker.address is not None:
+            if worker.address in seen:
+                raise ClusterError(
+                    f"workers {seen[worker.address]} and {worker.index} share "
+                    f"the address {worker.address}"
+                )
+            seen[worker.address] = worker.index
+
+
+def _ends(cluster: Cluster) -> list[str]:
+    """What links and ports may name: devices, and workers as a whole."""
+    return [*cluster.devices, *(f"/worker:{worker.index}" for worker in cluster.workers)]
+
+
+def _check_links(cluster: Cluster) -> None:
+    ends = dict.fromkeys((CLIENT, *_ends(cluster)))
+    seen: set[tuple[str, str]] = set()
+    for link in cluster.links:
+        for end in (link.source, link.target):
+            if end not in ends:
+                raise ClusterError(
+                    f"link {link.source} -> {link.target}: no {end!r} here{suggested(end, ends)}"
+                )
+        if (link.source, link.target) in seen:
+            raise ClusterError(f"link {link.source} -> {link.target} is described twice")
+        seen.add((link.source, link.target))
+
+
+def _check_ports(cluster: Cluster) -> None:
+    ends = dict.fromkeys(_ends(cluster))
+    for port in cluster.ports:
+        check_number(f"port {port.name!r}: bandwidth (bytes/s)", port.bandwidth, zero=False)
+        for end in (*port.inside, *(port.outside or ()), *port.besides):
+            if end not in ends:
+                raise ClusterError(f"port {port.name!r}: no {end!r} here{suggested(end, ends)}")
+
+
+def _check_described(cluster: Cluster) -> None:
+    """Nothing hypothetical can be measured: its numbers must be known."""
+    for device in (device for worker in cluster.workers for device in worker.devices):
+        for key in ("flops", "bandwidth", "launch"):
+            if not device.is_described and getattr(device, key) is None:
+                raise ClusterError(
+                    f"device {device.name} is hypothetical: it cannot be measured, "
+                    f"so give {key!r}, name a product such as 'h100' "
+                    "(or give its worker an address)"
+                )
+    for source in cluster.devices:
+        for target in cluster.devices:
+            if source != target and cluster.link(source, target) is None:
+                raise ClusterError(
+                    f"link {source} -> {target} is hypothetical: it cannot be measured, "
+                    "so give its latency and bandwidth (or a default link; between hosts a "
+                    "[network], or network=)"
+                )
