@@ -50,8 +50,12 @@ def status(
         ),
     ] = None,
     worker_key: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The workers' public key: its name here, or its digits."),
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="The workers' public key: its name here, or its digits; repeated, one for each "
+            "address.",
+        ),
     ] = None,
     insecure: Annotated[
         bool,
@@ -72,7 +76,7 @@ def status(
     from graphflow.runtime.status import ask
 
     ring = Keyring()
-    workers, open_ = _workers(target, worker_key, ring)
+    workers, open_ = _workers(target, worker_key or [], ring)
     pair = _pair(workers, key, ring)
 
     def look() -> Answers:
@@ -94,15 +98,27 @@ def status(
         raise typer.Exit(1)
 
 
-def _workers(targets: Sequence[str], key: str | None, ring: Keyring) -> tuple[list[Address], bool]:
+def _workers(
+    targets: Sequence[str], keys: Sequence[str], ring: Keyring
+) -> tuple[list[Address], bool]:
     """Whom to ask, and whether a cluster file says that the network is trusted."""
     from graphflow.runtime.security.keys import WORKER
     from graphflow.runtime.status import Address
+    from graphflow.runtime.transport import transport_of
 
     if all("://" in target for target in targets):
+        with argument("TARGET"):
+            for target in targets:
+                transport_of(target).check(target, insecure=True, listening=False)
+        if len(keys) not in (0, 1, len(targets)):
+            raise ArgumentError(
+                f"{len(keys)} times --worker-key for {len(targets)} addresses: give one for all, "
+                "or one for each in their order"
+            )
         with argument("--worker-key"):
-            digits = ring.key_of(key, WORKER) if key else ""
-        return [Address(target, digits) for target in targets], False
+            digits = [ring.key_of(key, WORKER) for key in keys] or [""]
+        each = digits if len(digits) > 1 else digits * len(targets)
+        return [Address(*pair) for pair in zip(targets, each, strict=True)], False
     if len(targets) != 1:
         raise ArgumentError("status takes addresses tcp://host:port, or one cluster file")
     (target,) = targets

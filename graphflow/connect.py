@@ -15,7 +15,7 @@ from graphflow.placement.plan import Plan
 from graphflow.quantities import counted
 from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.hosts import Hosts, LocalHosts
-from graphflow.runtime.survey import Survey, measured_links, survey
+from graphflow.runtime.survey import Survey, links_between, survey
 
 default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)
 """What `Session()` uses instead of this process; `graphflow run` sets it."""
@@ -116,4 +116,4 @@ def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], Link] |
     from graphflow.runtime.coordinator import RemoteHosts
 
     assert isinstance(hosts, RemoteHosts)
-    return measured_links(hosts, cluster)
+    return links_between(hosts, cluster, afresh=True)

@@ -170,9 +170,11 @@ class Planner:
         before = steps.committed, steps.last, steps.trace
         steps.trace = None
         try:
-            return step_seconds(partial(self._fed, compiled, {node.outputs[0]: np.float32(0)}))
+            took = step_seconds(partial(self._fed, compiled, {node.outputs[0]: np.float32(0)}))
         finally:
             steps.committed, steps.last, steps.trace = before
+        self._hosts.forget([compiled.program], {})
+        return took
 
     def _fed(self, compiled: Compiled, feeds: Mapping[Tensor, Any]) -> list[Any]:
         """A step of compiled fetches."""

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ The speeds of a device kind:
 A link's bandwidth of None is infinite: a reference is passed.
 """
 Probe = Callable[[int, int, int, int], float]
-"""(source, target, nbytes, repeats) -> median seconds from one worker to another, one way."""
+"""(source, target, nbytes, repeats) -> median seconds from one worker to another, half of a round
+trip."""
 Link = tuple[float, float]
 """Seconds of latency, bytes/s."""
 StepCost = tuple[float, float]
@@ -91,25 +93,34 @@ def _kind(device: Any) -> str:
     return "gpu" if "gpu" in name else "cpu"
 
 
+SIZES = (1 << 10, 1 << 20, 1 << 22)
+"""Bytes of the messages by which a link is measured."""
 SLOW = 0.05
 """Seconds of a transfer after which larger ones are timed once."""
 
 
-def measure_links(
-    probe: Probe, workers: int, sizes: Sequence[int] = (1 << 10, 1 << 20, 1 << 22), repeats: int = 7
-) -> dict[tuple[str, str], Link]:
-    """Latency and bandwidth from each worker to each other one, by name, "/worker:0". Over a slow
-    link, fewer repeats of what takes long tell enough."""
+def measure_links(probe: Probe, workers: int) -> dict[tuple[str, str], Link]:
+    """Latency and bandwidth between each two workers, by name, "/worker:0"."""
+    pairs = combinations(range(workers), 2)
+    return both_ways({pair: timed(probe, *pair) for pair in pairs})
+
+
+def timed(probe: Probe, source: int, target: int, repeats: int = 7) -> list[float]:
+    """Seconds of messages of `SIZES` from one worker to another. Over a slow link, fewer repeats of
+    what takes long tell enough."""
+    times: list[float] = []
+    for size in SIZES:
+        slow = bool(times) and times[-1] > SLOW
+        times.append(probe(source, target, size, 1 if slow else repeats))
+    return times
+
+
+def both_ways(times: Mapping[tuple[int, int], Sequence[float]]) -> dict[tuple[str, str], Link]:
+    """Links by name: equal in both directions, for half of a round trip is what was measured."""
     found: dict[tuple[str, str], Link] = {}
-    for source in range(workers):
-        for target in range(workers):
-            if source == target:
-                continue
-            times: list[float] = []
-            for size in sizes:
-                slow = bool(times) and times[-1] > SLOW
-                times.append(probe(source, target, size, 1 if slow else repeats))
-            found[f"/worker:{source}", f"/worker:{target}"] = fit_link(sizes, times)
+    for (a, b), seconds in times.items():
+        one, other = f"/worker:{a}", f"/worker:{b}"
+        found[one, other] = found[other, one] = fit_link(SIZES, seconds)
     return found
 
 

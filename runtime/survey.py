@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graphflow.placement.calibrate import Link, StepCost, keep_links, measure_links, profile
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.hardware import is_described
+from graphflow.placement.network import links
 from graphflow.progress import telling
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
 
     Workers that a session starts are this machine, whose profile is kept; their links are measured
     once and kept with it. Workers elsewhere measure themselves, about a second each, and keep that
-    there; links to them are measured for each session, since networks change.
+    there; links between them are kept here, see `network`.
     """
     if cluster.kind == "local":
         if len(cluster.workers) > 1 and "process" not in profile()["links"]:
@@ -39,24 +40,29 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
         return Survey()
     with telling(f"measuring {len(cluster.workers)} workers and the links between them"):
         described = is_described(cluster)
-        return Survey(None if described else hosts.measure(), measured_links(hosts, cluster))
+        return Survey(None if described else hosts.measure(), links_between(hosts, cluster))
 
 
-def measured_links(hosts: RemoteHosts, cluster: Cluster) -> Mapping[tuple[str, str], Link] | None:
-    """The links between workers elsewhere, measured now; None where all are described."""
-    return _measured(hosts, cluster) if _has_unknown_links(cluster) else None
+def links_between(
+    hosts: RemoteHosts, cluster: Cluster, *, afresh: bool = False
+) -> Mapping[tuple[str, str], Link] | None:
+    """The links between workers elsewhere; None where all are described.
+
+    Args:
+        afresh: whatever is kept of them, as they are now.
+    """
+    if not _has_unknown_links(cluster):
+        return None
+    addresses = [str(worker.address) for worker in cluster.workers]
+    return links(hosts.probe_link, addresses, afresh=afresh)
 
 
 def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> Link:
     """Measure the links between this machine's processes, and keep their median."""
-    found = _measured(hosts, cluster).values()
+    found = measure_links(hosts.probe_link, len(cluster.workers)).values()
     link = (median(latency for latency, _ in found), median(rate for _, rate in found))
     keep_links({"process": link, "client": link})
     return link
-
-
-def _measured(hosts: RemoteHosts, cluster: Cluster) -> dict[tuple[str, str], Link]:
-    return measure_links(hosts.probe_link, len(cluster.workers))
 
 
 def _has_unknown_links(cluster: Cluster) -> bool:

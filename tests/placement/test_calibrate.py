@@ -238,15 +238,19 @@ def test_any_times_give_a_link_that_a_problem_accepts(times: list[float]) -> Non
     assert 0 < bandwidth < float("inf")
 
 
-def test_links_are_probed_pairwise_both_ways() -> None:
+def test_links_are_probed_once_a_pair_and_are_the_same_both_ways() -> None:
+    asked = []
+
     def probe(source: int, target: int, nbytes: int, repeats: int) -> float:
-        return (source + 1) * 1e-4 + nbytes / ((target + 1) * 1e9)
+        asked.append((source, target))
+        return (source + 1) * 1e-4 + nbytes / (target * 1e9)
 
     found = measure_links(probe, 3)
-    assert len(found) == 6
-    latency, bandwidth = found["/worker:2", "/worker:1"]
-    assert latency == pytest.approx(3e-4)
+    assert len(found) == 6 and sorted(set(asked)) == [(0, 1), (0, 2), (1, 2)]
+    latency, bandwidth = found["/worker:1", "/worker:2"]
+    assert latency == pytest.approx(2e-4)
     assert bandwidth == pytest.approx(2e9)
+    assert found["/worker:2", "/worker:1"] == (latency, bandwidth)
 
 
 def test_what_a_killed_process_left_half_written_is_swept_later(tmp_path: Path) -> None:
