@@ -21,6 +21,7 @@ from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, Transpo
 from graphflow.modules import admit
 from graphflow.runtime.activity import Activity
 from graphflow.runtime.checkpoint.remote import write_under
+from graphflow.runtime.echoes import Attend, Echoes
 from graphflow.runtime.links import Link
 from graphflow.runtime.loans import Loans
 from graphflow.runtime.mail import Carried
@@ -57,16 +58,9 @@ from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.helm import LINGER
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower
-from graphflow.runtime.wire import BUDGET, Borrowed
+from graphflow.runtime.wire import Borrowed
 
 _SILENT = frozenset((Commit, Abort, Save))
-_SLICE = 0.05  # seconds between two looks at whether a step was cancelled
-_ECHO_SECONDS = 10.0  # for an echo to be taken by the socket
-
-
-Attend = Callable[[Callable[[], bool], float], bool]
-"""Receives what comes until something is done, for at most so many seconds; False: at once, for
-another thread does."""
 
 
 class HostLike(Protocol):
@@ -161,14 +155,13 @@ class HostedSession:
         self._until = 0.0  # when the step's deadline passes
         self._lasts = True  # what it sends is not written to before the step is decided
         self._closing = threading.Event()
-        self._echoes: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
-        self._bounces: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         name = f"session-{opening.session[:8]}"
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._bouncer = threading.Thread(target=self._bounce, name=f"{name}-echo", daemon=True)
+        self._echoes = Echoes(
+            self._index, self._addresses, self._links, attend, self._closing, f"{name}-echo"
+        )
         self._thread.start()
-        self._bouncer.start()
         self._jobs.put(opening)
 
     # From the I/O thread: none of these waits ----------------------------------------------------
@@ -182,8 +175,10 @@ class HostedSession:
             self._jobs.put(run)
             return
         # Not where sockets are driven: it may have to wait for room, of which is told there.
-        idle = self._idle and threading.get_ident() == self._thread.ident
-        (self._jobs if idle else self._bounces).put(run)
+        if self._idle and threading.get_ident() == self._thread.ident:
+            self._jobs.put(run)
+        else:
+            self._echoes.queue(run)
 
     def deliver(self, step: int, edge: Key, array: Array, origin: int) -> None:
         """Hands a tensor of another worker, `origin`, to the host."""
@@ -234,7 +229,7 @@ class HostedSession:
 
     def echoed(self, request: int, origin: int) -> None:
         """An echo has come back from another worker."""
-        self._echoes.put((request, origin))
+        self._echoes.came(request, origin)
 
     def wake(self, step: int, error: GraphflowError) -> None:
         """Cancels a step, whether it runs or is still queued."""
@@ -314,11 +309,11 @@ class HostedSession:
             case Measure():
                 return host.measure()
             case Meet():
-                return self._meet(job)
+                return self._echoes.meet(job)
             case Chunk():
-                self._bounced(run)
+                self._echoes.send_back(run)
             case Probe():
-                return self._probe(job)
+                return self._echoes.probe(job)
         return None
 
     def _open(self) -> None:
@@ -337,8 +332,7 @@ class HostedSession:
         self._host.attend(self._session, self._attend, self._wake, self._carried)
 
     def _close(self) -> None:
-        self._bounces.put(None)
-        self._bouncer.join(_ECHO_SECONDS)
+        self._echoes.close()
         try:
             if self._host is not None:
                 self._host.close(self._session)
@@ -394,7 +388,7 @@ class HostedSession:
                 self._host.deliver(self._session, parcel.step, parcel.edge, parcel.array)
             return
         target = parcel.target_worker
-        self._link(target).send(
+        self._echoes.link(target).send(
             "edge", parcel.step, parcel.edge, parcel.array, parcel.owned and self._lasts,
             partial(self._still_computes, parcel, self._until),
         )  # fmt: skip
@@ -414,79 +408,6 @@ class HostedSession:
                 worker=target,
             )
         return parcel.step > self._cancelled and not self._closing.is_set()
-
-    def _link(self, worker: int) -> Link:
-        link = self._links.get(worker)
-        if link is None:
-            raise ProtocolError(
-                f"worker {self._index} has no link to worker {worker} among {len(self._addresses)}"
-            )
-        return link
-
-    def _bounce(self) -> None:
-        while (run := self._bounces.get()) is not None:
-            self._bounced(run)
-
-    def _bounced(self, run: Run) -> None:
-        """Sends an echo back."""
-        chunk = run.job
-        assert isinstance(chunk, Chunk) and isinstance(chunk.name, int)
-        (array,) = run.arrays.values()
-        go_on = partial(self._still, time.monotonic() + _ECHO_SECONDS)
-        with contextlib.suppress(GraphflowError):  # the one who asked has a deadline
-            self._link(chunk.name).send("echoed", chunk.number, self._index, array, True, go_on)
-
-    def _still(self, until: float) -> bool:
-        return time.monotonic() < until and not self._closing.is_set()
-
-    def _meet(self, job: Meet) -> list[int]:
-        """The other workers that do not answer; all are asked at the same time."""
-        until = time.monotonic() + job.deadline
-        nothing = np.zeros(0, np.uint8)
-        for target in self._links:
-            self._ask_echo(target, job.request, nothing, until)
-        missing = set(self._links)
-        with contextlib.suppress(StepTimeout):
-            while missing:
-                missing.discard(self._await_echo(job.request, missing, job.deadline, until))
-        return sorted(missing)
-
-    def _probe(self, job: Probe) -> float:
-        """The median one-way time in seconds, half of a round trip."""
-        if job.nbytes > BUDGET:
-            raise ProtocolError(f"a probe of {job.nbytes} bytes exceeds {BUDGET}")
-        until = time.monotonic() + job.deadline
-        array = np.ones(job.nbytes, np.uint8)  # of zeros, the system would keep one page
-        times = []
-        for _ in range(max(1, job.repeats)):
-            started = time.perf_counter()
-            self._ask_echo(job.target, job.request, array, until)
-            self._await_echo(job.request, {job.target}, job.deadline, until)
-            times.append(time.perf_counter() - started)
-        return float(np.median(times)) / 2
-
-    def _ask_echo(self, target: int, request: int, array: Array, until: float) -> None:
-        go_on = partial(self._still, until)
-        self._link(target).send("echo", request, self._index, array, True, go_on)
-
-    def _await_echo(
-        self, request: int, targets: Collection[int], seconds: float, until: float
-    ) -> int:
-        """The next of some workers whose echo has come."""
-        while self._still(until):
-            self._attend(self._has_echo, until - time.monotonic())
-            with contextlib.suppress(queue.Empty):
-                answered, origin = self._echoes.get(timeout=_SLICE)
-                if answered == request and origin in targets:
-                    return origin
-        late = min(targets)
-        raise StepTimeout(
-            f"worker {late} at {self._addresses[late]} did not answer worker {self._index} within "
-            f"{seconds:g} s; can that address be reached from there?"
-        )
-
-    def _has_echo(self) -> bool:
-        return not self._echoes.empty() or self._closing.is_set()
 
 
 def default_factory(
