@@ -57,6 +57,9 @@ class Graph:
         self.names = _unique_names(self.nodes, names or {})
         self._verified = False
 
+    def __deepcopy__(self, memo: Any) -> Graph:
+        return self  # it never changes
+
     @cached_property
     def by_name(self) -> dict[str, Node]:
         return {name: node for node, name in self.names.items()}

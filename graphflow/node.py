@@ -83,6 +83,9 @@ class Node:
             turn=self.turn if turn is None else turn,
         )
 
+    def __deepcopy__(self, memo: Any) -> Node:
+        return self  # what holds one, such as a plan, is copied without it
+
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name!r} at {self.location}>"
 
