@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -265,18 +266,24 @@ class Plan:
         return f"<Plan of {nodes} on {devices} by {self.placer}: {show_seconds(self.makespan)}>"
 
     def __str__(self) -> str:
+        from graphflow.placement.report import FEW, device_uses, shown_devices
+
         nodes = counted(len(self.nodes), "node")
         rows = [f"plan of {nodes} by {self.placer}: {show_seconds(self.makespan)}"]
-        for device in (*self.cluster.devices, CLIENT):
-            mine = [node for node in self.nodes if node.device == device]
-            busy = sum(node.finish - node.start for node in mine)
-            peak = self.peak_memory.get(device)
-            memory = f", peak {show_bytes(peak)}" if peak is not None else ""
+        devices, others = shown_devices(device_uses(self))
+        for use in devices:
+            peak = "" if use.peak_memory is None else f", peak {show_bytes(use.peak_memory)}"
             rows.append(
-                f"  {device}: {counted(len(mine), 'node')}, busy {show_seconds(busy)}{memory}"
+                f"  {use.device}: {counted(use.nodes, 'node')}, busy {show_seconds(use.busy)}{peak}"
             )
+        at_client = sum(node.device == CLIENT for node in self.nodes)
+        rows += [f"  {others}"] if others else []
+        rows.append(f"  {CLIENT}: {counted(at_client, 'node')}")
         rows.append(f"  {counted(len(self.transfers), 'transfer')}, {show_bytes(_traffic(self))}")
-        for name in (*(f"one device: {device}" for device in self.cluster.devices), "round robin"):
+        ones = [f"one device: {device}" for device in self.cluster.devices]
+        if len(ones) > FEW:
+            ones = [min(ones, key=lambda name: self.baselines.get(name, inf))]
+        for name in (*ones, "round robin"):
             seconds = self.baselines.get(name)
             told = "does not fit in memory" if seconds is None else show_seconds(seconds)
             rows.append(f"  {name}: {told}")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
     from graphflow.placement.planned import PlannedTransfer
 
+FEW = 4
+"""Devices that are shown one by one also where they have nothing to do."""
+
 
 @dataclass(frozen=True)
 class DeviceUse:
@@ -84,6 +87,7 @@ class Report(Printed):
             "device", "nodes", "busy", "measured", "off by", "idle", "peak memory", "measured",
             "of",
         )  # fmt: skip
+        devices, others = shown_devices(self.devices)
         rows = [
             (
                 use.device, str(use.nodes), show_seconds(use.busy), seconds_cell(use.busy_measured),
@@ -91,9 +95,9 @@ class Report(Printed):
                 f"{100 * use.idle:.0f} %", _bytes(use.peak_memory), _bytes(use.peak_measured),
                 show_bytes(use.memory),
             )
-            for use in self.devices
+            for use in devices
         ]  # fmt: skip
-        yield _told("Devices", heads, rows)
+        yield _told(f"Devices ({others})" if others else "Devices", heads, rows)
         links = sorted(self.links, key=lambda use: -use.bytes)
         shown = tuple(
             (
@@ -179,6 +183,14 @@ def report(plan: Plan) -> Report:
         taken(plan), plan.placer, plan.reproducible, plan.overhead,
         measured.steps if measured else 0,
     )  # fmt: skip
+
+
+def shown_devices(uses: Sequence[DeviceUse]) -> tuple[list[DeviceUse], str]:
+    """The devices to show, and what is said of those that are left out: they are many and have no
+    nodes."""
+    used = [use for use in uses if use.nodes]
+    idle = len(uses) - len(used)
+    return (used, f"{idle} more devices have no nodes") if idle > FEW else (list(uses), "")
 
 
 def device_uses(plan: Plan) -> tuple[DeviceUse, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphflow.errors import PlanError
 from graphflow.placement.notices import ports, taken
-from graphflow.placement.report import DeviceUse, device_uses
+from graphflow.placement.report import DeviceUse, device_uses, shown_devices
 from graphflow.placement.tables import busy_share, off_by
 from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.page import fill
@@ -96,10 +96,10 @@ def _tiles(plan: Plan) -> str:
 
 
 def _devices(plan: Plan) -> str:
-    return "".join(
-        _device(use, colours.shade(i).strong, plan.makespan)
-        for i, use in enumerate(device_uses(plan))
-    )
+    shades = {name: colours.shade(i).strong for i, name in enumerate(plan.cluster.devices)}
+    shown, others = shown_devices(device_uses(plan))
+    rows = [_device(use, shades[use.device], plan.makespan) for use in shown]
+    return "".join([*rows, *([f"<tr><td colspan=4>{others}"] if others else [])])
 
 
 def _device(use: DeviceUse, strong: str, makespan: float) -> str:

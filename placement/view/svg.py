@@ -10,6 +10,7 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
 
+from graphflow.placement.report import shown_devices
 from graphflow.placement.view import colours
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH
 from graphflow.placement.view.scene import Box, Row, Scene, Wire, headlines, scene
@@ -86,10 +87,15 @@ def _headlines(drawn: Scene, width: float) -> tuple[str, float]:
 
 def _usage(drawn: Scene, width: float) -> tuple[str, float]:
     parts = [_text(MARGIN, 12, "Devices", "h2")]
-    for i, use in enumerate(drawn.usage):
+    shown, others = shown_devices(drawn.usage)
+    for i, use in enumerate(shown):
         strong = drawn.shades[use.device].strong
         parts += _device(use, strong, 32 + i * 20, drawn.plan.makespan)
-    return "\n".join(parts), 32 + len(drawn.usage) * 20
+    bottom = 32 + len(shown) * 20
+    if others:
+        parts.append(_text(MARGIN + 18, bottom, others, "track"))
+        bottom += 20
+    return "\n".join(parts), bottom
 
 
 def _device(use: DeviceUse, strong: str, y: float, makespan: float) -> Iterator[str]:
@@ -103,10 +109,11 @@ def _device(use: DeviceUse, strong: str, y: float, makespan: float) -> Iterator[
     x = LABELS + 240
     share = min(1.0, peak_memory / use.memory) if use.memory > 0 else 0.0
     yield f'<rect x="{x}" y="{y - 8}" width="120" height="8" rx="4" fill="{colours.WAIT}"/>'
-    yield (
-        f'<rect x="{x}" y="{y - 8}" width="{max(2.0, 120 * share):.1f}" height="8" rx="4" '
-        f'fill="{strong}"/>'
-    )
+    if share:  # empty at 0 only
+        yield (
+            f'<rect x="{x}" y="{y - 8}" width="{max(2.0, 120 * share):.1f}" height="8" rx="4" '
+            f'fill="{strong}"/>'
+        )
     peak = f"peak memory {show_bytes(peak_memory)} of {show_bytes(use.memory)}"
     if use.peak_measured is not None:
         peak += f", measured {show_bytes(use.peak_measured)}"

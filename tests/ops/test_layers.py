@@ -89,6 +89,7 @@ def test_a_copy_of_a_layer_is_refused_for_it_would_be_the_same_variables() -> No
         model.parameters()["online/weight"].__reduce_ex__(4)
     x = gf.placeholder("float32", (2,))
     kept = copy.deepcopy({"activation": gf.exp, "input": x, "again": [copy.copy(x)]})
+    assert copy.deepcopy(gf.Graph(list(model.parameters().values()))).verify()
     assert kept["activation"] is gf.exp and kept["input"] is x and kept["again"][0] is x
 
 

@@ -329,6 +329,17 @@ def test_the_short_text_names_devices_and_baselines() -> None:
     assert all(name in text for name in (*TWO.devices, "round robin", "one device"))
 
 
+def test_of_many_devices_without_nodes_only_the_number_is_told(tmp_path: Path) -> None:
+    x = placeholder("float32", (8, 8), name="x")
+    made = plan([x @ x], Cluster.hypothetical("64xh100"))
+    page = made.save(tmp_path / "plan.html").read_text()
+    table = page[page.index("<tr><td>") : page.index("</table>")]
+    for text in (str(made), str(made.report()), made._repr_html_(), table):
+        assert made.placement["matmul"] in text and "63 more devices have no nodes" in text
+    assert made._repr_html_().count("peak memory") == 1
+    assert not [text for text in (str(made), str(made.report()), table) if "gpu:63" in text]
+
+
 # Disk -----------------------------------------------------------------------------------------
 
 
