@@ -27,7 +27,7 @@ from graphflow.ops.kernels.sweeps import Sweep
 from graphflow.runtime.backend import Backend, require_dtype
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.collectives.shared import is_small
-from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch, results_of
+from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch
 from graphflow.runtime.layout import Layout
 from graphflow.runtime.lines import (
     Arrival,
@@ -203,12 +203,9 @@ class Code:
         self._line(node, f"w{self.numbers[node]}({', '.join(names)})")
 
     def _look_at_results(self) -> None:
-        tensors = results_of(
-            [*self.partition.fetches.values()], self.layout.commits, self.layout.specs
-        )
-        if tensors:
-            look = Results(self.backend.xp, tensors, self.partition.device)
-            self._look(tensors[-1].node, look, tensors)
+        look = Results(self.backend.xp, self.partition, self.layout)
+        if look.tensors:
+            self._look(look.tensors[-1].node, look, look.tensors)
 
     def _arena(self) -> Any:
         """Memory for the tensors: where other processes reach it, if large ones are exchanged."""

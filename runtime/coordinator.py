@@ -24,7 +24,7 @@ from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.foreign import check_modules
 from graphflow.runtime.hosts import Ready, Saving, Written
 from graphflow.runtime.logs import Log
-from graphflow.runtime.loop import SLACK, Pending
+from graphflow.runtime.loop import SLACK
 from graphflow.runtime.membership import Members
 from graphflow.runtime.messages import (
     Array,
@@ -47,6 +47,7 @@ from graphflow.runtime.messages import (
     Write,
     changed,
 )
+from graphflow.runtime.pending import Pending
 from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
 from graphflow.runtime.protocol.orders import Begin, Order, Release, Replies
 from graphflow.runtime.session_state import DRAWS, FAILED

@@ -8,14 +8,18 @@ NaN or infinity of what was neither, and commits nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphflow.errors import NonFiniteError
 from graphflow.op import Node, Tensor
 from graphflow.spec import TensorSpec, is_inexact
+
+if TYPE_CHECKING:
+    from graphflow.runtime.layout import Layout
+    from graphflow.runtime.partition import Partition
 
 RESULTS = "results"
 EVERY = "every"
@@ -42,15 +46,17 @@ def flaws(xp: Any, array: Any) -> int:
 class Results:
     """Looks at the results of a program.
 
-    Args:
-        tensors: fetched, and assigned.
-        device: where, for the error.
+    Attributes:
+        tensors: what is looked at: fetches and new values of variables, as far as they may be not
+            finite.
     """
 
-    def __init__(self, xp: Any, tensors: Sequence[Tensor], device: str) -> None:
+    def __init__(self, xp: Any, partition: Partition, layout: Layout) -> None:
+        assigned = (assign.outputs[0] for assign in layout.commits)
+        wanted = dict.fromkeys((*partition.fetches.values(), *assigned))
+        self.tensors = [t for t in wanted if is_inexact(t.dtype) and layout.specs[t].size]
         self._xp = xp
-        self._tensors = tensors
-        self._device = device
+        self._device = partition.device
 
     def __call__(self, *arrays: Any) -> None:
         """Look.
@@ -58,19 +64,11 @@ class Results:
         Raises:
             NonFiniteError: one is not finite; names it.
         """
-        for tensor, array in zip(self._tensors, arrays, strict=True):
+        for tensor, array in zip(self.tensors, arrays, strict=True):
             if flaws(self._xp, array):
                 raise NonFiniteError(
                     f"{_named(tensor.node)} on {self._device} gave {_counted(self._xp, array)}"
                 )
-
-
-def results_of(
-    fetched: Sequence[Tensor], assigns: Sequence[Node], specs: Mapping[Tensor, TensorSpec]
-) -> list[Tensor]:
-    """What to look at: fetches and new values of variables, as far as they may be not finite."""
-    wanted = dict.fromkeys((*fetched, *(assign.outputs[0] for assign in assigns)))
-    return [t for t in wanted if is_inexact(t.dtype) and specs[t].size]
 
 
 class Watch:

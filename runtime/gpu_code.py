@@ -21,7 +21,7 @@ from graphflow.ops.kernels.regions import enabled
 from graphflow.runtime.backend import require_dtype
 from graphflow.runtime.collectives.exchanges import Member
 from graphflow.runtime.collectives.pieces import Collective
-from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch, results_of
+from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch
 from graphflow.runtime.gpu import GpuBackend
 from graphflow.runtime.gpu_graphs import Step, Steps
 from graphflow.runtime.gpu_libraries import library_kernel
@@ -143,12 +143,9 @@ class GpuCode:
         self._compute.append(Step(node, lambda: look(*[values[t] for t in tensors]), steady=False))
 
     def _look_at_results(self) -> None:
-        tensors = results_of(
-            [*self.partition.fetches.values()], self.layout.commits, self.layout.specs
-        )
-        if tensors:
-            look = Results(self.backend.xp, tensors, self.partition.device)
-            self._look(tensors[-1].node, look, tensors)
+        look = Results(self.backend.xp, self.partition, self.layout)
+        if look.tensors:
+            self._look(look.tensors[-1].node, look, look.tensors)
 
     def _fed(self, node: Node) -> None:
         tensor = node.outputs[0]

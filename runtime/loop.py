@@ -33,12 +33,8 @@ from graphflow.runtime.hosts import HeldBack
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.loans import Loans, Promises
 from graphflow.runtime.logs import Log
-from graphflow.runtime.messages import (
-    Chunk,
-    Hello,
-    Open,
-    Ping,
-)
+from graphflow.runtime.messages import Chunk
+from graphflow.runtime.pending import Pending
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.orders import (
     Attach,
@@ -61,13 +57,10 @@ from graphflow.runtime.security.keys import KeyPair, Keyring
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import AWAKE, Bell, Sleeper
 from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
-from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import Borrower
 from graphflow.runtime.transport.tcp import leave
+from graphflow.runtime.way import Way
 from graphflow.runtime.wire import decode_frames, encode
-
-_LINKED = frozenset((Hello, Open, Ping))
-"""What shows a worker the way that can take everything."""
 
 _ORDINARY = frozenset((Begin, Received, Release))  # nobody is lost by these alone
 
@@ -80,28 +73,6 @@ _LANE = 1 << 20  # and a worker's number: its lane
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
 
 _log = Log("graphflow.coordinator")
-
-
-class Pending:
-    """An operation under way, and its outcome once there is one."""
-
-    __slots__ = ("_event", "outcome")
-
-    def __init__(self) -> None:
-        self.outcome: Replies | GraphflowError | None = None
-        self._event: threading.Event | None = None
-
-    def settle(self, outcome: Replies | GraphflowError) -> None:
-        """Tells whoever waits."""
-        self.outcome = outcome
-        if self._event is not None:
-            self._event.set()
-
-    def wait(self, seconds: float) -> None:
-        """Waits while another thread drives the sockets."""
-        self._event = event = self._event or threading.Event()
-        if self.outcome is None:
-            event.wait(seconds)
 
 
 class Loop:
@@ -129,10 +100,8 @@ class Loop:
         self._local = local
         self._activity = activity
         self._addresses = addresses
-        self._keys = keys
-        self._channels: list[Any] = []
+        self._ways: list[Way] = []
         self._opened = ExitStack()  # bell and sleeper, once they are there
-        self._lanes: list[Lane | None] = [None for _ in addresses]
         self._promised: Promises = deque()
         self.loans: list[Loans] = []  # to each worker
         self._machine = CoordinatorMachine(
@@ -142,7 +111,6 @@ class Loop:
         self.draining: set[int] = set()
         """Workers that were asked to end."""
         self.on_draining: Callable[[], None] | None = None
-        self._unsent: list[deque[list[Any]]] = [deque() for _ in addresses]
         self._borrowers: dict[int, Borrower] = {}
         self._full: set[int] = set()  # workers whose connection takes no more now
         self._touched: set[int] = set()  # workers that were sent to since they were last drained
@@ -162,7 +130,7 @@ class Loop:
                 channel = transport_of(address).Channel(
                     self._context, address, insecure=insecure, watch=True, guard=guard, key=key
                 )
-                self._channels.append(channel)
+                self._ways.append(Way(channel, address, secured=bool(key)))
             self._listen()
             self._thread.start()
         except BaseException as error:
@@ -183,11 +151,11 @@ class Loop:
         self._sleeper.add(self._bell.fileno(), _BELL)
         offer = partial(_offer, self._events, self._bell)
         self.loans += [
-            Loans(partial(offer, w), self._promised) for w, _ in enumerate(self._channels)
+            Loans(partial(offer, worker), self._promised) for worker, _ in enumerate(self._ways)
         ]
-        for worker, channel in enumerate(self._channels):
-            self._sleeper.add(channel.socket.getsockopt(zmq.FD), worker)
-            self._sleeper.add(channel.monitor.getsockopt(zmq.FD), ~worker)
+        for worker, way in enumerate(self._ways):
+            self._sleeper.add(way.channel.socket.getsockopt(zmq.FD), worker)
+            self._sleeper.add(way.channel.monitor.getsockopt(zmq.FD), ~worker)
 
     # From any thread ---------------------------------------------------------------------------
 
@@ -247,11 +215,11 @@ class Loop:
 
     def refused(self) -> list[int]:
         """The workers with which the last handshake failed: keys that are not trusted."""
-        return [worker for worker, channel in enumerate(self._channels) if channel.refused]
+        return [worker for worker, way in enumerate(self._ways) if way.channel.refused]
 
     def silent(self) -> list[int]:
         """The workers that took a connection, and have said nothing on it yet."""
-        return [worker for worker, channel in enumerate(self._channels) if channel.silent]
+        return [worker for worker, way in enumerate(self._ways) if way.channel.silent]
 
     def strangers(self) -> list[int]:
         """The workers that have not answered since the session began."""
@@ -375,7 +343,7 @@ class Loop:
         came: list[int] = []
         if self._touched or self._unread:
             # Sending may take in what has arrived, of which the sleeper then would not know.
-            came += [worker for worker in self._touched if self._channels[worker].has_message()]
+            came += [w for w in self._touched if self._ways[w].channel.has_message()]
             came += self._unread
             self._touched.clear()
             self._unread.clear()
@@ -389,12 +357,13 @@ class Loop:
             elif tag >= _LANE:
                 self._hear(tag - _LANE)
             elif tag >= 0:
-                self._drain(tag, self._channels[tag])
+                self._drain(tag)
             else:  # what a worker said before it was lost counts: messages first, then the link
-                self._drain(~tag, self._channels[~tag])
-                self._look(~tag, self._channels[~tag])
+                self._drain(~tag)
+                self._look(~tag)
 
-    def _drain(self, worker: int, channel: Any) -> None:
+    def _drain(self, worker: int) -> None:
+        channel = self._ways[worker].channel
         while channel.has_message() and (frames := channel.receive()) is not None:
             self._take(worker, frames)
 
@@ -411,31 +380,21 @@ class Loop:
 
     def _hear(self, worker: int) -> None:
         """Takes the next message of a worker's lane."""
-        lane = self._lanes[worker]
+        way = self._ways[worker]
         try:
-            frames = lane.receive() if lane is not None else None
+            frames = way.lane.receive() if way.lane is not None else None
         except (TransportError, ProtocolError):  # if its process has ended, the link will tell
-            self._leave_lane(worker)
+            way.leave_lane()
             return
         if frames is not None:
             self._take(worker, frames)
 
-    def _find_lane(self, worker: int) -> None:
-        """Looks for a lane to a worker that is there."""
-        if self._lanes[worker] is None and not self._keys[worker]:
-            self._lanes[worker] = lane = Lane.to(self._addresses[worker])
-            if lane is not None:
-                self._sleeper.add(lane.fileno(), _LANE + worker)
-
-    def _leave_lane(self, worker: int) -> None:
-        lane, self._lanes[worker] = self._lanes[worker], None
-        if lane is not None:
-            lane.close()
-
-    def _look(self, worker: int, channel: Any) -> None:
-        for up in channel.changes():
+    def _look(self, worker: int) -> None:
+        way = self._ways[worker]
+        for up in way.channel.changes():
             if up:
-                self._find_lane(worker)
+                if (lane := way.find_lane()) is not None:
+                    self._sleeper.add(lane.fileno(), _LANE + worker)
                 self._handle(LinkUp(worker))
             else:
                 self._handle(self._down(worker))
@@ -490,24 +449,16 @@ class Loop:
             self._handle(Gone(action.worker, reason, ended=False))
             return
         frames: list[Any] = [head] if action.data is None else [head, action.data]
-        lane = self._lanes[action.worker]
-        if lane is not None:
-            number = action.envelope.sequence
-            if type(action.message) in _LINKED:
-                lane.past = number
-            elif lane.carries(frames, number, action.acknowledged):
-                return
-        self._unsent[action.worker].append(frames)
-        self._flush(action.worker)
+        if not self._ways[action.worker].take(frames, action):
+            self._flush(action.worker)
 
     def _flush(self, worker: int) -> None:
-        waiting = self._unsent[worker]
+        way = self._ways[worker]
         if self._machine.is_lost(worker):
-            waiting.clear()
-        while waiting and self._channels[worker].send(waiting[0]):
-            waiting.popleft()
+            way.unsent.clear()
+        is_full = way.flush()
         self._touched.add(worker)
-        (self._full.add if waiting else self._full.discard)(worker)
+        (self._full.add if is_full else self._full.discard)(worker)
 
     def _settle(self, action: Settle) -> None:
         pending = self._pending.pop(action.request, None)
@@ -524,10 +475,8 @@ class Loop:
         self._opened.close()
         for loans in self.loans:
             loans.close()
-        for channel in self._channels:
-            channel.close()
-        for worker in range(len(self._lanes)):
-            self._leave_lane(worker)
+        for way in self._ways:
+            way.close()
         self._context.destroy(linger=0)
 
 

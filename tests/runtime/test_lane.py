@@ -202,7 +202,7 @@ def session() -> Iterator[gf.Session]:
 
 
 def lane_of(session: gf.Session, worker: int) -> Any:
-    return session._life.hosts._loop._lanes[worker]  # type: ignore[attr-defined]
+    return session._life.hosts._loop._ways[worker].lane  # type: ignore[attr-defined]
 
 
 def test_sessions_of_this_host_have_lanes_and_go_on_without(session: gf.Session) -> None:
