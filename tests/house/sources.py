@@ -25,6 +25,11 @@ class Source:
         """Its syntax tree: parsing them all takes seconds, and not every test looks."""
         return ast.parse(self.text, filename=str(self.path))
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of it: a dozen tests look through them."""
+        return tuple(ast.walk(self.tree))
+
     def at(self, node: ast.stmt | ast.expr) -> str:
         return f"{self.path.relative_to(ROOT)}:{node.lineno}"
 
@@ -50,7 +55,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def imports(source: Source) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
     """Each import statement with each full name it brings in, `a.b.c` for `from a.b import c`."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

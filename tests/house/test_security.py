@@ -38,7 +38,7 @@ EVERYWHERE = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\])")
 
 def calls(source: Source) -> Iterator[tuple[ast.Call, str]]:
     """Calls with the name that is called, `a.b` for an attribute's."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call):
             yield node, ast.unparse(node.func)
 
@@ -46,7 +46,7 @@ def calls(source: Source) -> Iterator[tuple[ast.Call, str]]:
 def docstrings(source: Source) -> set[int]:
     """The constants that are documentation, by identity."""
     found = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             found.add(id(body[0].value))
@@ -56,7 +56,7 @@ def docstrings(source: Source) -> set[int]:
 def runs_text(source: Source) -> set[str]:
     """What a file names of the functions that run text: called, or given another name."""
     found = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Name | ast.Attribute):
             name = ast.unparse(node).removeprefix("builtins.")
             found |= {name} & RUNS_TEXT
@@ -108,7 +108,7 @@ def test_nothing_listens_everywhere_unless_a_user_says_so() -> None:
     wrong = []
     for source in sources():
         told = docstrings(source)
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             text = isinstance(node, ast.Constant) and isinstance(node.value, str)
             if text and id(node) not in told and EVERYWHERE.search(node.value):
                 wrong.append(f"{source.at(node)}: {node.value!r}")

@@ -98,7 +98,7 @@ def test_nothing_that_unpickles_is_imported() -> None:
 def test_nothing_that_unpickles_is_called() -> None:
     wrong = []
     for source in sources():
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Attribute) and node.attr in PICKLING_METHODS:
                 wrong.append(f"{source.at(node)}: {node.attr}")
             if isinstance(node, ast.Call):
@@ -153,7 +153,7 @@ def _raised() -> list[tuple[str, str]]:
     """The name of each error that is raised, and where."""
     found = []
     for source in sources():
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Raise) and node.exc is not None:
                 raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
                 found.append((ast.unparse(raised), source.at(node)))

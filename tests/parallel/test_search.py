@@ -75,7 +75,7 @@ def test_every_mesh_is_tried_and_the_best_comes_first(capsys: pytest.CaptureFixt
 
 
 def test_what_does_not_fit_is_said_and_recomputation_is_tried() -> None:
-    x, loss = network(64)
+    x, loss = network(64, 2)
     shapes = {x: (2048, 64)}
     free = auto(loss, TWO, shapes=shapes, quiet=True)
     pipes = {t.name: t.memory for t in free.tried if isinstance(t.strategy, Pipeline) and t.memory}
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_said_and_recomputation_is_tried() -> None:
 
 def test_where_replicas_do_not_fit_they_share_the_state() -> None:
     """Adam's slots of a wide network are two thirds of what it takes; replicas halve them."""
-    x, loss = network(512)
+    x, loss = network(512, 2)
     shapes = {x: (64, 512)}
     every = {t.name: t for t in auto(loss, TWO, shapes=shapes, quiet=True).tried}
     tight = auto(loss, TWO, shapes=shapes, quiet=True, memory=every["data 2"].memory - 1)
@@ -103,7 +103,7 @@ def test_what_fits_to_the_byte_is_not_refused() -> None:
     """Liveness alone counts more than the runtime takes, which computes in place."""
 
     def tried(memory: int) -> dict[str, Tried]:
-        x, loss = network(64)
+        x, loss = network(64, 2)
         there = gf.Cluster.hypothetical(
             2, flops=1e12, bandwidth=1e11, memory=memory, launch=1e-6, link_latency=1e-6,
             link_bandwidth=1e12,
@@ -184,7 +184,7 @@ def test_what_is_not_simulated_would_not_have_been_chosen(monkeypatch: pytest.Mo
 
 
 def test_closed_forms_are_near_what_the_simulator_says() -> None:
-    x, loss = network(256, 8)
+    x, loss = network(256)
     shapes = {x: (1 << 14, 256)}
     known = search._Search(loss, TWO, shapes, gf.optim.Adam(), None, False)
     for each in search.candidates(TWO.devices, tensor_rules(loss)):
@@ -228,7 +228,7 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
         monkeypatch.setattr(search, "try_out", played)
         monkeypatch.setattr(search, "is_known", lambda cluster: True)
         monkeypatch.setattr(search, "remember", lambda learned, cluster: None)
-        x, loss = network(128)
+        x, loss = network(128, 2)
         return auto(loss, TWO, shapes={x: (4096, 128)}, quiet=True)
 
     quiet, noisy = search_with(False), search_with(True)
@@ -263,7 +263,7 @@ def loads_cluster(text: str) -> gf.Cluster:
 
 
 def test_of_devices_of_differing_speed_the_fast_ones_are_used() -> None:
-    x, loss = network(256)
+    x, loss = network(256, 2)
     found = auto(loss, unequal(1e11, 1e12, 1e12, 1e12), shapes={x: (1 << 14, 256)}, quiet=True)
     assert found.best.name.endswith("on 3 of 4")
     assert found.best.strategy.devices[0] == "/worker:1/gpu:0"
@@ -272,14 +272,14 @@ def test_of_devices_of_differing_speed_the_fast_ones_are_used() -> None:
 
 
 def test_over_a_slow_link_and_for_a_tiny_network_one_device_is_best() -> None:
-    x, loss = network(256)
+    x, loss = network(256, 2)
     slow = unequal(1e12, 1e12, latency=1e-2, bandwidth=1e6)
     assert auto(loss, slow, shapes={x: (4096, 256)}, quiet=True).best.strategy is None
     there = gf.Cluster.hypothetical(
         4, flops=1e12, bandwidth=1e11, memory=1 << 30, launch=1e-6, link_latency=1e-4,
         link_bandwidth=1e9,
     )  # fmt: skip
-    x, loss = network(8)
+    x, loss = network(8, 2)
     assert auto(loss, there, shapes={x: (4, 8)}, quiet=True).best.strategy is None
 
 
@@ -325,20 +325,20 @@ def test_under_a_name_scope_it_is_the_same() -> None:
     seconds = []
     for scope in ("", "outer"):
         with gf.name_scope(scope) if scope else nullcontext():
-            x, loss = network(256)
+            x, loss = network(256, 2)
         found = auto(loss, TWO, shapes={x: (4096, 256)}, quiet=True)
         seconds.append([(each.name, each.seconds) for each in found.tried])
     assert seconds[0] == seconds[1]
 
 
 def test_for_other_devices_than_the_first_the_choice_trains_where_there_is_one() -> None:
-    x, loss = network(256)
+    x, loss = network(256, 2)
     cluster = unequal(1e11, 1e12, 1e12)
     found = auto(loss, cluster, shapes={x: (1 << 14, 256)}, quiet=True)
     assert found.best.strategy.devices is not None
     seen = []
     for strategy in (found, None):
-        x, loss = network(256)
+        x, loss = network(256, 2)
         train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
         with gf.Session() as s:
             data = np.random.default_rng(1).normal(size=(64, 256)).astype("float32")
