@@ -34,6 +34,8 @@ _LARGEST_NOTE = 1 << 16  # bytes of one that is read
 _STEP = re.compile(r"step-([0-9]{8,20})")
 _HEX = re.compile(r"[0-9a-f]{32}")
 _EPOCH = re.compile(r"[0-9]{1,18}")  # as many as messages can tell
+_LOOKS = 20
+"""How often a directory is looked at again because what was being read was removed or replaced."""
 
 
 class Store:
@@ -210,12 +212,30 @@ def newest(
         skipped: is told of each newer one, and why it is left out.
         fits: why a checkpoint is not for this session, by its manifest; "" if it is.
     """
-    for folder in folders(root):
+    left, passed = _LOOKS, set()
+    waiting = folders(root)
+    while waiting:
+        folder = waiting.pop(0)
+        was = _identity(folder)
         try:
             wrong = fits(read_manifest(folder))
             if not wrong:
                 return folder, load(folder)
             skipped(f"{folder} is of another model: {wrong}")
         except CheckpointError as error:
+            if left and _identity(folder) != was:  # its writer went on, and a newer one is there
+                left -= 1
+                waiting = [each for each in folders(root) if each not in passed]
+                continue
             skipped(str(error))
+        passed.add(folder)
     return None
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from another one that took its name; None where there is none."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -19,11 +19,11 @@ from hypothesis.extra import numpy as hnp
 
 import graphflow as gf
 from graphflow.errors import CheckpointError, ProtocolError, StaleEpoch, VariableError
-from graphflow.runtime.checkpoint import Checkpoint, differences, files, load, save
+from graphflow.runtime.checkpoint import Checkpoint, differences, files, load, save, store
 from graphflow.runtime.checkpoint.folder import read_manifest
 from graphflow.runtime.checkpoint.manifest import fingerprint
 from graphflow.runtime.checkpoint.remote import write_under
-from graphflow.runtime.checkpoint.store import Store
+from graphflow.runtime.checkpoint.store import Store, newest
 from graphflow.spec import BFLOAT16, DTYPES
 
 STATE, MANIFEST = "worker-0.safetensors", "manifest.json"
@@ -524,6 +524,33 @@ def test_the_newest_checkpoint_that_is_whole_is_taken_and_the_others_are_told(
         True
     ] * 3
     assert [f"step-0000000{n}" in told for n, told in zip((5, 4, 3), skipped, strict=True)]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["a newer one", "the same step again"])
+def test_who_reads_while_another_process_goes_on_writing_gets_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """One checkpoint is kept: what is being read is gone before its last shard."""
+    _two_shards(tmp_path / "step-00000001", 1)
+    _two_shards(tmp_path / "step-00000007", 7)
+    (tmp_path / "step-00000007" / "worker-1.safetensors").unlink()
+    steps = [1, 1, 1] if again else [2, 3, 4]
+
+    def overtaken(folder: Path) -> Checkpoint:
+        if not steps or folder.name == "step-00000007":
+            return load(folder)
+        step = steps.pop(0)
+        _two_shards(tmp_path / f"step-{step:08d}", step)
+        if not again:
+            files.remove(folder)
+        raise CheckpointError("a shard is missing")
+
+    monkeypatch.setattr(store, "load", overtaken)
+    skipped: list[str] = []
+    found = newest(tmp_path, skipped.append)
+    assert found is not None and found[1].step == (1 if again else 4)
+    (told,) = skipped
+    assert "step-00000007" in told, "which nobody has touched"
 
 
 def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path) -> None:
