@@ -99,9 +99,11 @@ class Steps:
             OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
         """
         self._attempts += 1
+        traced = self.trace is not None or self._sampled(compiled)
+        if traced and compiled.partitions:
+            self._hosts.meet_clocks()
         start = monotonic_ns()
         fetched: Mapping[str, Array] = {}
-        traced = self.trace is not None or self._sampled(compiled)
         if compiled.partitions:
             try:
                 result = self._hosts.step(

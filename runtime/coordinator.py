@@ -197,11 +197,14 @@ class RemoteHosts(Members):
             SessionError: cancelled, closed, an unknown program, or a step that is not new.
         """
         with self._stepping:
-            if trace and self._loop is not None:
-                self._loop.meet_clocks()
             loaded = self._loaded(program)
             order = Compute(0, program, dict(bindings), [], trace, deadline)
             return _result(self._step(loaded, order, step, feeds))
+
+    def meet_clocks(self) -> None:
+        """Waits until each worker's clock is known, as far as one answers."""
+        if self._loop is not None:
+            self._loop.meet_clocks()
 
     def _step(
         self,

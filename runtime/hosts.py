@@ -81,6 +81,9 @@ class Hosts(Protocol):
     ) -> StepResult:
         """Run a step: all compute, then all commit, or nothing happens and the error is raised."""
 
+    def meet_clocks(self) -> None:
+        """Waits, before a step that is traced, until times of all workers can be told in ours."""
+
     def begin(
         self,
         program: str,
@@ -182,6 +185,9 @@ class LocalHosts:
         with uninterrupted() if self._host.changes("") else nullcontext():
             self._host.commit("", step)
         return StepResult(dict(computed.fetches), [*computed.spans], dict(computed.peak))
+
+    def meet_clocks(self) -> None:
+        pass  # there is one clock
 
     def begin(
         self,

@@ -28,6 +28,9 @@ from graphflow.placement.products import wire
 SIMULATED = 16
 """Strategies whose pipelines are simulated task by task: those that are best by closed forms."""
 
+SHOWN = 10
+"""Of these, how many are printed."""
+
 MOST = 10_000_000
 """Devices that a cluster may have: all meshes of them are gone through."""
 
@@ -45,8 +48,12 @@ class WhatIf:
         return self.tried[0]
 
     def __str__(self) -> str:
-        head = f"GPT of {self.model.weights / 1e9:.1f} billion weights, the best {len(self.tried)}:"
-        return "\n".join([head, *(f"  {each}" for each in self.tried[:10])])
+        shown = self.tried[:SHOWN]
+        head = (
+            f"GPT of {self.model.weights / 1e9:.1f} billion weights, the best {len(shown)} of "
+            f"{len(self.tried)} simulated (GB: of the fullest device; sends: each device, a step):"
+        )
+        return "\n".join([head, *(f"  {each}" for each in shown)])
 
 
 @checks(ArgumentError)

@@ -123,7 +123,9 @@ def test_a_hundred_billion_weights_on_a_thousand_devices_take_no_memory_to_searc
     assert found.best.memory < 80e9
     assert {e.data * e.model * e.stages for e in found.tried} == {1024}
     assert all(a.seconds <= b.seconds for a, b in pairwise(found.tried))
-    assert "billion weights" in str(found) and "bubble" in str(found)
+    head, *rows = str(found).splitlines()
+    assert "billion weights" in head and f"best {len(rows)} of {len(found.tried)} " in head
+    assert all("bubble" in row for row in rows)
 
 
 def test_more_devices_make_a_step_shorter_but_each_does_less() -> None:
