@@ -104,14 +104,19 @@ def build_problems(
     links: Links | None = None,
     learned: Learned | None = None,
 ) -> tuple[GraphProblem, GraphProblem]:
-    """`build_problem` without contention and with it; of a single device, one problem twice."""
+    """`build_problem` without contention and with it; of a single device, one problem twice.
+
+    Without is never slower, whatever was learned of the one on a busy machine and of the other not.
+    """
     builder = _Builder(graph, cluster, bindings)
     limits = Limits(graph, cluster, homes or {})
     compute = builder.predictions.seconds(limits, profiles, False, learned)
-    alone = builder.problem(compute, *builder.links(profiles, links, learned))
     if len(cluster.devices) == 1:
+        alone = builder.problem(compute, *builder.links(profiles, links, learned))
         return alone, alone
     busy = builder.predictions.seconds(limits, profiles, True, learned)
+    quiet = np.minimum(compute, busy)
+    alone = builder.problem(quiet, *builder.links(profiles, links, learned))
     return alone, replace(alone, problem=alone.problem.with_compute(busy))
 
 

@@ -73,18 +73,17 @@ def make_plan(
 
     alone, shared = problems(homes)
     fixed = partial(_beyond, alone, cluster, learned, steps)
-    ones = _ones(alone, shared)
+    plain = _baselines(alone, shared)
     fits = partial(_fits, cluster, bindings)
-    made, assignment = _placed(alone, shared, placer, ones, fixed, fits)
+    made, assignment = _placed(alone, shared, placer, plain, fixed, fits)
     assignment = in_turns(assignment, made.problem, made.nodes)
     if any(node in homes for node in graph.variables):
         alone, shared = problems({})  # "one device" holds the variables, too
-        ones = _ones(alone, shared)
-    compared = {f"one device: {name}": one for name, one in zip(cluster.devices, ones, strict=True)}
-    compared["round robin"] = round_robin(Evaluator(shared.problem))
+        plain = _baselines(alone, shared)
+    named = [*(f"one device: {name}" for name in cluster.devices), "round robin"]
     baselines = {
         name: each.run.makespan + fixed(each.run.assignment(), each.run.makespan)
-        for name, each in compared.items()
+        for name, each in zip(named, plain, strict=True)
         if each.fits
     }
     limits = Limits(graph, cluster, homes)
@@ -233,23 +232,24 @@ def _fits(
     return all(peaks[name] <= room[at] for at, name in enumerate(cluster.devices))
 
 
-def _ones(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:
-    """Everything on one device, for each device; pinned nodes where they must be."""
+def _baselines(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:
+    """Everything on one device, for each device, and at last round robin; pinned nodes where they
+    must be."""
     quiet = singles(Evaluator(alone.problem))
-    if shared is alone:
-        return quiet
-    busy = singles(Evaluator(shared.problem))
-    return [
+    evaluator = Evaluator(shared.problem)
+    busy = quiet if shared is alone else singles(evaluator)
+    ones = [
         one if _used(one.run.assignment(), alone) <= 1 else other
         for one, other in zip(quiet, busy, strict=True)
     ]
+    return [*ones, round_robin(evaluator)]
 
 
 def _placed(
     alone: GraphProblem,
     shared: GraphProblem,
     placer: str | Placer,
-    ones: list[Candidate] | None,
+    plain: list[Candidate] | None,
     fixed: Callable[[Assignment, float], float],
     fits: Callable[[GraphProblem, Assignment], bool],
 ) -> tuple[GraphProblem, Assignment]:
@@ -259,10 +259,11 @@ def _placed(
     Where there is nothing to choose, as for most strategies, that does not refuse what `fits`.
 
     Args:
-        ones: everything on one device, where that was worked out already.
+        plain: the baselines, where these were worked out already.
         fits: whether devices have the memory for an assignment, to the byte.
 
-    `greedy` and `auto` promise to be no slower than one device; others are taken at their word.
+    `greedy` and `auto` promise to be no slower than the baselines, a step's own cost included;
+    others are taken at their word.
     """
     try:
         chosen = get_placer(placer)
@@ -276,24 +277,27 @@ def _placed(
             made = in_turns(made, shared.problem, shared.nodes)
             if fits(shared, made):
                 return shared, made
-        ones = _ones(alone, shared) if ones is None else ones
+        plain = _baselines(alone, shared) if plain is None else plain
         needed = [
             float(simulate(alone.problem, c.run.assignment()).peak_memory[at])
-            for at, c in enumerate(ones)
+            for at, c in enumerate(plain[:-1])
         ]
         raise memory_limit(alone, error.nodes, needed) from None
-    told = alone if _used(assignment, alone) <= 1 else shared
+
+    def told(assignment: Assignment) -> GraphProblem:
+        return alone if _used(assignment, alone) <= 1 else shared
+
+    def worth(assignment: Assignment, seconds: float) -> tuple[float, int]:
+        return seconds + fixed(assignment, seconds), _used(assignment, alone)
+
     if isinstance(chosen, Greedy | Auto) and not _is_pinned(alone.problem):
-        ones = _ones(alone, shared) if ones is None else ones
-        quiet = [c for c in ones if c.fits and _used(c.run.assignment(), alone) <= 1]
-        best = min(quiet, key=lambda c: c.key, default=None)
-        seconds = simulate(told.problem, assignment).makespan
-        if best is not None:
-            single, alone_seconds = best.run.assignment(), best.run.makespan
-            whole = seconds + fixed(assignment, seconds)
-            if alone_seconds + fixed(single, alone_seconds) <= whole:
-                return alone, replace(single, reproducible=assignment.reproducible)
-    return told, assignment
+        plain = _baselines(alone, shared) if plain is None else plain
+        known = [(c.run.assignment(), c.run.makespan) for c in plain if c.fits]
+        least = min(known, key=lambda pair: worth(*pair), default=None)
+        seconds = simulate(told(assignment).problem, assignment).makespan
+        if least is not None and worth(*least) < worth(assignment, seconds):
+            return told(least[0]), replace(least[0], reproducible=assignment.reproducible)
+    return told(assignment), assignment
 
 
 def _is_pinned(problem: Problem) -> bool:

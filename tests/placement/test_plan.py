@@ -25,9 +25,13 @@ from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, device
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
+from graphflow.placement.cost import build_problems
+from graphflow.placement.hardware import classes
+from graphflow.placement.learned import Learned
 from graphflow.placement.placers.auto import Auto
 from graphflow.placement.plan import Plan, devices_of, order_of, plan, plan_graph
 from graphflow.placement.planned import Interval, Measured
+from graphflow.placement.predictions import Predictions
 from graphflow.runtime.partition import partition
 from graphflow.structure import bind
 from tests.placement.speeds import profile
@@ -94,6 +98,30 @@ def test_a_plan_is_never_slower_than_one_device_or_round_robin(placer: str) -> N
     for links in (None, SLOW, {"process": [1e-3, 1e8]}):
         made = planned(links=links, placer=placer)
         assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("placer", ["greedy", "auto"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_lesson_of_a_busy_machine_makes_a_plan_slower_than_a_baseline(
+    placer: str, seed: int
+) -> None:
+    random, learned = np.random.default_rng(seed), Learned()
+    x, _, fetches = two_towers()
+    graph = optimize(Graph(fetches))
+    sizes = bind(graph, {x.node: (64, 32)})
+    predictions = Predictions(graph, TWO, sizes)
+    for node in predictions.nodes:
+        if node.op.name not in ("placeholder", "variable"):
+            for busy in (False, True):
+                bucket = predictions.bucket(node, classes(TWO)[TWO.devices[0]], busy, 1e-4)
+                learned.observe(bucket, 1e-4 * random.choice([0.3, 1.0, 4.0]), 1e-4)
+    for lone in (1, 1000):  # a step on one worker costs nothing on top, or by far the most
+        learned.observe_step("process", 1, 1e-3, 1e-3 * lone)
+        learned.observe_step("process", 2, 1e-3, 1e-3)
+        made = planned(links={"process": [1e-2, 1e8]}, placer=placer, learned=learned)
+        assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9)
+    quiet, busy = build_problems(graph, TWO, sizes, learned=learned)
+    assert (quiet.problem.compute <= busy.problem.compute).all()
 
 
 def test_with_pins_on_several_devices_baselines_have_busy_neighbours_too() -> None:

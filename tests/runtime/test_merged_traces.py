@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic_ns
 
 import numpy as np
 import pytest
 
 import graphflow as gf
+from graphflow.runtime.coordinator import RemoteHosts
 from graphflow.runtime.trace import Event, Step, Trace
 from tests.runtime.workers import serving
 
@@ -82,3 +84,19 @@ def test_the_spans_of_all_workers_lie_in_their_step_in_the_order_in_which_things
     events = json.loads(path.read_text())["traceEvents"]
     arrows = {phase: [e for e in events if e["ph"] == phase] for phase in "sf"}
     assert len(arrows["s"]) == len(arrows["f"]) == 10
+
+
+def test_a_traced_step_begins_when_the_clocks_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is waited for before it is no part of what it took."""
+    known: list[int] = []
+    meet = RemoteHosts.meet_clocks
+
+    def met(self: RemoteHosts) -> None:
+        meet(self)
+        known.append(monotonic_ns())
+
+    monkeypatch.setattr(RemoteHosts, "meet_clocks", met)
+    with gf.Session(gf.Cluster.local(1)) as session, session.trace() as trace:
+        session.run(gf.exp(gf.constant([1.0, 2.0])) + gf.variable([0.0, 0.0]))
+    (step,) = trace.steps
+    assert len(known) == 1 and known[0] <= step.start
