@@ -18,6 +18,7 @@ def _threads() -> set[int]:
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Any:
+    one_thread.cache_clear()  # it knows the libraries of its first use; other tests bring more
     with threadpool_limits(2, "blas"):
         if _threads() != {2}:
             pytest.skip("BLAS has one thread only, or its threads are not known")
