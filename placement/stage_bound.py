@@ -175,58 +175,79 @@ class Cover:
                     self.pools[c][(where == p).tobytes()] = float(loads[p])
 
     def excludes(self, limit: float) -> bool:
-        """Whether it is proven that no split has a max load of `limit` or less."""
-        count = len(self.held)
-        master = Model()
-        master.columns(count, cost=1.0)
-        for i in range(count):
-            master.row({i: 1.0}, lower=1.0)
-        for members in self.stock.members:
-            master.row({}, upper=float(len(members)))
-        live = Live(master)
-        for c, pool in enumerate(self.pools):
-            for key, load in pool.items():
-                if load <= limit:
-                    self._enter(live, c, np.frombuffer(key, dtype=bool))
+        """Whether it is proven that no split has a max load of `limit` or less.
+
+        Column generation: the master program covers the units by fractions of the sets that are
+        known, and prices say which further set would help.
+        """
+        master = self._master(limit)
         for (one, row), terms in zip(self._live, self._terms, strict=True):
             one.row_upper(row, limit)
             for column, seconds in terms.items():  # all or nothing
                 one.bounds(column, 0.0, float(seconds <= limit))
         gap = GAPS[0]
         while self.pivots > 0:
-            found = live.solve()
+            found = master.solve()
             if found.duals is None or found.objective < 1e-7:
                 return False
-            worth = np.zeros(self.units.count)
-            worth[self.held] = found.duals[:count]
-            missing, fresh = float(worth.sum()), False
-            for c, members in enumerate(self.stock.members):
-                one = self._live[c][0]
-                one.costs(0, -worth)
-                left = self.deadline - monotonic()
-                if left <= 0.0:
-                    self.pivots = 0
-                    return False
-                best = one.solve(nodes=self.effort, gap=gap, seconds=left)
-                self.pivots -= best.pivots + LEAST_SPENT
-                missing -= len(members) * max(0.0, -best.bound)
-                if best.values is None:
-                    continue
-                chosen = best.values[: self.units.count] > 0.5
-                if -best.objective + found.duals[count + c] > 1e-9:
-                    key = chosen.tobytes()
-                    if key not in self.pools[c]:
-                        fresh = True
-                        self.pools[c][key] = self._load(c, chosen)
-                        self._enter(live, c, chosen)
+            priced = self._price(master, found.duals, gap)
+            if priced is None:
+                return False
+            missing, is_new = priced
             if missing > 1e-6:
                 return True
-            if not fresh:
+            if not is_new:
                 finer = [g for g in GAPS if g < gap]
                 if not finer:
                     return False
                 gap = finer[0]
         return False
+
+    def _master(self, limit: float) -> Live:
+        """How little of the units is left uncovered by the known sets within a limit: a row for
+        each unit, and one for the devices of a kind."""
+        count = len(self.held)
+        model = Model()
+        model.columns(count, cost=1.0)
+        for i in range(count):
+            model.row({i: 1.0}, lower=1.0)
+        for members in self.stock.members:
+            model.row({}, upper=float(len(members)))
+        live = Live(model)
+        for c, pool in enumerate(self.pools):
+            for key, load in pool.items():
+                if load <= limit:
+                    self._enter(live, c, np.frombuffer(key, dtype=bool))
+        return live
+
+    def _price(
+        self, master: Live, duals: NDArray[np.float64], gap: float
+    ) -> tuple[float, bool] | None:
+        """What is left uncovered at least, whatever the sets, and whether one was found that
+        covers more; None: time is up."""
+        count = len(self.held)
+        worth = np.zeros(self.units.count)
+        worth[self.held] = duals[:count]
+        missing, is_new = float(worth.sum()), False
+        for c, members in enumerate(self.stock.members):
+            one = self._live[c][0]
+            one.costs(0, -worth)
+            left = self.deadline - monotonic()
+            if left <= 0.0:
+                self.pivots = 0
+                return None
+            best = one.solve(nodes=self.effort, gap=gap, seconds=left)
+            self.pivots -= best.pivots + LEAST_SPENT
+            missing -= len(members) * max(0.0, -best.bound)
+            if best.values is None or -best.objective + duals[count + c] <= 1e-9:
+                continue
+            chosen = best.values[: self.units.count] > 0.5
+            key = chosen.tobytes()
+            if key not in self.pools[c]:
+                is_new = True
+                self.pools[c][key] = self._load(c, chosen)
+                self._enter(master, c, chosen)
+        return missing, is_new
 
     def _load(self, c: int, chosen: NDArray[np.bool_]) -> float:
         other = 1 - np.asarray(chosen, dtype=np.int64)
