@@ -1,8 +1,7 @@
 """`gf.onnx.save`: a graph as an ONNX model, as far as ONNX can say what it does.
 
-One function an op, registered by `writes`, emits the nodes (`writers.py`, `writers_nn.py`). Sizes
-that are not known become `dim_param`s of the inputs, and arithmetic on `Shape` where an attribute
-needs them.
+One function an op, registered by `writes`, emits the nodes (`writers*.py`). Sizes that are not
+known become `dim_param`s of the inputs, and arithmetic on `Shape` where an attribute needs them.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from graphflow.graph import Graph
 from graphflow.onnx.reader import LIMIT
 from graphflow.onnx.values import Array
 from graphflow.op import Node, Tensor, located, user_location
+from graphflow.quantities import counted
 from graphflow.session import Session
 from graphflow.spec import Dim, Size, is_fresh, substitute, symbols
 
@@ -173,7 +173,7 @@ class Export:
                 self.names.update((t, "") for t in node.outputs)
         if wrong:
             raise UnsupportedOnnxError(
-                f"{len(wrong)} nodes cannot be written as ONNX:\n" + "\n".join(wrong)
+                f"{counted(len(wrong), 'node')} cannot be written as ONNX:\n" + "\n".join(wrong)
             )
         for name, tensor in outputs.items():
             self.nodes.append(helper.make_node("Identity", [self.names[tensor]], [name], name=name))

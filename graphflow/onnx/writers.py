@@ -60,11 +60,12 @@ _WITH = {
 def _with(e: Export, node: Node, inputs: list[str]) -> str:
     name, attributes = _WITH[node.op.name]
     if name == "GatherElements" or name == "Gather":
-        inputs = [inputs[0], _as_int64(e, node, inputs[1], 1)]
+        inputs = [inputs[0], as_int64(e, node, inputs[1], 1)]
     return e.emit(name, inputs, **{theirs: node.attrs[ours] for ours, theirs in attributes.items()})
 
 
-def _as_int64(e: Export, node: Node, name: str, i: int) -> str:
+def as_int64(e: Export, node: Node, name: str, i: int) -> str:
+    """Input i, whose name is given, as int64."""
     return name if node.inputs[i].dtype == np.int64 else cast(e, name, "int64")
 
 

@@ -187,3 +187,16 @@ def test_a_value_of_another_shape_is_refused() -> None:
     w = gf.variable(np.zeros(2, "float32"), name="w")
     with pytest.raises(OnnxError, match="'w'"):
         gf.onnx.save(None, w * 2.0, values={w: np.zeros(3)})
+
+
+def test_what_is_picked_scattered_and_sorted_goes_through_onnx_with_unknown_sizes() -> None:
+    x = gf.placeholder("float32", ("n", "m"), name="x")
+    i = gf.placeholder("int64", ("n", 3), name="i")
+    agree(
+        [
+            gf.gather(x, i), gf.put_along_axis(x, i, gf.take_along_axis(x, i, axis=1), axis=1),
+            gf.scatter_add(x, i[0], x[:, :3], axis=1), gf.gather_nd(x, i[:, 1:]),
+            gf.sort(x, descending=True), gf.argsort(x, axis=0), gf.linalg.vector_norm(x, axis=1),
+        ],
+        {x: normal(4, 5), i: np.array([[0, -1, 2], [1, 3, -4], [3, 0, -2], [2, 2, 0]])},
+    )  # fmt: skip
