@@ -36,7 +36,8 @@ def _require_weight(x: TensorSpec, w: TensorSpec, groups: int, axis: int) -> Non
     if x.dtype != w.dtype:
         raise ArgumentError(f"x is {x.dtype}, the weight {w.dtype}; convert one with .astype")
     channels = w.shape[axis] * (groups if axis else 1)
-    equate(x.shape[1], channels, f"{shapes}: channels differ")
+    last = " (are they last? then channels_last=True)" if x.shape[-1] == channels else ""
+    equate(x.shape[1], channels, f"{shapes}: channels differ{last}")
     outputs = w.shape[0]
     if isinstance(outputs, int) and outputs % groups:
         raise ShapeError(f"{shapes}: the weight's first axis is no multiple of the groups")

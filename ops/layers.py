@@ -219,7 +219,13 @@ class Linear(Layer):
             )
 
     def __call__(self, x: Any) -> Tensor:
-        return biased(matmul(as_tensor(x), self.weight, transpose_b=True), self.bias)
+        x, inputs = as_tensor(x), self.weight.shape[1]
+        if x.ndim and isinstance(x.shape[-1], int) and x.shape[-1] != inputs:
+            raise ShapeError(
+                f"Linear at {user_location()}: the last axis of x holds its {inputs} inputs, "
+                f"x is {show_shape(x.shape)}"
+            )
+        return biased(matmul(x, self.weight, transpose_b=True), self.bias)
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -336,7 +336,9 @@ def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
         raise ArgumentError("give at least one tensor")
     at = normalize_axis(axis, tensors[0].ndim + 1)
     for other in tensors[1:]:
-        if other.ndim != tensors[0].ndim:
+        sizes = zip(other.shape, tensors[0].shape, strict=False)
+        known = [pair for pair in sizes if all(isinstance(size, int) for size in pair)]
+        if other.ndim != tensors[0].ndim or any(a != b for a, b in known):
             raise ShapeError(
                 f"shapes {show_shape(tensors[0].shape)} and {show_shape(other.shape)} differ"
             )

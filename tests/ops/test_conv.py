@@ -213,7 +213,12 @@ W = np.zeros((4, 2, 3, 3), "float32")
 WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "rank": (lambda: nn.conv2d(X[0], W), ShapeError, "2 spatial axes"),
     "weight's rank": (lambda: nn.conv2d(X, W[0], groups=2), ShapeError, "a weight of that rank"),
-    "channels": (lambda: nn.conv2d(X, W), ShapeError, "channels differ.*4 != 2"),
+    "channels": (lambda: nn.conv2d(X, W), ShapeError, "channels differ: 4 != 2"),
+    "channels last": (
+        lambda: nn.conv2d(np.zeros((1, 8, 8, 2), "float32"), W),
+        ShapeError,
+        r"channels differ \(are they last\? then channels_last=True\): 8 != 2",
+    ),
     "groups": (lambda: nn.conv2d(X, W[:3], groups=2), ShapeError, "no multiple of the groups"),
     "kernel": (
         lambda: nn.conv2d(X, W, groups=2, dilation=4),
