@@ -69,7 +69,7 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
 
 
 def equal_sizes(graph: Graph) -> dict[Size, Size]:
-    """For each symbolic size the first of those that ops need to be equal to it."""
+    """For each symbolic size the number, or else the first of those, that ops need it to be."""
     found: dict[Size, Size] = {}
 
     def first(size: Size) -> Size:
@@ -77,8 +77,8 @@ def equal_sizes(graph: Graph) -> dict[Size, Size]:
             size = found[size]
         return size
 
-    for _, (a, b) in graph.equations:
-        if isinstance(a, Dim) and isinstance(b, Dim):
-            x, y = first(a), first(b)
+    for _, equal in graph.equations:
+        x, y = sorted(map(first, equal), key=lambda size: isinstance(size, Dim))
+        if isinstance(y, Dim):
             found[y] = found.setdefault(x, x)
-    return {size: first(size) for size in found}
+    return {size: first(size) for size in found if isinstance(size, Dim)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -17,7 +17,17 @@ from typing import Any, NamedTuple
 from graphflow.device import DeviceName
 from graphflow.errors import ShardingError
 from graphflow.op import Node
-from graphflow.spec import Dim, Outer, Size, evaluate, is_fresh, show_symbol, stretches
+from graphflow.spec import (
+    Dim,
+    Outer,
+    Size,
+    alone,
+    evaluate,
+    is_fresh,
+    show_symbol,
+    stretches,
+    substitute,
+)
 
 SYMBOLS = 1024
 """Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
@@ -173,10 +183,21 @@ class Cuts:
 
     Args:
         fed: sizes of symbols, as far as they are known: one that is too small is not cut.
+        same: what ops need symbols to be equal to, see `equal_sizes`: these are cut as one.
     """
 
-    def __init__(self, mesh: Mesh, fed: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        fed: Mapping[str, int] | None = None,
+        same: Mapping[Size, Size] | None = None,
+    ) -> None:
         self.mesh = mesh
+        self._same = {
+            symbol: other
+            for size, other in (same or {}).items()
+            if (symbol := alone(size)) and (isinstance(other, int) or alone(other))
+        }
         self.symbols: dict[str, tuple[str, ...]] = {}
         self._fed = fed or {}
         self._usual = _Nominal(self)
@@ -184,10 +205,15 @@ class Cuts:
         self._pieces: dict[tuple[Size, Split, Place], Piece] = {}
         self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
 
+    def _one(self, size: Size) -> Size:
+        """A size, by the first of the symbols that are equal."""
+        return substitute(size, self._same) if self._same else size
+
     def can(self, size: Size, split: Split) -> bool:
         """Whether a size has a piece that is not empty for every place."""
         if not split:
             return True
+        size, split = self._one(size), replace(split, unit=self._one(split.unit))
         if split.outer != 1:
             row = size // split.rows
             return row * split.rows == size and self.can(row, Split(split.axes, split.unit))
@@ -206,7 +232,7 @@ class Cuts:
 
     def otherwise(self, size: Size, split: Split) -> tuple[str, ...]:
         """The axes along which a size's symbol is cut already, if they are others than these."""
-        known = self.symbols.get(_linear(size) or "", split.axes)
+        known = self.symbols.get(_linear(self._one(size)) or "", split.axes)
         return () if known[: len(split.axes)] == split.axes else known
 
     def pieces(self, size: Size, split: Split) -> list[Piece]:
@@ -225,6 +251,7 @@ class Cuts:
         return found
 
     def _piece(self, size: Size, split: Split, place: Place) -> Piece:
+        size, split = self._one(size), replace(split, unit=self._one(split.unit))
         if split.outer != 1:  # the start is that in each row
             row = self.piece(size // split.rows, Split(split.axes, split.unit), place)
             return Piece(row.start, row.size * split.rows, size)
@@ -241,6 +268,11 @@ class Cuts:
         if symbol is None:
             raise ShardingError(f"a size {size} cannot be cut along {', '.join(split.axes)}")
         axes = self.symbols.setdefault(symbol, split.axes)
+        if axes[: len(split.axes)] != split.axes:
+            raise ShardingError(
+                f"a size {size} is cut along {', '.join(axes)}, and cannot be cut along "
+                f"{', '.join(split.axes)}, too; give its placeholder a number"
+            )
         begin, own = self._parts(symbol, axes, len(at))[tuple(i for i, _ in at)]
         factor = base // Dim.symbol(symbol)
         return Piece(begin * factor * split.unit, own * factor * split.unit, size)

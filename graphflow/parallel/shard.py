@@ -18,6 +18,7 @@ from graphflow.errors import ShardingError
 from graphflow.graph import Graph
 from graphflow.init import Initializer
 from graphflow.op import REGISTRY, Node, Tensor, made_by
+from graphflow.parallel.batch import equal_sizes
 from graphflow.parallel.emit import Emitter
 from graphflow.parallel.layouts import Layout, Move, Value, whole
 from graphflow.parallel.mesh import Cuts, Homes, Mesh, Piece, Place, Split, too_small
@@ -183,7 +184,7 @@ def divided(
             mesh.
     """
     graph = _with_merged_bodies(graph)
-    cuts = Cuts(mesh, fed=fed)
+    cuts = Cuts(mesh, fed, equal_sizes(graph))
     there = _layouts_of(graph, known or {}, mesh)
     annotations = by_heads(graph.nodes, annotations, cuts) | there
     training = strategy_of(graph) is not None
@@ -227,7 +228,7 @@ def _fitting(tensor: Tensor, layout: Layout, cuts: Cuts, training: bool) -> Layo
                         f"{tensor.name!r} (made at {tensor.node.location}) is cut along "
                         f"{' × '.join(split.axes)}, but its size {size} is that of another "
                         f"placeholder, which is cut along {' × '.join(known)}; cut both alike, or "
-                        "give the sizes names of their own"
+                        "give them numbers for that size, or names where it need not be the same"
                     )
                 told = f"{cuts.told(size)} (of {tensor.name!r}, made at {tensor.node.location})"
                 raise too_small(told, split.axes, cuts.mesh)

@@ -115,7 +115,7 @@ class _Unrolling:
         firsts: list[Size] = [t.shape[0] if t.ndim else 0 for t in self.batch]
         plain = all(alone(d) for d in firsts)
         first = same.get(firsts[0], firsts[0]) if plain and firsts else None
-        if first is None or any(same.get(d, d) != first for d in firsts):
+        if not isinstance(first, Dim) or any(same.get(d, d) != first for d in firsts):
             told = ", ".join(f"{t.name!r} {show_shape(t.shape)}" for t in self.batch)
             raise ScheduleError(
                 f"schedule {self.schedule.name!r} does not flush: each of its "

@@ -67,6 +67,38 @@ def test_gradients_clipped_by_their_joint_norm_are_the_same_with_replicas() -> N
     assert np.abs(clipped(Data(2)) - clipped(None)).max() < EXACT
 
 
+UNLIKE = [
+    Data(2) * Shard({"a": 2}, {"t": ("a",)}), Shard({"a": 2, "b": 2}, {"t": ("a",)}, batch="b"),
+    Shard({"a": 2, "b": 2}, {"x": (("a", "b"),), "t": (("b", "a"),)}),
+]  # fmt: skip
+
+
+def _pair(strategy: Any, sizes: tuple[Any, Any]) -> list[Any]:
+    """A step over inputs and targets whose first sizes the loss needs to be equal."""
+    random = np.random.default_rng(0)
+    x, t = (gf.placeholder("float64", (n, 3), name=k) for n, k in zip(sizes, "xt", strict=True))
+    w = gf.variable(random.normal(size=(3, 3)), name="w")
+    loss = gf.mean((gf.tanh(x @ w) - t) ** 2.0)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    with gf.Session() as s:
+        feeds = {x: random.normal(size=(8, 3)), t: random.normal(size=(8, 3))}
+        return [s.run([loss, train], feeds)[0], s.get(w)]
+
+
+@pytest.mark.parametrize("strategy", UNLIKE, ids=["data", "batch", "order"])
+def test_sizes_that_have_to_be_equal_are_cut_in_one_way_or_refused(strategy: Any) -> None:
+    for open_sizes in ((None, None), ("n", "m"), ("n", "n")):
+        with pytest.raises(ShardingError, match=r"its size .* another placeholder.* cut both"):
+            _pair(strategy, open_sizes)
+
+
+@pytest.mark.parametrize("sizes", [(None, 8), (8, None), (8, 8)], ids=str)
+@pytest.mark.parametrize("strategy", UNLIKE, ids=["data", "batch", "order"])
+def test_known_sizes_may_be_cut_in_unlike_ways(strategy: Any, sizes: tuple[Any, Any]) -> None:
+    for have, want in zip(_pair(strategy, sizes), _pair(None, sizes), strict=True):
+        np.testing.assert_allclose(have, want, rtol=0, atol=EXACT)
+
+
 def test_two_workers_give_the_bits_of_one_process() -> None:
     here = mlp(Data(2)).train()
     there = mlp(Data(2)).train(gf.Cluster.local(2))
