@@ -40,7 +40,6 @@ from graphflow.runtime.messages import (
     Open,
     Ping,
     Pong,
-    Probe,
     Share,
     Spans,
     Unreached,
@@ -48,7 +47,7 @@ from graphflow.runtime.messages import (
     changed,
 )
 from graphflow.runtime.protocol.faults import raised
-from graphflow.runtime.protocol.operations import Operation
+from graphflow.runtime.protocol.operations import Operation, UnderWay
 from graphflow.runtime.protocol.orders import (
     Attach,
     Begin,
@@ -104,7 +103,7 @@ class CoordinatorMachine:
         ]
         self._watch = Watch(self._peers, dead_after)
         self._now = now
-        self._operations: dict[int, Operation] = {}
+        self._operations = UnderWay()
         self._beat = now
         self._owed: set[int] = set()  # workers that were not told yet to commit
         self._commit_at = inf
@@ -147,8 +146,7 @@ class CoordinatorMachine:
 
     def awaited(self) -> list[int]:
         """The workers whose replies an operation waits for."""
-        operations = list(self._operations.values())
-        return sorted({worker for each in operations for worker in tuple(each.waiting)})
+        return self._operations.awaited()
 
     def strangers(self) -> list[int]:
         """The workers that have not answered yet."""
@@ -182,8 +180,7 @@ class CoordinatorMachine:
                 return [Settle(begin.request, error)]
         if operation.is_step:
             operation.deadline += GRACE
-            before = self._step(begin.follows) if begin.follows >= 0 else None
-            if before is not None:
+            if (before := self._operations.before(operation)) is not None:
                 operation.deadline = inf
                 operation.withheld = before.withheld or not operation.is_free
         cut = operation.cut(self._far)
@@ -358,7 +355,7 @@ class CoordinatorMachine:
         operation = self._operations.get(request)
         if operation is None:
             return []
-        before = self._step(operation.begin.follows) if operation.begin.follows >= 0 else None
+        before = self._operations.before(operation)
         if before is not None and before.held:
             error = SessionError(
                 f"{operation.what} was to be decided before {before.what}, which it follows; "
@@ -369,16 +366,10 @@ class CoordinatorMachine:
         operation.held = False
         return [] if operation.waiting else self._end(operation, None)
 
-    def _step(self, step: int) -> Operation | None:
-        """A step under way."""
-        under_way = self._operations.values()
-        return next((each for each in under_way if each.is_step and each.begin.step == step), None)
-
     def _cancel(self) -> list[CoordinatorAction]:
-        steps = [operation for operation in self._operations.values() if operation.is_step]
         return [
             action
-            for operation in steps
+            for operation in self._operations.steps()
             for action in self._end(operation, SessionError(f"{operation.what} was cancelled"))
         ]
 
@@ -426,10 +417,9 @@ class CoordinatorMachine:
         self._losses += 1
         self._watch.end(peer)
         actions: list[CoordinatorAction] = []
-        for operation in list(self._operations.values()):
-            if gone.worker in operation.begin.orders:
-                what = f"was lost in {operation.what}"
-                actions += self._end(operation, peer.lost(what, operation))
+        for operation in self._operations.of(gone.worker):
+            what = f"was lost in {operation.what}"
+            actions += self._end(operation, peer.lost(what, operation))
         return actions
 
     def _part(self, source: int, step: int, told: Unreached) -> list[CoordinatorAction]:
@@ -437,20 +427,11 @@ class CoordinatorMachine:
         not that other one, which then is lost or late."""
         if not 0 <= told.worker < len(self._peers):
             raise ProtocolError(f"there is no worker {told.worker} for it to reach")
-        target, operation = self._peers[told.worker], self._crossing(source, told.worker, step)
+        target = self._peers[told.worker]
+        operation = self._operations.over(source, told.worker, step)
         if operation is None or not self._watch.is_cut(target, told.asked, self._now):
             return []
         return self._fail(operation, apart(self._peers[source], target, operation, told.edge))
-
-    def _crossing(self, source: int, target: int, step: int) -> Operation | None:
-        """What is under way over the link of two workers: a step, or a probe of it."""
-        if step:
-            return self._step(step)
-        for operation in self._operations.values():
-            first = operation.first
-            if isinstance(first, Probe) and first.target == target and source in operation.waiting:
-                return operation
-        return None
 
     # Ends --------------------------------------------------------------------------------------
 
@@ -486,7 +467,7 @@ class CoordinatorMachine:
     def _fail(self, operation: Operation, error: GraphflowError) -> list[CoordinatorAction]:
         """Ends an operation that failed; a free step when the one before it is decided, for workers
         give up all that they have computed up to a step that is aborted."""
-        if operation.is_free and self._step(operation.begin.follows) is not None:
+        if operation.is_free and self._operations.before(operation) is not None:
             operation.failure = operation.failure or error
             operation.deadline = inf
             return []
@@ -497,9 +478,7 @@ class CoordinatorMachine:
         actions: list[CoordinatorAction] = []
         if not decided.is_step:
             return actions
-        for operation in list(self._operations.values()):
-            if operation.begin.follows != decided.begin.step or not operation.is_step:
-                continue
+        for operation in self._operations.after(decided):
             if error is not None:
                 what = f"{operation.what} was not run, because {decided.what} failed"
                 actions += self._end(operation, SessionError(what))

@@ -159,3 +159,41 @@ class Operation:
             return ""
         message = self.begin.orders[worker].message
         return message.program if isinstance(message, Compute) else ""
+
+
+class UnderWay(dict[int, Operation]):
+    """The operations that have not ended, by request."""
+
+    def steps(self) -> list[Operation]:
+        """Those that are steps, in the order in which they were begun."""
+        return [operation for operation in self.values() if operation.is_step]
+
+    def step(self, number: int) -> Operation | None:
+        """The step of that number."""
+        return next((each for each in self.steps() if each.begin.step == number), None)
+
+    def before(self, step: Operation) -> Operation | None:
+        """The step that one follows."""
+        return self.step(step.begin.follows) if step.begin.follows >= 0 else None
+
+    def after(self, step: Operation) -> list[Operation]:
+        """The steps that follow one."""
+        return [each for each in self.steps() if each.begin.follows == step.begin.step]
+
+    def of(self, worker: int) -> list[Operation]:
+        """Those in which a worker takes part."""
+        return [operation for operation in self.values() if worker in operation.begin.orders]
+
+    def over(self, source: int, target: int, step: int) -> Operation | None:
+        """What is under way over the link of two workers: a step, or a probe of it."""
+        if step:
+            return self.step(step)
+        for operation in self.values():
+            first = operation.first
+            if isinstance(first, Probe) and first.target == target and source in operation.waiting:
+                return operation
+        return None
+
+    def awaited(self) -> list[int]:
+        """The workers whose replies one of them waits for; from any thread."""
+        return sorted({worker for each in list(self.values()) for worker in tuple(each.waiting)})
