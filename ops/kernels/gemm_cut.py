@@ -22,14 +22,14 @@ LONG = 256
 other."""
 _NEAR = 64 << 10
 """Bytes of y up to which its panels are used where they are."""
-_BLOCK = 256
-"""Rows of a block, at most: a panel is packed once for each."""
-_PACKED = 1100 << 10
-"""Bytes of packed tiles, at most, where there are many."""
-_PANEL, _PANEL_FAR, _PANEL_PACKED = 48 << 10, 96 << 10, 24 << 10
+_WIDE, _NARROW = (256, 1100 << 10, 24 << 10), (512, 4 << 20, 12 << 10)
+"""At most, with registers of 64 bytes and of 32: rows of a block, for each of which a panel is
+packed anew; bytes of its packed tiles; bytes of a panel of packed tiles at a time, which want the
+near cache, too. Narrow registers make panels of so few columns that packing them once more costs
+more than tiles from afar do."""
+_PANEL, _PANEL_FAR = 48 << 10, 96 << 10
 """Bytes of a panel at a time, at most, where several tiles use it: of rows of x where they are; of
-such that begin a page or more from each other, since each time costs a page of each; of packed
-tiles, which want the near cache, too."""
+such that begin a page or more from each other, since each time costs a page of each."""
 _PAGE = 4096
 _PAGES = 256
 """Pages that a panel lies in from which several panels take turns, chunk by chunk: the processor
@@ -80,9 +80,10 @@ def cut(m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool) -> C
 def _cut_of(
     m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool, vectors: int
 ) -> Cut:
-    registers = 32 if vector_width() == 16 else 16
+    lanes = vector_width()
+    registers, (rows, packed, near) = (32, _WIDE) if lanes == 16 else (16, _NARROW)
     item = np.dtype(dtype).itemsize
-    width = vector_width() * 4 // item
+    width = lanes * 4 // item
     most = min(14, (registers - 1 - vectors) // vectors)
     tiles = max(1, -(-m // most))
     height = max(1, -(-m // tiles))
@@ -90,11 +91,11 @@ def _cut_of(
         height = most  # of which all tiles have a row less: one form fewer
     form = Form(ELEMENTS[dtype], width, height, vectors)
     panels = -(-n // form.columns)
-    block = -(-_BLOCK // height)
+    block = -(-rows // height)
     square = 5 / width  # cycles for an element of an exchange
     cycles = 0.0
     if x == COPIED and k > LONG and panels >= _REUSED:
-        block = max(1, min(block, _PACKED // (height * max(k, 1) * item)))
+        block = max(1, min(block, packed // (height * max(k, 1) * item)))
         cycles += tiles * k * 2
     elif x == COPIED and (k > LONG or height > 8):  # each tile reads a part of many lines
         cycles += tiles * panels * k * (_FAR if k > LONG and tiles > 1 else 1)
@@ -116,16 +117,16 @@ def _cut_of(
         cycles += m * n * square
     # Two multiply-adds and two loads a cycle; a chain waits four cycles for each term.
     term = max(m * vectors / 2, tiles * max((height + vectors + 1) / 2, 4))
-    if vectors < 4 and m * k * item > _PACKED:  # the fewer rows from afar at a time the better
+    if vectors < 4 and m * k * item > packed:  # the fewer rows from afar at a time the better
         term *= 1.05
     cycles += panels * (k * term + tiles * (20 + 2 * height * vectors))
     if (vectors, height) != (4, 6):  # the form that most products have takes no time to compile
         cycles *= 1.03
     far = k * item >= _PAGE
-    panel = _PANEL_PACKED if x else _PANEL_FAR if far else _PANEL
+    panel = near if x else _PANEL_FAR if far else _PANEL
     group = form.columns
     if wide and not buffered:
-        panel = panel if far and not x and m > _BLOCK else _PANEL_GROUPED
+        panel = panel if far and not x and m > rows else _PANEL_GROUPED
         group *= max(1, _GROUP // (min(m, block * height) * group * item))
     chunks = -(-k // max(1, panel // (form.columns * item))) if tiles > 1 else 1
     chunk = max(1, -(-k // max(1, chunks)))

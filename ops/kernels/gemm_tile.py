@@ -10,12 +10,16 @@ from graphflow.ops.kernels.gemm_form import Form
 
 LINE = 64
 """Bytes that come closer at once."""
+_NARROW, _TERMS = 32, 4
+"""Bytes of a register up to which a loop takes several terms at a time, and how many: twelve
+multiply-adds a term, as many as 16 such registers leave room for, end before a loop's own
+instructions do."""
 
 
 def tile(form: Form, height: int) -> Function:
     """Rows of x times a panel of y, in registers, going on from what is in `out` or from zero. For
-    each term, a line of what is needed next is brought closer, and one of where the next tile
-    goes: all lines at once, when a tile begins, would keep its loads waiting."""
+    each term, a line of what is needed next is brought closer, and now and then one of where the
+    next tile goes: all lines at once, when a tile begins, would keep its loads waiting."""
     f = Function(
         form.named(f"tile{height}x{form.vectors}"),
         ["ptr %x", "i64 %row", "i64 %step", "ptr %y", "i64 %next", "ptr %out", "i64 %width",
@@ -28,53 +32,82 @@ def tile(form: Form, height: int) -> Function:
     rows = f.mul("%width", height)
     below = f.at("%out", rows)
     end = f.at(below, rows)
-    # LLVM would make one chain of additions of them, if it saw how they are related.
     starts = ["%x"]
     for _ in range(1, -(-height // 3)):
-        starts.append(f.write(f'call ptr asm "", "=r,0"(ptr {f.at(starts[-1], three)})'))
-    f.do(f"br i1 {f.compare('sgt', '%k', 0)}, label %chain, label %done")
-    f.label("chain")
-    f.do(f"%below0 = phi ptr [{below}, %ready], [%below0.next, %chain]")
-    f.do("%line = phi i64 [0, %ready], [%line.next, %chain]")
-    pointers = [f"%x{i}" for i in range(len(starts))]
-    f.do("%left = phi i64 [%k, %ready], [%left.next, %chain]")
-    f.do("%y0 = phi ptr [%y, %ready], [%y0.next, %chain]")
-    f.do("%ahead0 = phi ptr [%ahead, %ready], [%ahead0.next, %chain]")
-    for pointer, start in zip(pointers, starts, strict=True):
-        f.do(f"{pointer} = phi ptr [{start}, %ready], [{pointer}.next, %chain]")
-    sums = [f.later() for _ in begun]
-    f.prefetch("%ahead0", near=2)
-    f.prefetch(f.at("%below0", "%line"), write=True)
-    right = [f.load(f.at("%y0", v * f.width * f.bytes)) for v in range(form.vectors)]
-    totals: list[str] = []
-    for r in range(height):
-        place = pointers[r // 3]
-        if r % 3:
-            place = f.at(place, "%row" if r % 3 == 1 else f.write("shl i64 %row, 1"))
-        left = f.spread(place)
-        totals += [f.fma(left, y, f"%s{len(totals) + v}") for v, y in enumerate(right)]
-    for i, (give, first, total) in enumerate(zip(sums, begun, totals, strict=True)):
-        give(f"%s{i} = phi {f.vector} [{first}, %ready], [{total}, %chain]")
-    f.do("%ahead0.next = getelementptr i8, ptr %ahead0, i64 %far")
-    after = f.add("%line", LINE)
-    over = f.compare("sge", after, form.columns * f.bytes)
-    f.do(f"%line.next = select i1 {over}, i64 0, i64 {after}")
-    row = f.select(over, "ptr", f.at("%below0", "%width"), "%below0")
-    last = f.write(f"icmp eq ptr {row}, {end}")
-    f.do(f"%below0.next = select i1 {last}, ptr %below0, ptr {row}")
-    f.do("%y0.next = getelementptr i8, ptr %y0, i64 %next")
-    for pointer in pointers:
-        f.do(f"{pointer}.next = getelementptr i8, ptr {pointer}, i64 %step")
-    f.do("%left.next = sub i64 %left, 1")
-    f.do(f"br i1 {f.compare('ne', '%left.next', 0)}, label %chain, label %done")
-    f.label("done")
-    done = [
-        f.write(f"phi {f.vector} [{first}, %ready], [{total}, %chain]")
-        for first, total in zip(begun, totals, strict=True)
-    ]
-    for value, place in zip(done, _places(f, form, height), strict=True):
+        starts.append(_hidden(f, f.at(starts[-1], three)))
+    state = ["%k", "0", below, "%y", "%ahead", *starts, *begun]
+    before = "ready"
+    for terms in (_TERMS, 1) if form.width * f.bytes <= _NARROW else (1,):
+        state = _chain(f, form, height, state, before, end, terms)
+        before = f"after{terms}"
+    for value, place in zip(state[-len(begun) :], _places(f, form, height), strict=True):
         f.store(value, place)
     return f
+
+
+def _hidden(f: Function, pointer: str) -> str:
+    """A pointer of which LLVM does not see how it is related to others, of which it would make one
+    chain of additions, or more pointers than there are registers."""
+    return f.write(f'call ptr asm "", "=r,0"(ptr {pointer})')
+
+
+def _chain(
+    f: Function, form: Form, height: int, state: list[str], before: str, end: str, terms: int
+) -> list[str]:
+    """So many terms at a time, as often as there are as many left.
+
+    Args:
+        state: terms left, bytes of a row of the next tile that were brought closer, that row, a row
+            of y, what is brought closer, a column of x every three rows, and sums.
+        before: the block that comes before.
+        end: of the next tile.
+
+    Returns:
+        The state afterwards, in the block `after…`.
+    """
+    pointers = 3 + -(-height // 3)
+    kinds = ["i64", "i64", *["ptr"] * pointers, *[f.vector] * (len(state) - 2 - pointers)]
+    enough = f.compare("sge", state[0], terms)
+    f.do(f"br i1 {enough}, label %chain{terms}, label %after{terms}")
+    f.label(f"chain{terms}")
+    names = [f.name() for _ in state]
+    opening = [f.later() for _ in state]
+    left, line, below, y, ahead, *places = names[: 2 + pointers]
+    totals = names[2 + pointers :]
+    f.prefetch(f.at(below, line), write=True)
+    for _ in range(terms):
+        f.prefetch(ahead, near=2)
+        right = [f.load(f.at(y, v * f.width * f.bytes)) for v in range(form.vectors)]
+        sums = iter(totals)
+        totals = []
+        for r in range(height):
+            place = places[r // 3]
+            if r % 3:
+                place = f.at(place, "%row" if r % 3 == 1 else f.write("shl i64 %row, 1"))
+            element = f.spread(place)
+            totals += [f.fma(element, each, next(sums)) for each in right]
+        ahead, y = f.at(ahead, "%far"), f.at(y, "%next")
+        places = [f.at(place, "%step") for place in places]
+        if terms > 1:  # or else what all terms read would be read at once, by addresses of its own
+            f.do('call void asm sideeffect "", "~{memory}"()')
+            y, *places = (_hidden(f, pointer) for pointer in (y, *places))
+    after = f.add(line, LINE)
+    over = f.compare("sge", after, form.columns * f.bytes)
+    line = f.select(over, "i64", "0", after)
+    row = f.select(over, "ptr", f.at(below, "%width"), below)
+    last = f.write(f"icmp eq ptr {row}, {end}")
+    below = f.select(last, "ptr", below, row)
+    left = f.sub(left, str(terms))
+    latest = [left, line, below, y, ahead, *places, *totals]
+    again = f.compare("sge", left, terms)
+    f.do(f"br i1 {again}, label %chain{terms}, label %after{terms}")
+    for give, name, kind, first, value in zip(opening, names, kinds, state, latest, strict=True):
+        give(f"{name} = phi {kind} [{first}, %{before}], [{value}, %chain{terms}]")
+    f.label(f"after{terms}")
+    return [
+        f.write(f"phi {kind} [{first}, %{before}], [{value}, %chain{terms}]")
+        for kind, first, value in zip(kinds, state, latest, strict=True)
+    ]
 
 
 def _places(f: Function, form: Form, height: int) -> Iterator[str]:
