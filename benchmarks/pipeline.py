@@ -1,7 +1,7 @@
 """A GPT in a pipeline of two local workers of one thread each, against torch.distributed.pipelining
 with gloo; and how long each worker is idle, against the closed form.
 
-    python benchmarks/pipeline.py [--rounds 8] [--output results/pipeline.json]
+    python benchmarks/pipeline.py [--rounds 8] [--idle] [--output results/pipeline.json]
 
 Both run four GPT blocks (B 16, T 128, d 256, h 4) in two stages by 1F1B with four micro-batches,
 and an SGD step at the end. The two take turns: while one computes, the other's processes wait.
@@ -29,6 +29,7 @@ import graphflow as gf
 from graphflow.parallel import Schedule, Task, gpipe, interleaved, one_f_one_b, run, zb_h1
 
 DEVICES, MICRO, BATCH, LAYERS, EACH, TRACED = 2, 4, 16, 4, 3, 16
+SESSIONS = 5  # of each schedule, by turns: where memory lies makes one worker slower than the other
 GOAL = 0.9
 SCHEDULES = {
     "GPipe": gpipe(DEVICES, MICRO, recompute=False),
@@ -276,15 +277,18 @@ def divided(schedule: Schedule) -> Schedule:
     return replace(schedule, name=f"{schedule.name}, divided", orders=orders)
 
 
-def told(found: Mapping[str, Mapping[str, float]]) -> None:
-    """Print the idle times, in ms, and their ratios."""
+def told(found: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    """Print the idle times, in ms, and their ratios: medians over sessions; of what counts, the
+    closed form's, the least and the greatest, too."""
     columns = ("measured", "form", "stages", "schedule", "textbook", "f", "b", "w", "period")
     print(f"\n{'idle, ms a device':<20}" + "".join(f"{c:>10}" for c in columns) + "     measured /")
-    for name, row in found.items():
+    for name, rows in found.items():
+        ratios = {c: sorted(row["measured"] / row[c] for row in rows) for c in columns[1:5]}
         print(
             f"{name:<20}"
-            + "".join(f"{row[c] * 1e3:10.2f}" for c in columns)
-            + "".join(f"   {c} {row['measured'] / row[c]:.2f}" for c in columns[1:5])
+            + "".join(f"{median(row[c] for row in rows) * 1e3:10.2f}" for c in columns)
+            + "".join(f"   {c} {median(each):.2f}" for c, each in ratios.items())
+            + f"   form's range {ratios['form'][0]:.2f} to {ratios['form'][-1]:.2f}"
         )
 
 
@@ -406,12 +410,13 @@ def main() -> None:
             seconds = interleaved_steps(steps, min(options.rounds, 10), each=EACH)
             title = f"GPT of {LAYERS} blocks in {DEVICES} stages, 1F1B, {MICRO} micro-batches"
             results.append(report(title, seconds, goal=GOAL))
-    waits = {}
-    for name in SCHEDULES:
-        with ours(name, alike) as pipeline:
-            for _ in range(EACH):
-                pipeline.step()
-            waits[name] = idle(pipeline)
+    waits: dict[str, list[dict[str, float]]] = {name: [] for name in SCHEDULES}
+    for _ in range(SESSIONS):
+        for name, rows in waits.items():
+            with ours(name, alike) as pipeline:
+                for _ in range(EACH):
+                    pipeline.step()
+                rows.append(idle(pipeline))
     told(waits)
     write(
         "pipeline", [*results, {"title": "idle seconds of a device", "idle": waits}], options.output
