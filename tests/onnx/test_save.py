@@ -149,7 +149,9 @@ def test_every_op_that_is_written_computes_the_same_elsewhere(op: Any, sample: S
         assert np.allclose(mine, other, 1e-3 if mine.dtype == np.float16 else 1e-5, 1e-5)
     if op.name in NOT_ELSEWHERE:
         return
-    for mine, other in zip(expected, ReferenceEvaluator(model).run(None, feeds), strict=True):
+    with np.errstate(invalid="ignore"):  # onnx's softmax of a row of -inf
+        elsewhere = ReferenceEvaluator(model).run(None, feeds)
+    for mine, other in zip(expected, elsewhere, strict=True):
         assert mine.shape == other.shape
         assert np.allclose(mine, other, 5e-3 if mine.dtype == np.float16 else 1e-4, 1e-4)
 

@@ -308,7 +308,7 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "ints": (lambda: nn.grid_sample(X.astype(int), GRID.astype(int)), DTypeError, "float"),
     "theta": (lambda: nn.affine_grid(GRID[0], X.shape), ShapeError, "takes .batch, r, r . 1."),
     "unknown": (
-        lambda: nn.affine_grid(np.zeros((2, 2, 3)), (2, 1, None, 3)),
+        lambda: nn.affine_grid(np.zeros((2, 2, 3)), (2, 1, placeholder("f4", (None,)).shape[0], 3)),
         ShapeError,
         "must be known",
     ),
