@@ -226,11 +226,14 @@ def test_a_traced_block_teaches_the_next_plan_and_the_next_session() -> None:
     with gf.Session(ONE) as s:
         s.run(fetches, feeds)
         naive = s.plan()
-        with s.trace():
-            for _ in range(3):
-                s.run(fetches, feeds)
-        assert s._planner.learned
-        taught = s._planner.plan(s._steps.last)
+        for _ in range(10):  # steps that others have disturbed teach nothing
+            with s.trace():
+                for _ in range(3):
+                    s.run(fetches, feeds)
+            assert s._planner.learned
+            taught = s._planner.plan(s._steps.last)
+            if taught.makespan != naive.makespan:
+                break
         assert taught.makespan != naive.makespan
     with gf.Session(ONE) as later:
         later.run(fetches, feeds)

@@ -151,12 +151,12 @@ def test_a_manifest_tells_step_epoch_fingerprint_position_and_digests(tmp_path: 
 def test_by_time_too_and_only_where_there_was_a_step(tmp_path: Path) -> None:
     _, add = counting()
     with gf.Session(checkpoint=tmp_path, every="100ms", keep=100) as s:
-        until = time.monotonic() + 0.45
-        while time.monotonic() < until:
+        begun = time.monotonic()
+        while len(kept(tmp_path)) < 3 and time.monotonic() < begun + 30:
             s.run(add)
         landed(s)
         written = len(kept(tmp_path)) - 1
-        assert 2 <= written <= 5
+        assert 2 <= written <= (time.monotonic() - begun) / 0.1 + 1
 
 
 def test_saving_when_one_wishes_needs_no_folder(tmp_path: Path) -> None:
