@@ -355,6 +355,7 @@ class Recovery:
         started = time.monotonic()
         _log.tell("session.recovering", step=self._goal, reason=str(error))
         self._undo()
+        self._deployment.undeploy(None)
         epoch = self.saver.store.advance()
         cluster = self._hosts.reopen(self._cluster, epoch, self._rejoin)
         if self.saver.flight is not None:
@@ -362,7 +363,8 @@ class Recovery:
             self._land()
         place, base = self._base()
         same = cluster == self._deployment.cluster
-        self._deployment.undeploy(None if same else cluster)
+        if not same:
+            self._deployment.undeploy(cluster)
         self._state.restore(base, homes=same)
         steps = self._steps
         trace, steps.trace, steps.lost = steps.trace, None, None

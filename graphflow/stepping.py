@@ -156,8 +156,9 @@ class Steps:
         follows: int,
     ) -> Any:
         """Begin a step that is `ahead` of others that are not decided, for `finish`; None where
-        that cannot be. `follows` is the number of the one before it, -1 if that is decided."""
-        if not compiled.partitions:
+        that cannot be, as after a recovery, in which workers were given what it needed only.
+        `follows` is the number of the one before it, -1 if that is decided."""
+        if not compiled.partitions or not compiled.program:
             return None
         self._attempts += 1
         return self._hosts.begin(

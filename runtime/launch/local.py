@@ -97,6 +97,7 @@ class LocalWorker:
             self._recorder.close()
             raise
         self._kills = MemoryKills(self._process.pid)
+        self._ended: Ended | None = None  # also when what tells it is closed
         self.address = ""
         self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -133,10 +134,12 @@ class LocalWorker:
 
     def ended(self, seconds: float) -> Ended | None:
         """How the process ended; None if it has not within some seconds."""
-        try:
-            status = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
+        if self._ended is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._ended = self._told(self._process.wait(seconds))
+        return self._ended
+
+    def _told(self, status: int) -> Ended:
         if self._is_out_of_memory(status):
             return Ended(OUT_OF_MEMORY)
         if isinstance(self._process, Forked) and self._process.why:
@@ -175,6 +178,7 @@ class LocalWorker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self.ended(0.0)
         for reader in self._readers:
             reader.join(1.0)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):

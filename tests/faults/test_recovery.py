@@ -287,6 +287,27 @@ def test_many_steps_of_one_call_recover_too(tmp_path: Path) -> None:
     assert run(checkpoint=tmp_path / "c", every=5) == run()
 
 
+def test_calls_of_many_steps_whose_program_no_worker_has_any_more_recover_too(
+    tmp_path: Path,
+) -> None:
+    """What a recovery does again needs the one set of fetches, and the other one is asked next."""
+
+    def run(**options: Any) -> list[Any]:
+        model = Model(2)
+        with local(**options) as s:
+            first = s.run([model.loss, model.train], map(model.feed, range(9)), steps=9)
+            other = s.run(model.evaluate, map(model.feed, range(9)), steps=9)
+            told = []
+            for number, ((loss, _), value) in enumerate(zip(first, other, strict=True)):
+                told += [loss.tobytes(), value.tobytes()]
+                if options and number == 5:
+                    s.save()
+                    kill(s, 1)
+            return [*told, digest(s, model)]
+
+    assert run(checkpoint=tmp_path / "c") == run()
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(more, marks=SLOW) for more in (1, 2, 3))])
 def test_kills_at_random_moments_of_steps_that_begin_ahead_change_no_bit(
     seed: int, tmp_path: Path

@@ -154,6 +154,15 @@ def test_a_worker_that_is_renewed_comes_from_the_same_nursery() -> None:
         workers.stop()
 
 
+def test_a_worker_that_is_killed_while_it_ends_by_request_is_renewed_too() -> None:
+    workers = LocalWorkers(1, threads=1, deadline=START, host=HOST)
+    try:
+        os.kill(workers.pids[0], signal.SIGKILL)
+        assert workers.renew([], [0], START) == [0]
+    finally:
+        workers.stop()
+
+
 def test_without_forks_workers_are_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "can_fork", lambda: False)
     workers = LocalWorkers(2, threads=1, deadline=START, host=HOST)
