@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.arguments import meant
 from graphflow.errors import ClusterError
-from graphflow.placement.devices import CLIENT, check_number
+from graphflow.placement.devices import CLIENT, Worker, check_number
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
@@ -23,6 +23,11 @@ def check_cluster(cluster: Cluster) -> None:
     """
     if not cluster.workers:
         raise ClusterError("a cluster needs at least one worker")
+    if strange := [each for each in cluster.workers if not isinstance(each, Worker)]:
+        raise ClusterError(
+            f"a cluster is made of Workers; got {strange[0]!r}: Cluster.local(2) makes some of "
+            "this machine, Cluster.load(file) knows those whose addresses are in a file"
+        )
     if cluster.kind not in KINDS:
         raise ClusterError(f"cluster kind {cluster.kind!r} is none of {', '.join(KINDS)}")
     numbers = [worker.index for worker in cluster.workers]

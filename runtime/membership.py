@@ -19,6 +19,7 @@ from graphflow.errors import GraphflowError, RendezvousTimeout, SessionError, Wo
 from graphflow.progress import waiting
 from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.checkpoint.store import Store
+from graphflow.runtime.hosts import uninterrupted
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
 from graphflow.runtime.loop import SLACK, Loop
@@ -88,13 +89,14 @@ class Members:
             else [worker.address or "" for worker in cluster.workers]
         )
         self._keys, pair = keys_of(cluster, len(self._addresses))
-        self._loop = Loop(
-            self.session, self._addresses, insecure=cluster.insecure, local=self._local,
-            pair=pair, keys=self._keys, activity=self._activity,
-            epoch=epoch, token=self.token, dead_after=self._dead_after,
-        )  # fmt: skip
-        self._loop.on_draining = self._told_draining
-        self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
+        with uninterrupted():  # else its thread might be left running while the sockets are closed
+            self._loop = Loop(
+                self.session, self._addresses, insecure=cluster.insecure, local=self._local,
+                pair=pair, keys=self._keys, activity=self._activity,
+                epoch=epoch, token=self.token, dead_after=self._dead_after,
+            )  # fmt: skip
+            self._loop.on_draining = self._told_draining
+            self._end = weakref.finalize(self, _shut, self._loop, self._local, os.getpid())
         rendezvous = Rendezvous(
             self.session, self._addresses, self._keys, self._loop, self._requests, self._ask
         )
@@ -191,9 +193,9 @@ class Members:
 
     def _abandon(self) -> None:
         loop, self._loop = self._loop, None
-        if loop is not None:
-            self._end.detach()
         _shut(loop, self._local, os.getpid())
+        if loop is not None:  # only now: if a second Ctrl-C came, there is somebody to end the rest
+            self._end.detach()
 
     def cancel(self) -> None:
         """Aborts the step that runs, if any: its caller gets SessionError, unless it was decided

@@ -40,7 +40,8 @@ _LOADED = (
 _LOOK = 1.0  # seconds between two looks at whether the parent is there
 _CAP = 128 << 10  # bytes of a message
 _GRACE = 2.0  # seconds for the nursery to end
-_LEAVE = 30.0  # seconds that its workers have to end once their parent has
+_LEAVE = 30.0  # seconds that its workers have to end once their parent has, unasked
+_END = b"[]"  # the request to end, with whoever is left
 _UNSEEN = 255  # the exit status of one whose nursery ended before it
 
 
@@ -82,8 +83,8 @@ def grow(descriptor: int) -> list[str] | None:
                     _tell(asked, "ended", number, os.waitstatus_to_exitcode(status))
                     continue
                 data, given = _request(asked)
-                if not data:
-                    _see_off(children)
+                if data in (b"", _END):
+                    _see_off(children, _LEAVE if not data else 0.0)
                     return None
                 number = _fork(asked)
                 if number == 0:
@@ -96,14 +97,15 @@ def grow(descriptor: int) -> list[str] | None:
                     place = os.pidfd_open(number)
                     children[place] = number
                     ready.register(place, select.EPOLLIN)
-        _see_off(children)
+        _see_off(children, _LEAVE)
     return None
 
 
-def _see_off(children: Mapping[int, int]) -> None:
-    """Waits for the workers that are left, which end when their parent does or gives them up: they
-    are nobody's when this process has ended, and are seen until somebody asks how they ended."""
-    until = time.monotonic() + _LEAVE
+def _see_off(children: Mapping[int, int], seconds: float) -> None:
+    """Waits for the workers that are left, which end when their parent does or gives them up, and
+    kills them after that: they are nobody's when this process has ended, and are seen until
+    somebody asks how they ended."""
+    until = time.monotonic() + seconds
     for place, number in children.items():
         if not select.select([place], [], [], max(0.0, until - time.monotonic()))[0]:
             signal.pidfd_send_signal(place, signal.SIGKILL)
@@ -274,8 +276,10 @@ class Nursery:
         return forked
 
     def close(self) -> None:
-        """Ends it, and the processes that it has left. Idempotent."""
+        """Ends it, and the processes that it has left: of one whose start was interrupted, only the
+        nursery knows. Idempotent."""
         with contextlib.suppress(OSError):
+            self._socket.send(_END)
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(_GRACE)

@@ -492,6 +492,8 @@ BAD_VALUES: list[tuple[Callable[[], object], str]] = [
     (lambda: Worker(1, None, (CPU,)), "belongs to another worker"),
     (lambda: Worker(0, None, (CPU, CPU)), "twice"),
     (lambda: Cluster(()), "at least one worker"),
+    (lambda: Cluster(["tcp://h:1"]), "made of Workers; got 'tcp://h:1'.*load"),
+    (lambda: Cluster("tcp://h:1"), "made of Workers"),
     (lambda: Cluster((Worker(0, None, (CPU,)),), kind="cloud"), "kind 'cloud'"),  # type: ignore[arg-type]
     (lambda: Cluster((Worker(0, None, (CPU,)),), deadline=NAN), "deadline.*nan"),
     (lambda: Cluster((Worker(0, None, (CPU,)), Worker(0, None, (CPU,)))), "numbered"),

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import errno
+import gc
+import itertools
+import signal
+import sys
 import threading
 import time
+from types import FrameType
 from typing import Any
 
 import pytest
 import zmq
 
+import graphflow as gf
 from graphflow.errors import GraphflowError, SessionError, TransportError
-from graphflow.runtime import loop
+from graphflow.placement.devices import Device, Worker
+from graphflow.runtime import loop, membership
 from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.messages import Close
 from graphflow.runtime.protocol.orders import Begin, Order
@@ -108,3 +115,46 @@ def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_ope
     thread.join(10.0)
     assert not thread.is_alive() and type(came[0]) is SessionError
     assert len(opened) == 3 and all(map(is_closed, opened))
+
+
+def interrupt_at(count: int) -> Any:
+    """A tracer that has Ctrl-C come at the `count`th line in which a session is being opened."""
+    lines = itertools.count(1)
+
+    def traced(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename not in (loop.__file__, membership.__file__):
+            return None
+        if event == "line" and next(lines) == count:
+            signal.raise_signal(signal.SIGINT)
+        return traced
+
+    return traced
+
+
+def test_ctrl_c_at_any_line_of_an_opening_stops_its_thread_before_the_sockets_are_closed(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def part(*args: object) -> Any:
+        raise SessionError("no need to meet")
+
+    monkeypatch.setattr(membership, "Rendezvous", part)
+    worker = Worker(0, "tcp://127.0.0.1:1", (Device("/worker:0/cpu:0", "cpu", 1 << 30),))
+    cluster, count, tracer = gf.Cluster((worker,), kind="remote"), 0, sys.gettrace()
+    for count in itertools.count(1):
+        before = {*threading.enumerate()}
+        members = membership.Members(None, ops=(), dead_after=4.5, trial=False)
+        sys.settrace(interrupt_at(count))
+        try:
+            members._join(cluster, 5.0, None)
+        except KeyboardInterrupt:
+            pass
+        except SessionError:
+            break  # it ended before that many lines
+        finally:
+            sys.settrace(tracer)
+        del members
+        gc.collect()  # what is interrupted while it ends goes with its session
+        assert {*threading.enumerate()} <= before
+        assert all(map(is_closed, opened))
+    assert count > 50 and len(opened) > 100
+    assert "loop.failed" not in capfd.readouterr().err

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,6 +94,29 @@ def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(nursery: Nurs
     nursery.close()
     with pytest.raises(ProcessLookupError):  # not even as one that has ended
         os.kill(worker.pid, 0)
+    recorder.close()
+
+
+@needs_forks
+def test_a_worker_whose_start_was_interrupted_ends_with_the_nursery_that_is_closed(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, started = Recorder(), list[int]()
+
+    class Interrupted(queue.SimpleQueue):  # type: ignore[type-arg]
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            started.append(super().get(block, timeout)[1])
+            os.kill(started[0], signal.SIGSTOP)  # it cannot look whether anybody wants it
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(nursery, "_answers", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        nursery.fork(
+            ["--listen", "tcp://127.0.0.1:*"], recorder.descriptors, time.monotonic() + START
+        )
+    nursery.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
     recorder.close()
 
 
