@@ -76,6 +76,7 @@ from graphflow.ops.extrema import argmax, argmin, logsumexp, max, min
 from graphflow.ops.host import host_call
 from graphflow.ops.index import gather, index_add, one_hot, scatter_add, take, take_along_axis
 from graphflow.ops.linalg import diagonal, matmul, outer, trace, tril, triu, vecdot
+from graphflow.ops.padding import pad
 from graphflow.ops.places import ravel_multi_index
 from graphflow.ops.product import cumsum, prod
 from graphflow.ops.reduce import all, any, mean, std, sum, var
@@ -130,7 +131,7 @@ from graphflow.ops.transcendental import (
     tan,
     tanh,
 )
-from graphflow.ops.window import concat, flip, pad, roll, split, stack, unstack
+from graphflow.ops.window import concat, flip, roll, split, stack, unstack
 from graphflow.spec import TensorSpec, spec
 from graphflow.vmap import vmap
 

@@ -18,11 +18,11 @@ from graphflow.ops.convert import astype
 from graphflow.ops.creation import arange, full, zeros
 from graphflow.ops.elementwise import less, not_equal
 from graphflow.ops.index import scatter_add, take
+from graphflow.ops.padding import pad
 from graphflow.ops.reduce import sum
 from graphflow.ops.rules import normalize_axis, require_kind
 from graphflow.ops.select import where
 from graphflow.ops.shape import broadcast_to, reshape
-from graphflow.ops.window import pad
 from graphflow.spec import Dim, Size, TensorSpec, kind, spec
 
 F = spec("float32", (3, 4))

@@ -18,6 +18,7 @@ from graphflow.ops.rules import listed, normalize_axes, normalize_axis, unbroadc
 from graphflow.spec import (
     Dim,
     Shape,
+    Size,
     TensorSpec,
     broadcast_shapes,
     equate,
@@ -345,7 +346,7 @@ def tile(x: Tensor, repetitions: int | Sequence[Any]) -> Tensor:
 
 
 @function
-def repeat(x: Tensor, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
+def repeat(x: Tensor, repeats: Size | Sequence[int], axis: int | None = None) -> Tensor:
     """Each element `repeats` times in a row: one count, or one for each element of a known axis.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Windows of tensors, and tensors put together: slice, pad, flip, roll, concat, stack, split.
+"""Windows of tensors, and tensors put together: slice, flip, roll, concat, stack, split.
 
 Two linear ops are each other's gradient: `slice` takes a window out of a tensor, `pad` puts one
 into a filled tensor; with them flip, roll, split and indexing need no ops of their own. Where a
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching, sharding_parts
 from graphflow.ops.rules import listed, normalize_axes, normalize_axis
 from graphflow.ops.shape import expand_dims, reshape, squeeze
@@ -163,45 +163,6 @@ pad_op: Op = register(
         ),
     )
 )
-
-
-@function
-def pad(x: Tensor, widths: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    """`value` (0, or False) before and after the elements of each axis.
-
-    Args:
-        widths: one count for all sides, (before, after) for all axes, or one such pair for each
-            axis.
-
-    Raises:
-        ArgumentError: another mode, or widths of another form.
-        ShapeError: a negative width.
-        DTypeError: the value does not fit.
-    """
-    x = as_tensor(x)
-    if not (isinstance(mode, str) and mode == "constant"):
-        raise ArgumentError(f"mode {mode!r} is not known; use 'constant'")
-    if value is None:
-        value = x.dtype.type(0).item()
-    promoted("pad", (x, value))  # refuses a value that does not fit the dtype
-    pairs = _pad_pairs(widths, x.ndim)
-    before = normalize_shape([b for b, _ in pairs], "pad")
-    after = normalize_shape([a for _, a in pairs], "pad")
-    if not any(before) and not any(after):
-        return x
-    shape = tuple(b + n + a for b, n, a in zip(before, x.shape, after, strict=True))
-    result: Tensor = pad_op(x, shape=shape, start=before, step=(1,) * x.ndim, value=value)
-    return result
-
-
-def _pad_pairs(widths: Any, rank: int) -> list[tuple[Any, Any]]:
-    if not isinstance(widths, tuple | list):
-        return [(widths, widths)] * rank
-    if not any(isinstance(w, tuple | list) for w in widths):
-        widths = [widths] * rank
-    if len(widths) != rank or any(len(w) != 2 for w in widths):
-        raise ArgumentError(f"{rank} axes need {rank} pairs (before, after), got {widths}")
-    return [(b, a) for b, a in widths]
 
 
 @function

@@ -172,6 +172,7 @@ COMPOSITES: dict[str, Callable[[Any, Any], Any]] = {
     "matrix_transpose": lambda x, y: x.mT * 2.0,
     "moveaxis": lambda x, y: G["moveaxis"](x, 0, -1),
     "outer": lambda x, y: G["outer"](x[0], y[:, 1]),
+    "pad": lambda x, y: G["pad"](x, 5, "reflect") * G["pad"](y, 5, "wrap"),
     "repeat": lambda x, y: G["repeat"](x, [0, 2, 1], 0) * G["repeat"](y, 3, 0)[:3],
     "roll": lambda x, y: G["roll"](x, (1, -6), (0, 1)) * y,
     "split": lambda x, y: [a * a for a in G["split"](x, [1, 3], 1)],

@@ -27,6 +27,13 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda x: G["pad"](x, ((0, 1), (2, 0), (0, 0)), value=3),
         lambda a: np.pad(a, ((0, 1), (2, 0), (0, 0)), constant_values=3),
     ),
+    **{
+        f"pad by {mode}": (
+            lambda x, mode=mode: G["pad"](x, ((0, 1), (2, 0), (3, 2)), mode),
+            lambda a, mode=mode: np.pad(a, ((0, 1), (2, 0), (3, 2)), mode),
+        )
+        for mode in ("edge", "reflect", "symmetric", "wrap")
+    },
     "flip": (lambda x: G["flip"](x, (0, 2)), lambda a: np.flip(a, (0, 2))),
     "flip all": (G["flip"], np.flip),
     "roll": (lambda x: G["roll"](x, 2, 1), lambda a: np.roll(a, 2, 1)),
@@ -51,6 +58,19 @@ def test_values_are_numpys_for_known_and_unknown_sizes(name: str, shape: Any) ->
     build, reference = CALLS[name]
     x = placeholder("float32", shape)
     np.testing.assert_array_equal(evaluate([build(x)], {x: A})[0], reference(A))
+
+
+@given(
+    st.integers(1, 9),
+    st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    st.sampled_from(["edge", "reflect", "symmetric", "wrap"]),
+)
+def test_padding_goes_on_further_than_the_axis_is_long(
+    n: int, widths: tuple[int, int], mode: str
+) -> None:
+    a = np.arange(n)
+    (value,) = evaluate([G["pad"](a, [widths], mode)], {})
+    np.testing.assert_array_equal(value, np.pad(a, widths, mode))
 
 
 @given(st.integers(1, 9), st.integers(-20, 20))
@@ -82,7 +102,9 @@ def test_nonnegativity_of_symbolic_sizes_is_seen_where_it_is_certain() -> None:
     [
         (lambda x: G["pad"](x, -1), ShapeError, "not negative"),
         (lambda x: G["pad"](x, ((1, 1), (1, 1))), ArgumentError, "3 pairs"),
-        (lambda x: G["pad"](x, 1, mode="wrap"), ArgumentError, "wrap"),
+        (lambda x: G["pad"](x, 1, mode="circular"), ArgumentError, "its circular 'wrap'"),
+        (lambda x: G["pad"](x, 1, mode="edge", value=1), ArgumentError, "takes no value"),
+        (lambda x: G["pad"](x[:0], 1, mode="edge"), ShapeError, "axis 0 of size 0"),
         (lambda x: G["pad"](x.astype("int32"), 1, value=0.5), DTypeError, "0.5"),
         (lambda x: G["concat"]([]), ArgumentError, "at least one"),
         (lambda x: G["concat"]([x, x[:, 1:]], 0), ShapeError, "3 != 2"),

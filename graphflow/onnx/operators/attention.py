@@ -15,6 +15,7 @@ from graphflow.op import Tensor
 from graphflow.ops import attention, elementwise, select, window
 from graphflow.ops.convert import astype
 from graphflow.ops.creation import arange
+from graphflow.ops.padding import pad
 from graphflow.ops.shape import expand_dims, permute_dims, reshape
 from graphflow.spec import Size, floordiv
 
@@ -78,7 +79,7 @@ def _mask(call: Call, q: Tensor, k: Tensor) -> Tensor | None:
     missing = k.shape[2] - mask.shape[-1]
     if missing != 0 and mask.shape[-1] != 1:
         widths = [(0, missing if i == mask.ndim - 1 else 0) for i in range(mask.ndim)]
-        mask = window.pad(mask, widths, value=False if mask.dtype.kind == "b" else -np.inf)
+        mask = pad(mask, widths, value=False if mask.dtype.kind == "b" else -np.inf)
     return mask if mask.dtype.kind == "b" else astype(mask, q.dtype)
 
 

@@ -17,6 +17,7 @@ from graphflow.op import Tensor, as_tensor
 from graphflow.ops import elementwise, extrema, linalg, reduce, select, transcendental, window
 from graphflow.ops.convert import astype, full_like
 from graphflow.ops.index import take
+from graphflow.ops.padding import pad
 from graphflow.ops.search import searchsorted
 from graphflow.ops.shape import expand_dims, reshape
 from graphflow.spec import kind
@@ -94,7 +95,7 @@ def _vectorize(call: Call) -> Outputs:
         if have > wide:
             rows = window.window(rows, 1, 0, wide)
         elif have < wide:
-            rows = window.pad(rows, [(0, 0), (0, wide - have)])
+            rows = pad(rows, [(0, 0), (0, wide - have)])
         parts.append(astype(rows, "float32"))
     return window.concat(parts, 1)
 

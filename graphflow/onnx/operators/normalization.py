@@ -11,6 +11,7 @@ from graphflow.op import Tensor
 from graphflow.ops import batch_norm, elementwise, norm, reduce, select, transcendental, window
 from graphflow.ops.convert import astype, ones_like
 from graphflow.ops.dropout import masked
+from graphflow.ops.padding import pad
 from graphflow.ops.random import keep_mask
 from graphflow.ops.shape import repeat
 
@@ -123,7 +124,7 @@ def _lrn(call: Call) -> Outputs:
     x, size = call.tensor(0), call.required("size")
     before = (size - 1) // 2
     widths = [(before, size - 1 - before) if i == 1 else (0, 0) for i in range(x.ndim)]
-    squares = window.pad(elementwise.square(x), widths)
+    squares = pad(elementwise.square(x), widths)
     channels = x.shape[1]
     total: Any = window.window(squares, 1, 0, channels)
     for shift in range(1, size):

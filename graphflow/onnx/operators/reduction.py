@@ -16,6 +16,7 @@ from graphflow.op import Tensor
 from graphflow.ops import elementwise, extrema, product, reduce, transcendental, window
 from graphflow.ops.convert import astype
 from graphflow.ops.creation import full
+from graphflow.ops.padding import pad
 from graphflow.ops.shape import expand_dims
 from graphflow.spec import Dim, kind
 
@@ -154,7 +155,7 @@ def _running(name: str, function: Callable[..., Tensor], neutral: int) -> None:
         total = astype(function(x, axis), x.dtype)
         if call.attr("exclusive", 0):
             widths = [(1 if i == axis else 0, 0) for i in range(x.ndim)]
-            padded = window.pad(total, widths, value=x.dtype.type(neutral).item())
+            padded = pad(total, widths, value=x.dtype.type(neutral).item())
             total = window.window(padded, axis, 0, x.shape[axis])
         return window.flip(total, axis) if backward else total
 
@@ -175,7 +176,7 @@ def _running_product(x: Tensor, axis: int) -> Tensor:
     while step < n:
         before = window.window(x, axis, 0, n - step)
         widths = [(step if i == axis else 0, 0) for i in range(x.ndim)]
-        x = x * window.pad(before, widths, value=1)
+        x = x * pad(before, widths, value=1)
         step *= 2
     return x
 

@@ -16,7 +16,7 @@ from graphflow.op import Tensor
 from graphflow.ops import creation, linalg, shape, window
 from graphflow.ops.convert import astype
 from graphflow.ops.getitem import getitem
-from graphflow.ops.index import take
+from graphflow.ops.padding import pad
 from graphflow.spec import Size, floordiv, product
 
 FEW = 1024
@@ -315,52 +315,11 @@ def padded(
             value = bool(value)
         elif x.dtype.kind in "iu":
             value = int(value)
-        return window.pad(x, pairs, value=value)
-    for axis, (before, after) in enumerate(pairs):
-        if before == 0 and after == 0:
-            continue
-        n = x.shape[axis]
-        if isinstance(n, int):
-            places = _places(mode, n, call.static(before), call.static(after), call)
-            x = take(x, places, axis)
-        else:
-            x = _mirrored(call, mode, x, axis, call.static(before), call.static(after))
-    return x
-
-
-def _mirrored(call: Call, mode: str, x: Tensor, axis: int, before: int, after: int) -> Tensor:
-    """Padding by x's own elements along an axis of unknown size, not longer than it."""
-    n = x.shape[axis]
-    if mode == "edge":
-        ends = [window.window(x, axis, at, 1) for at in (0, n - 1)]
-        first, last = (
-            shape.repeat(end, count, axis) for end, count in zip(ends, (before, after), strict=True)
-        )
-    elif mode == "reflect":
-        first = window.flip(window.window(x, axis, 1, before), axis)
-        last = window.flip(window.window(x, axis, n - 1 - after, after), axis)
-    elif mode == "wrap":
-        first = window.window(x, axis, n - before, before)
-        last = window.window(x, axis, 0, after)
-    else:
+        return pad(x, pairs, value=value)
+    if mode not in ("edge", "reflect", "wrap"):
         raise call.unsupported(f"mode {mode!r}; constant, edge, reflect and wrap are known")
-    parts = [part for part, size in ((first, before), (x, 1), (last, after)) if size]
-    return window.concat(parts, axis)
+    return pad(x, pairs, mode=mode)
 
 
 def _int(size: Size) -> int:
     return size if isinstance(size, int) else 0
-
-
-def _places(mode: str, n: int, before: int, after: int, call: Call) -> Any:
-    """For each element of a padded axis, the element of the axis that stands there."""
-    at = np.arange(-before, n + after)
-    if mode == "edge":
-        return np.clip(at, 0, n - 1)
-    if mode == "wrap":
-        return at % n
-    if mode == "reflect":
-        period = max(2 * (n - 1), 1)
-        at = np.abs(at) % period
-        return np.where(at >= n, period - at, at)
-    raise call.unsupported(f"mode {mode!r}; constant, edge, reflect and wrap are known")

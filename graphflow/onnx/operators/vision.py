@@ -13,6 +13,7 @@ from graphflow.op import Tensor
 from graphflow.ops import deform, elementwise, grid, resize, roi, unfold, window
 from graphflow.ops.adaptive import max_unpool
 from graphflow.ops.convert import astype
+from graphflow.ops.padding import pad
 from graphflow.spec import Size, kind, product
 
 # Resizing -------------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ def _max_unpool(call: Call) -> Outputs:
     spread = [(0, want - have) for want, have in zip(wanted[2:], sizes, strict=True)]
     if min((after for _, after in spread), default=0) < 0:
         raise call.unsupported(f"output_shape {wanted} is smaller than {sizes}, which it came from")
-    return window.pad(y, [(0, 0), (0, 0), *spread])
+    return pad(y, [(0, 0), (0, 0), *spread])
 
 
 @operator("Col2Im")
@@ -240,5 +241,5 @@ def _center_crop_pad(call: Call) -> Outputs:
         else:
             before = (want - have) // 2
             edges = (before, want - have - before)
-            x = window.pad(x, [edges if i == axis else (0, 0) for i in range(x.ndim)])
+            x = pad(x, [edges if i == axis else (0, 0) for i in range(x.ndim)])
     return x
