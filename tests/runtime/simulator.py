@@ -48,6 +48,8 @@ _EXPECTED = (
     OpError, StepTimeout, LinkLost, SessionError, WorkerLost, RendezvousTimeout, StaleEpoch,
 )  # fmt: skip
 _NO_TRACE = 2.7  # seconds of a cut that costs nothing: 3 on the fastest clock
+_AGAIN = 1.5  # seconds after its arrival in which a message may come again, the connection reset
+_BELATED = 0.6 + 1.0 + _AGAIN  # seconds for what was said of a cut: a beat later, slow, and again
 _REASONS = ("silent for", "killed by signal", "does not know the session", "has not heard us")
 Party = Any  # ("worker", index) or ("user", name, life)
 
@@ -182,14 +184,15 @@ class World:
         if isinstance(outcome, StepTimeout):
             for worker in self.workers:
                 stopped = worker.alive and worker.frozen and not worker.vouched
-                if stopped and self.now > max(worker.stopped, self._woken) + _MISSED:
+                spoke = self._free.get((("worker", worker.index), self._party(user)), 0.0) + _AGAIN
+                if stopped and self.now > max(worker.stopped, self._woken, spoke) + _MISSED:
                     self.violate(f"nobody misses worker {worker.index}, frozen for long")
         if isinstance(outcome, LinkLost):
             ends = ("worker", outcome.source), ("worker", outcome.target)
             opens = [
                 held.get(way, 0.0) for held in (self._cut, self._free) for way in (ends, ends[::-1])
             ]
-            if max(opens) < self.now - 1.0:  # a little later, what was sent meanwhile arrives
+            if max(opens) < self.now - _BELATED:
                 self.violate(f"nothing cuts these workers off from each other: {outcome}")
         self.log.append(f"{self.now:.6f} {type(outcome).__name__}: {outcome}")
 

@@ -66,7 +66,7 @@ def test_in_every_world_all_steps_are_done_exactly_once_whatever_happens(block: 
     check(range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS))
 
 
-@pytest.mark.parametrize("seed", [4356, 17920, 771024, 1007673])
+@pytest.mark.parametrize("seed", [4356, 17920, 771024, 1007673, 7737795, 7760997])
 def test_worlds_that_once_broke_a_promise_keep_it(seed: int) -> None:
     check(range(seed, seed + 1))
 
