@@ -17,6 +17,7 @@ import pytest
 from graphflow._version import __version__
 from tests.house.sources import PACKAGES, ROOT
 
+COMMAND = "graphflow_command.py"  # beside the package, which it loads
 SESSION = """
 import numpy as np, graphflow as gf
 
@@ -94,7 +95,7 @@ def test_the_wheel_holds_the_four_packages_under_one_name(wheel: Path) -> None:
     assert {f"graphflow/{package}/__init__.py" for package in PACKAGES} <= names
     assert {"graphflow/__init__.py", "graphflow/py.typed"} <= names
     information = f"graphflow-{__version__}.dist-info"
-    assert {name.split("/")[0] for name in names} == {"graphflow", information}
+    assert {name.split("/")[0] for name in names} == {"graphflow", COMMAND, information}
 
 
 def test_the_wheel_holds_every_source_file(wheel: Path) -> None:
@@ -102,7 +103,7 @@ def test_the_wheel_holds_every_source_file(wheel: Path) -> None:
         str(path.relative_to(ROOT))
         for folder in ("graphflow", *(f"graphflow/{package}" for package in PACKAGES))
         for path in (ROOT / folder).rglob("*.py")
-    }
+    } | {COMMAND}
     assert {name for name in _names(wheel) if name.endswith(".py")} == files
 
 
@@ -112,7 +113,7 @@ def test_the_wheel_names_its_entry_point_and_its_licence(wheel: Path) -> None:
         entry_points = archive.read(f"{information}/entry_points.txt").decode()
         licence = archive.read(f"{information}/licenses/LICENSE").decode()
         metadata = HeaderParser().parsestr(archive.read(f"{information}/METADATA").decode())
-    assert "graphflow = graphflow.cli:main" in entry_points
+    assert "graphflow = graphflow_command:main" in entry_points
     assert licence.lstrip().startswith("Apache License")
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Version"] == __version__
