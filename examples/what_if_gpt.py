@@ -34,8 +34,9 @@ def main() -> None:
     parser.add_argument("--batch", type=positive, default=1024, help="samples of a step")
     given = parser.parse_args()
     questions = [(1, 8), (18, 64), (101, 1024)]
-    if given.billions is not None and not given.billions > 0:
-        parser.error(f"--billions is a number above 0, not {given.billions:g}")
+    if given.billions is not None and not 0 < given.billions < 2 * max(SIZES):
+        known = ", ".join(map(str, SIZES))
+        parser.error(f"--billions is near one of {known}, not {given.billions:g}")
     if given.billions is not None or given.devices is not None:
         billions = 18 if given.billions is None else given.billions
         questions = [(billions, 64 if given.devices is None else given.devices)]

@@ -20,7 +20,7 @@ from graphflow.functions import checkpoint, custom_vjp
 from graphflow.functions import traced_once as function
 from graphflow.graph import Graph
 from graphflow.jvp import jvp
-from graphflow.numpy_names import RENAMED
+from graphflow.numpy_names import MODULES_ELSEWHERE
 from graphflow.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
 from graphflow.op import register as register_op
 from graphflow.opcheck import check_op
@@ -170,11 +170,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _elsewhere(name: str) -> str:
-    """Where a name is that is not here: in a module, or under the array API's name."""
+    """Where a name is that is not here: in a module, or under another name."""
     rooms = {room: globals().get(room) for room in _ROOMS}
     found = [f"gf.{r}.{name}" for r, m in rooms.items() if name in getattr(m, "__all__", ())]
-    if not found and RENAMED.get(name):
-        found = [f"gf.{RENAMED[name]}"]
+    if not found and name in MODULES_ELSEWHERE:
+        found = [MODULES_ELSEWHERE[name]]
     return f"; it is {' or '.join(found)}" if found else ""
 
 

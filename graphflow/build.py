@@ -30,6 +30,8 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
         DTypeError, ShapeError: not a dtype, not a shape.
     """
     with located("placeholder"):
+        if isinstance(dtype, tuple | list):
+            raise DTypeError(f"the dtype is first: gf.placeholder('float32', {dtype!r})")
         shown = current_prefix() + ("placeholder" if name is None else f"{name}")
         sizes, name_of_dtype = normalize_shape(shape, of=shown), as_dtype(dtype).name
     tensor: Tensor = REGISTRY["placeholder"](shape=sizes, dtype=name_of_dtype, name=name)

@@ -1,5 +1,5 @@
-"""numpy's functions beside tensors, and what tensors have elsewhere: which op each stands for, and
-what is said where it is asked for.
+"""numpy's functions beside tensors, and what tensors and modules have elsewhere: which op each
+stands for, and what is said where it is asked for.
 
 numpy's arrays leave their operators to tensors (`array + x`), through the ufuncs behind them. All
 else that numpy is asked to do with a tensor is refused on the user's line, with what there is
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from graphflow.dtypes import DTYPES
 from graphflow.location import user_location
 from graphflow.registry import FUNCTIONS
 
@@ -59,6 +60,40 @@ ELSEWHERE = {
     "dim": ".ndim", "numel": ".size", "get_shape": ".shape",
 }  # fmt: skip
 """What stands for attributes that the arrays of numpy, torch, JAX and TensorFlow have."""
+
+_LOSSES = {
+    "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+    "CrossEntropyLoss": "cross_entropy", "HuberLoss": "huber_loss", "L1Loss": "l1_loss",
+    "MSELoss": "mse_loss", "NLLLoss": "nll_loss", "SmoothL1Loss": "smooth_l1_loss",
+}  # fmt: skip
+_LAYERS = {
+    "AvgPool2d": "avg_pool2d", "Dense": "Linear", "ELU": "elu", "GELU": "gelu",
+    "LeakyReLU": "leaky_relu", "MaxPool2d": "max_pool2d", "Module": "Layer", "ReLU": "relu",
+    "SiLU": "silu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh",
+    "TransformerEncoderLayer": "TransformerBlock",
+}  # fmt: skip
+MODULES_ELSEWHERE = {
+    **{name: f"gf.{ours}" for name, ours in RENAMED.items() if ours not in ("", name)},
+    **{name: f"gf.nn.{ours}" for name, ours in (_LOSSES | _LAYERS).items()},
+    **{f"reduce_{name}": f"gf.{name}" for name in ("all", "any", "max", "mean", "min", "sum")},
+    **dict.fromkeys(("GradientTape", "grad", "value_and_grad"), "gf.gradients(loss, variables)"),
+    **dict.fromkeys(("array", "as_tensor", "asarray", "convert_to_tensor"), "gf.constant"),
+    **dict.fromkeys(("DataParallel", "DistributedDataParallel"), "gf.parallel.Data"),
+    **dict.fromkeys(("Parameter", "Variable"), "gf.variable"),
+    **dict.fromkeys(("compile", "jit"), "gf.Session, which compiles what it runs"),
+    **dict.fromkeys(("cat", "hstack", "vstack"), "gf.concat"),
+    **dict.fromkeys(("mm", "bmm"), "gf.matmul"),
+    **dict.fromkeys(("no_grad", "stop_grad"), "gf.stop_gradient(x)"),
+    **dict.fromkeys(("manual_seed", "set_seed"), "gf.random.seed"),
+    **dict.fromkeys(("save", "load"), "a session's: s.save(folder), s.load(folder)"),
+    **{name: f'the word "{name}"' for name in DTYPES if name not in ("bool", "complex")},
+    "ModuleList": "a list", "cast": "gf.astype", "clamp": "gf.clip",
+    "custom_gradient": "gf.custom_vjp", "fill": "gf.full", "from_numpy": "gf.constant",
+    "functional": "gf.nn itself", "identity": "gf.eye", "map_fn": "gf.vmap",
+    "rand": "gf.random.uniform", "randn": "gf.random.normal", "range": "gf.arange",
+    "unsqueeze": "gf.expand_dims",
+}  # fmt: skip
+"""What stands for functions and classes that their modules have."""
 
 
 def refusal(function: Any, what: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from graphflow import init
-from graphflow.arguments import spelt
+from graphflow.arguments import shown, spelt
 from graphflow.autodiff import gradients
 from graphflow.build import assign
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
@@ -54,6 +54,7 @@ class Optimizer:
 
     sparse: bool = field(default=False, kw_only=True)
 
+    @spelt(ArgumentError)
     def minimize(
         self,
         loss: Tensor,
@@ -82,7 +83,8 @@ class Optimizer:
             check_strategy(strategy)
         if variables is not None and not isinstance(variables, list | tuple):
             raise VariableError(
-                f"minimize at {user_location()}: variables are a list, [w], not {variables!r}"
+                f"minimize at {user_location()}: variables are a list, as [w] or "
+                f"[*model.parameters().values()], not {shown(variables)}"
             )
         if transform is not None and not callable(transform):
             raise ArgumentError(

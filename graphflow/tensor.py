@@ -197,8 +197,14 @@ class Tensor:
         )
 
     def __len__(self) -> int:
-        if not self.ndim or not isinstance(self.shape[0], int):
+        if not self.ndim:
             raise self._no_value("length")
+        if not isinstance(self.shape[0], int):
+            raise GraphError(
+                f"{self.name} (made at {self.node.location}) has no length while the graph is "
+                "built: the size of its first axis comes with a feed; x.shape[0] is that size, "
+                "gf.vmap and gf.scan run over the axis"
+            )
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -230,7 +236,13 @@ class Tensor:
     sum, mean, max, min, prod = map(_method, ("sum", "mean", "max", "min", "prod"))
     var, std, any, all = map(_method, ("var", "std", "any", "all"))
     argmax, argmin, conj = _method("argmax"), _method("argmin"), _method("conj")
-    astype, reshape, squeeze = _method("astype"), _method("reshape"), _method("squeeze")
+    astype, squeeze = _method("astype"), _method("squeeze")
+
+    def reshape(self, *shape: Any, **named: Any) -> Tensor:
+        """`gf.reshape(self, shape)`; sizes may be given one by one, as to numpy's arrays."""
+        given = shape if len(shape) < 2 else (shape,)
+        reshaped: Tensor = FUNCTIONS["reshape"](self, *given, **named)
+        return reshaped
 
 
 def _convertible(value: Any) -> bool:

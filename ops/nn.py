@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from typing import NoReturn
+
+from graphflow.numpy_names import MODULES_ELSEWHERE
 from graphflow.ops.activations import (
     celu,
     elu,
@@ -125,6 +129,14 @@ from graphflow.ops.vision import (
     pixel_unshuffle,
     space_to_depth,
 )
+
+
+def __getattr__(name: str) -> NoReturn:
+    told = f"gf.nn has no attribute {name!r}"
+    if name in MODULES_ELSEWHERE:
+        told += f"; it is {MODULES_ELSEWHERE[name]}"
+    raise AttributeError(told, name=name, obj=sys.modules[__name__])
+
 
 __all__ = [
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d",

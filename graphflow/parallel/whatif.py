@@ -115,11 +115,12 @@ def what_if(
     close = sorted(layouts, key=lambda layout: rough[layout].seconds)[:SIMULATED]
     found = [estimate(model, site, batch, layout) for layout in close]
     if not found:
+        needed = model.weights * ADAM / devices
+        remedy = "more of them" if needed > site.memory else "more of them, or a smaller batch"
         raise MemoryLimitError(
-            f"{where}: {model.weights / 1e9:.1f} billion weights take "
-            f"{model.weights * ADAM / devices / 1e9:.1f} GB on each of {devices} devices before "
-            f"any activation, of {site.memory / 1e9:.0f} GB that {hardware} has; give it more of "
-            "them, or a smaller batch"
+            f"{where}: {model.weights / 1e9:.1f} billion weights take {needed / 1e9:.1f} GB on "
+            f"each of {devices} devices before any activation, of {site.memory / 1e9:.0f} GB that "
+            f"{hardware} has; give it {remedy}"
         )
     return WhatIf(model, tuple(sorted(found, key=lambda e: e.seconds)))
 

@@ -94,6 +94,7 @@ MISTAKES: list[tuple[type[Exception], Any, str]] = [
     (ShapeError, lambda: gf.placeholder("float32", (True,)), "True"),
     (DTypeError, lambda: gf.placeholder("complex256"), "complex256"),
     (DTypeError, lambda: gf.placeholder(None), "None"),
+    (DTypeError, lambda: gf.placeholder((None, 3)), "gf.placeholder('float32', (None, 3))"),
     (DTypeError, lambda: gf.placeholder({"a": 1}), "not supported"),
     (ArgumentError, lambda: gf.placeholder("bool", name=3), "name is a str"),
     (ArgumentError, lambda: gf.variable(1.0, name=""), "name is a str"),

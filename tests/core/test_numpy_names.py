@@ -13,7 +13,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import GraphError
-from graphflow.numpy_names import ELSEWHERE, refusal
+from graphflow.numpy_names import ELSEWHERE, MODULES_ELSEWHERE, refusal
 
 OPERATORS = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
@@ -68,9 +68,17 @@ def test_every_remedy_is_there() -> None:
             if isinstance(function, np.ufunc | FunctionType):
                 for found in re.findall(r"use gf\.([\w.]+), or", refusal(function, "x")):
                     operator.attrgetter(found)(gf)
-    for told in ELSEWHERE.values():
+    for told in (*ELSEWHERE.values(), *MODULES_ELSEWHERE.values()):
         for found in re.findall(r"gf\.([\w.]+)", told):
             operator.attrgetter(found)(gf)
+
+
+@pytest.mark.parametrize("name", MODULES_ELSEWHERE)
+def test_a_name_that_modules_have_elsewhere_is_told_what_stands_for_it(name: str) -> None:
+    for module in (gf, gf.nn):
+        with pytest.raises(AttributeError, match=rf"'{name}'; it is .*") as caught:
+            getattr(module, name)
+        assert (caught.value.name, caught.value.obj) == (name, module)
 
 
 def test_an_attribute_that_tensors_have_elsewhere_is_told_what_stands_for_it() -> None:

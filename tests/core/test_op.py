@@ -89,6 +89,8 @@ def test_known_first_axes_have_a_length_and_unpack_and_others_do_not() -> None:
     for x in (placeholder("float32", (None,)), placeholder("float32")):
         with pytest.raises(GraphError, match="no length"):
             list(x)
+    with pytest.raises(GraphError, match=r"comes with a feed; x\.shape\[0\] is that size"):
+        len(placeholder("float32", (None,)))
 
 
 def test_equality_builds_a_node_and_identity_keys_dictionaries() -> None:

@@ -236,6 +236,7 @@ def test_slots_and_updates_are_built_where_the_variable_is_pinned() -> None:
         (VariableError, lambda w, loss: gf.optim.SGD(0.1).minimize(gf.constant(1.0))),
         (VariableError, lambda w, loss: gf.optim.SGD(0.1).minimize(loss, [])),
         (VariableError, lambda w, loss: gf.optim.SGD(0.1).minimize(loss, w)),
+        (ArgumentError, lambda w, loss: gf.optim.SGD(0.1).minimize(loss, var_list=[w])),
         (VariableError, lambda w, loss: gf.optim.SGD(0.1).minimize(loss, 5)),
         (ArgumentError, lambda w, loss: gf.optim.SGD(0.1).minimize(loss, transform=3)),
         (ArgumentError, lambda w, loss: gf.optim.SGD(0.1).minimize(loss, transform=lambda g: None)),

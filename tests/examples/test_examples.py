@@ -94,6 +94,7 @@ WRONG = [
     ("what_if_gpt.py", ["--devices", "0"], "'0' is not a whole number"),
     ("what_if_gpt.py", ["--hardware", "abacus"], "abacus"),
     ("what_if_gpt.py", ["--billions", "-3"], "--billions"),
+    ("what_if_gpt.py", ["--billions", "1e9"], "is near one of 1, 8,"),
     ("bring_a_network.py", ["--runs", "none"], "'none' is not a whole number"),
     ("bring_a_network.py", ["missing.onnx"], "missing.onnx"),
 ]

@@ -93,6 +93,9 @@ def test_importing_graphflow_starts_no_thread_and_writes_nothing() -> None:
         ("relu", "it is gf.nn.relu"),
         ("normal", "it is gf.random.normal or gf.init.normal"),
         ("concatenate", "it is gf.concat"),
+        ("reduce_mean", "it is gf.mean"),
+        ("Variable", "it is gf.variable"),
+        ("float32", 'it is the word "float32"'),
         ("mattmul", "'mattmul'$"),  # Python itself finds what is spelt alike
     ],
 )

@@ -25,6 +25,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "reshape": (lambda x: G["reshape"](x, (-1, 4)), lambda a: a.reshape(-1, 4)),
     "flat": (lambda x: x.reshape(-1), lambda a: a.reshape(-1)),
     "rows": (lambda x: x.reshape((x.shape[0], -1)), lambda a: a.reshape(2, -1)),
+    "one by one": (lambda x: x.reshape(x.shape[0], -1), lambda a: a.reshape(2, -1)),
     "expand_dims": (lambda x: G["expand_dims"](x, (0, -1)), lambda a: a[None, ..., None]),
     "permute_dims": (lambda x: G["permute_dims"](x, (2, 0, 1)), lambda a: a.transpose(2, 0, 1)),
     "matrix_transpose": (lambda x: x.mT, lambda a: a.swapaxes(1, 2)),

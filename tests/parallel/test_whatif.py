@@ -148,7 +148,7 @@ def test_recomputing_takes_less_memory_and_more_time() -> None:
     ("make", "error", "message"),
     [
         (lambda: what_if(GPT(96, 12288, 96), devices=8, batch=8), MemoryLimitError,
-         "174.6 billion weights take 392.9 GB on each of 8"),
+         "174.6 billion weights take 392.9 GB on each of 8 .*give it more of them$"),
         (lambda: what_if(GPT(2, 64, 2), devices=0, batch=8), ScheduleError, "devices is a number"),
         (lambda: what_if(GPT(2, 64, 2), devices=1, batch="8"), ScheduleError, "batch is a number"),
         (lambda: what_if(GPT(2, 64, 2), "a1000", devices=1, batch=8), ClusterError, "a100"),
