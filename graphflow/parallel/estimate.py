@@ -6,7 +6,8 @@ The layout is Megatron-LM's: tensor parallel devices lie next to each other, the
 stages of a pipeline.
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", SC 2021.
+Megatron-LM", SC 2021; Rajbhandari et al., "ZeRO", SC 2020, for state in shares; Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models", MLSys 2023, for cut sequences.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from graphflow.parallel.schedule import run
 from graphflow.parallel.schedules import interleaved, one_f_one_b
 from graphflow.placement.products import Wire, product, wire
 
-ADAM = 18
-"""Bytes that a weight takes while it is trained in mixed precision with Adam: 2 for itself, 4 for
-its gradient, 12 for its float32 copy and two slots."""
+SLOTS = 12
+"""Bytes of a weight's float32 copy and Adam's two slots."""
+ADAM = 6 + SLOTS
+"""Bytes that a weight takes while it is trained in mixed precision: 2 for itself, 4 for its
+gradient, which micro-batches add up, and its slots."""
 RESERVED = 0.08
 """Of a device's memory: the context, libraries' workspaces, fragments."""
 
@@ -34,6 +37,8 @@ class Layout:
         chunks: stages that each device of a pipeline has.
         micro: samples of a micro-batch.
         recompute: whether a block's forward pass is computed again.
+        sequence: whether what tensor parallelism leaves whole, norms and sums, is cut along tokens.
+        shard_state: whether each replica has a share of the slots and updates its weights only.
     """
 
     data: int
@@ -42,6 +47,13 @@ class Layout:
     chunks: int
     micro: int
     recompute: bool
+    sequence: bool
+    shard_state: bool
+
+    @property
+    def bytes_of_a_weight(self) -> float:
+        """That a device keeps of it while it is trained."""
+        return ADAM - SLOTS + SLOTS / (self.data if self.shard_state else 1)
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,7 @@ def _parts(model: GPT, site: Site, batch: int, layout: Layout) -> _Parts:
         model.layers // layout.stages // layout.chunks,
         batch // layout.data // micro,
         micro * model.sequence * model.width * 2.0,
-        block(model, site.hardware, tensor, micro),
+        block(model, site.hardware, tensor, micro, layout.sequence),
         head(model, site.hardware, tensor, micro),
     )
 
@@ -141,7 +153,7 @@ def _weights(model: GPT, layout: Layout) -> float:
 
 def fits(model: GPT, site: Site, batch: int, layout: Layout) -> bool:
     """Whether it fits in memory; the graph of a block is made only where the weights do."""
-    if _weights(model, layout) * ADAM > site.memory:
+    if _weights(model, layout) * layout.bytes_of_a_weight > site.memory:
         return False
     return _memory(_parts(model, site, batch, layout), layout) <= site.memory
 
@@ -157,11 +169,12 @@ def _memory(parts: _Parts, layout: Layout) -> float:
 
     def kept(stored: float) -> float:
         if layout.recompute:
-            return stored * own * parts.boundary + parts.block.kept
+            inputs = parts.boundary / (layout.model if layout.sequence else 1)
+            return stored * own * inputs + parts.block.kept
         return stored * own * parts.block.kept
 
     ends = kept(first if stages == 1 else 1.0) + parts.head.kept
-    return parts.weights * ADAM + max(kept(first), ends)
+    return parts.weights * layout.bytes_of_a_weight + max(kept(first), ends)
 
 
 def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = True) -> Estimate:
@@ -189,10 +202,12 @@ def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = T
         each = forward + backward
         pipeline = count * (chunks * each + last) + (stages - 1) * (each + 2 * transfer)
     reduced = site.all_reduce(data, parts.weights * 2.0, tensor)
-    seconds = pipeline + reduced + parts.weights * (ADAM + 8) / site.bandwidth
+    updated = parts.weights / (data if layout.shard_state else 1)
+    seconds = pipeline + reduced + updated * (ADAM + 8) / site.bandwidth
     busy = count * (chunks * (forward + backward) + last / stages)
+    sums = 4 + 2 * layout.recompute + layout.sequence  # what was gathered is so again
     sent = {
-        "model": 4 * 2 * (tensor - 1) / tensor * parts.boundary * parts.layers * chunks * count,
+        "model": sums * 2 * (tensor - 1) / tensor * parts.boundary * parts.layers * chunks * count,
         "stages": 2 * parts.boundary / tensor * count * chunks * (stages > 1),
         "data": 2 * (data - 1) / data * parts.weights * 2.0,
     }

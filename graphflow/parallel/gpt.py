@@ -7,6 +7,7 @@ Weights are declared and never made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from math import ceil
@@ -105,26 +106,47 @@ class Cost:
 
 
 @cache
-def block(model: GPT, hardware: str, tensor: int, micro: int) -> Cost:
-    """What one block takes, or what one of `tensor` devices has of it."""
+def block(model: GPT, hardware: str, tensor: int, micro: int, sequence: bool = False) -> Cost:
+    """What one block takes, or what one of `tensor` devices has of it.
+
+    Args:
+        sequence: whether norms and what is added to their results have a share of the tokens on
+            each device; products get the tokens of all devices, which are not kept.
+    """
     h, own = model.width, model.width // tensor
     heads, s = model.heads // tensor, model.sequence
-    x = placeholder("float16", (micro, s, h), name="x")
+    x = placeholder("float16", (micro, ceil(s / tensor) if sequence else s, h), name="x")
     weights: list[Tensor] = []
+    made: list[Tensor] = []  # what goes to other devices
+    got: list[Tensor] = []  # what comes from them
 
     def weight(*shape: int) -> Tensor:
         weights.append(variable(init.zeros(shape, "float16")))
         return weights[-1]
 
-    n = FUNCTIONS["layer_norm"](x, weight(h), weight(h))
+    def exchanged(mine: Tensor, tokens: int) -> Tensor:
+        if not sequence:
+            return mine
+        made.append(mine)
+        got.append(placeholder("float16", (micro, tokens, h), name=f"got{len(got)}"))
+        return got[-1]
+
+    def normed(y: Tensor) -> Tensor:
+        return exchanged(FUNCTIONS["layer_norm"](y, weight(h), weight(h)), s)
+
+    def added(y: Tensor, part: Tensor) -> Tensor:
+        sums: Tensor = y + exchanged(part, int(y.shape[1])) + weight(h)
+        return sums
+
+    n = normed(x)
     q, k, v = (_heads(n @ weight(h, own) + weight(own), heads) for _ in range(3))
     seen = FUNCTIONS["permute_dims"](_attended(model, q, k, v), (0, 2, 1, 3))
     seen = FUNCTIONS["reshape"](seen, (micro, s, own))
-    y = x + seen @ weight(own, h) + weight(h)
-    n = FUNCTIONS["layer_norm"](y, weight(h), weight(h))
+    y = added(x, seen @ weight(own, h))
+    n = normed(y)
     up = FUNCTIONS["gelu"](n @ weight(h, 4 * own) + weight(4 * own))
-    y = y + up @ weight(4 * own, h) + weight(h)
-    return _cost(y, [x, *weights], hardware)
+    y = added(y, up @ weight(4 * own, h))
+    return _cost([y, *made], [x, *got, *weights], hardware, dict.fromkeys(got, tensor))
 
 
 @cache
@@ -134,7 +156,7 @@ def head(model: GPT, hardware: str, tensor: int, micro: int) -> Cost:
     table = variable(init.zeros((model.width, ceil(model.vocabulary / tensor)), "float16"))
     scores = x @ table
     top = FUNCTIONS["log_softmax"](scores.astype("float32"))
-    return _cost(FUNCTIONS["mean"](top), [x, table], hardware)
+    return _cost([FUNCTIONS["mean"](top)], [x, table], hardware)
 
 
 def _attended(model: GPT, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -155,24 +177,42 @@ def _heads(x: Tensor, heads: int) -> Tensor:
     return turned
 
 
-def _cost(y: Tensor, xs: list[Tensor], hardware: str) -> Cost:
-    seed = placeholder(y.dtype, y.shape, name="seed")
-    grads = gradients(y, xs, seed) if y.ndim else gradients(y, xs)
+def _cost(
+    ys: list[Tensor], xs: list[Tensor], hardware: str, shares: Mapping[Tensor, int] | None = None
+) -> Cost:
+    """Of a graph of one device.
+
+    Args:
+        shares: of what is kept, into how many parts that are kept elsewhere; default: whole.
+    """
+    seeds = [placeholder(y.dtype, y.shape, name=f"seed{i}") for i, y in enumerate(ys) if y.ndim]
     one = Cluster.hypothetical(1, hardware)
-    forward = Graph([y])
-    whole = Graph([y, *grads])
+    forward = optimize(Graph(ys))
+    whole = optimize(Graph([*ys, *gradients(ys, xs, seeds or None)]))
 
     def seconds(graph: Graph) -> float:
         sizes = {p: tuple(int(n) for n in p.specs[0].shape) for p in graph.placeholders}
-        return plan_graph(optimize(graph), one, sizes, {}, "single").makespan
+        return plan_graph(graph, one, sizes, {}, "single").makespan
 
     ahead = seconds(forward)
-    inside = set(forward.nodes)
+    inside = set(Graph(whole.outputs[: len(ys)]).nodes)
     kept = {
-        t
+        _source(t)
         for node in whole.nodes
         if node not in inside
         for t in node.inputs
-        if t.node in inside and t.node.op.name not in ("variable", "constant")
+        if t.node in inside
     }
-    return Cost(ahead, seconds(whole) - ahead, float(sum(nbytes(t.spec) for t in kept)))
+    size = sum(
+        nbytes(t.spec) / (shares or {}).get(t, 1)
+        for t in kept
+        if t.node.op.name not in ("variable", "constant")
+    )
+    return Cost(ahead, seconds(whole) - ahead, float(size))
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """What another shape of it is a view of."""
+    while tensor.node.op.name == "reshape":
+        tensor = tensor.node.inputs[0]
+    return tensor

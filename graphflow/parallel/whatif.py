@@ -68,6 +68,8 @@ def what_if(
     tensor: int | None = None,
     stages: int | None = None,
     recompute: bool | None = None,
+    sequence: bool = True,
+    shard_state: bool = True,
 ) -> WhatIf:
     """Estimate every mesh of data, tensor and pipeline parallelism on a cluster.
 
@@ -78,6 +80,9 @@ def what_if(
         hosts_of: devices of a host, between which tensor parallelism stays.
         network: link of each device to other hosts.
         tensor, stages, recompute: only strategies with this; default: all.
+        sequence: whether norms and sums are cut along tokens where products are along the model.
+        shard_state: whether replicas have shares of the optimiser's state. Both cost nothing here,
+            so that there is nothing to search: systems before them had neither.
 
     Raises:
         MemoryLimitError: nothing fits.
@@ -92,15 +97,17 @@ def what_if(
     for what, number in (counts | {k: n for k, n in asked_for.items() if n is not None}).items():
         check_count(where, what, number)
     devices, batch, hosts_of = map(int, counts.values())  # numpy's would overflow
-    if recompute is not None and not isinstance(recompute, bool):
-        raise ScheduleError(f"{where}: recompute is True or False, not {recompute!r}")
+    flags = {"recompute": recompute, "sequence": sequence, "shard_state": shard_state}
+    for what, flag in flags.items():
+        if not isinstance(flag, bool) and (what, flag) != ("recompute", None):
+            raise ScheduleError(f"{where}: {what} is True or False, not {flag!r}")
     if devices > MOST:
         raise ScheduleError(f"{where}: {devices:,} devices are more than {MOST:,}")
     wire(network)  # of one host, too: who names none that there is meant another
     site = Site(hardware, hosts_of, network)
     asked = [
         layout
-        for layout in _layouts(model, devices, batch, hosts_of)
+        for layout in _layouts(model, devices, batch, hosts_of, sequence, shard_state)
         if tensor in (None, layout.model) and stages in (None, layout.stages)
         if recompute in (None, layout.recompute)
     ]
@@ -128,7 +135,9 @@ def what_if(
 # Layouts --------------------------------------------------------------------------------------
 
 
-def _layouts(model: GPT, devices: int, batch: int, hosts_of: int) -> Iterator[Layout]:
+def _layouts(
+    model: GPT, devices: int, batch: int, hosts_of: int, sequence: bool, shard_state: bool
+) -> Iterator[Layout]:
     """All that divide."""
     for tensor in _divisors(min(hosts_of, devices)):
         if model.heads % tensor or model.width % tensor or devices % tensor:
@@ -145,7 +154,10 @@ def _layouts(model: GPT, devices: int, batch: int, hosts_of: int) -> Iterator[La
                     if chunks > 8 or (chunks > 1 and (stages == 1 or count % stages)):
                         continue
                     for recompute in (False, True):
-                        yield Layout(data, tensor, stages, chunks, micro, recompute)
+                        yield Layout(
+                            data, tensor, stages, chunks, micro, recompute,
+                            sequence and tensor > 1, shard_state and data > 1,
+                        )  # fmt: skip
 
 
 def _divisors(n: int) -> list[int]:
