@@ -19,7 +19,7 @@ from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.counts import count_of, settle
 from graphflow.parallel.layouts import Layout, whole
-from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
+from graphflow.parallel.mesh import MICRO, WHOLE, Cuts, Mesh, Split, too_small
 from graphflow.parallel.propagate import is_slot
 from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided
@@ -37,8 +37,8 @@ from graphflow.placement.cluster import Cluster
 from graphflow.spec import Dim
 from graphflow.strategy import strategy_of
 
-DATA, MICRO = "data", "micro"
-"""Axes of the mesh: replicas, and the micro-batches of one."""
+DATA = "data"
+"""The axis of the mesh along which replicas are."""
 
 
 @checks(ShardingError)
@@ -185,12 +185,9 @@ def _batch_layout(
 ) -> Layout:
     split = Split(axes)
     if strict and not cuts.can(tensor.shape[0], split):
-        told = " × ".join(f"{cuts.mesh.sizes[a]} ({a})" for a in axes)
-        raise ShardingError(
-            f"the batch of placeholder {graph.names[tensor.node]!r} (made at "
-            f"{tensor.node.location}) is {tensor.shape[0]}, smaller than {told}; feed a larger "
-            "one, or use fewer replicas"
-        )
+        name = graph.names[tensor.node]
+        told = f"{tensor.shape[0]} (of {name!r}, made at {tensor.node.location})"
+        raise too_small(told, axes, cuts.mesh)
     return whole(tensor.ndim).with_dim(0, split)
 
 

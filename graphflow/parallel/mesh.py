@@ -32,6 +32,10 @@ from graphflow.spec import (
 SYMBOLS = 1024
 """Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
 
+MICRO, WAY = "micro", "way"
+"""Axes that users do not name: micro-batches that take turns, and the ways in which they go through
+the devices, each on weights of its own."""
+
 _NOMINAL = 64
 """Every symbol's size for choices that are made before one is fed, unless a mesh needs more."""
 
@@ -170,6 +174,12 @@ class Mesh:
     def parts(self, axes: Sequence[str]) -> int:
         return prod(self.sizes[a] for a in axes)
 
+    def told(self, axes: Sequence[str]) -> str:
+        """Into what a size is cut along some axes, for people: `2 (data) × 4 micro-batches`."""
+        named = [f"{self.sizes[a]} ({a})" for a in axes if a not in (MICRO, WAY)]
+        turns = self.parts([a for a in axes if a in (MICRO, WAY)])
+        return " × ".join(named + [f"{turns} micro-batches"] * (turns > 1))
+
     def tag(self, place: Place) -> str:
         """How what is at a place is named: `@data=0,model=1`."""
         return "@" + ",".join(f"{n}={i}" for n, i in zip(self.names, place, strict=True))
@@ -266,12 +276,12 @@ class Cuts:
             return Piece(start * split.unit, (stop - start) * split.unit, size)
         symbol = _linear(base)
         if symbol is None:
-            raise ShardingError(f"a size {size} cannot be cut along {', '.join(split.axes)}")
+            raise ShardingError(f"a size {size} cannot be cut into {self.mesh.told(split.axes)}")
         axes = self.symbols.setdefault(symbol, split.axes)
         if axes[: len(split.axes)] != split.axes:
             raise ShardingError(
-                f"a size {size} is cut along {', '.join(axes)}, and cannot be cut along "
-                f"{', '.join(split.axes)}, too; give its placeholder a number"
+                f"a size {size} is cut into {self.mesh.told(axes)}, and cannot be cut into "
+                f"{self.mesh.told(split.axes)}, too; give its placeholder a number"
             )
         begin, own = self._parts(symbol, axes, len(at))[tuple(i for i, _ in at)]
         factor = base // Dim.symbol(symbol)
@@ -287,8 +297,8 @@ class Cuts:
             if (count := self.mesh.parts(axes)) > SYMBOLS:
                 raise ShardingError(
                     f"a size that only a feed fixes, {show_symbol(symbol)}, is cut into {count:,} "
-                    f"pieces, and {SYMBOLS:,} is the most; give its placeholder a number, or make "
-                    f"{' × '.join(axes)} of the mesh smaller"
+                    f"pieces, and {SYMBOLS:,} is the most; give its placeholder a number, or cut "
+                    f"it into fewer than {self.mesh.told(axes)}"
                 )
             found: dict[Place, tuple[Size, Size]] = {}
             before: Size = 0
@@ -348,8 +358,8 @@ def too_small(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
     """Some shards would be empty."""
     count = mesh.parts(axes)
     return ShardingError(
-        f"a batch of {told} is smaller than the {count} shards along {' × '.join(axes)}; feed at "
-        f"least {count}, or use fewer shards"
+        f"a batch of {told} is smaller than its {count} shards, {mesh.told(axes)}; feed at least "
+        f"{count}, or use fewer"
     )
 
 

@@ -19,16 +19,12 @@ from graphflow.device import DeviceName
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, whole
-from graphflow.parallel.mesh import Homes, Mesh, Place, Split
+from graphflow.parallel.mesh import MICRO, WAY, Homes, Mesh, Place, Split
 from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import FREE, origin_of, weight_gradients
 from graphflow.passes import MergeBodies
-
-MICRO, WAY = "micro", "way"
-"""Axes of the mesh: along the first, micro-batches take turns; along the second, micro-batches go
-through the devices in other directions, on weights of their own."""
 
 
 def pipelined(

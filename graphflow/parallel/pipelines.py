@@ -20,8 +20,8 @@ from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.cotangents import added_where_they_are
 from graphflow.parallel.counts import count_of, settle
-from graphflow.parallel.mesh import SYMBOLS, Mesh
-from graphflow.parallel.pipeline import MICRO, WAY, pipelined, with_merged_bodies
+from graphflow.parallel.mesh import MICRO, SYMBOLS, WAY, Mesh
+from graphflow.parallel.pipeline import pipelined, with_merged_bodies
 from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule
 from graphflow.parallel.schedules import SCHEDULES

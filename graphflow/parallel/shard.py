@@ -225,10 +225,10 @@ def _fitting(tensor: Tensor, layout: Layout, cuts: Cuts, training: bool) -> Layo
             if training:
                 if known:
                     raise ShardingError(
-                        f"{tensor.name!r} (made at {tensor.node.location}) is cut along "
-                        f"{' × '.join(split.axes)}, but its size {size} is that of another "
-                        f"placeholder, which is cut along {' × '.join(known)}; cut both alike, or "
-                        "give them numbers for that size, or names where it need not be the same"
+                        f"{tensor.name!r} (made at {tensor.node.location}) is cut into "
+                        f"{cuts.mesh.told(split.axes)}, but its size {size} is that of another "
+                        f"placeholder, which is cut into {cuts.mesh.told(known)}; cut both alike, "
+                        "or give them numbers for that size, or names where it need not be the same"
                     )
                 told = f"{cuts.told(size)} (of {tensor.name!r}, made at {tensor.node.location})"
                 raise too_small(told, split.axes, cuts.mesh)

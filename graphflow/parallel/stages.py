@@ -56,7 +56,7 @@ def stages_of(
             f"stages at {user_location()} is {stages!r}: give a number, or a list with a name "
             "scope or nodes for each stage"
         )
-    _check_direction(found)
+    _check_direction(graph, found)
     for variable in graph.variables:
         found[variable] = min(found[reader] for reader in graph.consumers[variable])
     return found
@@ -95,8 +95,8 @@ def _listed(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[
             for node in _members(graph, nodes, part, number):
                 if found.setdefault(node, number) != number:
                     raise ScheduleError(
-                        f"{node.name!r} (made at {node.location}) is in stages {found[node]} and "
-                        f"{number}; leave it out of one"
+                        f"{graph.names[node]!r} (made at {node.location}) is in stages "
+                        f"{found[node]} and {number}; leave it out of one"
                     )
         if not any(found.get(node) == number for node in nodes):
             raise ScheduleError(
@@ -105,7 +105,7 @@ def _listed(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[
             )
     missing = [node for node in nodes if node not in found]
     if missing:
-        told = ", ".join(f"{n.name!r} ({n.location})" for n in missing[:5])
+        told = ", ".join(f"{graph.names[n]!r} ({n.location})" for n in missing[:5])
         raise ScheduleError(
             f"{len(missing)} of {len(nodes)} nodes are in none of the {len(stages)} stages: {told}"
             f"{', …' if len(missing) > 5 else ''}; put them under one of the scopes, or list them"
@@ -145,16 +145,16 @@ def _scopes(nodes: Sequence[Node], wanted: str) -> str:
     return f"{hint} There are {outermost}" if hint else f"there are {outermost}"
 
 
-def _check_direction(found: Mapping[Node, int]) -> None:
+def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:
     for node, stage in found.items():
         for source in (t.node for t in node.inputs):
             if found.get(source, -1) > stage:
+                reader, read = graph.names[node], graph.names[source]
                 raise ScheduleError(
-                    f"{node.name!r} (made at {node.location}) in stage {stage} reads "
-                    f"{source.name!r} (made at {source.location}) of stage {found[source]}; a "
-                    f"stage reads from earlier ones only: put {source.name!r} into stage "
-                    f"{stage} or one before, or {node.name!r} into stage {found[source]} or one "
-                    "behind"
+                    f"{reader!r} (made at {node.location}) in stage {stage} reads {read!r} (made "
+                    f"at {source.location}) of stage {found[source]}; a stage reads from earlier "
+                    f"ones only: put {read!r} into stage {stage} or one before, or {reader!r} into "
+                    f"stage {found[source]} or one behind"
                 )
 
 

@@ -22,8 +22,8 @@ from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by, make_node
 from graphflow.parallel.batch import equal_sizes
 from graphflow.parallel.layouts import whole
-from graphflow.parallel.mesh import Cuts, Mesh, Piece, Split
-from graphflow.parallel.pipeline import MICRO, every_stage, phases_of
+from graphflow.parallel.mesh import MICRO, Cuts, Mesh, Piece, Split
+from graphflow.parallel.pipeline import every_stage, phases_of
 from graphflow.parallel.schedule import Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, Share
 from graphflow.parallel.staged import Staged

@@ -127,6 +127,8 @@ def test_only_gradients_of_weights_are_put_off() -> None:
 X = gf.placeholder("float32", (4, 3), name="x")
 H = gf.exp(X)
 LOSS = gf.sum(gf.square(H))
+H_1 = gf.exp(H)
+DEEP = gf.sum(gf.exp(H_1))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,11 @@ LOSS = gf.sum(gf.square(H))
         ),
         (lambda: stages_of(tower(), [["layer0"], ["layer0", "layer1"]]), "is in stages 0 and 1"),
         (lambda: stages_of(LOSS, [[LOSS], [H, LOSS.node.inputs[0]]]), "reads.*of stage 1"),
+        (lambda: stages_of(DEEP, [DEEP.node.inputs[0], DEEP]), r"2 of 4.*: 'exp' .*, 'exp_1' "),
+        (
+            lambda: stages_of(DEEP, [[DEEP, H, H_1], DEEP.node.inputs[0]]),
+            "put 'exp_2' into stage 0",
+        ),
         (lambda: stages_of(LOSS, [[gf.exp(LOSS)]]), "the loss does not depend on it"),
         (lambda: stages_of(LOSS, [[3]]), "stage 0 has 3"),
         (lambda: stages_of(LOSS, [[H, LOSS], []]), "stage 1 is empty: give it nodes"),

@@ -92,6 +92,13 @@ def test_sizes_that_have_to_be_equal_are_cut_in_one_way_or_refused(strategy: Any
             _pair(strategy, open_sizes)
 
 
+def test_a_size_that_a_pipeline_cuts_otherwise_is_told_by_its_micro_batches() -> None:
+    strategy = gf.parallel.Pipeline(1, microbatches=2) * Shard({"m": 2}, {"t": ("m",)})
+    with pytest.raises(ShardingError, match=r"into 2 micro-batches, .* 2 \(m\)") as caught:
+        _pair(strategy, ("n", "n"))
+    assert "cut along" not in str(caught.value)
+
+
 @pytest.mark.parametrize("sizes", [(None, 8), (8, None), (8, 8)], ids=str)
 @pytest.mark.parametrize("strategy", UNLIKE, ids=["data", "batch", "order"])
 def test_known_sizes_may_be_cut_in_unlike_ways(strategy: Any, sizes: tuple[Any, Any]) -> None:
@@ -332,12 +339,14 @@ def test_a_mesh_larger_than_the_cluster_is_refused_with_numbers() -> None:
 
 
 def test_a_batch_smaller_than_the_replicas_is_refused_when_it_is_fed() -> None:
-    with pytest.raises(ShardingError, match=r"batch of 2 .* smaller than the 3 shards"):
+    with pytest.raises(
+        ShardingError, match=r"batch of 2 .* smaller than its 3 shards, 3 .data.; feed at least 3"
+    ):
         trained(Data(3), batch=2)
 
 
 def test_a_known_batch_smaller_than_the_replicas_is_refused_before() -> None:
-    with pytest.raises(ShardingError, match=r"'ids'.* is 4, smaller than 5"):
+    with pytest.raises(ShardingError, match=r"batch of 4 .of 'ids'.* smaller than its 5 shards"):
         Data(5).report(gpt(Data(5)).fetches)
 
 
@@ -385,7 +394,9 @@ def test_a_size_that_is_cut_in_two_ways_is_refused_with_the_remedy() -> None:
     w = gf.variable(np.ones((3, 3)), name="w")
     strategy = Shard({"d": 2, "e": 2}, {"a": ("d",), "b": ("e",)})
     train = gf.optim.SGD(0.1).minimize(gf.mean(a @ w @ b.T), strategy=strategy)
-    with pytest.raises(ShardingError, match=r"'b'.*size B is that of another .* along d; cut both"):
+    with pytest.raises(
+        ShardingError, match=r"'b'.*size B is that of another .* into 2 .d.; cut both"
+    ):
         strategy.report(train)
 
 
