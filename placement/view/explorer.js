@@ -224,10 +224,16 @@ function relayout() {
   }
   state.edges = [...wires.values()]
   state.stand = stand
-  const boxes = new Map(items.map(item => [item, {item}]))
+  const boxes = new Map([N, ...items].map(item => [item, {item}]))
+  partWires()
   const root = place(N, boxes)
   root.x = root.y = 0
   settlePositions(N, boxes, 0, 0)
+  for (const wire of state.edges) if (wire.via) wire.points = [
+    ...wire.leaves.flatMap(port => portPoints(port, boxes)),
+    ...moved(wire.via, boxes.get(wire.frame)),
+    ...wire.enters.flatMap(port => portPoints(port, boxes).reverse()),
+  ]
   state.root = {w: root.w, h: root.h}
   state.boxes = boxes
   state.items = items
@@ -239,23 +245,48 @@ function ancestry(item) {
   return path.reverse()
 }
 
+// Each edge belongs to the frame in which its ends part, and leaves those within at a side.
+function partWires() {
+  state.inside = new Map()
+  state.ports = new Map()
+  for (const wire of state.edges) {
+    const a = ancestry(wire.a), b = ancestry(wire.b)
+    let k = 0
+    while (k + 1 < a.length && k + 1 < b.length && a[k + 1] === b[k + 1]) k++
+    wire.frame = a[k]
+    wire.ways = [a.slice(k + 1), b.slice(k + 1)]
+    ;[[wire.from], [wire.to]] = wire.ways
+    if (wire.from === undefined || wire.to === undefined) continue  // a frame and its content
+    if (!state.inside.has(wire.frame)) state.inside.set(wire.frame, [])
+    state.inside.get(wire.frame).push(wire)
+  }
+  for (const wires of state.inside.values()) {
+    const pair = wire => [range(wire.from)[0], range(wire.to)[0]]
+    const isDown = downward(wires.map(pair))
+    for (const wire of wires) {
+      const [out, into] = isDown(pair(wire)) ? ["bottom", "top"] : ["top", "bottom"]
+      wire.leaves = portsOf(wire.ways[0], out).reverse()
+      wire.enters = portsOf(wire.ways[1], into)
+    }
+  }
+}
+
+// Where an edge leaves open frames, outermost first, each in the next: [frame, side and child].
+function portsOf(way, side) {
+  return way.slice(1).map((child, i) => {
+    const port = `${side} ${child}`
+    if (!state.ports.has(way[i])) state.ports.set(way[i], new Set())
+    state.ports.get(way[i]).add(port)
+    return [way[i], port]
+  })
+}
+const portPoints = ([frame, port], boxes) =>
+  moved(boxes.get(frame).ports.get(port), boxes.get(frame))
+const moved = (points, box) => points.map(
+  ([x, y]) => [x + box.x + box.pad, y + box.y + box.pad + box.title])
+
 // Lay out a group, its open groups first; gives its boxes their places inside it.
 function place(group, boxes) {
-  if (group === N) {
-    state.inside = new Map()
-    for (const wire of state.edges) {  // each wire belongs to the frame in which its ends part
-      const a = ancestry(wire.a), b = ancestry(wire.b)
-      let k = 0
-      while (k + 1 < a.length && k + 1 < b.length && a[k + 1] === b[k + 1]) k++
-      wire.frame = a[k]
-      wire.from = a[k + 1]
-      wire.to = b[k + 1]
-      if (wire.from === undefined || wire.to === undefined) continue  // a frame and its content
-      if (!state.inside.has(wire.frame)) state.inside.set(wire.frame, [])
-      state.inside.get(wire.frame).push(wire)
-    }
-    boxes.set(N, {item: N})
-  }
   const members = kids[group - N]
   const items = members.map(item => {
     const box = boxes.get(item)
@@ -266,11 +297,16 @@ function place(group, boxes) {
   })
   const at = new Map(members.map((item, i) => [item, i]))
   const pairs = (state.inside.get(group) ?? []).map(w => [at.get(w.from), at.get(w.to)])
-  const made = layered(items, pairs)
+  const ports = new Map([...state.ports.get(group) ?? []].map(port => {
+    const [side, child] = port.split(" ")
+    return [port, `${side} ${at.get(+child)}`]
+  }))
+  const made = layered(items, pairs, [...ports.values()])
   const box = boxes.get(group)
   const pad = group === N ? 0 : PAD, title = group === N ? 0 : TITLE
   for (const wire of state.inside.get(group) ?? [])
     wire.via = made.paths.get(`${at.get(wire.from)},${at.get(wire.to)}`) ?? []
+  box.ports = new Map([...ports].map(([port, key]) => [port, made.paths.get(key)]))
   Object.assign(box, {
     w: Math.max(made.w + 2 * pad, group === N ? 0 : 130), h: made.h + 2 * pad + title, pad, title,
   })
@@ -280,8 +316,6 @@ function place(group, boxes) {
 function settlePositions(group, boxes, x, y) {
   const box = boxes.get(group)
   const left = x + box.pad, top = y + box.pad + box.title
-  for (const wire of state.inside.get(group) ?? [])
-    wire.points = wire.via.map(([px, py]) => [px + left, py + top])
   for (const item of kids[group - N]) {
     const inner = boxes.get(item)
     inner.x += left

@@ -21,13 +21,24 @@ function isotonic(values, weights) {
   return blocks.flatMap(([mean, , length]) => Array(length).fill(mean))
 }
 
-// Longest path along the edges that follow the items' order (the data's way); what reads nothing
-// moves down to its first reader.
+// Which edges of a frame point down: those that follow the items' order (the data's way), and those
+// of items that read nothing.
+function downward(pairs) {
+  const reads = new Set(pairs.map(([, b]) => b))
+  return ([a, b]) => a < b || !reads.has(a)
+}
+
+// Longest path along the edges that point down, and against the others where they are alone; what
+// reads nothing moves down to its first reader.
 function layersOf(items, edges) {
   const level = items.map(() => 0), down = items.map(() => []), inputs = items.map(() => 0)
+  const isDown = downward([...edges.values()])
   for (const [a, b] of edges.values()) {
-    const [from, to] = a < b ? [a, b] : [b, a]
-    if (a < b || !edges.has(`${to},${from}`)) down[from].push(to), inputs[to]++
+    const [from, to] = isDown([a, b]) ? [a, b] : [b, a]
+    if (from === b && edges.has(`${b},${a}`)) continue
+    down[from].push(to)
+    inputs[to]++
+    if (from > to) level[to] = 1  // below what reads nothing, which is at 0
   }
   items.forEach((_, i) => { for (const to of down[i]) level[to] = Math.max(level[to], level[i] + 1) })
   for (let i = items.length - 1; i >= 0; i--)
@@ -36,9 +47,10 @@ function layersOf(items, edges) {
   return level
 }
 
-// items: {w, h, lane}; edges: pairs of positions in items. Returns {w, h}, gives items x, y (upper
-// left corner), and paths: "a,b" → points between the two.
-function layered(items, pairs) {
+// items: {w, h, lane}; edges: pairs of positions in items; ports: "top 3" and "bottom 3" where edges
+// of item 3 leave the frame. Returns {w, h}, gives items x, y (upper left corner), and paths: "a,b" →
+// points between the two, "top 3" → points from item 3 to the edge of the frame.
+function layered(items, pairs, ports = []) {
   const edges = new Map(pairs.map(pair => [String(pair), pair]))
   const level = layersOf(items, edges)
   const cells = items.map((item, i) => ({
@@ -47,29 +59,48 @@ function layered(items, pairs) {
   const link = (a, b) => { cells[a].down.push(b); cells[b].up.push(a) }
   const chains = new Map()
   let budget = 40 * items.length + 400
+  const joint = (shared, l, from) => {
+    if (shared.has(l)) return
+    budget--
+    cells.push({
+      i: -1, w: JOINT, h: 0, level: l, up: [], down: [], lane: cells[from].lane, weight: 6,
+    })
+    shared.set(l, cells.length - 1)
+    return true
+  }
+  const sharedBy = name => {
+    if (!chains.has(name)) chains.set(name, new Map())
+    return chains.get(name)
+  }
   for (const [key, [a, b]] of edges) {
     const [from, to] = level[a] <= level[b] ? [a, b] : [b, a]
     const span = level[to] - level[from] - 1
     if (span < 0) continue
     if (span === 0 || span > budget) { link(from, to); chains.set(key, []); continue }
-    const name = a === from ? `out ${a}` : `back ${a}`
-    const shared = chains.get(name) ?? new Map()
-    chains.set(name, shared)
+    const shared = sharedBy(a === from ? `out ${a}` : `back ${a}`)
     let last = from
     const via = []
     for (let l = level[from] + 1; l < level[to]; l++) {
-      if (!shared.has(l)) {
-        budget--
-        cells.push({
-          i: -1, w: JOINT, h: 0, level: l, up: [], down: [], lane: cells[from].lane, weight: 6,
-        })
-        shared.set(l, cells.length - 1)
-        link(last, cells.length - 1)
-      }
+      if (joint(shared, l, from)) link(last, shared.get(l))
       via.push(last = shared.get(l))
     }
     link(last, to)
     chains.set(key, via)
+  }
+  const deepest = Math.max(0, ...level)
+  for (const port of ports) {
+    const [side, i] = port.split(" "), down = side === "bottom"
+    const count = down ? deepest - level[i] : level[i]
+    if (count > budget) continue
+    const shared = sharedBy(down ? `out ${i}` : `back ${i}`)
+    let last = +i
+    const via = []
+    for (let k = 1; k <= count; k++) {
+      const l = level[i] + (down ? k : -k)
+      if (joint(shared, l, i)) down ? link(last, shared.get(l)) : link(shared.get(l), last)
+      via.push(last = shared.get(l))
+    }
+    chains.set(port, via)
   }
   const layers = []
   cells.forEach(cell => (layers[cell.level] ??= []).push(cell))
@@ -77,7 +108,7 @@ function layered(items, pairs) {
   order(layers, cells)
   const rows = wrap(layers)
   coordinates(layers, cells, rows)
-  return stacked(items, layers, cells, rows, chains, edges)
+  return stacked(items, layers, cells, rows, chains, edges, ports)
 }
 
 function order(layers, cells) {
@@ -156,11 +187,12 @@ function coordinates(layers, cells, rows) {
 }
 
 // Heights of the layers; a frame that is deep and narrow continues in further columns.
-function stacked(items, layers, cells, rows, chains, edges) {
+function stacked(items, layers, cells, rows, chains, edges, ports) {
   const heights = layers.map((layer, l) => {
     const boxes = layer.filter(cell => cell.i >= 0)
     const lines = Array(rows[l]).fill(0)
     for (const cell of boxes) lines[cell.row] = Math.max(lines[cell.row], cell.h)
+    layer.lines = lines
     layer.tops = lines.map((_, k) => lines.slice(0, k).reduce((sum, h) => sum + h + ROW_GAP, 0))
     return lines.reduce((sum, h) => sum + h + ROW_GAP, -ROW_GAP)
   })
@@ -195,9 +227,41 @@ function stacked(items, layers, cells, rows, chains, edges) {
     item.y = cells[i].y
     item.column = column[cells[i].level]
   })
-  const paths = new Map()
-  for (const [key, [a, b]] of edges) {
+  // Downwards at x through rows of a layer, beside their boxes.
+  const across = (l, x, first = 0, last = rows[l] - 1) => {
     const points = []
+    for (let row = first; row <= last; row++) {
+      const inWay = rows[l] === 1 ? undefined : layers[l].find(
+        cell => cell.row === row && Math.abs(cell.x - x) < (cell.w + GAP) / 2)
+      if (inWay) x = inWay.x + Math.sign(x - inWay.x || 1) * (inWay.w + GAP) / 2
+      const y = tops[l] + (rows[l] === 1 ? 0 : layers[l].tops[row])
+      points.push([x, y], [x, y + (rows[l] === 1 ? heights[l] : layers[l].lines[row])])
+    }
+    return points
+  }
+  // From an item down, or from above down to it, to where its edges may turn aside.
+  const beyond = (i, down) => {
+    const {x, y, h, level, row} = cells[i], end = tops[level] + (down ? heights[level] : 0)
+    if (rows[level] > 1) return down ? [[x, y + h], ...across(level, x, row + 1)]
+      : [...across(level, x, 0, row - 1), [x, y]]
+    return end === (down ? y + h : y) ? [] : [[x, end]]
+  }
+  const paths = new Map()
+  for (const port of ports) {
+    const [side, i] = port.split(" "), down = side === "bottom"
+    const points = down ? beyond(i, true) : beyond(i, false).reverse()
+    for (const at of chains.get(port) ?? []) {
+      const {x, level} = cells[at], ends = across(level, x)
+      if (column[level] !== column[cells[i].level]) break
+      points.push(...(down ? ends : ends.reverse()))
+    }
+    points.push([points.length ? points[points.length - 1][0] : cells[i].x, down ? high : 0])
+    paths.set(port, points)
+  }
+  for (const [key, [a, b]] of edges) {
+    const [upper, lower] = cells[a].level <= cells[b].level ? [a, b] : [b, a]
+    const apart = cells[a].level !== cells[b].level
+    const points = apart ? beyond(upper, true) : []
     const via = chains.get(key) ?? []
     const forward = cells[a].level <= cells[b].level
     let last = column[cells[forward ? a : b].level]
@@ -208,8 +272,9 @@ function stacked(items, layers, cells, rows, chains, edges) {
         points.push([gap, high + 10], [gap, -10])
       }
       last = c
-      if (cell.i < 0) points.push([cell.x, cell.y], [cell.x, cell.y + heights[cell.level]])
+      if (cell.i < 0) points.push(...across(cell.level, cell.x))
     }
+    if (apart) points.push(...beyond(lower, false))
     paths.set(key, forward ? points : points.reverse())
   }
   return {w: wide + (used - 1) * step, h: high, paths}

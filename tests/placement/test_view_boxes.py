@@ -1,5 +1,5 @@
 """Boxes of the page, in every state of opening and folding: two lie beside each other or one in the
-other, and what is written in a box stays in it."""
+other, what is written in a box stays in it, and edges run beside those that they do not join."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ FOLDED = "state.open = new Set([N])"
 FIRST, OPEN = "openSome(START[0])", "openSome(MOST, true)"
 
 # What is on the screen: of each box its number, those around it, its corners with the cards as
-# which a folded group is drawn, and whether it is open; of each text its corners.
+# which a folded group is drawn, and whether it is open; of each text its corners; the edges that
+# pass behind a box, and which.
 SEEN = f"""(() => {{
   const boxes = state.items.map(item => {{
     const {{x, y, w, h}} = state.boxes.get(item), open = isGroup(item) && state.open.has(item)
@@ -54,7 +55,24 @@ SEEN = f"""(() => {{
       return {{told, low: [left, y[i] - size / 2], high: [left + wide, y[i] + size / 2]}}
     }})]
   }}))
-  return {{boxes, texts, whole: [state.root.w, state.root.h]}}
+  const shut = boxes.filter(box => !box.open).map(box => state.boxes.get(box.item))
+  const behind = state.edges.flatMap(wire => {{
+    const [start, end] = ends(wire), points = [start, ...wire.points ?? [], end]
+    const others = shut.filter(box => box.item !== wire.a && box.item !== wire.b)
+    return points.slice(1).flatMap(([x1, y1], k) => {{
+      const [x0, y0] = points[k], y = (y0 + y1) / 2
+      const inside = (b, px, py) =>
+        px > b.x + 1 && px < b.x + b.w - 1 && py > b.y + 1 && py < b.y + b.h - 1
+      return others.filter(b => Math.min(x0, x1) < b.x + b.w && Math.max(x0, x1) > b.x
+        && Math.min(y0, y1) < b.y + b.h && Math.max(y0, y1) > b.y
+        && Array.from({{length: 33}}, (_, step) => step / 32).some(t => {{
+          const u = 1 - t, [a, c] = [u ** 3 + 3 * u * u * t, t ** 3 + 3 * u * t * t]
+          const middle = 3 * u * u * t + 3 * u * t * t
+          return inside(b, a * x0 + c * x1, u ** 3 * y0 + middle * y + t ** 3 * y1)
+        }})).map(b => [fullName(wire.a), fullName(wire.b), fullName(b.item)])
+    }})
+  }})
+  return {{boxes, texts, behind, whole: [state.root.w, state.root.h]}}
 }})()"""
 
 
@@ -93,6 +111,7 @@ def check(page: Page, opened: str) -> dict[str, Any]:
         nested[i, around] = nested[around, i] = True
     over = np.argwhere(overlap(low, high) & ~nested)
     assert not len(over), [(boxes[i], boxes[k]) for i, k in over[:4]]
+    assert not seen["behind"], seen["behind"][:4]
     assert (low >= -NEAR).all() and (high <= np.array(seen["whole"]) + CARDS + NEAR).all()
     for kind, texts in seen["texts"].items():
         mine = np.array([box["open"] == (kind == "title") for box in boxes], dtype=bool)

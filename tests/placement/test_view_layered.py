@@ -1,4 +1,5 @@
-"""The page's layout of one frame, without a browser: boxes of any sizes do not overlap."""
+"""The page's layout of one frame, without a browser: boxes of any sizes do not overlap, and edges
+run beside them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from importlib.resources import files
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,45 @@ def test_boxes_of_a_frame_are_apart_and_inside_it(
     for box in boxes:
         assert box["x"] >= -0.01 and box["x"] + box["w"] <= made["w"] + 0.01
         assert box["y"] >= -0.01 and box["y"] + box["h"] <= made["h"] + 0.01
+
+
+@given(frames(), st.randoms(use_true_random=False))
+def test_edges_of_a_frame_and_those_that_leave_it_run_beside_its_boxes(
+    call: Call, frame: tuple[list[dict[str, int]], list[tuple[int, int]]], random: Any
+) -> None:
+    boxes, pairs = frame
+    ports = [f"{random.choice(['top', 'bottom'])} {random.randrange(len(boxes))}" for _ in pairs]
+    (boxes, _, _), made = call("layered", boxes, pairs, [*dict.fromkeys(ports)])
+    low = np.array([[box["x"], box["y"]] for box in boxes])
+    size = np.array([[box["w"], box["h"]] for box in boxes])
+    for key, path in made["paths"].items():
+        side, *ends = [key, *map(int, key.split(","))] if "," in key else key.split(" ")
+        first, *last = map(int, ends)
+        down = side == "bottom" if not last else path_goes_down(boxes, first, *last)
+        start = [low[first][0] + size[first][0] / 2, low[first][1] + down * size[first][1]]
+        end = [[low[i][0] + size[i][0] / 2, low[i][1] + (not down) * size[i][1]] for i in last]
+        points = along(np.array([start, *path, *end]))
+        others = [i for i in range(len(boxes)) if i not in (first, *last)]
+        inside = (points[:, None] > low[others] + 1) & (points[:, None] < (low + size)[others] - 1)
+        assert not inside.all(axis=-1).any(), (key, points[inside.all(axis=-1).any(axis=1)])
+
+
+def along(points: np.ndarray, steps: int = 12) -> np.ndarray:
+    """Points on the curves from each of `points` (n, 2) to the next, which leave and arrive
+    vertically: ((n - 1) * steps, 2)."""
+    t = np.linspace(0, 1, steps)[None, :, None]
+    start, end = points[:-1, None], points[1:, None]
+    middle = (start[..., 1:] + end[..., 1:]) / 2
+    first, second = (np.concatenate([p[..., :1], middle], -1) for p in (start, end))
+    u = 1 - t
+    curve = u**3 * start + 3 * u**2 * t * first + 3 * u * t**2 * second + t**3 * end
+    return np.asarray(curve.reshape(-1, 2))
+
+
+def path_goes_down(boxes: list[dict[str, int]], first: int, last: int) -> bool:
+    return boxes[first]["column"] < boxes[last]["column"] or (
+        boxes[first]["column"] == boxes[last]["column"] and boxes[first]["y"] < boxes[last]["y"]
+    )
 
 
 def test_boxes_of_one_size_fill_rows_in_turn(call: Call) -> None:
