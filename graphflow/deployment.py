@@ -214,18 +214,20 @@ class Deployment:
         compiled.check_memory(self.cluster, bindings)
 
     def hand_out(self, compiled: Compiled) -> None:
-        """Give the workers their partitions, and new variables their values."""
+        """Give the workers their partitions, and new variables their values. Where Ctrl-C ends
+        that, it is all done again before a step runs."""
         graph = compiled.graph
         if compiled.division is not None:
             self._take_apart(compiled.division)
         names = self.state.new_names(graph.variables)
-        self.steps.add(compiled)
+        program = self.steps.add(compiled)
         self._plan = None
         self.compiled[compiled.key] = compiled
         self._warn_of_loops(compiled)
         self.state.register(names)
         for node in graph.variables:
             self.state.settle(node, compiled.devices[node])
+        compiled.program = program
 
     def _warn_of_loops(self, compiled: Compiled) -> None:
         """Tell once who builds a graph for each step: that works, slowly, and keeps them all."""

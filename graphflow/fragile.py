@@ -63,8 +63,9 @@ class Fragile:
         """
         raise ArgumentError("save takes a folder, or the session a checkpoint= directory")
 
-    def begin_at(self, folder: Path) -> None:
-        """The state is that of a checkpoint from now on."""
+    def load(self, take: Callable[[], None], folder: Path) -> None:
+        """Take the state of a checkpoint."""
+        take()
 
     def retreat(self) -> None:
         """Leave workers that were asked to end: what they hold cannot be saved, so they need not

@@ -166,7 +166,7 @@ class Planner:
             compiled.graph, compiled.devices, None, {}, self._cluster.devices
         )
         steps = self._steps
-        steps.add(compiled)
+        compiled.program = steps.add(compiled)
         before = steps.committed, steps.last, steps.trace
         steps.trace = None
         try:

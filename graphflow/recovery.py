@@ -270,18 +270,20 @@ class Recovery:
         if self.saver.error is not None:  # there is no later one
             raise self.saver.error
 
-    def begin_at(self, folder: Path) -> None:
-        """The state is that of a checkpoint from now on, and what was kept leads nowhere.
+    def load(self, take: Callable[[], None], folder: Path) -> None:
+        """Take the state of a checkpoint; what was kept leads nowhere from now on.
 
         It is written anew among our own: the user may save something else in its place.
         """
-        self.wait()
-        self.saver.store.advance()  # what is written from now on is newer than what was before
-        self.saver.saved = -1
-        self._stretches = [Stretch(folder, written=True)]
-        if self._keeps:
-            self._make_certain()
-            self._drop_before(self._last_written())
+        with self._interruptible():
+            self.wait()
+            self.saver.store.advance()  # what is written from now on is newer than what was before
+            self.guarded(take)
+            self.saver.saved = -1
+            self._stretches = [Stretch(folder, written=True)]
+            if self._keeps:
+                self._make_certain()
+                self._drop_before(self._last_written())
 
     # Checkpoints --------------------------------------------------------------------------------
 

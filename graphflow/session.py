@@ -421,8 +421,7 @@ class Session:
                 self._state.load(checkpoint, source)
                 self._steps.committed = checkpoint.step
 
-            self._recovery.guarded(take)
-            self._recovery.begin_at(source)
+            self._recovery.load(take, source)
 
     @property
     def step(self) -> int:

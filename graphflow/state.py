@@ -116,12 +116,13 @@ class State:
         return value is None or signature(value) == _signature(node)
 
     def settle(self, node: Node, device: str) -> None:
-        """Note where a variable lives, and give it the value that it was set to before."""
-        home = self.homes.setdefault(node, device)
+        """Note where a variable lives, and give it the value that it was set to before, which waits
+        here until it is there: Ctrl-C may come meanwhile."""
+        home, name = self.homes.setdefault(node, device), self.names[node]
+        if name in self._pending:
+            self._hosts.write(worker_of(home), name, self._pending[name])
+            del self._pending[name]
         self._loaded.add(node)
-        pending = self._pending.pop(self.names[node], None)
-        if pending is not None:
-            self._hosts.write(worker_of(home), self.names[node], pending)
 
     def unsettle(self, nodes: Collection[Node]) -> dict[int, list[str]]:
         """Take variables from their homes; their values wait here. What each worker may forget."""

@@ -49,13 +49,14 @@ class Steps:
         self._attempts = 0
         self._programs = 0
 
-    def add(self, compiled: Compiled) -> None:
-        """Give the workers the partitions of fetches, under a name of their own."""
+    def add(self, compiled: Compiled) -> str:
+        """Give the workers the partitions of fetches, under a name of their own, which is to be
+        `compiled.program` when all that they read is there, too."""
         if not compiled.name:
             compiled.name = f"p{self._programs}"
             self._programs += 1
         self._hosts.add(compiled.name, compiled.by_worker)
-        compiled.program = compiled.name
+        return compiled.name
 
     def routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
         """A step by the shorter way; None if it is not for it. As `run` otherwise."""

@@ -30,6 +30,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.checkpoint import load
 from graphflow.runtime.checkpoint.folder import read_manifest
+from graphflow.runtime.hosts import LocalHosts
 
 
 def counting(name: str = "count") -> tuple[gf.Tensor, gf.Tensor]:
@@ -453,8 +454,6 @@ class Losing:
     """A session over one worker whose steps lose it when they are told to, without any process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from graphflow.runtime.hosts import LocalHosts
-
         self.at: set[int] = set()
         self.opened = 0
         step, losing = LocalHosts.step, self
@@ -697,11 +696,35 @@ def test_ctrl_c_after_the_deed_and_before_its_note_leaves_a_way_back(
         assert losing.opened == 1
 
 
+def test_ctrl_c_while_a_checkpoint_is_loaded_leaves_a_way_back(
+    losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, add_one), (other, add_other) = counting("one"), counting("other")
+    write, calls = LocalHosts.write, iter(range(1, 100))
+
+    def interrupted(hosts: Any, *what: Any) -> None:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        write(hosts, *what)
+
+    with gf.Session(checkpoint=tmp_path / "c", every="1h") as s:
+        s.run([add_one, add_other])
+        s.save(tmp_path / "first")
+        s.run([add_one, add_other])
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(LocalHosts, "write", interrupted)
+            s.load(tmp_path / "first")
+        now = [float(s.get(v)[0]) for v in (one, other)]
+        assert sorted(now) == [1, 2]  # the caller knows that it was not loaded whole
+        s.run([add_one, add_other])
+        losing.at = {s.step + 1}
+        assert [float(v[0]) for v in s.run([add_one, add_other])] == [v + 2 for v in now]
+    assert losing.opened == 1
+
+
 def test_after_ctrl_c_training_goes_on_though_the_disk_is_full(
     losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graphflow.runtime.hosts import LocalHosts
-
     _, add = counting()
     step, numbers = LocalHosts.step, []
 

@@ -28,6 +28,7 @@ from graphflow.errors import (
     VariableError,
 )
 from graphflow.runtime.host import Host
+from graphflow.runtime.hosts import LocalHosts
 
 TWO = gf.Cluster.here(devices=["cpu:0", "cpu:1"])
 Pair = namedtuple("Pair", "left right")
@@ -476,6 +477,34 @@ def test_ctrl_c_in_the_computation_changes_nothing(
         assert s.get(a).tolist() == [1, 2] and s.get(b).tolist() == [3, 4]
         s.run([to_a, to_b])
         assert s.get(a).tolist() == [2, 4] and s.get(b).tolist() == [4, 6]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("done", [False, True])
+def test_ctrl_c_while_variables_are_given_their_values_loses_none(
+    at: int, done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `load`: workers have the first ones, and a program that would run."""
+    variables = [gf.variable(0.0, name=name) for name in "abc"]
+    add = [gf.assign(v, v + 1) for v in variables]
+    write, calls = LocalHosts.write, iter(range(1, 100))
+
+    def interrupted(hosts: LocalHosts, *what: Any) -> None:
+        number = next(calls)
+        if number != at or done:
+            write(hosts, *what)
+        if number == at:
+            raise KeyboardInterrupt
+
+    with gf.Session() as s:
+        for value, variable in enumerate(variables):
+            s.set(variable, 10.0 * value)
+        monkeypatch.setattr(LocalHosts, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            s.run(add)
+        assert [s.get(v) for v in variables] == [0, 10, 20]
+        assert s.run(add) == [1, 11, 21]
+        assert [s.get(v) for v in variables] == [1, 11, 21]
 
 
 # Size -----------------------------------------------------------------------------------------
