@@ -1,7 +1,7 @@
 """Plan → one HTML file that opens offline: bokeh's figures with bokeh's own code inside.
 
     Plan ─payload→ data ┐
-    empty figures ──────┴─page→ text          explorer.js fills the figures in the browser
+    empty figures ──────┴─page→ text          SCRIPTS fill the figures in the browser
 
 The page lays the graph out itself, as groups are opened, so that 100,000 nodes need not be laid out
 to show forty. bokeh is an extra and loads when a page is drawn; the SVG drawing needs nothing.
@@ -27,6 +27,7 @@ from graphflow.quantities import counted, show_bytes, show_seconds, time_unit
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan
 
+SCRIPTS = ("layered.js", "looks.js", "frames.js", "drawing.js", "explorer.js")
 FONT = "Inter, Helvetica Neue, Helvetica, Arial, sans-serif"
 ROW, THINNEST = 26, 13  # pixels of a row of the timelines: of few rows, of many
 LETTERS, LEFT = 38, 250  # room for the names of tracks; the memory's axis takes as many pixels
@@ -77,10 +78,7 @@ def render(plan: Plan) -> str:
         library=Resources(mode="inline", components=["bokeh"]).render_js(),
         script=script,
         plan=pack(data),
-        js="\n".join(
-            here.joinpath(name).read_text(encoding="utf-8")
-            for name in ("layered.js", "explorer.js")
-        ),
+        js="\n".join(here.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
 
 

@@ -1,4 +1,4 @@
-"""The page around the figures: HTML and CSS. What it does is in `explorer.js`.
+"""The page around the figures: HTML and CSS. What it does is in `html.SCRIPTS`.
 
 The content policy in its head forbids every request, so that "opens offline" is what the browser
 enforces and not what we hope.

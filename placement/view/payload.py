@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LINKS = 24
 """Links with a row of their own in the timeline: those that move most."""
 KINDS = ("compute", "transfer", "wait", "send")
-"""Of bars, by the numbers that explorer.js knows them by."""
+"""Of bars, by the numbers that drawing.js knows them by."""
 
 
 def pack(data: Any) -> str:
