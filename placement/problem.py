@@ -30,7 +30,6 @@ __all__ = ["Adjacency", "Assignment", "Floats", "Ints", "Output", "Problem"]
 
 NATIVE_ABOVE = 200_000
 """Nodes and edges above which they are put in order by machine code."""
-_NO_ROUTES = np.zeros((0, 3), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -103,57 +102,29 @@ class Problem:
         n, d = compute.shape
         if d == 0:
             raise ProblemError("compute has shape (n, 0): a problem needs at least one device")
-        edges = array_of(
-            "edges",
-            np.zeros((0, 2), np.int64) if is_empty(self.edges) else self.edges,
-            np.int64,
-            2,
-        )
-        if edges.shape[1] != 2:
-            raise ProblemError(
-                f"edges has shape {edges.shape}; expected (e, 2): producer, consumer"
-            )
-        e = len(edges)
-        defaults: dict[str, tuple[Any, type, tuple[int, ...]]] = {
-            "bytes": (self.bytes, np.float64, (e,)),
-            "tensor": (np.arange(e) if self.tensor is None else self.tensor, np.int64, (e,)),
-            "latency": (
-                np.zeros((d, d)) if self.latency is None else self.latency,
-                np.float64,
-                (d, d),
-            ),
-            "bandwidth": (
-                np.ones((d, d)) if self.bandwidth is None else self.bandwidth,
-                np.float64,
-                (d, d),
-            ),
-            "memory": (np.zeros(n) if self.memory is None else self.memory, np.float64, (n,)),
-            "capacity": (
-                np.full(d, np.inf) if self.capacity is None else self.capacity,
-                np.float64,
-                (d,),
-            ),
-            "groups": (np.full(n, -1) if self.groups is None else self.groups, np.int64, (n,)),
-            "prefer": (np.full(n, -1) if self.prefer is None else self.prefer, np.int64, (n,)),
-        }
-        if self.output_memory is not None:
-            defaults["output_memory"] = (self.output_memory, np.float64, (n,))
         put(self, "compute", compute)
-        put(self, "edges", edges)
+        put(self, "edges", _rows("edges", self.edges, "producer, consumer"))
+        routes = () if self.routes is None else self.routes
+        put(self, "routes", _rows("routes", routes, "source, target, shared link"))
         shared = () if self.shared is None else self.shared
         put(self, "shared", array_of("shared", shared, np.float64, 1))
-        routes = array_of(
-            "routes",
-            _NO_ROUTES if self.routes is None or is_empty(self.routes) else self.routes,
-            np.int64,
-            2,
-        )
-        if routes.shape[1] != 3:
-            raise ProblemError(
-                f"routes has shape {routes.shape}; expected (r, 3): source, target, shared link"
-            )
-        put(self, "routes", routes)
-        for name, (value, dtype, shape) in defaults.items():
+        e = len(self.edges)
+        arrays: list[tuple[str, type, tuple[int, ...], Any]] = [
+            ("bytes", np.float64, (e,), None),
+            ("tensor", np.int64, (e,), np.arange(e)),
+            ("latency", np.float64, (d, d), 0.0),
+            ("bandwidth", np.float64, (d, d), 1.0),
+            ("memory", np.float64, (n,), 0.0),
+            ("capacity", np.float64, (d,), np.inf),
+            ("groups", np.int64, (n,), -1),
+            ("prefer", np.int64, (n,), -1),
+        ]
+        if self.output_memory is not None:
+            arrays.append(("output_memory", np.float64, (n,), None))
+        for name, dtype, shape, default in arrays:
+            value = getattr(self, name)
+            if value is None and default is not None:
+                value = np.broadcast_to(default, shape)
             array = array_of(name, value, dtype, len(shape))
             if array.shape != shape:
                 raise ProblemError(
@@ -333,6 +304,17 @@ class Problem:
             allowed[members] = common[unit]
         allowed.setflags(write=False)
         return allowed
+
+
+def _rows(name: str, value: Any, columns: str) -> Ints:
+    """Rows of indices, (k, columns); there may be none, of any width."""
+    width = columns.count(",") + 1
+    array = array_of(name, np.zeros((0, width), int) if is_empty(value) else value, np.int64, 2)
+    if array.shape[1] != width:
+        raise ProblemError(
+            f"{name} has shape {array.shape}; expected ({name[0]}, {width}): {columns}"
+        )
+    return array
 
 
 def _adjacency(ends: Ints, nodes: int) -> Adjacency:
