@@ -19,7 +19,8 @@ from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.scratch import scratch
 from graphflow.ops.kernels.shared import function
 from graphflow.ops.kernels.threads import current_pool
-from graphflow.ops.kernels.transform_loops import APART, CLOSE, ROWS, radices, transform, twiddles
+from graphflow.ops.kernels.transform_lanes import APART, CLOSE, ROWS
+from graphflow.ops.kernels.transform_loops import radices, transform, twiddles
 
 _LONGEST = 4096
 _LEAST = 4096
