@@ -67,9 +67,9 @@ def compile_ahead(layout: Layout) -> None:
 
 
 def _collect(layout: Layout, wanted: dict[str, str]) -> None:
-    for region in {fused.region: None for fused in layout.regions.values()}:
-        kernel = kernel_of(region)
-        wanted[kernel.name] = kernel.text
+    for fused in {id(each): each for each in layout.regions.values()}.values():
+        task = kernel_of(fused.region).task(fused.sizes)
+        wanted[task.name] = task.text
     wanted.update({task.name: task.text for task in layout.tasks.values()})
     if layout.inner or layout.commits:
         copy = copy_task(0)

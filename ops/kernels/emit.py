@@ -115,16 +115,18 @@ def trace_of(region: Region) -> tuple[Trace, list[Step], list[Step]]:
     return trace, [s.step for s in inputs], [values[i].step for i in region.results]
 
 
-def write(region: Region, width: int, wide: bool = False) -> Source:
+def write(region: Region, width: int, wide: bool = False, short: bool = False) -> Source:
     """The kernel of a region.
 
     Args:
-        width: elements in a vector, a power of two.
+        width: elements of 4 bytes in a register, a power of two.
         wide: as of `Module`.
+        short: rows are shorter than `LONG`.
     """
     trace, _, results = trace_of(region)
-    writer = _Writer(region, width, Module(wide))
     used = reachable(trace, results)
+    lanes = width if wide or short else _abreast(used, width)
+    writer = _Writer(region, lanes, Module(wide))
     for step in used:
         writer.step(step)
     for i, step in enumerate(results):
@@ -141,6 +143,21 @@ FLOPS = {
     "log2": 26, "log10": 28, "erf": 34, "sigmoid": 28, "sin": 34, "cos": 34, "power": 70,
     "divide": 6, "sqrt": 8, "arcsin": 30, "arccos": 32, "arctan": 30,
 }  # fmt: skip
+
+
+LONG = 64
+"""Elements of a row from which on it pays to compute several registers of them at a time."""
+_DEEP = 20  # steps of an element, each of which waits for the one before
+_ABREAST = 4  # registers of elements that are computed at a time, of 16
+
+
+def _abreast(used: Sequence[Step], width: int) -> int:
+    """Elements in a vector of the loop. A polynomial's steps wait for each other, and a processor
+    without AVX-512 sees too few steps ahead to fill the time with the next elements' (half of it
+    went by on a Zen 3): some registers of elements go through it side by side."""
+    if all(FLOPS.get(step.kind, 1) < _DEEP for step in used):
+        return width
+    return max(width, width * 4 * _ABREAST // max(step.dtype.itemsize for step in used))
 
 
 def reachable(trace: Trace, results: Sequence[Step]) -> list[Step]:

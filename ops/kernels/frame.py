@@ -109,6 +109,7 @@ class Frame(Passes):
                 f"  %theres = shufflevector {kind} %there.1, {kind} poison, "
                 f"<{LANES} x i32> zeroinitializer",
                 f"  %lanes = icmp ult {kind} <{index}>, %theres",
+                f"  %full = icmp uge i64 %there, {LANES}",
             ]
             left = "%row"
         for axis in range(self.outer - 1, 0, -1):

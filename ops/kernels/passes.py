@@ -199,10 +199,34 @@ class Passes:
 
     def _masked_load(self, lanes: Lanes, pointer: str, stored: str, size: int) -> str:
         kind, mask = lanes.vector(stored), lanes.vector("i1")
-        call = self._declared("load", stored)
-        return lanes.write(
-            f"call {kind} {call}(ptr {pointer}, i32 {size}, {mask} %lanes, {kind} zeroinitializer)"
-        )
+        call = f"{self._declared('load', stored)}(ptr {pointer}, i32 {size}, {mask} %lanes, "
+        return self._unmasked(
+            lanes, "%full", f"load {kind}, ptr {pointer}, align {size}",
+            f"call {kind} {call}{kind} zeroinitializer)", kind,
+        )  # fmt: skip
+
+    def _unmasked(
+        self, lanes: Lanes, full: str, plain: str, masked: str, kind: str | None = None
+    ) -> str:
+        """An instruction with a mask, or where all lanes are there the plain one, with its value if
+        it has one. Without AVX-512 a mask is made anew for each vector, of a dozen instructions."""
+        n = self.module.name()
+        if self.module.wide:
+            lanes.lines.append(f"  {n} = {masked}" if kind else f"  {masked}")
+            return n
+        names = [f"{n}.{part}" for part in ("full", "rest", "end")]
+        first, last, end = (name.removeprefix("%") for name in names)
+        given = [f"{name}.value = " if kind else "" for name in names]
+        lanes.lines += [
+            f"  br i1 {full}, label %{first}, label %{last}",
+            f"{first}:", f"  {given[0]}{plain}", f"  br label %{end}",
+            f"{last}:", f"  {given[1]}{masked}", f"  br label %{end}",
+            f"{end}:",
+        ]  # fmt: skip
+        if kind:
+            values = f"[%{first}.value, %{first}], [%{last}.value, %{last}]"
+            lanes.lines.append(f"  {n} = phi {kind} {values}")
+        return n
 
     def _declared(self, what: str, stored: str) -> str:
         kind, mask = f"<{LANES} x {stored}>", f"<{LANES} x i1>"
@@ -303,7 +327,8 @@ class Passes:
             value = lanes.convert("zext", value, "i1", "i8")
         if self.down:
             place = self._down(stream, lanes, k)
-            lanes.lines.append(self._masked_store(stream, value, place))
+            plain = f"store {kind} {value}, ptr {place}, align {stream.itemsize}"
+            self._unmasked(lanes, "%full", plain, self._masked_store(stream, value, place))
             return
         self.passes[k].writes.append(stream)
         place = lanes.write(f"getelementptr {kind}, ptr %q{k}.{stream.name}, i64 %i{k}")
@@ -313,5 +338,5 @@ class Passes:
         kind, mask = f"<{LANES} x {stream.stored}>", f"<{LANES} x i1>"
         call = self._declared("store", stream.stored)
         return (
-            f"  call void {call}({kind} {value}, ptr {place}, i32 {stream.itemsize}, {mask} %lanes)"
+            f"call void {call}({kind} {value}, ptr {place}, i32 {stream.itemsize}, {mask} %lanes)"
         )

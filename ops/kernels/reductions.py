@@ -77,7 +77,10 @@ class _Nest(Frame):
                     f"  %g{k}.{self._number(step)} = phi {self._kind(step)} "
                     f"[{self._start(step)}, {here}], [%h{k}.{self._number(step)}, {back}]"
                 )
-            lines += [f"  %none{k} = icmp eq i64 %stop{k}, 0"]
+            lines += [
+                f"  %none{k} = icmp eq i64 %stop{k}, 0",
+                f"  %full{k} = xor i1 %last{k}, true",
+            ]
             stop = f"%stop{k}"
         lines += self._levels(k, stop)
         lines += self._end(k, moving)
@@ -118,17 +121,18 @@ class _Nest(Frame):
                 f"  br label %k{k}.vec",
             ]  # fmt: skip
         origin = f"%k{k}.chunk" if deep else f"%k{k}.begin"
+        first = f"%ic{k}" if deep else "0"
         inner = {s: self._start(s) if deep else start[s] for s in sums}
         lines += [
             f"k{k}.vec:",
-            f"  %i{k} = phi i64 [{f'%ic{k}' if deep else '0'}, {origin}], [%next{k}, %k{k}.vec]",
+            f"  %i{k} = phi i64 [{first}, {origin}], [%next{k}, %k{k}.vec.end]",
             *(f"  %u0{k}.{number(s)} = phi {kinds[s]} [{inner[s]}, {origin}], "
-              f"[%w0{k}.{number(s)}, %k{k}.vec]" for s in sums),
+              f"[%w0{k}.{number(s)}, %k{k}.vec.end]" for s in sums),
             *each.lines,
         ]  # fmt: skip
         for s in sums:
             lines += self._taken(k, s)
-        lines.append(f"  %next{k} = add i64 %i{k}, 1")
+        lines += [f"  br label %k{k}.vec.end", f"k{k}.vec.end:", f"  %next{k} = add i64 %i{k}, 1"]
         end = f"%to1{k}" if deep else stop
         lines += [
             f"  %more{k} = icmp ult i64 %next{k}, {end}",
@@ -152,7 +156,7 @@ class _Nest(Frame):
                 f"  br i1 %more.block{k}, label %k{k}.block, label %k{k}.after",
             ]
         lines.append(f"k{k}.after:")
-        last, done = (2, f"%k{k}.block.end") if deep else (0, f"%k{k}.vec")
+        last, done = (2, f"%k{k}.block.end") if deep else (0, f"%k{k}.vec.end")
         for s in sums:
             lines.append(
                 f"  %h{k}.{number(s)} = phi {kinds[s]} [{start[s]}, %k{k}.begin], "
@@ -167,8 +171,11 @@ class _Nest(Frame):
         lines: list[str] = []
         if not self.down:
             lanes = Lanes(self.module, LANES, lines)
-            element = ELEMENTS[step.dtype.name]
-            value = lanes.select(f"%mask{k}", element, value, self._start(step))
+            kind = self._kind(step)
+            value = self._unmasked(
+                lanes, f"%full{k}", f"select i1 true, {kind} {value}, {kind} {value}",
+                f"select <{LANES} x i1> %mask{k}, {kind} {value}, {kind} {self._start(step)}", kind,
+            )  # fmt: skip
         n = self._number(step)
         return [*lines, *self._joined(step, f"%w0{k}.{n}", f"%u0{k}.{n}", value)]
 
@@ -215,7 +222,7 @@ class _Nest(Frame):
         return [
             f"  %e{k}.{s.name} = getelementptr {kind}, ptr %b.{s.name}, i64 %vectors",
             f"  %c{k}.{s.name} = load {kind}, ptr %t.{s.name}, align 64",
-            self._masked_store(s, f"%c{k}.{s.name}", f"%e{k}.{s.name}"),
+            f"  {self._masked_store(s, f'%c{k}.{s.name}', f'%e{k}.{s.name}')}",
         ]
 
     def _folded(self, k: int, step: Step) -> list[str]:
@@ -291,7 +298,7 @@ class _Nest(Frame):
         if step.dtype.kind == "b":
             value = lanes.convert("zext", value, "i1", "i8")
         if self.down:
-            return [*lines, self._masked_store(stream, value, f"%b.{stream.name}")]
+            return [*lines, f"  {self._masked_store(stream, value, f'%b.{stream.name}')}"]
         one = lanes.write(f"extractelement {lanes.vector(stream.stored)} {value}, i64 0")
         return [
             *lines, f"  store {stream.stored} {one}, ptr %b.{stream.name}, align {stream.itemsize}"

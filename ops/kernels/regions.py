@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -21,7 +21,7 @@ from graphflow.op import Op
 from graphflow.ops.kernels import emit, reductions
 from graphflow.ops.kernels.address import address, aligned, fresh
 from graphflow.ops.kernels.emit import Applied, Operand, Region, Source, attributes
-from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
+from graphflow.ops.kernels.native import Task, compiler, named, vector_width
 from graphflow.ops.kernels.passes import LANES
 from graphflow.ops.kernels.rowwise import form_of
 from graphflow.ops.kernels.threads import current_pool
@@ -91,21 +91,19 @@ def _trace(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) ->
 
 
 class Kernel:
-    """The native function of a region, compiled when it is first wanted."""
+    """The native function of a region."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        width = vector_width()
-        wide = width == 16
-        self.source: Source = (
-            reductions.write(region, wide) if region.over else emit.write(region, width, wide)
-        )
-        self.name, self.text = named(self.source.body, self.source.needs)
+        self.source = self._written()
         self._tasks: dict[tuple[int, ...], Task] = {}
 
-    @cached_property
-    def function(self) -> Function:
-        return compiler().function(self.name, self.text)
+    def _written(self, short: bool = False) -> Source:
+        width = vector_width()
+        wide = width == 16
+        if self.region.over:
+            return reductions.write(self.region, wide)
+        return emit.write(self.region, width, wide, short)
 
     def task(self, sizes: tuple[int, ...]) -> Task:
         """The kernel for these sizes of the collapsed axes."""
@@ -124,7 +122,10 @@ class Kernel:
         work = self.nanoseconds(prod(sizes), rows)
         row = sizes[-1] if region.rank > 1 or region.over else 1
         row = 0 if region.over == "columns" else row
-        return Task(self.name, self.text, tuple(meta), rows, work, scratch, row=row)
+        short = not region.over and 1 < row < emit.LONG
+        written = self._written(short) if short else source
+        name, text = named(written.body, written.needs)
+        return Task(name, text, tuple(meta), rows, work, scratch, row=row)
 
     def _frame(self, sizes: tuple[int, ...]) -> tuple[list[int], int, int]:
         """The sizes that the function is given, how many units it does, and bytes of scratch."""
@@ -212,7 +213,7 @@ class Launch:
         self._meta = np.array(task.sizes, np.int64)
         self._rows = task.rows
         self._given = [(_pointer(table), _pointer(self._meta)) for table in self._tables]
-        function = kernel.function
+        function = compiler().function(task.name, task.text)
         self._function = function.freed if work > FREED else function.held
         self._alone = partial(
             self._function, *self._given[0], ctypes.c_int64(0), ctypes.c_int64(self._rows)

@@ -158,9 +158,24 @@ def test_a_result_may_be_written_over_an_operand() -> None:
     assert same(over, want[1]) and same(beside, want[0])
 
 
+@pytest.mark.parametrize("name", ["gelu", "tanh", "log1p", "sin"])
+@pytest.mark.parametrize("length", [2, 7, 63, 64, 65, 100, 257])
+def test_an_elements_bits_do_not_depend_on_how_many_a_row_has(name: str, length: int) -> None:
+    x = np.random.default_rng(0).normal(size=(9, length)).astype("float32")
+    bias = np.zeros(length, "float32")
+    operands = (Operand("float32", (True, True)), Operand("float32", (False, True)))
+    ops = (
+        Applied(REGISTRY["add"], (), ((False, 0), (False, 1))),
+        Applied(REGISTRY[name], (), ((True, 0),)),
+    )
+    (rows,) = launched(Region(2, operands, ops, (1,)), [x, bias], x.shape)
+    (flat,) = launched(chain(Operand("float32", (True,)), (name,), (0,)), [x.ravel()], (x.size,))
+    assert same(rows.ravel(), flat)
+
+
 def test_a_kernels_code_uses_vector_registers() -> None:
     kernel = kernel_of(chain(Operand("float32", (True,)), ("gelu",), (0,)))
-    code = compiler().assembly(kernel.text)
+    code = compiler().assembly(kernel.task((1000,)).text)
     features = compiler().features.split(",")
     if "+avx512f" in features:
         assert "vfmadd" in code and "zmm" in code
