@@ -47,7 +47,7 @@ def added_where_they_are(graph: Graph, stages: Mapping[Node, int]) -> Graph:
 
 
 def _adds_parts(node: Node, stages: Mapping[Node, int]) -> bool:
-    origin = origin_of(node)
+    origin = origin_of(node, stages)
     made = node.op.name == "add" and node not in stages and origin in stages
     alike = all(t.shape == node.outputs[0].shape for t in node.inputs)
     return made and alike
@@ -55,10 +55,10 @@ def _adds_parts(node: Node, stages: Mapping[Node, int]) -> bool:
 
 def _in_stages(parts: list[Tensor], node: Node, stages: Mapping[Node, int]) -> tuple[Tensor] | None:
     """The sum of some parts, stage by stage; None where no other stage has two of them."""
-    home = stages[origin_of(node)]
+    home = stages[origin_of(node, stages)]
     by_stage: dict[int, list[Tensor]] = {}
     for part in parts:
-        stage = stages.get(part.node, stages.get(origin_of(part.node), home))
+        stage = stages.get(origin_of(part.node, stages), home)
         by_stage.setdefault(stage, []).append(part)
     if all(stage == home or len(found) == 1 for stage, found in by_stage.items()):
         return None

@@ -113,7 +113,7 @@ def every_stage(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
     where they are assigned."""
     found = _every_stage(graph, stages, {})
     assigned = {node.inputs[0].node: found[node] for node in graph.of_op("assign")}
-    kept = {v: stage for v, stage in assigned.items() if origin_of(v) not in stages}
+    kept = {v: stage for v, stage in assigned.items() if origin_of(v, stages) not in stages}
     return _every_stage(graph, stages, kept)
 
 
@@ -123,7 +123,7 @@ def _every_stage(
     found: dict[Node, int] = {}
     late: set[Node] = set()  # gradients, and what is made of them
     for node in graph.nodes:
-        origin = origin_of(node)
+        origin = origin_of(node, stages)
         if node in stages:
             found[node] = stages[node]
         elif node in variables:
@@ -157,7 +157,7 @@ def phases_of(graph: Graph, stages: Mapping[Node, int], schedule: Schedule) -> d
     found: dict[Node, Phase] = {}
     seen = {n for n in graph.nodes if n.op.name in ("placeholder", "constant") or n in stages}
     for node in graph.nodes:
-        origin = origin_of(node)
+        origin = origin_of(node, stages)
         if node.op.name in ("assign", "group", *FREE) or origin.op.name == "variable":
             continue
         if node in stages:

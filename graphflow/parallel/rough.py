@@ -109,7 +109,7 @@ class Outline:
         if stages is None:
             passes = columns[~self._late].sum(axis=0).max() / beside
             return [float(passes)], float(columns[self._late].sum(axis=0).max()) / candidate.model
-        where = np.array([stages.get(n, stages.get(origin_of(n), 0)) for n in self._made.nodes])
+        where = np.array([stages.get(origin_of(n, stages), 0) for n in self._made.nodes])
         found, late = [], [0.0]
         for at in range(candidate.stages):
             mine = where % candidate.stages == at

@@ -7,7 +7,7 @@ constants are in none, for they are wherever they are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -229,9 +229,10 @@ def _in_order(nodes: Sequence[Node], device: Mapping[Node, int]) -> dict[int, in
 # Phases ---------------------------------------------------------------------------------------
 
 
-def origin_of(node: Node) -> Node:
-    """The node of the user's that a node was made for: a gradient's, an update's."""
-    while node.origin is not None:
+def origin_of(node: Node, stages: Container[Node] = ()) -> Node:
+    """The node of the user's that a node was made for: a gradient's, an update's. A network may
+    have gradients in it: then the first that is in a stage."""
+    while node.origin is not None and node not in stages:
         node = node.origin
     return node
 
@@ -246,9 +247,9 @@ def weight_gradients(graph: Graph, forward: Mapping[Node, int]) -> set[Node]:
     for node in reversed(graph.nodes):
         if node in forward:
             continue
-        mine = origin_of(node)
+        mine = origin_of(node, forward)
         for reader in graph.consumers[node]:
-            other = origin_of(reader)
+            other = origin_of(reader, forward)
             onward = other is not mine and other in forward and other.op.name != "variable"
             if reader in passes_on or onward:
                 passes_on.add(node)

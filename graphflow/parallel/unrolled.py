@@ -24,7 +24,7 @@ from graphflow.parallel.batch import equal_sizes
 from graphflow.parallel.layouts import whole
 from graphflow.parallel.mesh import MICRO, Cuts, Mesh, Piece, Split
 from graphflow.parallel.pipeline import every_stage, phases_of
-from graphflow.parallel.schedule import Schedule, Task, sequence
+from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, Share
 from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import FREE
@@ -44,8 +44,9 @@ def unrolled(
 ) -> Sharded:
     """A training graph as a pipeline that does not flush.
 
-    What is fetched is, for scalars, the mean over the micro-batches; for what has the batch as its
-    first axis, all of them in their order; and for updates what they are.
+    What is fetched is, for scalars, the mean over the micro-batches (of what updates make, over
+    these); for what has the batch as its first axis, all of them in their order; for variables what
+    they were as the window began, and for updates what they are.
 
     Args:
         graph: as the user built it for one micro-batch, with gradients and updates.
@@ -79,7 +80,6 @@ class _Unrolling:
         self.known = known
         self.stages = stages
         self.where = every_stage(graph, stages)
-        self.phases = phases_of(graph, stages, schedule)
         count = schedule.microbatches
         self.mesh = Mesh({MICRO: count}, [DeviceName()] * count, frozenset({MICRO}))
         self.cuts = Cuts(self.mesh)
@@ -90,7 +90,11 @@ class _Unrolling:
         self.variables = {v: self._variable(v) for v in graph.variables}
         self.history = {v: [pieces.nodes[0].outputs[0]] for v, pieces in self.variables.items()}
         self.updated = {node.inputs[0].node for node in graph.of_op("assign")}
-        self.copies: list[dict[Tensor, Tensor]] = []
+        phases = phases_of(graph, stages, schedule)
+        later = self._goes_on(phases)
+        self.phases = {n: phase for n, phase in phases.items() if n not in later}
+        self.copies: list[dict[Tensor, Tensor]] = []  # by micro-batch
+        self.made: list[dict[Tensor, Tensor]] = []  # by update
 
     def run(self) -> Sharded:
         group, count = self.schedule.group, self.schedule.microbatches
@@ -201,7 +205,7 @@ class _Unrolling:
             if node.op.name == "variable":
                 mapped[node.outputs[0]] = self.history[node][-1]
             elif node.op.name == "assign":
-                mapped[node.outputs[0]] = mapped[node.inputs[1]]
+                mapped[node.outputs[0]] = self._gradient(node.inputs[1], mapped, members, node)
             elif self._is_update(node):
                 inputs = tuple(self._gradient(t, mapped, members, node) for t in node.inputs)
                 with made_by(node, f"update={members[-1]}/", self._device(node, 0)):
@@ -209,6 +213,22 @@ class _Unrolling:
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
         for node in self.graph.of_op("assign"):
             self.history[node.inputs[0].node].append(mapped[node.outputs[0]])
+        self.made.append(mapped)
+
+    def _goes_on(self, phases: Mapping[Node, Phase]) -> set[Node]:
+        """What is computed besides the network from variables that are updated, to update them (a
+        mean of weights over steps), and what reads that: it goes on from the newest version."""
+        besides = [n for n, phase in phases.items() if phase == "F" and n not in self.stages]
+        needed: set[Node] = set()
+        for node in reversed(besides):
+            if any(r not in phases or r in needed for r in self.graph.consumers[node]):
+                needed.add(node)
+        found: set[Node] = set()
+        for node in besides:
+            sources = {t.node for t in node.inputs}
+            if sources & found or (node in needed and sources & self.updated):
+                found.add(node)
+        return found
 
     def _is_update(self, node: Node) -> bool:
         """Whether an update makes a node: what it reads, and zeros and such of its own size."""
@@ -219,9 +239,10 @@ class _Unrolling:
         self, tensor: Tensor, mapped: dict[Tensor, Tensor], members: range, reader: Node
     ) -> Tensor:
         """What an update reads: of what micro-batches have made, the mean; of rows of a table, all
-        with their part in that; of what is no float (a batch's size), the last."""
+        with their part in that; of what is no float (a batch's size), the last; and what is one
+        thing for all of them (a rate that is fed) as it is."""
         if tensor not in mapped:
-            parts = [self.copies[i][tensor] for i in members]
+            parts = list(dict.fromkeys(self.copies[i][tensor] for i in members))
             with made_by(tensor.node, "mean/", self._device(reader, 0)):
                 mapped[tensor] = parts[-1] if len(parts) == 1 else self._together(tensor, parts)
         return mapped[tensor]
@@ -245,18 +266,22 @@ class _Unrolling:
             return group
         if node.op.name == "assign":
             return self._fetched_update(tensor)
-        parts = [copy[tensor] for copy in self.copies if tensor in copy]
+        if node.op.name == "variable":
+            return self.history[node][0]
+        copies = self.copies if tensor in self.copies[0] else self.made
+        parts = [copy[tensor] for copy in copies]
         with made_by(node, "fetched/", self._device(node, 0)):
             if tensor.ndim and alone(tensor.shape[0]) in self.symbols:
                 joined: Tensor = FUNCTIONS["concat"](parts)
                 return joined
-            if tensor.ndim == 0 and parts:
+            if tensor.ndim == 0 and is_inexact(tensor.dtype):
                 mean: Tensor = reduce(add, parts) * (1.0 / len(parts))
                 return mean
         raise ScheduleError(
             f"fetch {node.name!r} (made at {node.location}) of shape {tensor.shape} has a value "
-            "for each micro-batch of a pipeline without flush; fetch scalars, of which it gives "
-            "the mean, or tensors with the batch as first axis"
+            "for each micro-batch of a pipeline without flush; fetch floats without axes, of which "
+            "it gives the mean (x.astype('float32') of a count), or tensors with the batch as "
+            "first axis"
         )
 
     def _fetched_update(self, tensor: Tensor) -> Tensor:
