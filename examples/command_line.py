@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -42,6 +43,8 @@ def check_folder(parser: argparse.ArgumentParser, option: str, folder: Path) -> 
 def run(main: Callable[[], None]) -> None:
     """Run a program. What is wrong becomes a line and an exit status that is not 0."""
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without "×" gets a "?"
+            sys.stdout.reconfigure(errors="replace")
         main()
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -51,7 +54,7 @@ def run(main: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except ModuleNotFoundError as error:
-        _end(f"{error}; the examples' libraries come with pip install '.[demo,viz,onnx]'")
+        _end(f"{error}; the examples' libraries come with pip install '.[demo,viz,onnx,metrics]'")
     except (gf.errors.GraphflowError, OSError) as error:
         _end(str(error).partition("\n")[0])
 

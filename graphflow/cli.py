@@ -6,6 +6,7 @@ script keeps its own.
 
 from __future__ import annotations
 
+import io
 import runpy
 import sys
 from collections.abc import Sequence
@@ -432,6 +433,9 @@ def _scaled(value: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for wrong arguments, 1 for other errors, 130
     for Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a locale cannot write is a "?", no error
+            stream.reconfigure(errors="replace")
     try:
         result = app(arguments, standalone_mode=False)
         code = result if isinstance(result, int) else 0
