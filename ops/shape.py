@@ -357,7 +357,10 @@ def repeat(x: Tensor, repeats: Size | Sequence[int], axis: int | None = None) ->
         return repeat(reshape(x, (-1,)), repeats, 0)
     at = normalize_axis(axis, x.ndim)
     if not isinstance(repeats, int | np.integer | Dim):
-        counts = np.asarray(repeats)
+        try:
+            counts = np.asarray(repeats)
+        except ValueError:  # lists of different lengths
+            counts = np.empty(0)
         if counts.dtype.kind not in "iu" or counts.shape != (x.shape[at],) or (counts < 0).any():
             raise ArgumentError(f"axis {at} of size {x.shape[at]} takes as many counts >= 0")
         taken: Tensor = REGISTRY["take"](x, np.repeat(np.arange(len(counts)), counts), axis=at)
