@@ -256,8 +256,8 @@ def _numbers(optimizer: Optimizer, **values: Any) -> None:
 @spelt(ArgumentError)
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent: v ← momentum·v + g; w ← w − lr·v, or w − lr·(g + momentum·v) with
-    `nesterov`.
+    """Gradient descent: g ← g + weight_decay·w; v ← momentum·v + g; w ← w − lr·v, or
+    w − lr·(g + momentum·v) with `nesterov`.
 
     Source: Sutskever et al., ICML 2013, in the form that torch.optim.SGD uses.
     """
@@ -265,9 +265,10 @@ class SGD(Optimizer):
     lr: Rate
     momentum: float = 0.0
     nesterov: bool = False
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _numbers(self, lr=self.lr, momentum=self.momentum)
+        _numbers(self, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         if not isinstance(self.nesterov, bool):
             raise ArgumentError(
                 f"SGD at {user_location()}: nesterov is True or False, not {self.nesterov!r}"
@@ -276,6 +277,8 @@ class SGD(Optimizer):
             raise ArgumentError(f"SGD at {user_location()}: nesterov needs a momentum above 0")
 
     def _update(self, value: Tensor, gradient: Tensor, target: Target, shared: Any) -> Tensor:
+        if self.weight_decay:
+            gradient = gradient + value * self.weight_decay
         direction = gradient
         if self.momentum:
             new = target.read("momentum") * self.momentum + gradient
@@ -284,7 +287,7 @@ class SGD(Optimizer):
         return moved(value, self.lr, direction)
 
     def _rests_at_zero(self) -> bool:
-        return not self.momentum
+        return not self.momentum and not self.weight_decay
 
 
 @spelt(ArgumentError)

@@ -19,8 +19,9 @@ STEPS = 20
 # The formulas, from the papers and torch's documentation --------------------------------------
 
 
-def _sgd(rate: float, momentum: float = 0.0, nesterov: bool = False) -> Rule:
+def _sgd(rate: float, momentum: float = 0.0, nesterov: bool = False, decay: float = 0.0) -> Rule:
     def step(w: Array, g: Array, slots: dict[str, Array], t: int) -> Array:
+        g = g + decay * w
         if not momentum:
             return w - rate * g
         slots["v"] = momentum * slots.get("v", np.zeros_like(w)) + g
@@ -64,6 +65,8 @@ CASES: Sequence[tuple[Any, Rule]] = [
     (gf.optim.SGD(0.05, momentum=0.9), _sgd(0.05, 0.9)),
     (gf.optim.SGD(lr=0.05, momentum=0.9, nesterov=True), _sgd(0.05, 0.9, True)),
     (gf.optim.SGD(0.05, 0.9, True), _sgd(0.05, 0.9, True)),
+    (gf.optim.SGD(0.1, weight_decay=0.2), _sgd(0.1, decay=0.2)),
+    (gf.optim.SGD(0.05, 0.9, True, weight_decay=0.2), _sgd(0.05, 0.9, True, 0.2)),
     (gf.optim.Adam(lr=0.1), _adam(0.1)),
     (gf.optim.Adam(0.1, beta1=0.5, beta2=0.9, epsilon=1e-3), _adam(0.1, 0.5, 0.9, 1e-3)),
     (gf.optim.AdamW(lr=0.1, weight_decay=0.1), _adam(0.1, decay=0.1)),
