@@ -94,11 +94,10 @@ class Lifetime:
         if self._closed:
             self.heed()
             raise SessionError("the session is closed; open another one")
-        if self.stream is not None and self.stream is not keep:
-            with self.lock:  # another thread may have come first
-                stream, self.stream = self.stream, None
-                if stream is not None:
-                    stream.retreat()
+        stream = self.stream
+        if stream is not None and stream is not keep:
+            with self.lock:
+                self.undo(stream)
         if self._process != os.getpid():
             raise SessionError(
                 f"the session belongs to process {self._process}, of which this one is a fork "
@@ -107,6 +106,12 @@ class Lifetime:
         lost = self.steps.lost
         if lost is not None:
             self.recovery.lost(lost)
+
+    def undo(self, stream: Stream) -> None:
+        """Undo what a stream began ahead, and let its feeds go; unless another thread has."""
+        if self.stream is stream:
+            self.stream = None
+            stream.retreat()
 
     def after(self) -> None:
         """After a step: perhaps write a checkpoint, perhaps leave."""
@@ -158,6 +163,7 @@ class Lifetime:
                 self.drain.end()
             if self.server is not None:
                 self.server.close()
+            self.stream = None
             self.hosts.close()
             # A closed session may be kept, in a notebook: not what it took, arrays among it.
             self.deployment.undeploy(None)

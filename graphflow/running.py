@@ -3,6 +3,7 @@ that are begun ahead."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -64,19 +65,20 @@ class Running:
         """
         known = partial(self._deployment.known, tensors)
         stream = Stream(self._steps, feeds, count, known, partial(run, tensors))
-        life = self._life
+        life, thread = self._life, 0
         try:
             for number in range(1, count + 1):
                 with life.lock:
                     life.check(keep=stream)
-                    life.stream = stream
+                    life.stream, thread = stream, threading.get_ident()
                     values = stream.step(number)
                 yield rebuild(values)
         finally:
-            with life.lock:
-                stream.retreat()
-                if life.stream is stream:
-                    life.stream = None  # what the feeds hold is let go
+            # The garbage collector may end it on any thread and in the middle of anything, where
+            # nothing can be waited for: then the next call undoes what was begun.
+            if thread == threading.get_ident() and not life.lock._is_owned():
+                with life.lock:
+                    life.undo(stream)
 
     def undo(self) -> None:
         """End what was begun ahead."""

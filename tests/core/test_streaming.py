@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,34 @@ def test_a_generator_of_feeds_is_let_go_at_the_end_and_by_who_stops_early(
     del results
     gc.collect()
     assert ended == [True]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_garbage_collector_may_end_it_in_the_middle_of_what_undoes_it(
+    session: gf.Session, model: Model, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, undone = session._steps, []
+    undo = steps.undo
+    results = session.run(model.update, itertools.repeat(model.feeds(1)[0]), steps=9)
+    next(results), next(results)
+    assert ahead(session)
+    held, before = [results], session.step
+    del results
+
+    def collected(begun: Any) -> None:
+        undone.append(len(begun))
+        if elsewhere:
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive()
+        else:
+            held.clear()
+        undo(begun)
+
+    monkeypatch.setattr(steps, "undo", collected)
+    session.run(model.other)
+    assert session.step == before + 1 and len(undone) == 1
 
 
 def test_no_more_feeds_are_taken_than_there_are_steps(session: gf.Session, model: Model) -> None:
