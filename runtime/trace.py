@@ -40,8 +40,8 @@ DEPARTURE, ARRIVAL = "departure", "arrival"
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective over several devices: its number in the graph, what it does (`all_reduce`), its
-    devices, and the bytes that each gives."""
+    """A device's part in a collective over several: its number in the graph, what it does
+    (`all_reduce`), the devices, and the bytes that this one gives."""
 
     group: int
     kind: str

@@ -103,7 +103,7 @@ class ExchangeTraffic:
     """What one collective did in the traced steps. Times are in seconds.
 
     Attributes:
-        bytes: that each device gives.
+        bytes: the most that a device gives: pieces of a size that does not divide differ.
         count: steps in which it ran.
         taking: median time from when the last device took part until the last had its result; p95:
             what 95 of 100 did not exceed.
@@ -185,9 +185,10 @@ def _exchanged(runs: list[tuple[Step, list[Event]]]) -> ExchangeTraffic | None:
         error = max([error, *(step.error_between(*pair) for pair in pairs)])
     if not taking:
         return None
+    given = max(event.bytes for _, events in runs for event in events)
     return ExchangeTraffic(
-        name, exchange.kind, exchange.devices, exchange.bytes, len(taking), median(taking),
-        _p95(taking), median(apart), error,
+        name, exchange.kind, exchange.devices, given, len(taking), median(taking), _p95(taking),
+        median(apart), error,
     )  # fmt: skip
 
 

@@ -317,6 +317,17 @@ def test_collectives_are_timed_from_when_the_last_device_takes_part() -> None:
     assert slice_["args"]["exchange"] == "all_reduce" and slice_["args"]["devices"] == [A, B]
 
 
+def test_of_unequal_pieces_the_largest_is_told_whichever_comes_first() -> None:
+    for sizes in ((64, 96), (96, 64)):
+        groups = {
+            key: Exchange(0, "all_gather", (A, B), size)
+            for key, size in zip(GROUPS, sizes, strict=True)
+        }
+        made = Trace()
+        made.add_step(1, 0, 10**10, exchanged(1, MS), {}, exchanges=groups)
+        assert made.exchanges[0].bytes == 96
+
+
 def test_a_collective_in_which_a_device_is_missing_is_left_out() -> None:
     made = Trace()
     made.add_step(1, 0, 10**10, exchanged(1, MS)[:2], {}, exchanges=GROUPS)
