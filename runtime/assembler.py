@@ -27,11 +27,11 @@ from graphflow.runtime.wire import (
 ENTRIES = 1 << 17  # arrays that one session may have under way to one process
 
 
-def check_header(chunk: Chunk, data: Buffer) -> np.dtype[Any]:
-    """The dtype of a chunk whose header is consistent with itself and with its data.
+def check_header(chunk: Chunk) -> np.dtype[Any]:
+    """The dtype of an array of which a chunk says what is consistent.
 
     Raises:
-        ProtocolError: it is not consistent.
+        ProtocolError: it is not.
     """
     dtype = dtype_of(chunk.dtype)
     nbytes = nbytes_of(chunk.shape, dtype)
@@ -42,18 +42,28 @@ def check_header(chunk: Chunk, data: Buffer) -> np.dtype[Any]:
             f"an array of shape {chunk.shape} and dtype {chunk.dtype} has {nbytes} bytes, "
             f"but its header says {chunk.nbytes}"
         )
-    left = nbytes - chunk.offset
+    return dtype
+
+
+def _check_piece(chunk: Chunk, data: Buffer) -> None:
+    """Looks at how many bytes come with a chunk.
+
+    Raises:
+        ProtocolError: they are not those that belong at its place.
+    """
     if isinstance(data, Borrowed):
         if chunk.offset:
             raise ProtocolError(f"an array that is lent starts at byte {chunk.offset}")
-    elif not any(
+        return
+    left = chunk.nbytes - chunk.offset
+    if not any(
         len(data) == min(size, left) and chunk.offset % size == 0
         for size in (CHUNK_BYTES, FAR_CHUNK_BYTES)
     ):
         raise ProtocolError(
-            f"a chunk of {len(data)} bytes at byte {chunk.offset} of {nbytes} has the wrong size"
+            f"a chunk of {len(data)} bytes at byte {chunk.offset} of {chunk.nbytes} has the wrong "
+            "size"
         )
-    return dtype
 
 
 @dataclass
@@ -62,6 +72,16 @@ class _Partial:
     array: Array
     memory: Array  # the same bytes, flat
     filled: int
+
+
+def _is_of(header: Chunk, chunk: Chunk) -> bool:
+    """Whether a chunk is of the array that another one is of."""
+    return (
+        chunk.nbytes == header.nbytes
+        and chunk.dtype == header.dtype
+        and chunk.shape == header.shape
+        and chunk.axes == header.axes
+    )
 
 
 class Purse:
@@ -101,13 +121,11 @@ class Assembler:
             MessageTooLarge: the array does not fit in the budget.
         """
         key = (origin, chunk.purpose, chunk.number, chunk.name)
-        dtype = check_header(chunk, data)
+        _check_piece(chunk, data)
         partial = self._partial.get(key)
         if partial is None:
-            partial = self._start(key, chunk, dtype, data)
-        header = partial.header
-        same = (chunk.dtype, chunk.shape, chunk.axes) == (header.dtype, header.shape, header.axes)
-        if not same or chunk.offset != partial.filled:
+            partial = self._start(key, chunk, data)
+        elif not _is_of(partial.header, chunk) or chunk.offset != partial.filled:
             raise ProtocolError(
                 f"a chunk of {chunk.purpose} {chunk.name} does not continue the one before it"
             )
@@ -123,9 +141,8 @@ class Assembler:
         self._whole[key] = partial.array
         return True
 
-    def _start(
-        self, key: tuple[int, str, int, Key], chunk: Chunk, dtype: Any, data: Buffer
-    ) -> _Partial:
+    def _start(self, key: tuple[int, str, int, Key], chunk: Chunk, data: Buffer) -> _Partial:
+        dtype = check_header(chunk)
         if chunk.offset:
             raise ProtocolError(f"{chunk.purpose} {chunk.name} starts at byte {chunk.offset}")
         if key in self._whole:

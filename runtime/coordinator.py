@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -75,8 +75,7 @@ class _Program:
     free: bool = False  # a step of it changes nothing that another one reads, or that is seen
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(NamedTuple):
     """A step that was begun and is not decided."""
 
     step: int
@@ -304,19 +303,17 @@ class RemoteHosts(Members):
         if self._failed:
             order.bindings[FAILED] = self._failed
         request = next(self._requests)
+        told = changed(order, request=request)
+        unfed = Order(told)
         orders = {}
         for worker in loaded.workers:
             given = feeds.get(worker)
-            if given:
-                orders[worker] = self._fed(order, request, worker, given, waits)
-            else:
-                orders[worker] = Order(changed(order, request=request))
+            orders[worker] = self._fed(told, worker, given, waits) if given else unfed
         return request, orders
 
     def _fed(
         self,
         order: Compute,
-        request: int,
         worker: int,
         feeds: Mapping[str, Array],
         waits: bool,
@@ -336,10 +333,11 @@ class RemoteHosts(Members):
                 before.append(name)
                 sent: Array | Chunk = array
                 if self._loop is not None:
-                    sent = self._loop.loans[worker].lend("feed", request, name, array, later=waits)
+                    loans = self._loop.loans[worker]
+                    sent = loans.lend("feed", order.request, name, array, later=waits)
                 arrays.append(("feed", name, sent))
         self._activity.fed(nbytes)
-        return Order(changed(order, request=request, feeds=before, small=inside), arrays)
+        return Order(changed(order, feeds=before, small=inside), arrays)
 
     # Variables -----------------------------------------------------------------------------------
 

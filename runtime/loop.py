@@ -299,7 +299,7 @@ class Loop:
         waits for one takes over from the watch."""
         try:
             while not (pending.outcome or came or self._stopping or self._helm.wanted):
-                self._turn(until)
+                self._turn(pending, until)
                 if time.monotonic() >= until:
                     break
             if self._stopping:
@@ -309,8 +309,9 @@ class Loop:
             self._failure, self._stopping = error, True
             self._fail_all()
 
-    def _turn(self, until: float) -> None:
-        """Handles what has come, after waiting for it if there is nothing yet."""
+    def _turn(self, pending: Pending, until: float) -> None:
+        """Handles what has come, after waiting for it if there is nothing yet; without, if the
+        operation has an outcome by then: of a step that was begun ahead, all may be there."""
         events = self._events
         while events:
             self._handle(events.popleft())
@@ -325,7 +326,7 @@ class Loop:
             self._miss()
             due = self._machine.wake_at(0.0)
         self._due = due
-        due = min(due, until)
+        due = min(due, until) if pending.outcome is None else now
         for worker in list(self._full) if self._full else ():
             due = min(due, now + _RETRY)
             self._flush(worker)

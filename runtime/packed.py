@@ -1,10 +1,10 @@
-"""The three messages that every step sends, as frames that are looked up rather than parsed.
+"""What steps send: messages as frames that are looked up rather than parsed.
 
 A process that has just woken up finds nothing of what it does in the processor's caches, so what
 reads any message, field by field, takes ten times as long as in a loop. In these frames numbers
 have fixed places, and what is the same in all steps (who sends, which program, the names of sizes
-and feeds) is a string of bytes that the receiver nearly always has seen before. A message that
-holds anything beyond that goes as all others do, see `wire`.
+and feeds, which array a piece is of) is a string of bytes that the receiver nearly always has seen
+before. A message that holds anything beyond that goes as all others do, see `wire`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from typing import Any
 
 from graphflow.errors import ProtocolError
 from graphflow.runtime.fields import check_of, made
-from graphflow.runtime.messages import Compute, Count, Done, Envelope, Message, Small, Tensor
+from graphflow.runtime.messages import (
+    Chunk,
+    Compute,
+    Count,
+    Done,
+    Envelope,
+    Key,
+    Message,
+    Small,
+    Tensor,
+)
 from graphflow.runtime.plain import read, write
 
 MARK = 0xC1
@@ -26,6 +36,7 @@ MARK = 0xC1
 
 _HEAD = struct.Struct("<BBHqqq")  # mark, kind, bytes about the sender, step, sequence, acknowledged
 _COMPUTE = struct.Struct("<qqqdBHH")  # request, commits, follows, deadline, flags, sizes, template
+_CHUNK = struct.Struct("<qqqqq")  # number, offset, checksum, slot, turn; then what it is a piece of
 _REQUEST = struct.Struct("<q")
 _COUNT = struct.Struct("<H")  # of small arrays
 _SIZE = struct.Struct("<I")  # of each, before its bytes
@@ -36,6 +47,7 @@ _KNOWN = 1024  # of these that are remembered
 
 _check_sender = check_of(tuple[str, Count, int, str])
 _check_template = check_of(tuple[str, list[str], list[str]])
+_check_whole = check_of(tuple[str, Key, str, list[Count], list[Count], Count])
 
 
 def pack(envelope: Envelope, message: Message) -> bytes | None:
@@ -176,6 +188,52 @@ def _read_tensor(frame: Any, start: int) -> Tensor:
     return made(Tensor, {"array": bytes(frame[start:])})
 
 
+# Chunk -------------------------------------------------------------------------------------------
+
+
+@lru_cache(_KNOWN)
+def _whole_bytes(
+    purpose: str, name: Key, dtype: str, shape: tuple[int, ...], axes: tuple[int, ...], nbytes: int
+) -> bytes:
+    return write((purpose, name, dtype, shape, axes, nbytes))
+
+
+@lru_cache(_KNOWN)
+def _whole(packed: bytes) -> tuple[str, Key, str, list[int], list[int], int]:
+    """The array that a chunk is a piece of."""
+    whole: tuple[str, Key, str, list[int], list[int], int]
+    whole = _check_whole(_plain(packed), "chunk")
+    return whole
+
+
+def _write_chunk(message: Chunk) -> bytes | None:
+    try:
+        whole = _whole_bytes(
+            message.purpose, message.name, message.dtype, tuple(message.shape),
+            tuple(message.axes), message.nbytes,
+        )  # fmt: skip
+        if len(whole) > _SAME_CAP:
+            return None
+        numbers = _CHUNK.pack(
+            message.number, message.offset, message.checksum, message.slot, message.turn
+        )
+        return numbers + whole
+    except (struct.error, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _read_chunk(frame: Any, start: int) -> Chunk:
+    number, offset, checksum, slot, turn = _CHUNK.unpack_from(frame, start)
+    if number < 0 or offset < 0 or checksum < 0 or slot < 0 or turn < 0:
+        raise ProtocolError("a packed piece of an array has a number below 0")
+    purpose, name, dtype, shape, axes, nbytes = _whole(bytes(frame[start + _CHUNK.size :]))
+    return made(Chunk, {
+        "purpose": purpose, "number": number, "name": name, "dtype": dtype, "shape": shape,
+        "axes": axes, "nbytes": nbytes, "offset": offset, "checksum": checksum, "slot": slot,
+        "turn": turn,
+    })  # fmt: skip
+
+
 # Small arrays ------------------------------------------------------------------------------------
 
 
@@ -204,7 +262,9 @@ def _parted(frame: Any, start: int) -> list[Small]:
 
 _Writer = Callable[[Any], bytes | None]
 _WRITERS: dict[type[Message], _Writer] = {
-    Compute: _write_compute, Done: _write_done, Tensor: _write_tensor,
+    Compute: _write_compute, Done: _write_done, Tensor: _write_tensor, Chunk: _write_chunk,
 }  # fmt: skip
 _KINDS = {kind: number for number, kind in enumerate(_WRITERS)}
-_READERS: list[Callable[[Any, int], Message]] = [_read_compute, _read_done, _read_tensor]
+_READERS: list[Callable[[Any, int], Message]] = [
+    _read_compute, _read_done, _read_tensor, _read_chunk,
+]  # fmt: skip

@@ -26,7 +26,7 @@ from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key
 from graphflow.runtime.packed import MARK, pack, unpack
 from graphflow.runtime.plain import read, write
 
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 1 << 20  # bytes of an array in one frame
 FAR_CHUNK_BYTES = 256 << 10  # the same, to another host

@@ -122,18 +122,15 @@ class Operation:
         Raises:
             ProtocolError: an array's dtype has no name on the wire.
         """
-        orders = self.begin.orders
-        if not any(order.arrays for order in orders.values()):
-            return {}
-        return {
-            worker: [
-                piece
-                for purpose, name, array in order.arrays
-                for piece in pieces(purpose, self.begin.request, name, array, far=far[worker])
-            ]
-            for worker, order in orders.items()
-            if order.arrays
-        }
+        found = {}
+        for worker, order in self.begin.orders.items():
+            if order.arrays:
+                found[worker] = [
+                    piece
+                    for purpose, name, array in order.arrays
+                    for piece in pieces(purpose, self.begin.request, name, array, far=far[worker])
+                ]
+        return found
 
     def accept(self, worker: int, message: Message, inbox: Assembler) -> None:
         """Takes a worker's reply, with the arrays that came before it.
@@ -170,7 +167,10 @@ class UnderWay(dict[int, Operation]):
 
     def step(self, number: int) -> Operation | None:
         """The step of that number."""
-        return next((each for each in self.steps() if each.begin.step == number), None)
+        for operation in self.values():
+            if operation.begin.step == number and operation.is_step:
+                return operation
+        return None
 
     def before(self, step: Operation) -> Operation | None:
         """The step that one follows."""
@@ -178,7 +178,8 @@ class UnderWay(dict[int, Operation]):
 
     def after(self, step: Operation) -> list[Operation]:
         """The steps that follow one."""
-        return [each for each in self.steps() if each.begin.follows == step.begin.step]
+        number = step.begin.step
+        return [each for each in self.values() if each.begin.follows == number and each.is_step]
 
     def of(self, worker: int) -> list[Operation]:
         """Those in which a worker takes part."""

@@ -37,8 +37,7 @@ class Begin(NamedTuple):
     held: bool = False
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(NamedTuple):
     """The event that lets a step that was held be decided."""
 
     request: int

@@ -245,11 +245,17 @@ def test_headers_of_arrays_are_refused_before_memory_is_taken(served: Served) ->
 @pytest.mark.parametrize("shape", [[-2, -3], [-1], [2.0, 3], [True], ["2"], 6, None, [[2]]])
 def test_sizes_that_are_none_do_not_even_decode(shape: Any) -> None:
     chunk = Chunk("edge", 1, 1, "float32", [2, 3], [0, 1], 24, 0)
+    body = [shape if f.name == "shape" else getattr(chunk, f.name) for f in fields(Chunk)]
     with Stranger("tcp://127.0.0.1:1") as sender:
-        plain_data = msgpack.unpackb(encode(sender.envelope(), chunk))
-    plain_data[2][[field.name for field in fields(Chunk)].index("shape")] = shape
+        envelope = sender.envelope()
     with pytest.raises(ProtocolError, match="shape"):
-        decode(msgpack.packb(plain_data))
+        decode(msgpack.packb(["Chunk", envelope, body]))
+    frame = encode(envelope, chunk)
+    whole = msgpack.packb(("edge", 1, "float32", [2, 3], [0, 1], 24))
+    assert frame.endswith(whole)
+    wrong = msgpack.packb(("edge", 1, "float32", shape, [0, 1], 24))
+    with pytest.raises(ProtocolError):
+        decode(frame.removesuffix(whole) + wrong)
 
 
 class Canary:

@@ -16,12 +16,13 @@ import pytest
 import zmq
 
 import graphflow as gf
-from graphflow.errors import GraphflowError, SessionError, TransportError
+from graphflow.errors import GraphflowError, SessionError, TransportError, WorkerLost
 from graphflow.placement.devices import Device, Worker
 from graphflow.runtime import loop, membership
 from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.messages import Close
-from graphflow.runtime.protocol.orders import Begin, Order
+from graphflow.runtime.pending import Pending
+from graphflow.runtime.protocol.orders import Begin, Gone, Order
 from graphflow.runtime.transport.bell import Bell, Sleeper
 
 
@@ -96,7 +97,7 @@ def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_ope
     session, drives, came = begin(), threading.Event(), list[GraphflowError]()
     pending = session.submit(Begin(1, {0: Order(Close(1))}, 20.0))
 
-    def turn(until: float) -> None:
+    def turn(pending: Pending, until: float) -> None:
         drives.set()
         time.sleep(0.1)  # the session is stopped meanwhile
 
@@ -115,6 +116,24 @@ def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_ope
     thread.join(10.0)
     assert not thread.is_alive() and type(came[0]) is SessionError
     assert len(opened) == 3 and all(map(is_closed, opened))
+
+
+def test_who_has_an_outcome_waits_for_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, waited, mine = begin(), list[float](), threading.get_ident()
+    sleep = session._sleeper.sleep
+
+    def noted(seconds: float, awake: float = 0.0) -> list[int]:
+        if threading.get_ident() == mine:
+            waited.append(seconds)
+        return sleep(seconds, awake)
+
+    monkeypatch.setattr(session._sleeper, "sleep", noted)
+    session.add(Gone(0, "it ended"))
+    for request in range(1, 9):
+        with pytest.raises(WorkerLost):
+            session.ask(Begin(request, {0: Order(Close(request))}, 20.0), 20.0)
+    session.stop()
+    assert waited and max(waited) <= 0
 
 
 def interrupt_at(count: int) -> Any:
