@@ -24,6 +24,9 @@ SLOTS = 12
 ADAM = 6 + SLOTS
 """Bytes that a weight takes while it is trained in mixed precision: 2 for itself, 4 for its
 gradient, which micro-batches add up, and its slots."""
+STEADY = 4
+"""Micro-batches a stage after which a pipeline repeats itself: as many more as there are stages
+take as long as those before, so that long ones need not be run to their end."""
 RESERVED = 0.08
 """Of a device's memory: the context, libraries' workspaces, fragments."""
 
@@ -177,6 +180,24 @@ def _memory(parts: _Parts, layout: Layout) -> float:
     return parts.weights * layout.bytes_of_a_weight + max(kept(first), ends)
 
 
+def makespan(
+    count: int, chunks: int, forwards: list[float], backwards: list[float], transfer: float
+) -> float:
+    """Seconds of a pipeline of so many micro-batches."""
+    total = len(forwards)
+    stages = total // chunks
+
+    def of(count: int) -> float:
+        schedule = one_f_one_b(total, count) if chunks == 1 else interleaved(total, count, chunks)
+        return run(schedule, forwards, backwards, transfer=transfer).makespan
+
+    least = STEADY * stages + count % stages
+    if count <= least + stages:
+        return of(count)
+    first = of(least)
+    return first + (count - least) // stages * (of(least + stages) - first)
+
+
 def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = True) -> Estimate:
     """One layout; its pipeline task by task, or by closed forms."""
     data, tensor, stages, chunks = layout.data, layout.model, layout.stages, layout.chunks
@@ -188,16 +209,11 @@ def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = T
     last = head.forward + head.backward
     link = site.link(stages * tensor * data if stages > 1 else 1)
     transfer = link.latency + parts.boundary / tensor / link.bandwidth
-    total = stages * chunks
     if exact:
-        schedule = one_f_one_b(total, count) if chunks == 1 else interleaved(total, count, chunks)
-        ends = [0.0] * (total - 1) + [1.0]
-        pipeline = run(
-            schedule,
-            [forward + end * head.forward for end in ends],
-            [backward + end * head.backward for end in ends],
-            transfer=transfer,
-        ).makespan
+        ends = [0.0] * (stages * chunks - 1) + [1.0]
+        forwards = [forward + end * head.forward for end in ends]
+        backwards = [backward + end * head.backward for end in ends]
+        pipeline = makespan(count, chunks, forwards, backwards, transfer)
     else:
         each = forward + backward
         pipeline = count * (chunks * each + last) + (stages - 1) * (each + 2 * transfer)

@@ -12,8 +12,10 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ClusterError, MemoryLimitError, ScheduleError
-from graphflow.parallel.estimate import Site
+from graphflow.parallel.estimate import Site, makespan
 from graphflow.parallel.gpt import GPT, block
+from graphflow.parallel.schedule import run
+from graphflow.parallel.schedules import interleaved, one_f_one_b
 from graphflow.parallel.whatif import what_if
 from graphflow.placement.products import PRODUCTS, product, wire
 
@@ -88,6 +90,26 @@ def test_todays_systems_are_met_within_a_twentieth() -> None:
     ]
     assert share[0] == pytest.approx(0.42, rel=0.05)
     assert share[1] < 0.75 * share[0]  # of which these two are the quarter
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+@pytest.mark.parametrize("stages", [1, 3, 8])
+def test_long_pipelines_take_what_they_take_when_they_are_run_to_their_end(
+    stages: int, chunks: int
+) -> None:
+    total = stages * chunks
+    for count in (
+        3 * stages,
+        11 * stages,
+        20 * stages,
+        *((17 * stages + 1,) if chunks == 1 else ()),
+    ):
+        schedule = one_f_one_b(total, count) if chunks == 1 else interleaved(total, count, chunks)
+        for head, transfer in ((0.0, 0.0), (0.1, 0.05), (2.0, 0.4)):
+            forwards, backwards = ([each] * (total - 1) + [each + head] for each in (1.0, 2.0))
+            whole = run(schedule, forwards, backwards, transfer=transfer).makespan
+            found = makespan(count, chunks, forwards, backwards, transfer)
+            assert found == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 8])
