@@ -98,6 +98,7 @@ from graphflow.ops.shape import (
     broadcast_to,
     expand_dims,
     matrix_transpose,
+    meshgrid,
     moveaxis,
     permute_dims,
     repeat,
@@ -131,7 +132,7 @@ from graphflow.ops.transcendental import (
     tan,
     tanh,
 )
-from graphflow.ops.window import concat, flip, roll, split, stack, unstack
+from graphflow.ops.window import concat, diff, flip, roll, split, stack, unstack
 from graphflow.spec import TensorSpec, spec
 from graphflow.vmap import vmap
 
@@ -246,6 +247,7 @@ __all__ = [
     "debug",
     "device",
     "diagonal",
+    "diff",
     "divide",
     "einsum",
     "equal",
@@ -294,6 +296,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "meshgrid",
     "min",
     "minimum",
     "moveaxis",

@@ -321,6 +321,11 @@ def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
     """
     x, indices = as_tensor(x), as_tensor(indices)
     axis = normalize_axis(axis, x.ndim)
+    if indices.ndim != x.ndim:
+        raise ShapeError(
+            f"indices have as many axes as x, not {show_shape(indices.shape)} for "
+            f"{show_shape(x.shape)}; gf.take picks whole rows"
+        )
     places = flat_elements(indices, shape=x.shape, axis=axis)
     return take(reshape(x, (x.size,)), places, 0)
 

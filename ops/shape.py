@@ -7,7 +7,7 @@ memory; the others copy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -326,6 +326,28 @@ def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
     tensors = [as_tensor(x) for x in arrays]
     shape = broadcast_shapes(*(x.shape for x in tensors))
     return [broadcast_to(x, shape) for x in tensors]
+
+
+@function
+def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> list[Tensor]:
+    """Coordinates of a grid: each of n vectors along an axis of its own of n axes, repeated along
+    the others; "xy": the first two axes change places, as in pictures.
+
+    Raises:
+        ShapeError: one is no vector or scalar.
+    """
+    vectors = [as_tensor(x) for x in arrays]
+    if any(x.ndim > 1 for x in vectors):
+        shapes = ", ".join(show_shape(x.shape) for x in vectors)
+        raise ShapeError(f"a grid is made of vectors, not of shapes {shapes}")
+    axes = list(range(len(vectors)))
+    if indexing == "xy":
+        axes[:2] = axes[:2][::-1]
+    along = [
+        reshape(x, (1,) * axis + (x.size,) + (1,) * (len(axes) - 1 - axis))
+        for x, axis in zip(vectors, axes, strict=True)
+    ]
+    return broadcast_arrays(*along)
 
 
 @function

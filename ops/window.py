@@ -33,6 +33,7 @@ from graphflow.spec import (
 
 F = spec("float32", (3, 4))
 CUBE = spec("float32", (2, 3, 4))
+_DIFFERENCES = 1000
 
 # Windows: slice and pad -------------------------------------------------------------------------
 
@@ -218,6 +219,25 @@ def roll(x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None
         moved = int(s) - at_least_one * floordiv(int(s), at_least_one)  # s modulo n
         if moved != 0:
             x = concat([window(x, a, n - moved, moved), window(x, a, 0, n - moved)], a)
+    return x
+
+
+@function
+def diff(x: Tensor, n: int = 1, axis: int = -1) -> Tensor:
+    """Differences of neighbours along an axis, n times: each time one element less, and none where
+    there is none.
+
+    Raises:
+        ArgumentError: n is negative, or above 1000: each time is three nodes.
+        DTypeError: x is bool.
+    """
+    x = as_tensor(x)
+    at = normalize_axis(axis, x.ndim)
+    if not 0 <= n <= _DIFFERENCES:
+        raise ArgumentError(f"differences are taken n times, from 0 to {_DIFFERENCES}, not {n}")
+    before = (slice(None),) * at
+    for _ in range(n):
+        x = x[(*before, slice(1, None))] - x[(*before, slice(None, -1))]
     return x
 
 

@@ -83,9 +83,20 @@ def test_nothing_to_do_makes_no_node() -> None:
     assert G["squeeze"](x) is x
 
 
+@pytest.mark.parametrize("indexing", ["xy", "ij"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_grids_are_numpys(indexing: str, count: int) -> None:
+    vectors = [np.arange(3), np.arange(4.0), np.arange(2)][:count]
+    wanted = np.meshgrid(*vectors, indexing=indexing)
+    for found, want in zip(G["meshgrid"](*vectors, indexing=indexing), wanted, strict=True):
+        np.testing.assert_array_equal(evaluate([found], {})[0], want)
+
+
 @pytest.mark.parametrize(
     "call, error, words",
     [
+        (lambda x: G["meshgrid"](x, x), ShapeError, "made of vectors"),
+        (lambda x: G["meshgrid"](x[0, 0], indexing="yx"), ArgumentError, "one of 'xy', 'ij'"),
         (lambda x: G["reshape"](x, (5, -1)), ShapeError, "no multiple|are no"),
         (lambda x: G["reshape"](x, (-1, -1)), ShapeError, "only one"),
         (lambda x: G["reshape"](x, (4, 4)), ShapeError, "24 != 16|16 != 24"),

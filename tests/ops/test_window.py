@@ -40,6 +40,9 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "roll back": (lambda x: G["roll"](x, -7, 1), lambda a: np.roll(a, -7, 1)),
     "roll flat": (lambda x: G["roll"](x, 5), lambda a: np.roll(a, 5)),
     "roll axes": (lambda x: G["roll"](x, (1, 3), (0, 2)), lambda a: np.roll(a, (1, 3), (0, 2))),
+    "diff": (G["diff"], np.diff),
+    "diff twice": (lambda x: G["diff"](x, 2, 1), lambda a: np.diff(a, 2, 1)),
+    "diff to nothing": (lambda x: G["diff"](x, 3, 1), lambda a: np.diff(a, 3, 1)),
     "concat": (
         lambda x: G["concat"]([x, x[:, 1:], x], 1),
         lambda a: np.concatenate([a, a[:, 1:], a], 1),
@@ -106,6 +109,7 @@ def test_nonnegativity_of_symbolic_sizes_is_seen_where_it_is_certain() -> None:
         (lambda x: G["pad"](x, 1, mode="edge", value=1), ArgumentError, "takes no value"),
         (lambda x: G["pad"](x[:0], 1, mode="edge"), ShapeError, "axis 0 of size 0"),
         (lambda x: G["pad"](x.astype("int32"), 1, value=0.5), DTypeError, "0.5"),
+        (lambda x: G["diff"](x, -1), ArgumentError, "from 0 to 1000, not -1"),
         (lambda x: G["concat"]([]), ArgumentError, "at least one"),
         (lambda x: G["concat"]([x, x[:, 1:]], 0), ShapeError, "3 != 2"),
         (lambda x: G["concat"]([x, x[0]], 0), ShapeError, "ranks differ"),
