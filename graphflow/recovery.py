@@ -24,7 +24,7 @@ from graphflow.deployment import Deployment
 from graphflow.errors import CheckpointError, LinkLost, StateLost, WorkerLost
 from graphflow.op import Node, Tensor
 from graphflow.runtime.checkpoint import Checkpoint, load
-from graphflow.runtime.hosts import NOBODY
+from graphflow.runtime.hosts import NOBODY, uninterrupted
 from graphflow.runtime.logs import Log
 from graphflow.runtime.protocol.poison import Poison
 from graphflow.streaming import Decide, Run, nothing
@@ -293,10 +293,11 @@ class Recovery:
             self._stretches[-1].nbytes += nbytes
 
     def _begin(self) -> Flight | None:
-        flight = self.saver.begin()
-        if flight is not None and self._keeps:
-            self._writing = Stretch(flight.draft.target, written=False)
-            self._stretches.append(self._writing)
+        with uninterrupted():  # else nobody would write what is known to be written
+            flight = self.saver.begin()
+            if flight is not None and self._keeps:
+                self._writing = Stretch(flight.draft.target, written=False)
+                self._stretches.append(self._writing)
         return flight
 
     def _land(self) -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -694,6 +695,27 @@ def test_ctrl_c_after_the_deed_and_before_its_note_leaves_a_way_back(
         losing.at = {4 if how == "run" else 3}
         assert s.run(add).tolist() == [4] * 3
         assert losing.opened == 1
+
+
+def test_ctrl_c_while_a_checkpoint_begins_leaves_one_that_comes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, add = counting()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        signal.raise_signal(signal.SIGINT)
+        start(thread)
+
+    with gf.Session(checkpoint=tmp_path / "c", every=2) as s:
+        s.run(add)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(threading.Thread, "start", interrupted)
+            s.run(add)
+        landed(s)
+        assert kept(tmp_path / "c") == ["session.json", "step-00000002"]
+        s.run(add)
+        s.save()
 
 
 def test_ctrl_c_while_a_checkpoint_is_loaded_leaves_a_way_back(
