@@ -238,6 +238,21 @@ class Nest:
         self.lines[place:place] = merged
         return names
 
+    def either(
+        self, condition: str, then: Callable[[], object], otherwise: Callable[[], object]
+    ) -> None:
+        """One of two texts."""
+        blocks = [f"{part}{self._blocks}" for part in ("then", "else", "joined")]
+        self._blocks += 1
+        self.lines.append(f"  br i1 {condition}, label %{blocks[0]}, label %{blocks[1]}")
+        for block, text in zip(blocks, (then, otherwise), strict=False):
+            self.lines.append(f"{block}:")
+            self._block = block
+            text()
+            self.lines.append(f"  br label %{blocks[2]}")
+        self.lines.append(f"{blocks[2]}:")
+        self._block = blocks[2]
+
     def in_strips(self, count: Value, body: Callable[[Value, str | None], None]) -> None:
         """body(first element, mask) for each vector of so many elements; the last one's mask says
         which of it there are, the others have none."""

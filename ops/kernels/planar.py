@@ -15,7 +15,7 @@ import numpy as np
 from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.native import vector_width
 from graphflow.ops.kernels.nest import call
-from graphflow.ops.kernels.planar_text import REGISTERS, copy, correlation, weight_sums
+from graphflow.ops.kernels.planar_text import copy, correlation, registers, weight_sums
 from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.scratch import scratch
 from graphflow.ops.kernels.threads import run_parts
@@ -219,7 +219,7 @@ def _run(
     height, width = out.shape[2:]
     plane = height * width * 4
     vectors = min(2, -(-width // vector_width()))
-    most = max(1, min(6, height, REGISTERS // (unit.size * vectors)))
+    most = max(1, min(6, height, registers() // (unit.size * vectors)))
     most = next((r for r in range(most, most // 2, -1) if height % r == 0), most)
     goal = address(out) + (images.start * out.shape[1] + unit.first) * plane
     row = planes.pitch * planes.stride[0]
@@ -254,6 +254,7 @@ def convolve_weights(out: Any, x: Any, g: Any, windows: Windows, groups: int) ->
     taps = math.prod(windows.kernel)
     height, width = g.shape[2:]
     plane = height * width * 4
+    most = min(registers(), 20)  # sums: an output's factor stays in a register, too
     each = max(1, _SHARED // max(1, images * height * width), -(-channels // _PARTS))
 
     def part(i: int) -> None:
@@ -261,9 +262,9 @@ def convolve_weights(out: Any, x: Any, g: Any, windows: Windows, groups: int) ->
         count = len(some)
         room = _Room(planes, images * count)
         planes.fill(room.place, x, range(images), some)
-        sums = scratch(np, "planar sums", (REGISTERS * vector_width(),), np.float32)
+        sums = scratch(np, "planar sums", (registers() * vector_width(),), np.float32)
         for first, size, blocks in _blocks(outputs, _HIGHEST):
-            for tap, several in _pieces(taps, (REGISTERS - 4) // size):
+            for tap, several in _pieces(taps, max(1, most // size)):
                 # a unit is a channel of x; in groups it has its own outputs
                 sizes = (
                     images, height, width, count * planes.nbytes, planes.nbytes,

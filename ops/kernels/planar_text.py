@@ -8,13 +8,16 @@ So a tap is an offset, of which a table has one for each, and rows may be read b
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from graphflow.ops.kernels.native import Function, compiler, vector_width
 from graphflow.ops.kernels.nest import Nest, Value
 
-REGISTERS = 24
-"""Vectors of sums that a kernel keeps in registers, at most."""
+
+def registers() -> int:
+    """Vectors of sums that a kernel keeps in registers, at most: of 32, or of 16."""
+    return 24 if vector_width() == 16 else 12
 
 
 @cache
@@ -118,12 +121,21 @@ def correlation(outputs: int, rows: int, vectors: int) -> Function:
         zero = f.const(0.0)
         found = nest.loop(0, channels, channel, [("ptr", weights), *[(nest.kind, zero)] * sums])
         rest = nest.sub(columns, first)
-        masks = [nest.first(nest.sub(rest, v * nest.width)) for v in range(vectors)]
         end = nest.at(goal, moved)
-        for i, value in enumerate(found[1:]):
-            o, r, v = i // (rows * vectors), i // vectors % rows, i % vectors
-            place = nest.at(end, nest.mul(out_channel, o), nest.mul(out_row, r), v * nest.nbytes)
-            nest.store(value, place, masks[v])
+        for v in range(vectors):
+            there = nest.sub(rest, v * nest.width)
+            values = {i: x for i, x in enumerate(found[1:]) if i % vectors == v}
+
+            def store(masked: bool, values: Any = values, there: Value = there) -> None:
+                mask = nest.first(there) if masked else None
+                for i, value in values.items():
+                    o, r, v = i // (rows * vectors), i // vectors % rows, i % vectors
+                    moves = (nest.mul(out_channel, o), nest.mul(out_row, r), v * nest.nbytes)
+                    nest.store(value, nest.at(end, *moves), mask)
+
+            # Without AVX-512, masks are dear, and a masked store is as dear as twenty others.
+            is_whole = nest.put(f"icmp sge i64 {there}, {nest.width}")
+            nest.either(is_whole, partial(store, False), partial(store, True))
 
     def block(b: str, here: str, weights: str, goal: str) -> None:
         start = nest.at(here, nest.mul(nest.mul(b, rows), x_row))
