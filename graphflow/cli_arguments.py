@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import traceback
@@ -93,13 +94,13 @@ def hardware_of(hardware: str) -> Cluster:
 
 
 def folder(path: Path) -> Path:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # Path.is_dir raises what a name of 5,000 letters comes to
         raise ArgumentError(f"{path}: there is no such directory")
     return path.absolute()
 
 
 def readable(path: Path) -> Path:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ArgumentError(f"{path}: there is no such file")
     return path
 

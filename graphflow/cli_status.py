@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -122,7 +122,7 @@ def _workers(
     if len(targets) != 1:
         raise ArgumentError("status takes addresses tcp://host:port, or one cluster file")
     (target,) = targets
-    if not Path(target).is_file():
+    if not os.path.isfile(target):
         raise ArgumentError(
             f"{target!r} is neither an address tcp://host:port nor a file that is there"
         )

@@ -49,6 +49,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, output.out, output.err
 
 
+LONG = 300 * "x"  # for a file's name
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -56,6 +59,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["plan"], "Missing argument"),
         (["plan", "model.py"], "script.py:name"),
         (["plan", "nowhere.py:fetches"], "no such file"),
+        (["plan", f"{LONG}:fetches"], "no such file"),
+        (["status", LONG], "nor a file that is there"),
         (["worker"], "--listen"),
         (["worker", "--listen", "7001"], "tcp://host:port"),
         (["worker", "--listen", "tcp://0.0.0.0:7001"], "--insecure"),
