@@ -50,6 +50,7 @@ from graphflow.replanning import GAIN, Replanned, check_replan
 from graphflow.running import Running
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.finite import RESULTS
+from graphflow.runtime.hosts import uninterrupted
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.trace import Trace, check_target
 from graphflow.state import State
@@ -418,8 +419,9 @@ class Session:
             source, checkpoint = read(self._state, folder)
 
             def take() -> None:
-                self._state.load(checkpoint, source)
-                self._steps.committed = checkpoint.step
+                with uninterrupted():  # else some variables are of the checkpoint, others not
+                    self._state.load(checkpoint, source)
+                    self._steps.committed = checkpoint.step
 
             self._recovery.load(take, source)
 
