@@ -229,7 +229,8 @@ class Loop:
         """Ends the thread and frees the sockets. Idempotent."""
         self._stopping = True
         self._bell.ring()
-        self._thread.join(SLACK)
+        if threading.current_thread() is not self._thread:  # it may collect a forgotten session
+            self._thread.join(SLACK)
 
     # Waiting -----------------------------------------------------------------------------------
 

@@ -91,6 +91,22 @@ def test_a_session_that_is_stopped_leaves_nothing_open(opened: list[Any]) -> Non
     assert len(opened) == 3 and all(map(is_closed, opened))
 
 
+def test_a_session_that_its_own_thread_stops_leaves_nothing_open(opened: list[Any]) -> None:
+    session, came = begin(), list[BaseException]()
+
+    def stop() -> None:  # as the garbage collector may
+        try:
+            session.stop()
+        except BaseException as error:
+            came.append(error)
+
+    session._promised.append(stop)
+    session._bell.ring()
+    session._thread.join(10.0)
+    assert not came and not session._thread.is_alive()
+    assert len(opened) == 3 and all(map(is_closed, opened))
+
+
 def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_open(
     opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
