@@ -23,10 +23,10 @@ import numpy as np
 from peers import arguments, report, write
 
 import graphflow as gf
-from graphflow.errors import GraphflowError
 from graphflow.ops.reduction_order import shares
 from graphflow.runtime.collectives.exchanges import Exchanges, Part
 from graphflow.runtime.collectives.pieces import Collective
+from graphflow.runtime.mail import Awaited, Mail
 from graphflow.runtime.messages import Parcel
 from graphflow.spec import TensorSpec, nbytes, spec
 
@@ -37,23 +37,21 @@ DEVICES = ("/worker:0/cpu:0", "/worker:1/cpu:0")
 LARGE = 1 << 22  # elements, from which a turn is one call
 
 
-class Store:
-    """Words between the processes, over torch's store: what links are between workers."""
+class Store(Mail):
+    """Mail whose words go over torch's store, where workers have links."""
 
     def __init__(self, store: Any, rank: int) -> None:
+        super().__init__(rank)
         self._store = store
         self._rank = rank
         self.deadline = time.monotonic() + 3600.0
 
-    def put(self, parcel: Parcel) -> None:
+    def send(self, parcel: Parcel) -> None:
         self._store.set(f"{parcel.target_worker}/{parcel.edge}", parcel.array.tobytes().hex())
 
-    def take(self, step: int, key: Any, what: str) -> Any:
-        found = self._store.get(f"{self._rank}/{key}").decode()
+    def take(self, step: int, edge: Any, awaited: Awaited) -> Any:
+        found = self._store.get(f"{self._rank}/{edge}").decode()
         return np.frombuffer(bytes.fromhex(found), np.uint8)
-
-    def given_up(self, step: int) -> GraphflowError | None:
-        return None
 
 
 def collective(kind: str, group: int, size: int) -> Collective:
@@ -106,7 +104,7 @@ def both(rank: int, folder: str, rounds: int) -> list[dict[str, Any]]:
     )
     words = Store(torch.distributed.TCPStore(
         "127.0.0.1", int(Path(folder, "port").read_text()), 2, rank == 0), rank)  # fmt: skip
-    exchanges = Exchanges("bench", rank, words, words.put)
+    exchanges = Exchanges("bench", rank, words, words.send)
     results, group = [], 0
     for kind in KINDS:
         for name, size in SIZES.items():
