@@ -21,6 +21,16 @@ class GraphflowError(Exception):
         super().__init__(*(_abridged(a, self.longest) if isinstance(a, str) else a for a in args))
 
 
+def told(error: BaseException) -> str:
+    """What an error says, as text that can be sent: a user's class may make of its message what it
+    likes."""
+    try:
+        text = str(error)
+    except Exception as failed:
+        return f"({type(failed).__name__} from its message)"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _abridged(text: str, longest: int) -> str:
     left_out = len(text) - longest
     if left_out <= 0:

@@ -10,12 +10,13 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from graphflow.deployment import Deployment
 from graphflow.draining import Drain
 from graphflow.errors import SessionError, WorkerLost
 from graphflow.fragile import Fragile
+from graphflow.op import user_location
 from graphflow.queued import Queued
 from graphflow.recovery import Recovery
 from graphflow.runtime.hosts import Hosts
@@ -53,6 +54,12 @@ class Lifetime:
         self.stream: Stream | None = None
         self._closed = False
         self._process = os.getpid()
+
+    def __reduce__(self) -> NoReturn:
+        raise SessionError(
+            f"pickle or copy at {user_location()}: a session is of the process that opened it; "
+            "open another one where it is needed, and take values along by session.save"
+        )
 
     def begin(
         self,

@@ -474,7 +474,7 @@ class Code:
         its line; and the node of each line."""
         return self._text.traced()
 
-    def explained(self, error: Exception) -> Exception:
+    def explained(self, error: BaseException) -> Exception:
         """An error with the node of the failing line, unless it says already what went wrong."""
         return explained(error, self._text.failed(error), self.layout, self.partition)
 

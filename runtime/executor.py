@@ -16,6 +16,7 @@ import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
+from threading import current_thread, main_thread
 from time import monotonic_ns
 from typing import Any
 
@@ -129,7 +130,9 @@ class Program:
                 values = self._compute(feeds, step, draws)
             else:
                 values = self._run_traced(feeds, step, draws, spans)
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and current_thread() is main_thread():
+                raise  # a signal's: Ctrl-C, or what a handler makes of another
             raise self._code.explained(error) from error
         return self._to_hosts(values)
 

@@ -25,6 +25,11 @@ def check_modules(partitions: Mapping[int, Sequence[Partition]], ops: Collection
                 _check(node, ops)
 
 
+def is_foreign(node: Node) -> bool:
+    """Whether a node runs the user's own code."""
+    return owner(node.op) is not None or bool(foreign_functions(node.attrs))
+
+
 def _check(node: Node, ops: Collection[str]) -> None:
     module = owner(node.op)
     if module is not None and module not in ops:

@@ -432,7 +432,7 @@ class GpuCode:
         self.commit_steps.release()
         self.memory = None
 
-    def explained(self, error: Exception) -> Exception:
+    def explained(self, error: BaseException) -> Exception:
         """An error with the node of the failing step, unless it says already what went wrong."""
         node = self.steps.failing or self.commit_steps.failing
         return explained(error, node, self.layout, self.partition)

@@ -14,14 +14,16 @@ from graphflow.errors import (
     GraphflowError,
     OpError,
     ProtocolError,
+    told,
 )
-from graphflow.op import Node, Op
+from graphflow.op import Node, Op, owner
 from graphflow.ops.kernels.address import aligned
 from graphflow.ops.kernels.driver import copy_task, texts
 from graphflow.ops.kernels.native import compiler
 from graphflow.ops.kernels.regions import enabled, kernel_of
 from graphflow.runtime.collectives.exchanges import Member
 from graphflow.runtime.collectives.pieces import Collective
+from graphflow.runtime.foreign import is_foreign
 from graphflow.runtime.layout import Inner, Layout
 from graphflow.runtime.loops import Carried
 from graphflow.runtime.partition import Partition
@@ -87,54 +89,63 @@ def writing(
     if into is not None and not op.random and not plain:
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
 
+    users = owner(op) is not None
+
     def run(out: Any, *arrays: Any, step: int = 0) -> None:
         results = op.run(xp, arrays, attrs, step, plain=plain)
         outs = out if isinstance(out, tuple) else (out,)
         for buffer, result in zip(outs, results, strict=True):
+            if users and xp.shape(result) != buffer.shape:  # else it would be repeated
+                raise OpError(f"its kernel gave {_kind(result)} for {_kind(buffer)}")
             xp.copyto(buffer, result)
 
     return run
 
 
+def _kind(array: Any) -> str:
+    return f"{getattr(array, 'dtype', type(array).__name__)}{getattr(array, 'shape', '')}"
+
+
 def explained(
-    error: Exception, node: Node | None, layout: Layout, partition: Partition
+    error: BaseException, node: Node | None, layout: Layout, partition: Partition
 ) -> Exception:
-    """An error with the node that failed, unless it says already what went wrong."""
+    """An error with the node that failed, unless it says already what went wrong. What a user's own
+    code raises is always an op's: an error of graphflow's in it is none of this session's."""
     kind: type[OpError] = OpError
     if isinstance(error, CheckError | DeviceOutOfMemory):
         kind = type(error)
     elif isinstance(error, MemoryError):
         kind = DeviceOutOfMemory
-    elif isinstance(error, GraphflowError):
+    elif isinstance(error, GraphflowError) and (node is None or not is_foreign(node)):
         return error
     if isinstance(error, OpError) and error.explained:
         return error
+    text = told(error) if isinstance(error, OpError) else f"{type(error).__name__}: {told(error)}"
     if node is None:
-        return kind(f"a step failed on {partition.device}: {error!r}")
-    text = str(error) if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
+        return kind(f"a step failed on {partition.device}: {text}")
     if isinstance(error, MemoryError) and hasattr(error, "shape") and hasattr(error, "dtype"):
         text = f"{math.prod(error.shape) * error.dtype.itemsize:,} bytes cannot be had ({error})"
     shapes = ", ".join(str(layout.specs[t]) for t in node.inputs)
-    told = kind(
+    whole = kind(
         f"{node.op.name} {partition.graph.names[node]!r} (made at {node.location}) failed on "
         f"{partition.device}: {text}; its inputs are [{shapes}]"
     )
-    told.explained = True
-    return told
+    whole.explained = True
+    return whole
 
 
 def short(error: DeviceOutOfMemory, layout: Layout, partition: Partition) -> DeviceOutOfMemory:
     """An error of a program whose memory cannot be had, with its largest tensors."""
     kept = [t for t in layout.blocks if layout.roots[t] is t]
     largest = sorted(kept, key=lambda t: -nbytes(layout.specs[t]))[:3]
-    told = ", ".join(
+    named = ", ".join(
         f"{partition.graph.names[t.node]!r} of {nbytes(layout.specs[t]):,} bytes (made at "
         f"{t.node.location})"
         for t in largest
     )
     return DeviceOutOfMemory(
         f"the program of {partition.device} cannot begin: {error}"
-        + (f"; its largest tensors are {told}" if told else "")
+        + (f"; its largest tensors are {named}" if named else "")
     )
 
 

@@ -82,7 +82,7 @@ class Text:
         function: Callable[..., Any] = self._scope[name]
         return function
 
-    def failed(self, error: Exception) -> Node | None:
+    def failed(self, error: BaseException) -> Node | None:
         """The node of the line that raised an error."""
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f for f in frames if is_generated(f.filename)]

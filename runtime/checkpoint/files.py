@@ -132,7 +132,7 @@ def put_in_place(partial: Path, target: Path) -> None:
     """
     sync(partial)
     old = None
-    if target.exists():
+    if os.path.lexists(target):
         old = _beside(target, "old")
         os.rename(target, old)
     try:
@@ -167,7 +167,7 @@ def remove(folder: Path) -> None:
             os.rename(folder, gone)
     except FileNotFoundError:
         return
-    shutil.rmtree(gone, ignore_errors=True)
+    _remove_all(gone)
 
 
 def found(target: Path) -> Path:
@@ -186,10 +186,7 @@ def clean(root: Path) -> list[str]:
             done.append(f"put {target.name} back")
     for kind in ("old", "partial", "gone"):
         for left in sorted(root.glob(f".*.{kind}-*")):
-            if left.is_dir() and not left.is_symlink():
-                _remove_begun(left, kind)
-            else:
-                left.unlink(missing_ok=True)
+            _remove_begun(left, kind)
             done.append(f"removed {left.name}")
     return done
 
@@ -204,7 +201,17 @@ def _remove_begun(folder: Path, kind: str) -> None:
             os.rename(folder, gone)
         except FileNotFoundError:
             return  # it is in its place
-    shutil.rmtree(gone, ignore_errors=True)
+    _remove_all(gone)
+
+
+def _remove_all(place: Path) -> None:
+    """Remove a folder with all that is in it, or what somebody put in its place: rmtree keeps a
+    link, and waits for a pipe's other end."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
+    elif os.path.lexists(place):
+        with suppress(OSError):
+            place.unlink()
 
 
 def absolute(folder: str | os.PathLike[str]) -> Path:
@@ -217,11 +224,27 @@ def absolute(folder: str | os.PathLike[str]) -> Path:
         path = os.path.abspath(folder)
     except TypeError:
         raise CheckpointError(f"a checkpoint's folder is a path, not {folder!r}") from None
-    if not isinstance(path, str) or "\0" in path:
+    except OSError as error:
+        raise CheckpointError(f"{folder!r} is in a folder that is gone: {error}") from error
+    if not folder or not isinstance(path, str) or "\0" in path:
         raise CheckpointError(f"{folder!r} is no name of a folder")
     if any(len(os.fsencode(name)) > _LONGEST for name in Path(path).parts):
         raise CheckpointError(f"{shown(folder)} is longer than the name of a folder may be")
     return Path(path)
+
+
+def followed(folder: str | os.PathLike[str]) -> Path:
+    """A path from the root, without links: what is written takes the place of what they lead to.
+
+    Raises:
+        CheckpointError: as `absolute`.
+    """
+    return Path(os.path.realpath(absolute(folder)))
+
+
+def is_empty(place: Path) -> bool:
+    """Whether it is a folder without anything in it."""
+    return place.is_dir() and not any(place.iterdir())
 
 
 def _beside(target: Path, kind: str) -> Path:

@@ -118,7 +118,8 @@ def save(
     folder: str | os.PathLike[str],
     shards: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """Write a checkpoint; one that is there already is replaced when the new one is complete.
+    """Write a checkpoint; one that is there already, or an empty folder, is replaced when the new
+    one is complete. A link stays, and leads to it.
 
     Args:
         shards: names of variables by file; default: one file for all.
@@ -126,14 +127,14 @@ def save(
     Raises:
         CheckpointError: the place cannot be written; what was there is intact.
     """
-    target = files.absolute(folder)
+    target = files.followed(folder)
     variables = checkpoint.variables
     divided = shards if shards is not None else {"worker-0.safetensors": list(variables)}
     draft = None
     try:
-        if target.exists() and not (target / MANIFEST).is_file():
+        if target.exists() and not ((target / MANIFEST).is_file() or files.is_empty(target)):
             raise CheckpointError(
-                f"{target} exists and is no checkpoint; give a new folder, or remove it first"
+                f"{target} exists and is no checkpoint; give a new or an empty folder"
             )
         draft = Draft.begin(target, checkpoint.step)
         for file, names in divided.items():
@@ -153,7 +154,7 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
         CheckpointError: missing, truncated, changed since it was written, with a shard that is not
             its own, or of a newer format.
     """
-    source = files.found(files.absolute(folder))
+    source = files.found(files.followed(folder))
     manifest = read_manifest(source)
     stored: dict[str, Array] = {}
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,11 @@ def test_a_lost_worker_that_ends_a_block_is_told_what_helps() -> None:
     assert failure.value.__notes__ == [
         "A session opened with checkpoint=directory recovers by itself."
     ]
+
+
+def test_a_session_is_not_copied_or_pickled_and_says_what_to_do_instead() -> None:
+    with gf.Session() as s, pytest.raises(SessionError, match=r"test_lifetime.py:\d+: a session"):
+        copy.deepcopy(s)
 
 
 def test_nothing_is_done_in_a_session_that_has_ended_and_the_end_comes_once() -> None:

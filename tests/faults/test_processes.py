@@ -155,6 +155,27 @@ def test_an_op_that_raises_is_told_within_a_second_with_node_line_and_remote_tra
         assert float(s.run(step)) == 2.0, "and the session goes on"
 
 
+@pytest.mark.fault(5)
+def test_whatever_an_op_raises_is_an_error_of_that_op() -> None:
+    """Not the interpreter's end, not text that cannot be sent, not a loss that is another's."""
+    x = gf.placeholder("float32", (3,), name="x")
+    with gf.device("/worker:1"):
+        failing = {what: hazards.fail(x, what=what, name=what) for what in hazards.RAISED}
+        cut = hazards.cut(x, name="cut")
+    count, step = counter()
+    with session() as s:
+        for what, node in failing.items():
+            with pytest.raises(OpError) as failure:
+                s.run([node, step], {x: ONES})
+            told = str(failure.value)
+            assert type(failure.value) is OpError and f"'{what}' (made at {__file__}:" in told
+            wanted = "LookupError from its message" if what == "Untold" else "told to\\ud800"
+            assert wanted in told
+        with pytest.raises(OpError, match=r"'cut'.*float32\(1,\) for float32\(3,\)"):
+            s.run(cut, {x: ONES})
+        assert float(s.get(count)) == 0.0 and float(s.run(step)) == 1.0
+
+
 @pytest.mark.slow  # longer than a peer may be silent
 @pytest.mark.fault(6)
 def test_an_op_that_holds_the_interpreter_is_a_timeout_and_no_death() -> None:

@@ -98,6 +98,13 @@ def test_relative_folders_are_taken_from_where_one_is(
     assert load("./here").step == 3
     with pytest.raises(CheckpointError, match="no checkpoint"):
         save(_one(), ".")
+    with pytest.raises(CheckpointError, match="no name of a folder"):
+        save(_one(), "")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(CheckpointError, match="a folder that is gone"):
+        save(_one(), "anywhere")
 
 
 # What is no checkpoint ------------------------------------------------------------------------
@@ -247,6 +254,42 @@ def test_a_folder_that_is_no_checkpoint_is_not_overwritten(tmp_path: Path) -> No
             save(_one(), place)
     assert (tmp_path / "thesis" / "chapter1").read_text() == "precious"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "thesis"]
+
+
+def test_an_empty_folder_and_what_a_link_leads_to_are_places_for_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    large = tmp_path / "large disk"
+    (large / "empty").mkdir(parents=True)
+    latest = tmp_path / "latest"
+    latest.symlink_to(large / "empty")
+    for value in (1.0, 2.0):
+        save(_one(value), latest)
+        assert load(latest).variables["w"][0] == load(large / "empty").variables["w"][0] == value
+    assert latest.is_symlink() and [p.name for p in large.iterdir()] == ["empty"]
+
+
+@pytest.mark.parametrize("what", ["pipe", "link to nothing", "link to a folder", "file"])
+def test_whatever_has_the_name_of_a_checkpoint_makes_room_and_is_not_waited_for(
+    what: str, tmp_path: Path
+) -> None:
+    root, target = tmp_path / "root", tmp_path / "root" / "step-00000003"
+    root.mkdir()
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1").write_text("precious")
+    if what == "pipe":
+        os.mkfifo(target)
+    elif what == "file":
+        target.write_text("x")
+    else:
+        target.symlink_to(tmp_path / ("thesis" if "folder" in what else "nothing"))
+    kept = Store(root, keep=1)
+    draft = kept.begin(3)
+    draft.write(STATE, _one().variables)
+    draft.commit(_one().signatures)
+    assert load(target).step == 3
+    assert sorted(p.name for p in root.iterdir()) == ["session.json", "step-00000003"]
+    assert (tmp_path / "thesis" / "chapter1").read_text() == "precious"
 
 
 def test_a_name_that_the_format_keeps_is_refused(tmp_path: Path) -> None:
