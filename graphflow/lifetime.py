@@ -16,7 +16,6 @@ from graphflow.deployment import Deployment
 from graphflow.draining import Drain
 from graphflow.errors import SessionError, WorkerLost
 from graphflow.fragile import Fragile
-from graphflow.op import user_location
 from graphflow.queued import Queued
 from graphflow.recovery import Recovery
 from graphflow.runtime.hosts import Hosts
@@ -57,8 +56,8 @@ class Lifetime:
 
     def __reduce__(self) -> NoReturn:
         raise SessionError(
-            f"pickle or copy at {user_location()}: a session is of the process that opened it; "
-            "open another one where it is needed, and take values along by session.save"
+            "a session is of the process that opened it, and is neither pickled nor copied; open "
+            "another one where it is needed, and take values along by session.save"
         )
 
     def begin(
