@@ -197,7 +197,7 @@ def _in_turns(
         return node.with_inputs(inputs, turn=ranks[tasks[node]]).outputs
 
     def change(graph: Graph) -> Graph:
-        again = _recomputing(graph, tasks, ranks) if schedule.recompute else graph
+        again = recomputing(graph, tasks, ranks) if schedule.recompute else graph
         return again.rewrite(turned)
 
     return cut.changed(change)
@@ -218,7 +218,7 @@ def _add_parts(
             tasks[node] = Task(phases[made_for], where[made_for], *found)
 
 
-def _recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:
+def recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:
     """The graph in which each backward pass computes again what its stage's forward pass had made,
     from what came from other stages: nothing else is kept in between.
 
@@ -227,37 +227,24 @@ def _recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int
 
     Source: Huang et al., GPipe, NeurIPS 2019.
     """
-    forward: dict[Task, list[Node]] = {}
-    for node in graph.nodes:
-        task = tasks.get(node)
-        if task is not None and task.phase == "F":
-            forward.setdefault(task, []).append(node)
-    again = {
-        task: _again(nodes, Task("B", task.stage, task.microbatch), tasks, ranks)
-        for task, nodes in forward.items()
-    }
     mapped: dict[Tensor, Tensor] = {}
+    again: dict[Task, dict[Tensor, Tensor]] = {}  # by backward pass, what it makes once more
     for node in graph.nodes:
         task = tasks.get(node)
         inputs = [mapped.get(t, t) for t in node.inputs]
-        if task is not None and task.phase != "F":
-            twins = again.get(Task("F", task.stage, task.microbatch), {})
-            inputs = [twins.get(t, t) for t in inputs]
+        if task is not None:
+            back = Task("B", task.stage, task.microbatch)
+            twins = again.setdefault(back, {})
+            once_more = [twins.get(t, new) for t, new in zip(node.inputs, inputs, strict=True)]
+            if task.phase == "F":
+                twin = node.with_inputs(tuple(once_more), turn=ranks[back])
+                tasks[twin] = back
+                twins.update(zip(node.outputs, twin.outputs, strict=True))
+            else:
+                inputs = once_more
         if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
             made = node.with_inputs(tuple(inputs))
             mapped.update(zip(node.outputs, made.outputs, strict=True))
             if task is not None:
                 tasks[made] = task
     return Graph([mapped.get(t, t) for t in graph.outputs])
-
-
-def _again(
-    nodes: Sequence[Node], task: Task, tasks: dict[Node, Task], ranks: Mapping[Task, int]
-) -> dict[Tensor, Tensor]:
-    """What some nodes of a forward pass make, made once more by a task."""
-    twins: dict[Tensor, Tensor] = {}
-    for node in nodes:
-        made = node.with_inputs(tuple(twins.get(t, t) for t in node.inputs), turn=ranks[task])
-        tasks[made] = task
-        twins.update(zip(node.outputs, made.outputs, strict=True))
-    return twins

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -64,7 +65,8 @@ class Schedule:
 
     Raises:
         ScheduleError: a task is missing, comes twice, is divided at some places only, or all
-            devices would end up waiting for each other.
+            devices would end up waiting for each other; or weights that do not wait for a flush
+            would change in another order than that of micro-batches, or be read before there are.
     """
 
     name: str
@@ -80,6 +82,8 @@ class Schedule:
         _check_complete(self)
         for _ in sequence(self):
             pass
+        if self.updates != "flush":
+            _check_updates(self)
 
     @property
     def devices(self) -> int:
@@ -89,12 +93,17 @@ class Schedule:
     @property
     def several(self) -> bool:
         """Whether a device has tasks of several stages, so that these are told, too."""
-        return self.stages > self.devices or len({stage for stage, _ in self.homes}) == 1
+        return any(len({task.stage for task in order}) > 1 for order in self.orders)
 
     @property
     def splits_backward(self) -> bool:
         """Whether the gradient of the weights is a task of its own."""
         return any(task.phase == "W" for task in self.orders[0])
+
+    @property
+    def last(self) -> Phase:
+        """The phase with which a stage is done with a micro-batch."""
+        return "W" if self.splits_backward else "B"
 
     @property
     def homes(self) -> dict[tuple[int, int], int]:
@@ -104,6 +113,27 @@ class Schedule:
             for device, order in enumerate(self.orders)
             for task in order
         }
+
+    @property
+    def done_ahead(self) -> dict[tuple[int, int], int]:
+        """With how many micro-batches a stage is done before each (stage, micro-batch)'s F."""
+        last, done = self.last, Counter[int]()
+        found: dict[tuple[int, int], int] = {}
+        for phase, stage, microbatch in chain.from_iterable(self.orders):
+            if phase == "F":
+                found[stage, microbatch] = done[stage]
+            done[stage] += phase == last
+        return found
+
+    @property
+    def versions(self) -> dict[tuple[int, int], int]:
+        """How many updates the weights had that each (stage, micro-batch)'s passes use."""
+        if self.updates == "flush":
+            return dict.fromkeys(self.homes, 0)
+        if self.updates == "double-buffered":
+            return {(s, i): max(0, i // self.group - 1) for s, i in self.homes}
+        ahead = self.done_ahead
+        return {(s, i): ahead[0 if self.updates == "vertical" else s, i] for s, i in ahead}
 
     def needs(self, task: Task) -> list[Task]:
         """The tasks whose results a task reads."""
@@ -174,19 +204,35 @@ def _check_parts(schedule: Schedule) -> None:
     if schedule.updates not in get_args(Updates):
         told = ", ".join(map(repr, get_args(Updates)))
         raise refusal(what, f"updates is one of {told}, not {schedule.updates!r}")
+    if schedule.group != 1 and schedule.updates != "double-buffered":
+        raise refusal(
+            what,
+            f"group={schedule.group} is for updates='double-buffered', not for "
+            f"{schedule.updates!r}; leave it out",
+        )
     orders = schedule.orders
     if not isinstance(orders, tuple | list) or not orders:
         raise refusal(what, f"orders is a tuple of tasks for each device, not {orders!r}")
     for device, order in enumerate(orders):
         if not isinstance(order, tuple | list) or not order:
             raise refusal(what, f"device {device} has a tuple of tasks, not {order!r}")
-        wrong = next((task for task in order if not isinstance(task, Task)), None)
+        wrong = next((task for task in order if not _is_task(task)), None)
         if wrong is not None:
             raise refusal(
                 what,
-                f"device {device} has gf.parallel.Task('F', stage, microbatch) and such, not "
-                f"{wrong!r}",
+                f"device {device} has tasks such as gf.parallel.Task('F', stage, microbatch), of "
+                f"phase 'F', 'B' or 'W' and with numbers from 0 up, not {wrong!r}",
             )
+
+
+def _is_task(task: Any) -> bool:
+    """Whether it is one, of whatever network."""
+    return (
+        isinstance(task, Task)
+        and task.phase in get_args(Phase)
+        and count_of(task.stage, least=0) is not None
+        and count_of(task.microbatch, least=0) is not None
+    )
 
 
 def require(schedule: Any, what: str) -> None:
@@ -238,6 +284,45 @@ def _check_complete(schedule: Schedule) -> None:
                 )
 
 
+def _check_updates(schedule: Schedule) -> None:
+    """Refuse weights that would change in another order than that of micro-batches, or that would
+    be read before they are made.
+
+    Raises:
+        ScheduleError: see above.
+    """
+    what, last = _called(schedule), schedule.last
+    homes: dict[int, int] = {}
+    done = Counter[int]()
+    for device, order in enumerate(schedule.orders):
+        for task in order:
+            home = homes.setdefault(task.stage, device)
+            if home != device:
+                raise refusal(
+                    what,
+                    f"stage {task.stage} is on devices {home} and {device}, whose weights have to "
+                    "change together; updates='flush' lets them",
+                )
+            if task.phase == last and task.microbatch != done[task.stage]:
+                raise refusal(
+                    what,
+                    f"it has {task} before {task._replace(microbatch=done[task.stage])}, but each "
+                    "of these updates the weights; put them into the order of micro-batches, or "
+                    "give updates='flush'",
+                )
+            done[task.stage] += task.phase == last
+    ahead = schedule.done_ahead
+    for (stage, microbatch), used in schedule.versions.items():
+        if ahead[stage, microbatch] < used * schedule.group:
+            maker = Task(last, stage, used * schedule.group - 1)
+            larger = ", or give a larger group" if schedule.updates == "double-buffered" else ""
+            raise refusal(
+                what,
+                f"it would deadlock: {Task('F', stage, microbatch)} uses weights that {maker} "
+                f"updates, which comes behind it; put that before it{larger}",
+            )
+
+
 # Time ----------------------------------------------------------------------------------------
 
 
@@ -277,7 +362,7 @@ class Timeline:
     @property
     def bubble(self) -> float:
         """The share of the devices' time that is idle."""
-        return sum(self.idle) / (self.period * len(self.spans))
+        return sum(self.idle) / (self.period * len(self.spans)) if self.period else 0.0
 
 
 @checks(ScheduleError)
@@ -311,7 +396,8 @@ def run(
             start = max(start, ends[need] + (transfer if away else 0.0))
         free[device] = ends[task] = start + seconds[task.phase][task.stage]
         spans[device].append((task, start, free[device]))
-    return Timeline(tuple(map(tuple, spans)), tuple(map(_most_stored, schedule.orders)))
+    stored = (_most_stored(order, schedule.last) for order in schedule.orders)
+    return Timeline(tuple(map(tuple, spans)), tuple(stored))
 
 
 def _durations(
@@ -346,9 +432,8 @@ def _is_time(seconds: Any) -> bool:
     return isinstance(seconds, Real) and 0 <= float(seconds) < math.inf
 
 
-def _most_stored(order: Sequence[Task]) -> int:
+def _most_stored(order: Sequence[Task], last: Phase) -> int:
     """Activations are held from the forward pass to the last task that reads them."""
-    last: Phase = "W" if any(task.phase == "W" for task in order) else "B"
     held = most = 0
     for task in order:
         held += (task.phase == "F") - (task.phase == last)

@@ -58,13 +58,8 @@ def pipedream(
         raise refusal(
             "pipedream", f"updates is 'stash', 'vertical' or 'double-buffered', not {updates!r}"
         )
-    if group is not None and updates != "double-buffered":
-        raise refusal(
-            "pipedream",
-            f"group={group!r} is for updates='double-buffered'; with {updates!r} each "
-            "micro-batch updates the weights",
-        )
-    group = (p if group is None else group) if updates == "double-buffered" else 1
+    if group is None:
+        group = p if updates == "double-buffered" else 1
     _sizes("pipedream", p, m, group=group)
     if updates == "double-buffered" and group < p:
         raise refusal(

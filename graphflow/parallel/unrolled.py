@@ -23,12 +23,11 @@ from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by, make_node
 from graphflow.parallel.batch import equal_sizes
 from graphflow.parallel.layouts import whole
 from graphflow.parallel.mesh import MICRO, Cuts, Mesh, Piece, Split
-from graphflow.parallel.pipeline import every_stage, phases_of
+from graphflow.parallel.pipeline import every_stage, phases_of, recomputing
 from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, Share
 from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import FREE
-from graphflow.parallel.versions import staleness
 from graphflow.spec import Dim, Size, Span, alone, is_inexact, show_shape, substitute, symbols
 
 _BATCH = Split((MICRO,))
@@ -84,8 +83,9 @@ class _Unrolling:
         self.mesh = Mesh({MICRO: count}, [DeviceName()] * count, frozenset({MICRO}))
         self.cuts = Cuts(self.mesh)
         self.symbols = self._symbols()
-        self.used = [staleness(schedule, s).used for s in range(schedule.stages)]
+        self.used = schedule.versions
         self.ranks = {task: turn for turn, (_, task) in enumerate(sequence(schedule))}
+        self.tasks: dict[Node, Task] = {}
         self.shares: dict[Node, Share] = {}
         self.variables = {v: self._variable(v) for v in graph.variables}
         self.history = {v: [pieces.nodes[0].outputs[0]] for v, pieces in self.variables.items()}
@@ -103,9 +103,11 @@ class _Unrolling:
             for i in members:
                 self._pass(i)
             self._update(members)
-        outputs = [self._fetched(t) for t in self.graph.outputs]
+        cut = Graph([self._fetched(t) for t in self.graph.outputs])
+        if self.schedule.recompute:
+            cut = recomputing(cut, self.tasks, self.ranks)
         return Sharded(
-            self.graph, Graph(outputs).verify(), self.mesh, self.cuts, self.shares,
+            self.graph, cut.verify(), self.mesh, self.cuts, self.shares,
             self.variables, (), (), {}, Staged.of(self.schedule, self.stages, self.devices),
         )  # fmt: skip
 
@@ -160,6 +162,7 @@ class _Unrolling:
                     made = renaming.node(node, inputs)
                 if node in self.phases:
                     made = made.with_inputs(inputs, turn=self.ranks[task])
+                    self.tasks[made] = task
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
         self.copies.append(mapped)
 
@@ -170,7 +173,7 @@ class _Unrolling:
             return mapped[tensor]
         versions = self.history[tensor.node]
         updated = tensor.node in self.updated
-        return versions[self.used[self.where[reader]][i] if updated else 0]
+        return versions[self.used[self.where[reader], i] if updated else 0]
 
     def _placeholder(self, node: Node, i: int) -> Tensor:
         (tensor,) = node.outputs

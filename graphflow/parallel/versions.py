@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from graphflow.arguments import checks
 from graphflow.errors import ScheduleError
 from graphflow.parallel.counts import count_of
-from graphflow.parallel.schedule import Phase, Schedule, Task, refusal, require
+from graphflow.parallel.schedule import Schedule, refusal, require
 
 
 @dataclass(frozen=True)
@@ -46,41 +46,20 @@ def staleness(schedule: Schedule, stage: int) -> Staleness:
     if schedule.updates == "flush":
         zeros = (0,) * schedule.microbatches
         return Staleness(zeros, zeros, 1)
-    at_forward = _updates_before(schedule, stage, "F")
-    at_backward = _updates_before(schedule, stage, "B")
-    if schedule.updates == "vertical":
-        used = _updates_before(schedule, 0, "F")
-    elif schedule.updates == "double-buffered":
-        groups = [i // schedule.group for i in range(schedule.microbatches)]
-        used = [max(0, group - 1) for group in groups]
-        at_backward = groups
-    else:
-        used = at_forward
-    late = [now - then for now, then in zip(at_backward, used, strict=True)]
+    every = schedule.versions
+    used = [every[stage, i] for i in range(schedule.microbatches)]
+    made = [i // schedule.group for i in range(schedule.microbatches)]  # updates before its own
+    late = [now - then for now, then in zip(made, used, strict=True)]
     return Staleness(tuple(used), tuple(late), _versions(schedule, stage, used))
-
-
-def _order_at(schedule: Schedule, stage: int) -> list[Task]:
-    return [task for order in schedule.orders for task in order if task.stage == stage]
-
-
-def _updates_before(schedule: Schedule, stage: int, phase: Phase) -> list[int]:
-    """By micro-batch, the updates of a stage before a task of it, if each backward pass is one."""
-    found, updates = [0] * schedule.microbatches, 0
-    for task in _order_at(schedule, stage):
-        if task.phase == phase:
-            found[task.microbatch] = updates
-        updates += task.phase == "B"
-    return found
 
 
 def _versions(schedule: Schedule, stage: int, used: Sequence[int]) -> int:
     """Versions are held from when they are made until no micro-batch to come needs them."""
-    order = _order_at(schedule, stage)
-    backward = most = 0
+    order = [task for tasks in schedule.orders for task in tasks if task.stage == stage]
+    done = most = 0
     for at, task in enumerate(order):
-        newest = backward // schedule.group
+        newest = done // schedule.group
         ahead = {used[later.microbatch] for later in order[at:]}
         most = max(most, len({v for v in ahead if v <= newest} | {newest}))
-        backward += task.phase == "B"
+        done += task.phase == schedule.last
     return most

@@ -135,6 +135,23 @@ def test_one_forward_one_backward_with_two_stages_and_four_microbatches() -> Non
     ]
 
 
+def test_stages_are_told_where_a_device_has_several() -> None:
+    assert draw(chimera(2, 2)).startswith("F0/0 F1/1 ")
+    assert draw(one_f_one_b(1, 2)) == "F0 B0 F1 B1"
+
+
+def test_weights_change_when_their_gradient_is_there() -> None:
+    """With W apart from B, that is later: what comes in between uses the weights from before."""
+    schedule = Schedule("mine", 3, 8, zb_h1(3, 8).orders, "stash")
+    assert staleness(schedule, 2).used == (0, 0, 0, 1, 2, 3, 4, 5)
+    assert staleness(schedule, 2).late[3:] == (2,) * 5
+    assert staleness(pipedream(3, 8), 2).late == (0,) * 8
+
+
+def test_a_schedule_that_takes_no_time_is_never_idle() -> None:
+    assert run(gpipe(2, 2), 0, 0).bubble == 0.0
+
+
 def test_a_transfer_is_waited_for_between_devices_only() -> None:
     near = run(zb_v(2, 4), 1, 1, 1, transfer=5.0)
     assert near.makespan == run(zb_v(2, 4), 1, 1, 1).makespan  # both stages on one device
@@ -174,7 +191,7 @@ CROSSING = (
         (lambda: pipedream(4, 8, "double-buffered", 2), "at least 4"),
         (
             lambda: pipedream(4, 8, group=4),
-            "group=4 is for updates='double-buffered'; with 'stash'",
+            "group=4 is for updates='double-buffered', not for 'stash'",
         ),
         (lambda: run(one_f_one_b(2, 2), None, 1), "forward is None: give seconds"),
         (lambda: run(one_f_one_b(2, 2), 1, "two"), "backward is 'two': give seconds"),
@@ -207,10 +224,26 @@ CROSSING = (
         (lambda: interleaved(4, 4, "2"), "chunks is a number from 1 up, not '2'"),
         (lambda: pipedream(2, 4, "double-buffered", 0), "group is a number from 1 up, not 0"),
         (lambda: Schedule("mine", 1, 1, 5), "orders is a tuple of tasks"),
-        (lambda: Schedule("mine", 1, 1, ((1, 2),)), r"device 0 has gf.parallel.Task.*not 1"),
+        (lambda: Schedule("mine", 1, 1, ((1, 2),)), r"device 0 has tasks such as.*not 1"),
         (lambda: Schedule("mine", 1, 1, ((F, B), ())), r"device 1 has a tuple of tasks, not \(\)"),
         (lambda: Schedule("mine", 0, 1, ((F, B),)), "stages is a number from 1 up, not 0"),
         (lambda: Schedule("mine", 1, 1, ((F, B),), "never"), "updates is one of 'flush'"),
+        (lambda: Schedule("mine", 1, 1, ((F, B),), group=2), "group=2 is for .*, not for 'flush'"),
+        (lambda: Schedule("mine", 1, 1, ((F, Task("F", 0, [0])),)), "device 0 has tasks such as"),
+        (lambda: Schedule("mine", 1, 1, ((F, Task("F", 0.0, 0)),)), "numbers from 0 up, not Task"),
+        (lambda: Schedule("mine", 1, 1, ((F, Task("f", 0, 0)),)), "phase 'F', 'B' or 'W'"),
+        (
+            lambda: Schedule("mine", 4, 8, one_f_one_b(4, 8).orders, "double-buffered", 2),
+            "F of micro-batch 4 at stage 0 uses weights that B of micro-batch 1 at stage 0 updates",
+        ),
+        (
+            lambda: Schedule("mine", 2, 4, chimera(2, 4).orders, "stash"),
+            "has B of micro-batch 1 at stage 1 before B of micro-batch 0 at stage 1, but each",
+        ),
+        (
+            lambda: Schedule("mine", 1, 2, ((F, B), (Task("F", 0, 1), Task("B", 0, 1))), "stash"),
+            "stage 0 is on devices 0 and 1, whose weights have to change together",
+        ),
     ],
 )
 def test_what_is_no_schedule_is_refused(make: Callable[[], object], message: str) -> None:

@@ -102,6 +102,25 @@ def test_a_rate_that_is_fed_stays_what_it_is_in_an_update_of_several() -> None:
         np.testing.assert_array_equal(s.get(w), np.full(WIDTH, -0.01) / WIDTH)
 
 
+def test_backward_passes_compute_again_without_a_flush_too() -> None:
+    found = []
+    for recompute in (None, True):
+        x = gf.placeholder("float64", ("B", WIDTH), name="x")
+        first, second = gf.variable(WEIGHT, name="first"), gf.variable(OTHER, name="second")
+        h = gf.tanh(x @ first)
+        loss = gf.mean(gf.square(gf.tanh(h @ second)))
+        strategy = Pipeline(2, "pipedream", COUNT, recompute=recompute)
+        step = [loss, gf.optim.SGD(0.2).minimize(loss, strategy=strategy)]
+        plan = gf.plan(step, gf.Cluster.here(), shapes={x: X.shape})
+        with gf.Session() as s:
+            values = [s.run(step, {x: X})[0].tobytes() for _ in range(2)]
+            values += [s.get(v).tobytes() for v in (first, second)]
+        found.append((sum(node.op == "tanh" for node in plan.nodes), values))
+    (once, kept), (twice, again) = found
+    assert (once, twice) == (2 * COUNT, 4 * COUNT)
+    assert kept == again
+
+
 def test_what_may_be_fetched_without_a_flush() -> None:
     x = gf.placeholder("float64", ("B", WIDTH), name="x")
     w = gf.variable(WEIGHT, name="w")
