@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
+from weakref import WeakMethod
 
 from graphflow.runtime.hosts import HeldBack
 
@@ -36,7 +37,9 @@ class Drain:
 
     Args:
         lock: held while the session works.
-        leave: writes a checkpoint, closes the session and raises SystemExit.
+        leave: a method that writes a checkpoint, closes the session and raises SystemExit. It is
+            not kept: a session that is forgotten goes, with its workers, and the signal no longer
+            concerns it.
 
     Attributes:
         asked: whether SIGTERM came.
@@ -46,23 +49,30 @@ class Drain:
         self.asked = False
         self._opening = True
         self._lock = lock
-        self._leave = leave
+        self._leave = WeakMethod(leave)
         self._process = os.getpid()
         self._outcome: BaseException | None = None  # of leaving
         self._before: Any = None
-        self._installed = False
+        self._installed = self._ended = False
         if threading.current_thread() is not threading.main_thread():
             return
-        before = signal.getsignal(signal.SIGTERM)
+        before = _heeded(signal.getsignal(signal.SIGTERM))
         if _is_free(before) or _drain_of(before) is not None:
-            self._before = signal.signal(signal.SIGTERM, self._handle)
-            self._installed = True
+            signal.signal(signal.SIGTERM, self._handle)
+            self._before, self._installed = before, True
 
     def _handle(self, number: int, frame: object) -> None:
         if os.getpid() != self._process:  # a fork of the user's, which ends as it would have
             _end_at_once()
             return
         every = self._every()
+        if all(each._minds_not for each in every):
+            before = _heeded(self._before)
+            if callable(before):
+                before(number, frame)
+            else:
+                _end_at_once()
+            return
         if self._opening:
             held = signal.getsignal(signal.SIGINT)
             if isinstance(held, HeldBack):
@@ -109,8 +119,10 @@ class Drain:
         if self._outcome is None:
             with self._lock:
                 if self._outcome is None:
+                    leave = self._leave()
                     try:
-                        self._leave()
+                        if leave is not None:
+                            leave()
                         self._outcome = SystemExit(0)
                     except BaseException as error:
                         self._outcome = error
@@ -151,13 +163,27 @@ class Drain:
             each = _drain_of(each._before)
         return found if self in found else [self, *found]
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the session was closed, or forgotten."""
+        return self._ended or self._leave() is None
+
+    @property
+    def _minds_not(self) -> bool:
+        """Whether that was so before any signal came, which is none of its business then."""
+        return self._is_over and self._outcome is None
+
     def end(self) -> None:
-        """Put back what was there."""
+        """Put back what was there, before sessions that are over, too."""
+        self._ended = True
         if self._installed and threading.current_thread() is threading.main_thread():
             self._installed = False
             with _telling:
-                if signal.getsignal(signal.SIGTERM) == self._handle:
-                    signal.signal(signal.SIGTERM, self._before)
+                there = before = signal.getsignal(signal.SIGTERM)
+                while (drain := _drain_of(before)) is not None and drain._is_over:
+                    before = drain._before
+                if before != there:
+                    signal.signal(signal.SIGTERM, before)
 
 
 class _Ending:
@@ -170,6 +196,13 @@ class _Ending:
     def __call__(self, number: int, frame: object) -> None:
         if os.getpid() != self._process or time.monotonic() > self.until:
             _end_at_once()
+
+
+def _heeded(handler: Any) -> Any:
+    """What hears the signal, without sessions that it is no business of any more."""
+    while (drain := _drain_of(handler)) is not None and drain._minds_not:
+        handler = drain._before
+    return handler
 
 
 def _is_free(handler: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 
@@ -18,19 +19,22 @@ class Queued:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._runner: ThreadPoolExecutor | None = None
-        self._thread = -1
+        self._threads: set[int] = set()  # the one, once it runs
 
     def put(self, run: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run something when what was put before it is done; by who holds the lock."""
         if self._runner is None:
-            self._runner = ThreadPoolExecutor(1, "graphflow-session", initializer=self._note_thread)
+            # The thread keeps what it begins with: not this, or it would outlive its session.
+            begin = partial(_note_thread, self._threads)
+            self._runner = ThreadPoolExecutor(1, "graphflow-session", initializer=begin)
         return self._runner.submit(run, *arguments)
-
-    def _note_thread(self) -> None:
-        self._thread = threading.get_ident()
 
     def close(self, *, wait: bool) -> None:
         """Cancel what has not begun; `wait` for what has, unless that is who calls."""
         if self._runner is not None:
-            waits = wait and threading.get_ident() != self._thread
+            waits = wait and threading.get_ident() not in self._threads
             self._runner.shutdown(wait=waits, cancel_futures=True)
+
+
+def _note_thread(threads: set[int]) -> None:
+    threads.add(threading.get_ident())

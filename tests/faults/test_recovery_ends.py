@@ -3,6 +3,7 @@ other workers."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,10 +150,33 @@ def test_a_handler_of_the_users_own_stays_and_ours_goes_with_the_session(tmp_pat
             with gf.Session(checkpoint=tmp_path / place):
                 assert signal.getsignal(signal.SIGTERM) != before
             assert signal.getsignal(signal.SIGTERM) == before
+        first, second = (gf.Session(checkpoint=tmp_path / place) for place in ("a", "b"))
+        first.close()
+        second.close()
+        assert signal.getsignal(signal.SIGTERM) == before, "in whatever order they are closed"
         signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
         with gf.Session(checkpoint=tmp_path / "a"):
             os.kill(os.getpid(), signal.SIGTERM)
         assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_session_with_checkpoints_that_is_forgotten_goes_and_the_signal_is_not_its_business(
+    tmp_path: Path,
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        forgotten = gf.Session(gf.Cluster.local(workers=1), checkpoint=tmp_path / "a")
+        life = weakref.ref(forgotten._life)
+        workers = pids(forgotten)
+        forgotten.run_async(gf.constant(1.0)).result()
+        del forgotten
+        gc.collect()
+        assert life() is None and gone(workers, 5.0)
+        with gf.Session(checkpoint=tmp_path / "b"):
+            pass
+        assert signal.getsignal(signal.SIGTERM) == before
     finally:
         signal.signal(signal.SIGTERM, before)
 
