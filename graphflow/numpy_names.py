@@ -8,6 +8,7 @@ instead: a part of numpy that worked would only hide where the rest begins.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from graphflow.dtypes import DTYPES
@@ -92,10 +93,19 @@ MODULES_ELSEWHERE = {
     "empty_like": "gf.zeros_like", "flatten": "x.reshape(-1)", "fill": "gf.full",
     "from_dlpack": "gf.constant", "from_numpy": "gf.constant",
     "functional": "gf.nn itself", "identity": "gf.eye", "map_fn": "gf.vmap",
-    "rand": "gf.random.uniform", "randn": "gf.random.normal", "range": "gf.arange",
+    "integers": "gf.random.randint", "rand": "gf.random.uniform", "randn": "gf.random.normal",
+    "randperm": "gf.random.permutation", "range": "gf.arange", "shuffle": "gf.random.permutation",
     "unsqueeze": "gf.expand_dims",
 }  # fmt: skip
 """What stands for functions and classes that their modules have."""
+
+
+def missing(room: str, name: str) -> AttributeError:
+    """What is said where `gf.<room>` has no such name."""
+    told = f"gf.{room} has no attribute {name!r}"
+    if name in MODULES_ELSEWHERE:
+        told += f"; it is {MODULES_ELSEWHERE[name]}"
+    return AttributeError(told, name=name, obj=sys.modules[f"graphflow.ops.{room}"])
 
 
 def refusal(function: Any, what: str) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import NoReturn
 
-from graphflow.numpy_names import MODULES_ELSEWHERE
+from graphflow.numpy_names import missing
 from graphflow.ops.activations import (
     celu,
     elu,
@@ -132,10 +131,7 @@ from graphflow.ops.vision import (
 
 
 def __getattr__(name: str) -> NoReturn:
-    told = f"gf.nn has no attribute {name!r}"
-    if name in MODULES_ELSEWHERE:
-        told += f"; it is {MODULES_ELSEWHERE[name]}"
-    raise AttributeError(told, name=name, obj=sys.modules[__name__])
+    raise missing("nn", name)
 
 
 __all__ = [

@@ -100,6 +100,25 @@ def uniform(
     return (kept.astype("float32") * np.float32(2.0**-bits)).astype(dtype, copy=False)
 
 
+def integers(
+    xp: Any, count: int, below: int, stream: tuple[int, int], step: int, first: int = 0
+) -> Any:
+    """Integers from 0 up to, and without, a bound of at most 2**64, uint64, shape (count,): the
+    upper halves of the products of 64 random bits and the bound.
+
+    Source: Lemire, Fast Random Integer Generation in an Interval, ACM TOMACS 29(1), 2019.
+    """
+    drawn = xp.ascontiguousarray(words(xp, 2 * count, stream, step, 2 * first)).view("uint64")
+    if below == 2**64:
+        return drawn
+    half, low = np.uint64(32), np.uint64(_LOW)
+    little, big = np.uint64(below & _LOW), np.uint64(below >> 32)
+    less, more = drawn & low, drawn >> half
+    middle = more * little + (less * little >> half)  # below 2**64, as the next
+    other = less * big + (middle & low)
+    return more * big + (middle >> half) + (other >> half)
+
+
 def normal(
     xp: Any, count: int, dtype: str, stream: tuple[int, int], step: int, first: int = 0
 ) -> Any:

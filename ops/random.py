@@ -11,12 +11,13 @@ from collections.abc import Callable
 from contextvars import Token
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from graphflow.arguments import spelt
 from graphflow.errors import ArgumentError, DTypeError
+from graphflow.numpy_names import missing
 from graphflow.op import (
     Cost,
     NameScope,
@@ -24,6 +25,7 @@ from graphflow.op import (
     Sample,
     Streams,
     Tensor,
+    as_tensor,
     current_scope,
     located,
     next_stream,
@@ -32,8 +34,10 @@ from graphflow.op import (
 )
 from graphflow.ops import philox, sharding
 from graphflow.ops.elementwise import less
-from graphflow.ops.rules import require_kind
-from graphflow.spec import Shape, TensorSpec, as_dtype, kind, normalize_shape, product
+from graphflow.ops.index import take_op
+from graphflow.ops.rules import normalize_axis, require_kind
+from graphflow.ops.sort import argsort_op
+from graphflow.spec import Dim, Shape, TensorSpec, as_dtype, kind, normalize_shape, product
 
 Stream = tuple[int, int]
 Part = tuple[tuple[int, ...], tuple[int, ...]]
@@ -197,6 +201,40 @@ _bernoulli = register(
 )
 
 
+def _infer_integers(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:
+    result = TensorSpec(shape, as_dtype(dtype))
+    require_kind(result, "int")
+    return result
+
+
+def _integers_kernel(
+    xp: Any, shape: tuple[int, ...], dtype: str, low: int, last: int, stream: Stream,
+    step: int, part: Part | None = None,
+) -> Any:  # fmt: skip
+    drawn = _part(
+        xp, shape, part, lambda n, f: philox.integers(xp, n, last - low + 1, stream, step, f)
+    )
+    moved = drawn + np.uint64(low % 2**64)  # of two's complement, whichever the sign
+    return moved if dtype == "uint64" else moved.view("int64").astype(dtype, copy=False)
+
+
+_integers = register(
+    Op(
+        "random_integers",
+        infer=_infer_integers,
+        kernel=_integers_kernel,
+        sharding=sharding.drawn,
+        cost=_cost(40),  # two words each
+        samples=(
+            Sample((), {"shape": (3, 5), "dtype": "int64", "low": -4, "last": 9} | _STREAM),
+            Sample((), {"shape": (), "dtype": "uint8", "low": 0, "last": 255} | _STREAM),
+        ),
+        pure=False,
+        random=True,
+    )
+)
+
+
 @spelt(ArgumentError)
 def uniform(
     shape: Any = (), low: float = 0.0, high: float = 1.0, dtype: Any = "float32",
@@ -274,6 +312,72 @@ def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
     return keep_mask(sizes, p, name)
 
 
+@spelt(ArgumentError)
+def randint(
+    low: int, high: int | None = None, shape: Any = (), dtype: Any = "int64",
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Integers from low up to, and without, high, each as likely, anew in each step.
+
+    64 random bits choose among them: no two probabilities differ by more than 2**-64.
+
+    Args:
+        high: by default low, and 0 in its place, as numpy has it.
+        shape: ints, or sizes of other tensors (`x.shape`).
+
+    Raises:
+        DTypeError: dtype is no integer.
+        ArgumentError: low and high are not ints, low is not below high, or the dtype cannot hold
+            them.
+    """
+    with located("random.randint"):
+        first, end = (0, low) if high is None else (low, high)
+        first, end = _whole("low", first), _whole("high", end)
+        if first >= end:
+            raise ArgumentError(f"low {first} is not below high {end}, which is left out")
+        wanted = as_dtype(dtype)
+        if kind(wanted) != "int":
+            raise DTypeError(f"random integers are int8 to uint64, not {wanted}")
+        held = np.iinfo(wanted)
+        if first < held.min or end - 1 > held.max:
+            raise ArgumentError(
+                f"{wanted} holds {held.min} to {held.max}, not {first} to {end - 1}; give another "
+                "dtype"
+            )
+        sizes = normalize_shape(shape)
+    result: Tensor = _integers(
+        shape=sizes, dtype=wanted.name, low=first, last=end - 1, stream=next_stream(), name=name
+    )
+    return result
+
+
+@spelt(ArgumentError)
+def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
+    """The slices of x along an axis in a random order, or the integers below x in one, anew in each
+    step; every order is as likely.
+
+    Made of random integers of 64 bits, which are sorted: O(n log n).
+
+    Args:
+        x: a tensor; or how many, an int or the size of another tensor (`x.shape[0]`): int64.
+
+    Raises:
+        ArgumentError: x is a scalar tensor or a negative number, or has no such axis.
+    """
+    with located("random.permutation"):
+        count = isinstance(x, int | np.integer | Dim) and not isinstance(x, bool)
+        source = None if count else as_tensor(x)
+        if source is not None and not source.ndim:
+            raise ArgumentError("a scalar has no slices to permute; give an int, or a tensor")
+        at = 0 if source is None else normalize_axis(axis, source.ndim)
+        size = normalize_shape(x) if source is None else (source.shape[at],)
+    keys = randint(-(2**63), 2**63, size)
+    order: Tensor = argsort_op(
+        keys, axis=0, descending=False, name=name if source is None else None
+    )
+    return order if source is None else take_op(source, order, axis=at, name=name)
+
+
 def keep_mask(shape: Shape, probability: float, name: str | None = None) -> Tensor:
     """True with a probability, of a stream of its own: what dropout keeps."""
     result: Tensor = _bernoulli(
@@ -289,6 +393,15 @@ def _finite(what: str, value: Any) -> float:
     return float(value)
 
 
+def _whole(what: str, value: Any) -> int:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise ArgumentError(
+            f"{what} is an int, not {value!r}"
+            + ("; for bounds in a tensor, scale gf.random.uniform" * isinstance(value, Tensor))
+        )
+    return int(value)
+
+
 def _float_dtype(dtype: Any) -> str:
     result = as_dtype(dtype)
     if kind(result) != "float":
@@ -296,4 +409,8 @@ def _float_dtype(dtype: Any) -> str:
     return result.name
 
 
-__all__ = ["bernoulli", "normal", "seed", "uniform"]
+def __getattr__(name: str) -> NoReturn:
+    raise missing("random", name)
+
+
+__all__ = ["bernoulli", "normal", "permutation", "randint", "seed", "uniform"]

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graphflow.autodiff import gradients
 from graphflow.build import placeholder
 from graphflow.errors import ArgumentError, DTypeError
 from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY, as_tensor, name_scope
 from graphflow.ops import philox, random
 from graphflow.ops.kernels.threads import Pool, using
+from graphflow.ops.reduce import sum
+from graphflow.vmap import vmap
 
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
 
@@ -87,6 +90,70 @@ def test_bernoulli_takes_a_number_or_probabilities() -> None:
     assert drawn[3].mean(0) == pytest.approx([0, 0.5, 1], abs=0.04)
 
 
+@pytest.mark.parametrize("below", [1, 6, 2**32 - 1, 2**32, 10**12 + 7, 2**63 + 9, 2**64])
+def test_integers_are_the_upper_half_of_a_product_of_64_bits(below: int) -> None:
+    words = philox.words(np, 600, (3, 1), 0).reshape(-1, 2).tolist()
+    wanted = [(a + (b << 32)) * below >> 64 for a, b in words]
+    assert philox.integers(np, 300, below, (3, 1), 0).tolist() == wanted
+    assert philox.integers(np, 7, below, (3, 1), 0, first=5).tolist() == wanted[5:12]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64"])
+def test_integers_fill_their_interval_evenly(dtype: str) -> None:
+    held = np.iinfo(dtype)
+    with random.seed(5):
+        die = random.randint(6, shape=(60_000,), dtype=dtype)
+        most = random.randint(held.max - 2, int(held.max) + 1, (3000,), dtype)
+        every = random.randint(int(held.min), int(held.max) + 1, (200, 100), dtype)
+    drawn, high, wide = evaluate([die, most, every])
+    assert {v.dtype for v in (drawn, high, wide)} == {np.dtype(dtype)}
+    assert np.abs(np.bincount(drawn) - 10_000).max() < 500
+    assert set(high.tolist()) == {int(held.max) - k for k in range(3)}
+    assert np.histogram(wide.astype(float), bins=4)[0] == pytest.approx([5000] * 4, rel=0.06)
+
+
+def test_a_permutation_has_every_order_as_often() -> None:
+    with random.seed(6):
+        orders = vmap(lambda x: random.permutation(3) + x)(as_tensor(np.zeros(6000, "int64")))
+    counts = np.unique(evaluate([orders])[0], axis=0, return_counts=True)[1]
+    assert counts == pytest.approx([1000] * 6, abs=120)
+
+
+def test_slices_of_a_tensor_are_permuted_as_whole_rows_and_gradients_go_back() -> None:
+    x = placeholder("float64", (None, 3))
+    rows, columns = random.permutation(x), random.permutation(x, axis=1)
+    count, none = random.permutation(x.shape[0]), random.permutation(0)
+    (back,) = gradients(sum(rows * rows), [x])
+    value = np.arange(15.0).reshape(5, 3)
+    shuffled, turned, order, empty, grad = evaluate([rows, columns, count, none, back], {x: value})
+    assert sorted(shuffled[:, 0].tolist()) == value[:, 0].tolist()
+    assert (shuffled[:, 1:] - shuffled[:, :1] == [1, 2]).all()
+    assert sorted(turned[0].tolist()) == value[0].tolist()
+    assert (turned - turned[:1] == value - value[:1]).all()
+    assert sorted(order.tolist()) == list(range(5)) and empty.shape == (0,)
+    assert (grad == 2 * value).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: random.randint(3, 3), "low 3 is not below high 3"),
+        (lambda: random.randint(1.5), "high is an int, not 1.5"),
+        (lambda: random.randint(0, 257, dtype="uint8"), "uint8 holds 0 to 255, not 0 to 256"),
+        (lambda: random.randint(as_tensor(3)), "scale gf.random.uniform"),
+        (lambda: random.permutation(as_tensor(3)), "a scalar has no slices"),
+    ],
+)
+def test_what_is_no_interval_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"random\.\w+ at .*test_random\.py.*{message}"):
+        make()
+
+
+def test_names_of_other_libraries_are_told_what_stands_for_them() -> None:
+    with pytest.raises(AttributeError, match=r"gf\.random has no attribute 'randperm'; it is gf"):
+        _ = random.randperm
+
+
 def test_a_seed_is_a_statement_or_a_block() -> None:
     with random.seed(7):
         a, b = random.uniform((4,)), random.uniform((4,))
@@ -144,7 +211,7 @@ def test_wrong_parameters_are_refused_with_the_line() -> None:
 
 
 def test_random_ops_are_never_merged_or_folded() -> None:
-    for name in ("random_uniform", "random_normal", "random_bernoulli"):
+    for name in ("random_uniform", "random_normal", "random_bernoulli", "random_integers"):
         assert (REGISTRY[name].pure, REGISTRY[name].random) == (False, True)
 
 
