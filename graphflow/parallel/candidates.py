@@ -69,7 +69,7 @@ class Candidate:
 
     def leaner(self) -> Candidate | None:
         """The same with less memory: with the state in shares, and then with more to compute."""
-        if self.data > 1 and self.model == 1 and not self.shared:
+        if self.data > 1 and not self.shared:
             return replace(self, shared=True)
         return replace(self, recompute=True) if self.schedule and not self.recompute else None
 
@@ -96,7 +96,9 @@ class Candidate:
             mesh = {"data": self.data} if self.data > 1 else {}
             batch = "data" if self.data > 1 else None
             own = fitting(rules, self.model)
-            return Shard({**mesh, "model": self.model}, own, batch=batch, devices=devices)
+            return Shard(
+                {**mesh, "model": self.model}, own, batch, devices=devices, shard_state=self.shared
+            )
         return Data(self.data, self.shared, devices=devices) if self.data > 1 else None
 
 

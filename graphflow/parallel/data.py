@@ -8,7 +8,8 @@ differ in size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from graphflow.arguments import checks
@@ -19,23 +20,21 @@ from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.counts import count_of, settle
 from graphflow.parallel.layouts import Layout, whole
-from graphflow.parallel.mesh import MICRO, WHOLE, Cuts, Mesh, Split, too_small
+from graphflow.parallel.mesh import Mesh
 from graphflow.parallel.propagate import is_slot
 from graphflow.parallel.report import Report
-from graphflow.parallel.shard import Pieces, Sharded, divided
+from graphflow.parallel.shard import Pieces, Sharded
 from graphflow.parallel.strategies import (
     Shard,
-    check_bucket,
-    check_places,
-    devices_for,
+    check_terms,
+    cut_over,
     no_product,
     report_of,
     takes_products,
+    terms_of,
 )
-from graphflow.parallel.turns import in_micro_batches
+from graphflow.parallel.terms import Terms, with_batch
 from graphflow.placement.cluster import Cluster
-from graphflow.spec import Dim
-from graphflow.strategy import strategy_of
 
 DATA = "data"
 """The axis of the mesh along which replicas are."""
@@ -78,36 +77,33 @@ class Data:
 
     def __post_init__(self) -> None:
         where = f"Data at {self.line}"
-        for what in ("replicas", "accumulate"):
-            given = getattr(self, what)
-            count = count_of(given)
-            if count is None:
-                raise ShardingError(f"{where}: {what} is a count from 1 on, not {given!r}")
-            settle(self, **{what: count})
-        for what in ("shard_state", "synchronised"):
-            if not isinstance(getattr(self, what), bool):
-                raise ShardingError(
-                    f"{where}: {what} is True or False, not {getattr(self, what)!r}"
-                )
-        settle(self, bucket=check_bucket(self.bucket, where))
+        count = count_of(self.replicas)
+        if count is None:
+            raise ShardingError(f"{where}: replicas is a count from 1 on, not {self.replicas!r}")
+        settle(self, replicas=count)
+        check_terms(self, where)
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Sizes of the axes, those along which places share a device too."""
-        sizes = {DATA: self.replicas}
-        return sizes if self.accumulate == 1 else {**sizes, MICRO: self.accumulate}
+        """Sizes of the axes."""
+        return {DATA: self.replicas}
+
+    @property
+    def examples(self) -> Sequence[Tensor | str] | None:
+        """The placeholders that hold the batch, where that was said."""
+        return self.batch
+
+    @property
+    def terms(self) -> Terms:
+        """On what terms replicas go together."""
+        return terms_of(self, DATA)
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
-        """The batch is cut, variables are whole, and slots are cut if their state is shared out."""
-        cuts = Cuts(mesh)
-        given = {
-            t: _batch_layout(graph, t, tuple(self.mesh), cuts, strict)
-            for t in batch_of(graph, self.batch)
-        }
+        """The batch is cut, and variables are whole, but for slots whose state is shared out."""
+        given = with_batch(graph, batch_of(graph, self.batch), {}, DATA, mesh, strict)
         for node in graph.variables:
-            (tensor,) = node.outputs
-            cut = self.shard_state and is_slot(node)
-            given[tensor] = _slot_layout(tensor, cuts) if cut else whole(tensor.ndim)
+            if not (self.shard_state and is_slot(node)):
+                given[node.outputs[0]] = whole(node.outputs[0].ndim)
         return given
 
     def divide(
@@ -122,14 +118,7 @@ class Data:
         Raises:
             ShardingError: see above.
         """
-        check_places(graph, self.mesh)
-        owners = devices_for({DATA: self.replicas}, cluster, self.devices)
-        devices = [owner for owner in owners for _ in range(self.accumulate)]
-        mesh = Mesh(self.mesh, devices, frozenset({MICRO}) & set(self.mesh))
-        apart = frozenset[str]() if self.synchronised else frozenset(self.mesh)
-        given = self.layouts(graph, mesh, strict=strategy_of(graph) is not None)
-        cut = divided(graph, mesh, given, known, bucket=self.bucket, apart=apart, fed=fed)
-        return in_micro_batches(cut, MICRO) if self.accumulate > 1 else cut
+        return cut_over(self, graph, cluster, known, fed)
 
     def __mul__(self, other: Any) -> Any:
         """With a Shard, one mesh of both, the replicas outermost; with a Pipeline, each stage has
@@ -151,49 +140,40 @@ class Data:
         """Replicas of what a Shard cuts.
 
         Raises:
-            ShardingError: both have the axis; an option that a Shard's rules would have to follow.
+            ShardingError: both cut the batch, or say the same otherwise.
         """
         where = f"Data * Shard at {user_location()}"
-        given = {
-            "shard_state=True": self.shard_state,
-            f"accumulate={self.accumulate}": self.accumulate > 1,
-            "synchronised=False": not self.synchronised,
-            "batch=[…]": self.batch is not None,
-            "devices=[…]": self.devices is not None,
-        }
-        for told in (option for option, is_set in given.items() if is_set):
-            raise ShardingError(
-                f"{where}: Data's {told} does not go with a Shard; leave it out, and say in the "
-                "Shard's mesh, rules, batch= and devices= what is cut and where"
-            )
         if DATA in shard.mesh or shard.batch is not None:
             raise ShardingError(
                 f"{where}: the Shard cuts the batch already (mesh {dict(shard.mesh)!r}, "
                 f"batch={shard.batch!r}); leave out the Data, or make that axis longer"
             )
         mesh = {DATA: self.replicas, **shard.mesh}
-        return Shard(mesh, shard.rules, DATA, self.bucket, shard.devices)
+        if self.devices is not None:
+            raise ShardingError(
+                f"{where}: Data's devices=[…] says where {self.replicas} replicas are, and each is "
+                f"on {prod(shard.mesh.values())} devices here; give the Shard devices=[…], a list "
+                f"of {prod(mesh.values())} with the replicas outermost"
+            )
+        if self.accumulate > 1 < shard.accumulate:
+            raise ShardingError(
+                f"{where}: Data has accumulate={self.accumulate} and the Shard "
+                f"{shard.accumulate}; say it in one of them"
+            )
+        product = replace(
+            shard,
+            mesh=mesh,
+            batch=DATA,
+            bucket=shard.bucket if self.bucket == BUCKET else self.bucket,
+            shard_state=self.shard_state,
+            accumulate=max(self.accumulate, shard.accumulate),
+            synchronised=self.synchronised and shard.synchronised,
+            examples=shard.examples if self.batch is None else self.batch,
+        )
+        settle(product, line=user_location())
+        return product
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
         """What the strategy makes of some fetches: each collective with its bytes and the line that
         caused it. Print it."""
         return report_of(self, fetches, cluster)
-
-
-def _batch_layout(
-    graph: Graph, tensor: Tensor, axes: tuple[str, ...], cuts: Cuts, strict: bool
-) -> Layout:
-    split = Split(axes)
-    if strict and not cuts.can(tensor.shape[0], split):
-        name = graph.names[tensor.node]
-        told = f"{tensor.shape[0]} (of {name!r}, made at {tensor.node.location})"
-        raise too_small(told, axes, cuts.mesh)
-    return whole(tensor.ndim).with_dim(0, split)
-
-
-def _slot_layout(tensor: Tensor, cuts: Cuts) -> Layout:
-    """Cut along the first axis that is large enough."""
-    for d, size in enumerate(tensor.shape):
-        if not isinstance(size, Dim) and cuts.can(size, Split((DATA,))):
-            return whole(tensor.ndim).with_dim(d, Split((DATA,)))
-    return Layout((WHOLE,) * tensor.ndim)

@@ -24,7 +24,10 @@ from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import FREE, origin_of, weight_gradients
+from graphflow.parallel.terms import Terms
 from graphflow.passes import MergeBodies
+
+_ALONE = Terms()
 
 
 def pipelined(
@@ -37,7 +40,7 @@ def pipelined(
     annotations: Mapping[Tensor, Layout] | None = None,
     known: Mapping[Node, Pieces] | None = None,
     fed: Mapping[str, int] | None = None,
-    bucket: int = 0,
+    terms: Terms = _ALONE,
 ) -> Sharded:
     """A training graph as a pipeline that flushes.
 
@@ -50,8 +53,7 @@ def pipelined(
         annotations: layouts of some tensors along these.
         known: variables that are there already.
         fed: sizes of symbols, where a step is about to be fed; see `divided`.
-        bucket: bytes of a stage's gradients that are exchanged at once, where it is on several
-            devices.
+        terms: on which the devices of a stage go together, where it is on several.
     """
     outer = dict(outer or {})
     where = every_stage(graph, stages)
@@ -77,7 +79,7 @@ def pipelined(
             layout = layouts.get(tensor, whole(tensor.ndim))
             layouts[tensor] = layout.with_dim(0, Split((*layout.dims[0].axes, *inner)))
     found = Homes(home_of, devices)
-    cut = divided(graph, mesh, layouts, known, found, bucket, fed=fed)
+    cut = divided(graph, mesh, layouts, known, found, terms, fed)
     phases = phases_of(graph, stages, schedule)
     numbers = [microbatch(place) for place in mesh.places]
     staged = Staged.of(schedule, stages, devices, beside)
@@ -189,7 +191,7 @@ def _in_turns(
                 task = Task(phase, where[node], i)
                 if ranks[task] <= ranks[tasks.get(part.node, task)]:
                     tasks[part.node] = task
-    _add_parts(tasks, cut.graph, phases, where)
+    _add_parts(tasks, cut.graph, phases, where, ranks)
 
     def turned(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         if node not in tasks:
@@ -204,18 +206,25 @@ def _in_turns(
 
 
 def _add_parts(
-    tasks: dict[Node, Task], graph: Graph, phases: Mapping[Node, Phase], where: Mapping[Node, int]
+    tasks: dict[Node, Task],
+    graph: Graph,
+    phases: Mapping[Node, Phase],
+    where: Mapping[Node, int],
+    ranks: Mapping[Task, int],
 ) -> None:
-    """The tasks of what was made on the way to what stands for a node, of one micro-batch only: a
-    product that is still to be added up, a micro-batch's part of a mean."""
+    """The tasks of what was made on the way to what stands for a node: of one micro-batch, as a
+    product that is still to be added up, or a micro-batch's part of a mean; and of sums over some,
+    which grow with each, so that not all parts are kept until the last."""
     for node in graph.nodes:
-        made_for = node.origin
-        if node in tasks or made_for is None or made_for not in phases:
-            continue
         read = [t.node for t in node.inputs if t.node.op.name not in (*FREE, "variable")]
+        if node in tasks or not read:
+            continue
+        made_for = node.origin
         found = {tasks[n].microbatch if n in tasks else -1 for n in read}
-        if len(found) == 1 and found != {-1}:
+        if made_for is not None and made_for in phases and len(found) == 1 and found != {-1}:
             tasks[node] = Task(phases[made_for], where[made_for], *found)
+        elif node.op.name == "add" and -1 not in found:
+            tasks[node] = max((tasks[n] for n in read), key=ranks.__getitem__)
 
 
 def recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:

@@ -28,6 +28,7 @@ from graphflow.parallel.schedules import SCHEDULES
 from graphflow.parallel.shard import Pieces, Sharded
 from graphflow.parallel.stages import check_number, origin_of, stages_of
 from graphflow.parallel.strategies import check_places, devices_for, report_of
+from graphflow.parallel.terms import Terms
 from graphflow.parallel.unrolled import unrolled
 from graphflow.placement.cluster import Cluster
 from graphflow.spec import alone
@@ -150,7 +151,9 @@ class Pipeline:
         each = prod(outer.values())
         if isinstance(self.stages, int) and not self._found:
             check_number(losses_of(graph), self.stages)
-        batch = batch_of(graph, self.batch)
+        beside = self.beside
+        told = self.batch is None and beside is not None
+        batch = batch_of(graph, beside.examples if told else self.batch)
         if _trains(graph):
             _check_batch(batch, self._number(), fed or {})
         _check_number(graph, batch, self._number())
@@ -169,8 +172,8 @@ class Pipeline:
             return unrolled(graph, stages, schedule, found, batch, known)
         mesh = Mesh(outer, [DeviceName()] * each) if outer else None
         layouts = self.beside.layouts(graph, mesh, strict=_trains(graph)) if outer else None
-        bucket = getattr(self.beside, "bucket", BUCKET)
-        return pipelined(graph, stages, schedule, found, batch, outer, layouts, known, fed, bucket)
+        terms = Terms(BUCKET) if self.beside is None else self.beside.terms
+        return pipelined(graph, stages, schedule, found, batch, outer, layouts, known, fed, terms)
 
     def _try_schedule(self) -> None:
         """Make a schedule whose size is known, so that one that cannot be is refused where the
@@ -340,17 +343,17 @@ def _check_beside(beside: Any, where: str) -> None:
             f"{where}: a Pipeline of a Pipeline has no meaning: give one Pipeline the stages of "
             "both, and to have several of them on a device schedule='interleaved'"
         )
-    if isinstance(beside, type) or not hasattr(beside, "layouts"):
+    if isinstance(beside, type) or not hasattr(beside, "terms"):
         raise ScheduleError(
             f"{where}: a Pipeline goes with one Data or Shard, not {beside!r}; write "
             "Pipeline(…) * gf.parallel.Data(2)"
         )
-    taken = sorted({"stage", WAY, MICRO} & set(beside.mesh))
-    if taken and getattr(beside, "accumulate", 1) > 1:
+    if beside.accumulate > 1:
         raise ScheduleError(
             f"{where}: a Pipeline cuts the batch into micro-batches itself; give it "
             f"microbatches={beside.accumulate}, or more, and leave out accumulate="
         )
+    taken = sorted({"stage", WAY, MICRO} & set(beside.mesh))
     if taken:
         raise ScheduleError(
             f"{where}: axis {taken[0]!r} of the mesh is the pipeline's own; give yours another name"

@@ -25,12 +25,15 @@ from graphflow.parallel.mesh import Cuts, Homes, Mesh, Piece, Place, Split, too_
 from graphflow.parallel.moves import Moves
 from graphflow.parallel.propagate import by_heads, propagate
 from graphflow.parallel.staged import Staged
+from graphflow.parallel.terms import Terms, shared_out
 from graphflow.parallel.updates import Updates
 from graphflow.passes import MergeBodies
 from graphflow.spec import Span, evaluate, part_of
 from graphflow.strategy import strategy_of
 
 Array = np.ndarray[Any, Any]
+
+_ALONE = Terms()
 
 
 def contiguous(array: Array) -> Array:
@@ -163,8 +166,7 @@ def divided(
     annotations: Mapping[Tensor, Layout],
     known: Mapping[Node, Pieces] | None = None,
     homes: Homes | None = None,
-    bucket: int = 0,
-    apart: frozenset[str] = frozenset(),
+    terms: Terms = _ALONE,
     fed: Mapping[str, int] | None = None,
 ) -> Sharded:
     """A graph cut over a mesh.
@@ -174,8 +176,7 @@ def divided(
         annotations: layouts of some tensors.
         known: pieces of variables that are there already.
         homes: of what stands for nodes, if these are not where the places are.
-        bucket: bytes of gradients that are summed in one exchange; 0: each by itself.
-        apart: axes of the mesh along which batch norms are not synchronised.
+        terms: on which places go together that have the same model.
         fed: sizes of symbols, where a step is about to be fed. What is too small for its shards is
             cut along fewer axes, or none, if the graph does not train.
 
@@ -189,6 +190,8 @@ def divided(
     annotations = by_heads(graph.nodes, annotations, cuts) | there
     training = strategy_of(graph) is not None
     annotations = {t: _fitting(t, lay, cuts, training) for t, lay in annotations.items()}
+    if terms.shared is not None:
+        annotations = shared_out(graph, annotations, cuts, terms.shared)
     wishes = propagate(graph.nodes, annotations, cuts)
     moves = Moves(mesh, cuts, homes)
     readers: dict[Tensor, list[Node | None]] = {}
@@ -197,7 +200,8 @@ def divided(
             readers.setdefault(tensor, []).append(node)
     for tensor in graph.outputs:
         readers.setdefault(tensor, []).append(None)
-    work = _Division(graph, Emitter(moves, wishes, readers, bucket, apart), known or {}, bucket)
+    emitter = Emitter(moves, wishes, readers, terms.bucket, terms.apart)
+    work = _Division(graph, emitter, known or {}, terms.bucket)
     outputs = work.run()
     return Sharded(
         graph,

@@ -22,10 +22,12 @@ from graphflow.parallel.batch import batch_of
 from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.counts import count_of, settle
 from graphflow.parallel.layouts import Layout
-from graphflow.parallel.mesh import WHOLE, Cuts, Mesh, Split
+from graphflow.parallel.mesh import MICRO, WAY, WHOLE, Cuts, Mesh, Split
 from graphflow.parallel.propagate import is_slot
 from graphflow.parallel.report import Report
 from graphflow.parallel.shard import Pieces, Sharded, divided
+from graphflow.parallel.terms import Terms, with_batch
+from graphflow.parallel.turns import in_micro_batches
 from graphflow.placement.cluster import Cluster
 from graphflow.spec import show_shape
 from graphflow.strategy import Strategy, divided_by, strategy_of
@@ -51,13 +53,18 @@ class Shard:
         bucket: bytes of gradients that are summed in one exchange.
         devices: of the mesh, the last axis running fastest; default: the first of the cluster. On a
             cluster of one device, all shards are there.
+        shard_state, accumulate, synchronised: as of `Data`, along `batch`: whether each place keeps
+            only its share of the optimiser's slots; in how many micro-batches a place goes through
+            its part of the batch; whether batch norm takes the moments of the whole batch.
+        examples: the placeholders that hold the batch, or their names; default: see `batch_of`.
 
     Raises:
         ShardingError: when a graph is divided, with numbers: the mesh is larger than the cluster, a
             rule names nothing, an axis that the mesh does not have, more axes than a tensor has, or
             one that is too small.
 
-    Source: Xu et al., "GSPMD", arXiv:2105.04663.
+    Source: Xu et al., "GSPMD", arXiv:2105.04663; Rajbhandari et al., "ZeRO", SC 2020 (shares of
+        the state).
     """
 
     mesh: Mapping[str, int]
@@ -65,6 +72,10 @@ class Shard:
     batch: str | None = None
     bucket: int = BUCKET
     devices: Sequence[str] | None = None
+    shard_state: bool = False
+    accumulate: int = 1
+    synchronised: bool = True
+    examples: Sequence[Tensor | str] | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -80,7 +91,17 @@ class Shard:
                 f"{where}: batch is an axis of the mesh ({', '.join(self.mesh)}), "
                 f"not {self.batch!r}"
             )
-        settle(self, bucket=check_bucket(self.bucket, where))
+        check_terms(self, where)
+        if self.shard_state and self.batch is None:
+            raise ShardingError(
+                f"{where}: shard_state=True shares the state out over places with other parts of "
+                f"the batch; say which axis of the mesh cuts it, batch={next(iter(self.mesh))!r}"
+            )
+
+    @property
+    def terms(self) -> Terms:
+        """On what terms places with other parts of the batch go together."""
+        return terms_of(self, self.batch)
 
     def divide(
         self,
@@ -94,11 +115,7 @@ class Shard:
         Raises:
             ShardingError: see above.
         """
-        check_places(graph, self.mesh)
-        mesh = Mesh(dict(self.mesh), devices_for(self.mesh, cluster, self.devices))
-        training = strategy_of(graph) is not None
-        given = self.layouts(graph, mesh, strict=training)
-        return divided(graph, mesh, given, known, bucket=self.bucket, fed=fed)
+        return cut_over(self, graph, cluster, known, fed)
 
     def __mul__(self, other: Any) -> Any:
         """With a Data, one mesh of both; with a Pipeline, each stage is cut so."""
@@ -119,13 +136,10 @@ class Shard:
             strict: refuse rules that name nothing in it.
         """
         given = laid_out(graph, self.rules, mesh, strict)
-        if self.batch is not None:
-            for tensor in batch_of(graph):
-                if tensor not in given:
-                    given |= laid_out(graph, {tensor: (self.batch,)}, mesh, strict)
-                elif not given[tensor].dims[0] and self.batch not in given[tensor].axes():
-                    given[tensor] = given[tensor].with_dim(0, Split((self.batch,)))
-        return given
+        if self.batch is None and not mesh.local:
+            return given
+        batch = batch_of(graph, self.examples)
+        return with_batch(graph, batch, given, self.batch, mesh, strict)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
@@ -183,16 +197,58 @@ def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
     return sizes
 
 
-def check_bucket(bucket: Any, where: str) -> int:
-    """A number of bytes; refuse what is none.
+def check_terms(strategy: Any, where: str) -> None:
+    """Refuse what says nothing of how places with the same model go together.
 
     Raises:
         ShardingError: see above.
     """
-    number = count_of(bucket, least=0)
-    if number is None:
-        raise ShardingError(f"{where}: bucket is a number of bytes, not {bucket!r}")
-    return number
+    turns = count_of(strategy.accumulate)
+    if turns is None:
+        raise ShardingError(
+            f"{where}: accumulate is a count from 1 on, not {strategy.accumulate!r}"
+        )
+    bucket = count_of(strategy.bucket, least=0)
+    if bucket is None:
+        raise ShardingError(f"{where}: bucket is a number of bytes, not {strategy.bucket!r}")
+    for what in ("shard_state", "synchronised"):
+        given = getattr(strategy, what)
+        if not isinstance(given, bool):
+            raise ShardingError(f"{where}: {what} is True or False, not {given!r}")
+    settle(strategy, accumulate=turns, bucket=bucket)
+
+
+def terms_of(strategy: Any, axis: str | None) -> Terms:
+    """What a strategy whose batch is cut along an axis of the mesh says of it."""
+    apart = frozenset({MICRO, WAY, *([] if axis is None else [axis])})
+    return Terms(
+        strategy.bucket,
+        frozenset() if strategy.synchronised else apart,
+        axis if strategy.shard_state else None,
+    )
+
+
+def cut_over(
+    strategy: Any,
+    graph: Graph,
+    cluster: Cluster,
+    known: Mapping[Node, Pieces] | None,
+    fed: Mapping[str, int] | None,
+) -> Sharded:
+    """A graph cut over a strategy's mesh, whose places go through their micro-batches by turns.
+
+    Raises:
+        ShardingError: the mesh is too large, or the batch too small; see `Strategy.layouts`.
+    """
+    sizes, turns = dict(strategy.mesh), strategy.accumulate
+    every = {**sizes, MICRO: turns} if turns > 1 else sizes
+    check_places(graph, every)
+    owners = devices_for(sizes, cluster, strategy.devices)
+    devices = [owner for owner in owners for _ in range(turns)]
+    mesh = Mesh(every, devices, frozenset({MICRO}) & set(every))
+    given = strategy.layouts(graph, mesh, strict=strategy_of(graph) is not None)
+    cut = divided(graph, mesh, given, known, terms=strategy.terms, fed=fed)
+    return in_micro_batches(cut, MICRO) if turns > 1 else cut
 
 
 def check_places(graph: Graph, mesh: Mapping[str, int]) -> None:

@@ -24,6 +24,10 @@ from graphflow.spec import Shape, TensorSpec
 
 _MOST_NODES = 64
 _MOST_OPERANDS = 32
+_GROWTH = 1
+"""How often a large sum may grow within a region by what is made later."""
+_LARGE = 16384
+"""Bytes of a large sum."""
 Sizes = tuple[int, ...]
 View = tuple[Tensor, Sizes]
 """A tensor, and the shape, as long as the whole's, in which a region reads it."""
@@ -169,9 +173,12 @@ class _Regions:
         self.of: dict[Node, _Group] = {}
         self.position: dict[Node, int] = {}
         self.readers: dict[Tensor, _Group] = {}  # that reduce
+        self.seen: dict[Node, int] = {}
+        self.grown: dict[Node, int] = {}
 
     def add(self, node: Node, item: _Item | None) -> None:
         """The next node: into the groups that it reads, if it may; it closes the others."""
+        self.seen[node] = len(self.seen)
         joined: list[_Group] = []
         for group in self._read(node):
             if item is not None and self._may_join(group, node, item):
@@ -212,6 +219,8 @@ class _Regions:
         place = group.views(item)
         if place is None or not self._may_go_down(group, node, item):
             return False
+        if node.op.name == "add" and self._outgrows(group, node, item):
+            return False
         for tensor, view in zip(node.inputs, place[1], strict=True):
             root = self.roots[tensor]
             if self.of.get(root.node) is group and (
@@ -219,6 +228,20 @@ class _Regions:
             ):
                 return False
         return True
+
+    def _outgrows(self, group: _Group, node: Node, item: _Item) -> bool:
+        """Whether a large sum of a group would grow by what was made after it, once too often. A
+        region keeps what it reads until its end: one sum over sixteen micro-batches would keep all
+        their gradients, which took turns to keep those of one."""
+        left, right = (self.roots[tensor].node for tensor in node.inputs)
+        for source, other in ((left, right), (right, left)):
+            grows = source.op.name == "add" and self.of.get(source) is group
+            if grows and self.of.get(other) is not group and self.seen[other] > self.seen[source]:
+                growth = self.grown.get(source, 0) + 1
+                large = prod(item.shape) * node.specs[0].dtype.itemsize > _LARGE
+                self.grown[node] = growth if growth <= _GROWTH else 0
+                return large and growth > _GROWTH
+        return False
 
     def _may_go_down(self, group: _Group, node: Node, item: _Item) -> bool:
         """Columns are summed in strips, which is a slow way to write what has all elements: what

@@ -65,7 +65,7 @@ FOUR: dict[str, Callable[[], Any]] = {
     "pipeline, data": lambda: Pipeline(2, "1f1b", 3) * Data(2),
     "pipeline, data, sharded state": lambda: Pipeline(2, "zb-h1", 3) * Data(2, shard_state=True),
     "pipeline, tensor": lambda: Pipeline(HALVES, "1f1b", 3) * Shard({"model": 2}, COLUMNS),
-    "data, tensor": lambda: Data(2) * Shard({"model": 2}, COLUMNS),
+    "data, tensor": lambda: Data(2, shard_state=True) * Shard({"model": 2}, COLUMNS),
     "two axes": lambda: Shard({"data": 2, "model": 2}, COLUMNS, batch="data"),
     "sharded state": lambda: Data(4, shard_state=True),
     "two directions": lambda: Pipeline(4, "chimera", 4),
