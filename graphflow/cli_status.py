@@ -147,8 +147,14 @@ def _pair(workers: Sequence[Address], key: str | None, ring: Keyring) -> KeyPair
 
 
 def _watch(look: Any, every: float) -> None:
+    from rich.console import Console
     from rich.live import Live
 
+    if not Console().is_terminal:  # one look after the other, for a file or another program
+        while True:
+            Console(width=_WIDE).print(shown(look()))
+            sys.stdout.flush()
+            time.sleep(every)
     with Live(shown(look()), refresh_per_second=4) as live:
         while True:
             time.sleep(every)

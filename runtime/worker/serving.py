@@ -56,8 +56,9 @@ def serve(
     checkpoints: str | None = None,
     told: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread. At SIGTERM it asks its
-    sessions to write checkpoints and go, and ends when they have.
+    """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread. At SIGTERM, or when
+    its terminal is closed, it asks its sessions to write checkpoints and go, and ends when they
+    have.
 
     Args:
         listen: `tcp://host:port`; port `*` takes any that is free.
@@ -99,6 +100,8 @@ def serve(
         signal.SIGTERM: signal.signal(signal.SIGTERM, _leaver(worker)),
         signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
     }
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # no nohup: its terminal was closed
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _leaver(worker))
     out = output or sys.stdout
     where = f"listening on {worker.address} with {', '.join(devices)}"
     server: MetricsServer | None = None

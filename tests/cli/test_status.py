@@ -232,11 +232,12 @@ def test_a_worker_that_cannot_tell_as_asked_does_not_start(options: list[str], s
     assert done.stderr.count("\n") == 1 and not done.stdout
 
 
-def test_watching_goes_on_until_an_interrupt(workers: tuple[str, str]) -> None:
+@pytest.mark.parametrize("colour", ["1", ""], ids=["terminal", "pipe"])
+def test_watching_goes_on_until_an_interrupt(workers: tuple[str, str], colour: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "graphflow", "status", workers[0], "--watch", "--every", "0.2"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "FORCE_COLOR": "1", "COLUMNS": "150"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FORCE_COLOR": colour, "COLUMNS": "150"},
     ) as process:  # fmt: skip
         assert process.stdout is not None
         seen = ""

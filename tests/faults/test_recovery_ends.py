@@ -433,7 +433,7 @@ def test_a_worker_that_is_told_to_end_does_not_wait_for_a_session_that_cannot_sa
     with gf.Session(cluster, trial=False, ops=["tests.faults.hazards"]) as s:
         s.run(nap)
         at = time.monotonic()
-        timer = threading.Timer(0.3, found[1].send, (signal.SIGTERM,))
+        timer = threading.Timer(0.3, found[1].send, (signal.SIGHUP,))  # its terminal was closed
         timer.start()
         assert s.run(nap).tolist() == [1.0, 1.0, 1.0]
         assert found[1].wait(10.0) == 0
