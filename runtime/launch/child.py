@@ -40,5 +40,6 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, during imports too
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # held back from the beginning
     import_own_package()
     sys.exit(main(sys.argv[1:]))

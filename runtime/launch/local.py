@@ -22,7 +22,7 @@ from graphflow.modules import folders
 from graphflow.placement.host import shares_of_cores
 from graphflow.runtime.launch import child
 from graphflow.runtime.launch.memory_kills import MemoryKills
-from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork
+from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork, started
 from graphflow.runtime.recorder import OUT_OF_MEMORY, Recorder
 
 _GRACE = 2.0  # seconds between the request to end and the kill
@@ -327,7 +327,7 @@ def _spawned(
     command = [sys.executable, "-P", child.__file__, *arguments]
     command += ["--recorder", ",".join(map(str, kept))]
     pipe = subprocess.PIPE
-    return subprocess.Popen(
+    return started(
         command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(threads), pass_fds=kept
     )
 

@@ -204,6 +204,16 @@ class Forked:
                 signal.pidfd_send_signal(self._place, number)
 
 
+def started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """A process that runs `child.py`. Ctrl-C comes to all processes of a terminal: this one holds
+    it back until it can say that it ignores it, a while after its interpreter begins."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return subprocess.Popen(command, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Nursery:
     """Forks processes that run `graphflow.runtime.worker`. For one thread at a time."""
 
@@ -211,7 +221,7 @@ class Nursery:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", child.__file__, "--nursery", str(other.fileno())]
         with other:
-            self._process = subprocess.Popen(
+            self._process = started(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment,
                 pass_fds=[other.fileno()],
             )  # fmt: skip

@@ -50,6 +50,19 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def test_ctrl_c_while_a_nursery_begins_is_none_of_its_business(nursery: Nursery) -> None:
+    os.kill(nursery.pid, signal.SIGINT)
+    state = Path(f"/proc/{nursery.pid}/status")
+
+    def has(what: str) -> bool:
+        line = next(line for line in state.read_text().splitlines() if line.startswith(what))
+        return bool(int(line.split()[1], 16) >> signal.SIGINT - 1 & 1)
+
+    assert soon(lambda: has("SigIgn") and not has("SigBlk"))
+    assert not is_gone(nursery.pid)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_forks_do_not_draw_the_same_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     before = np.random.get_state()
