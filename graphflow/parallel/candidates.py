@@ -35,6 +35,7 @@ class Candidate:
         chunks: stages that a device has.
         schedule, microbatches: of a pipeline; "" and 1 without.
         shared: whether each replica keeps a share of the optimiser's state only.
+        sequence: whether what tensor parallel layers leave whole is cut along the sequence.
         recompute: whether backward passes compute forward passes again.
         of: devices that the cluster has.
     """
@@ -47,6 +48,7 @@ class Candidate:
     schedule: str = ""
     microbatches: int = 1
     shared: bool = False
+    sequence: bool = False
     recompute: bool = False
     of: int = 1
 
@@ -60,7 +62,8 @@ class Candidate:
         told = " × ".join(parts) or "one device"
         if parts and len(self.devices) < self.of:
             told += f" on {len(self.devices)} of {self.of}"
-        return told + ", state shared" * self.shared + ", recomputing" * self.recompute
+        leaner = ", state shared" * self.shared + ", sequence cut" * self.sequence
+        return told + leaner + ", recomputing" * self.recompute
 
     @property
     def places(self) -> int:
@@ -68,9 +71,12 @@ class Candidate:
         return self.data * self.model * self.microbatches
 
     def leaner(self) -> Candidate | None:
-        """The same with less memory: with the state in shares, and then with more to compute."""
+        """The same with less memory: with the state in shares, with more of the activations cut,
+        and then with more to compute."""
         if self.data > 1 and not self.shared:
             return replace(self, shared=True)
+        if self.model > 1 and not self.sequence:
+            return replace(self, sequence=True)
         return replace(self, recompute=True) if self.schedule and not self.recompute else None
 
     def strategy(self, rules: Rules, every: Sequence[str]) -> Any:
@@ -97,8 +103,9 @@ class Candidate:
             batch = "data" if self.data > 1 else None
             own = fitting(rules, self.model)
             return Shard(
-                {**mesh, "model": self.model}, own, batch, devices=devices, shard_state=self.shared
-            )
+                {**mesh, "model": self.model}, own, batch, devices=devices,
+                shard_state=self.shared, sequence="model" if self.sequence else None,
+            )  # fmt: skip
         return Data(self.data, self.shared, devices=devices) if self.data > 1 else None
 
 

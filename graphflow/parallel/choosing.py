@@ -27,6 +27,7 @@ class Choosing:
         values: what stands for each tensor so far.
         wishes: layouts that tensors would best have.
         readers: the nodes that read each tensor; None stands for a fetch.
+        followed: the axis along which wishes decide where inputs have to travel, and not bytes.
     """
 
     mesh: Mesh
@@ -34,6 +35,7 @@ class Choosing:
     values: Mapping[Tensor, Value]
     wishes: Mapping[Tensor, Layout]
     readers: Mapping[Tensor, Sequence[Node | None]]
+    followed: str | None = None
 
     def rule(self, node: Node) -> Rule:
         """The rule of a node's op that has most of what is cut of its inputs, and then of what
@@ -71,7 +73,7 @@ class Choosing:
         kept: dict[str, tuple[tuple[int, ...], str]] = {}
         flops = self._flops(node)
         for m in self._order(node):
-            best: tuple[tuple[bool, float], str | None] | None = None
+            best: tuple[tuple[bool, bool, float], str | None] | None = None
             for choice in self._choices(node, rule, m, axes):
                 cost = self._cost(node, rule, m, choice, flops)
                 if best is None or cost < best[0]:
@@ -158,9 +160,10 @@ class Choosing:
 
     def _cost(
         self, node: Node, rule: Rule, m: str, choice: str | None, flops: float
-    ) -> tuple[bool, float]:
+    ) -> tuple[bool, bool, float]:
         """Whether more than halos of inputs has to travel for a choice along an axis of the mesh;
-        and bytes that do, with those of the outputs and what is computed twice.
+        whether that is not what is wished for, if wishes are followed; and bytes that travel, with
+        those of the outputs and what is computed twice.
 
         What is cut already is computed with as it is, if that is possible: who cuts the weights of
         two layers wants the sum of the second to travel, and not the weights, small as they may be.
@@ -177,7 +180,22 @@ class Choosing:
             total += (self.mesh.sizes[m] - 1) * flops / FLOPS_A_BYTE
         elif choice.isupper():
             total += 16.0
-        return travels, total * (1e-3 if m in self.mesh.local else 1.0)
+        return (
+            travels,
+            self._astray(node, rule, m, choice),
+            (total * (1e-3 if m in self.mesh.local else 1.0)),
+        )
+
+    def _astray(self, node: Node, rule: Rule, m: str, choice: str | None) -> bool:
+        """Whether a choice is not what an output is wished for."""
+        if m != self.followed:
+            return False
+        for tensor, names in zip(node.outputs, rule.outputs, strict=True):
+            wish = self.wishes.get(tensor)
+            at = _cut_at(wish, m) if wish else None
+            if at is not None and names[at] != choice:
+                return True
+        return False
 
     def _brought(
         self, tensor: Tensor, names: str, rule: Rule, m: str, choice: str | None

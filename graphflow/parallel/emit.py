@@ -41,6 +41,7 @@ class Emitter:
         readers: the nodes that read each tensor; None stands for a fetch.
         bucket: bytes of sums that are exchanged at once; 0: each by itself.
         apart: axes of the mesh along which batch norms are not synchronised.
+        followed: the axis along which wishes decide where inputs have to travel, and not bytes.
 
     Attributes:
         values: what stands for each tensor so far.
@@ -53,6 +54,7 @@ class Emitter:
         readers: Mapping[Tensor, Sequence[Node | None]],
         bucket: int = 0,
         apart: frozenset[str] = frozenset(),
+        followed: str | None = None,
     ) -> None:
         self.moves = moves
         self.mesh = moves.mesh
@@ -61,7 +63,10 @@ class Emitter:
         self.readers = {t: list(nodes) for t, nodes in readers.items()}
         self.values: dict[Tensor, Value] = {}
         self.apart = apart
-        self._choosing = Choosing(self.mesh, self.cuts, self.values, self.wishes, self.readers)
+        self._followed = followed
+        self._choosing = Choosing(
+            self.mesh, self.cuts, self.values, self.wishes, self.readers, followed
+        )
         self._buckets = Buckets(moves, self.values, bucket)
         self._repeats = Repeats()
         self._widened: dict[tuple[Tensor, Layout], Value] = {}
@@ -384,7 +389,7 @@ class Emitter:
         readers: Mapping[Tensor, Sequence[Node | None]],
     ) -> Emitter:
         """An emitter for a body, in which nothing travels."""
-        return Emitter(moves, wishes, readers, 0, self.apart)
+        return Emitter(moves, wishes, readers, 0, self.apart, self._followed)
 
     def node(self, node: Node) -> None:
         """Write any node."""

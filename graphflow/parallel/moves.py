@@ -30,6 +30,8 @@ class Moves:
 
     Args:
         homes: of what stands for nodes, if these are not where the places are.
+        again: the axis of the mesh along which gradients gather anew what a forward pass had
+            gathered, so that it is not kept in between.
     """
 
     def __init__(
@@ -37,13 +39,15 @@ class Moves:
         mesh: Mesh,
         cuts: Cuts,
         homes: Homes | None = None,
+        again: str | None = None,
     ) -> None:
         self.mesh = mesh
         self.cuts = cuts
         self._homes = homes
         self.made: list[Move] = []
         self.fetched: list[Move] = []
-        self._known: dict[tuple[Value, Layout], Value] = {}
+        self._again = again
+        self._known: dict[tuple[Value, Layout, bool], Value] = {}
         self._seen: dict[Any, tuple[Tensor, ...]] = {}
 
     def noted(self) -> tuple[int, int, int]:
@@ -89,7 +93,7 @@ class Moves:
 
     def to(self, value: Value, target: Layout, cause: Node, name: str) -> Value:
         """A value in another layout; partial results that the target keeps stay."""
-        key = (value, target)
+        key = (value, target, self._is_late(cause))
         if key not in self._known:
             self._known[key] = self._moved(value, target, cause, name)
         return self._known[key]
@@ -126,6 +130,10 @@ class Moves:
                 done = len(value.layout.dims[d].axes)
                 value = self._sliced(value, d, want.first(done + 1))
         return value
+
+    def _is_late(self, cause: Node) -> bool:
+        """Whether a gradient asks, where it does not use what the forward pass had gathered."""
+        return self._again is not None and "gradients/" in called(cause)
 
     def scatters(self, value: Value, target: Layout, axis: str) -> int | None:
         """The axis of a tensor along which the sum over a group may stay scattered."""
@@ -267,6 +275,12 @@ class Moves:
             named: Tensor = REGISTRY["reshape"](tensor, shape=shape)
         return named
 
+    def _named(self, part: Tensor, place: Place, cause: Node) -> Tensor:
+        """A part under another name, which costs nothing."""
+        with self.at(place, cause):
+            named: Tensor = REGISTRY["reshape"](part, shape=part.shape)
+        return named
+
     def _extents(self, value: Value, layout: Layout, place: Place) -> list[Piece]:
         """The piece of each axis that a place has."""
         axes = zip(value.spec.shape, layout.dims, strict=True)
@@ -298,8 +312,12 @@ class Moves:
         axis = value.layout.dims[d].axes[-1]
         layout = value.layout.with_dim(d, value.layout.dims[d].without_last())
         outer = value.layout.dims[d].outer
+        late = axis == self._again and self._is_late(note.cause)
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
+            if late:  # under names of their own, so that no pass takes them for the same
+                pairs = zip(own, group, strict=True)
+                own = [self._named(part, place, note.cause) for part, place in pairs]
             if axis in self.mesh.local:
                 with self.at(group[0], note.cause):
                     return [joined(own, d, outer)] * len(own)

@@ -18,14 +18,19 @@ ROUNDS = 20
 
 
 def propagate(
-    nodes: Sequence[Node], given: Mapping[Tensor, Layout], cuts: Cuts
+    nodes: Sequence[Node],
+    given: Mapping[Tensor, Layout],
+    cuts: Cuts,
+    gathered: str | None = None,
 ) -> dict[Tensor, Layout]:
     """Layouts for the tensors of some nodes, which are in order.
 
     Args:
         given: annotations, which stay as they are.
+        gathered: an axis of the mesh; what it cuts is gathered where a node needs it whole, and
+            not cut along another axis.
     """
-    spread = _Spread(given, cuts)
+    spread = _Spread(given, cuts, gathered)
     readers: dict[Tensor, list[Node | None]] = {}
     for node in nodes:
         for tensor in node.inputs:
@@ -97,7 +102,10 @@ _Place = tuple[Tensor, int, Rule | None, int]
 class _Spread:
     """Layouts as they become known."""
 
-    def __init__(self, given: Mapping[Tensor, Layout], cuts: Cuts) -> None:
+    def __init__(
+        self, given: Mapping[Tensor, Layout], cuts: Cuts, gathered: str | None = None
+    ) -> None:
+        self.gathered = frozenset[str]() if gathered is None else {gathered}
         self.layouts = dict(given)
         self.fixed = set(given)
         self.cuts = cuts
@@ -130,7 +138,7 @@ class _Spread:
     def _turned(self, node: Node, rule: Rule) -> bool:
         """Let outputs be cut along an axis of the mesh that cuts what a node needs whole."""
         used = {a for t in node.outputs if t in self.layouts for a in self.layouts[t].axes()}
-        used |= self.cuts.mesh.local  # what takes turns there gathers for nothing
+        used |= self.cuts.mesh.local | self.gathered  # what takes turns there gathers for nothing
         found = False
         for tensor, names in zip(node.inputs, rule.inputs, strict=True):
             layout = self.layouts.get(tensor) or whole(tensor.ndim)

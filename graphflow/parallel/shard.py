@@ -25,7 +25,7 @@ from graphflow.parallel.mesh import Cuts, Homes, Mesh, Piece, Place, Split, too_
 from graphflow.parallel.moves import Moves
 from graphflow.parallel.propagate import by_heads, propagate
 from graphflow.parallel.staged import Staged
-from graphflow.parallel.terms import Terms, shared_out
+from graphflow.parallel.terms import Terms, in_sequence, shared_out
 from graphflow.parallel.updates import Updates
 from graphflow.passes import MergeBodies
 from graphflow.spec import Span, evaluate, part_of
@@ -190,17 +190,19 @@ def divided(
     annotations = by_heads(graph.nodes, annotations, cuts) | there
     training = strategy_of(graph) is not None
     annotations = {t: _fitting(t, lay, cuts, training) for t, lay in annotations.items()}
+    if terms.sequence is not None:
+        annotations = in_sequence(graph, annotations, cuts, terms)
     if terms.shared is not None:
         annotations = shared_out(graph, annotations, cuts, terms.shared)
-    wishes = propagate(graph.nodes, annotations, cuts)
-    moves = Moves(mesh, cuts, homes)
+    wishes = propagate(graph.nodes, annotations, cuts, terms.sequence)
+    moves = Moves(mesh, cuts, homes, terms.sequence)
     readers: dict[Tensor, list[Node | None]] = {}
     for node in graph.nodes:
         for tensor in node.inputs:
             readers.setdefault(tensor, []).append(node)
     for tensor in graph.outputs:
         readers.setdefault(tensor, []).append(None)
-    emitter = Emitter(moves, wishes, readers, terms.bucket, terms.apart)
+    emitter = Emitter(moves, wishes, readers, terms.bucket, terms.apart, terms.sequence)
     work = _Division(graph, emitter, known or {}, terms.bucket)
     outputs = work.run()
     return Sharded(

@@ -8,7 +8,7 @@ What is not said follows (see `propagate`). `Data` is the short form in which on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
@@ -57,6 +57,8 @@ class Shard:
             only its share of the optimiser's slots; in how many micro-batches a place goes through
             its part of the batch; whether batch norm takes the moments of the whole batch.
         examples: the placeholders that hold the batch, or their names; default: see `batch_of`.
+        sequence: an axis of the mesh. What the rules leave whole along it, such as norms and sums
+            between layers that they cut, is cut along the second axis of the batch.
 
     Raises:
         ShardingError: when a graph is divided, with numbers: the mesh is larger than the cluster, a
@@ -76,6 +78,7 @@ class Shard:
     accumulate: int = 1
     synchronised: bool = True
     examples: Sequence[Tensor | str] | None = None
+    sequence: str | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,10 +89,16 @@ class Shard:
                 f"{where}: rules are a dict from tensors or names to axes of the mesh, "
                 f'{{"w": (None, "model")}}, not {self.rules!r}'
             )
-        if self.batch is not None and self.batch not in list(self.mesh):
+        for what in ("batch", "sequence"):
+            axis = getattr(self, what)
+            if axis is not None and axis not in list(self.mesh):
+                raise ShardingError(
+                    f"{where}: {what} is an axis of the mesh ({', '.join(self.mesh)}), not {axis!r}"
+                )
+        if self.batch is not None and self.batch == self.sequence:
             raise ShardingError(
-                f"{where}: batch is an axis of the mesh ({', '.join(self.mesh)}), "
-                f"not {self.batch!r}"
+                f"{where}: batch and sequence are both {self.batch!r}; give the mesh two axes, "
+                'as in {"data": 2, "model": 2}'
             )
         check_terms(self, where)
         if self.shard_state and self.batch is None:
@@ -101,7 +110,8 @@ class Shard:
     @property
     def terms(self) -> Terms:
         """On what terms places with other parts of the batch go together."""
-        return terms_of(self, self.batch)
+        terms = terms_of(self, self.batch)
+        return replace(terms, sequence=self.sequence, examples=self.examples)
 
     def divide(
         self,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from graphflow.graph import Graph
 from graphflow.op import Tensor
+from graphflow.parallel.batch import batch_of
 from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import Cuts, Mesh, Split, too_small
 from graphflow.parallel.propagate import is_slot, propagate
@@ -23,11 +24,15 @@ class Terms:
         apart: axes of the mesh along which batch norms are not synchronised.
         shared: the axis along which each place keeps its share of the optimiser's slots only, and
             updates that part of the variables; None: everyone keeps all.
+        sequence: the axis along which what rules leave whole is cut along the batch's second axis.
+        examples: the placeholders that hold the batch, or their names, where that was said.
     """
 
     bucket: int = 0
     apart: frozenset[str] = frozenset()
     shared: str | None = None
+    sequence: str | None = None
+    examples: Sequence[Tensor | str] | None = None
 
 
 def with_batch(
@@ -65,6 +70,32 @@ def with_batch(
     return found
 
 
+def in_sequence(
+    graph: Graph, given: Mapping[Tensor, Layout], cuts: Cuts, terms: Terms
+) -> dict[Tensor, Layout]:
+    """Layouts, in which what is whole along an axis of the mesh, such as norms and sums between
+    layers that are cut along it, is cut along the second axis of the batch, and variables are not.
+
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
+        MLSys 2023.
+    """
+    axis = terms.sequence
+    assert axis is not None
+    found = propagate(graph.nodes, given, cuts, axis)
+    kept = {tensor: layout for tensor, layout in found.items() if axis in layout.axes()}
+    for node in graph.variables:
+        (tensor,) = node.outputs
+        kept[tensor] = found.get(tensor) or whole(tensor.ndim)
+    for tensor in batch_of(graph, terms.examples):
+        layout = kept.get(tensor) or found.get(tensor) or whole(tensor.ndim)
+        split = Split((axis,))
+        free = tensor.ndim > 1 and axis not in layout.axes() and not layout.dims[1]
+        kept[tensor] = (
+            layout.with_dim(1, split) if free and cuts.can(tensor.shape[1], split) else layout
+        )
+    return {**given, **kept}
+
+
 def shared_out(
     graph: Graph, given: Mapping[Tensor, Layout], cuts: Cuts, axis: str
 ) -> dict[Tensor, Layout]:
@@ -99,4 +130,4 @@ def _share(tensor: Tensor, layout: Layout, cuts: Cuts, axis: str) -> Layout:
     return layout
 
 
-__all__ = ["Terms", "shared_out", "with_batch"]
+__all__ = ["Terms", "in_sequence", "shared_out", "with_batch"]

@@ -99,6 +99,37 @@ def test_where_replicas_do_not_fit_they_share_the_state() -> None:
     assert 0 < again["data 2, state shared"].memory < every["data 2"].memory
 
 
+def blocks() -> Tensor:
+    """Two transformer blocks, whose activations are most of what they take."""
+    gf.random.seed(0)
+    h = x = gf.placeholder("float32", (4, 96, 16), name="x")
+    for i in range(2):
+        h = gf.nn.TransformerBlock(16, 2, name=f"block{i}")(h, causal=True)
+    return gf.mean(gf.square(h - x))
+
+
+@pytest.mark.parametrize("name, more", [
+    ("model 2 on 2 of 4", "sequence cut"), ("data 2 × model 2", "state shared"),
+])  # fmt: skip
+def test_where_cut_layers_do_not_fit_the_rest_is_cut_too(
+    name: str, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is between them along the sequence; slots in shares of replicas."""
+    made = search.candidates
+    monkeypatch.setattr(
+        search, "candidates", lambda *given: [c for c in made(*given) if c.name == name]
+    )
+    loss = blocks() if more == "sequence cut" else network(512, 2)[1]
+    shapes = {t.outputs[0]: (64, 512) for t in gf.Graph([loss]).placeholders if t.name == "x"}
+    shapes = {t: shape for t, shape in shapes.items() if t.ndim == 2}
+    (whole,) = auto(loss, FAST, shapes=shapes, quiet=True).tried
+    tight = auto(loss, FAST, shapes=shapes, quiet=True, memory=whole.memory - 1)
+    again = {t.name: t for t in tight.tried}
+    assert again[name].why_not.startswith("memory")
+    found = again[f"{name}, {more}"]
+    assert found is tight.best and 0 < found.memory < 0.97 * whole.memory
+
+
 def test_what_fits_to_the_byte_is_not_refused() -> None:
     """Liveness alone counts more than the runtime takes, which computes in place."""
 
