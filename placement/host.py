@@ -30,6 +30,17 @@ def host_memory() -> int:
     return min(total, limit)
 
 
+def cache_bytes(level: int) -> int | None:
+    """Bytes of a core's cache of a level from 2, which other cores may share; None if there is
+    none, or the system does not say."""
+    try:
+        path = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size")
+        text = path.read_text().strip()
+        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
 def cores() -> int:
     """Processor cores that this process may use: those it may run on, or fewer where a container
     has a share of their time."""

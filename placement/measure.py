@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
-from pathlib import Path
 from statistics import median
 from time import perf_counter, thread_time
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 
 from graphflow.blas import one_thread
 from graphflow.op import REGISTRY, Op, Sample, owner
-from graphflow.placement.host import cores, gpu_memory
+from graphflow.placement.host import cache_bytes, cores, gpu_memory
 from graphflow.placement.rates import MATMUL, interpolated, op_class, work
 from graphflow.spec import Size, TensorSpec, is_inexact
 
@@ -83,11 +82,7 @@ def _cache_bytes(kind: str) -> int:
     """Size of the last cache that a core has for itself (a GPU: of its second level)."""
     if kind == "gpu":
         return 32 << 20
-    try:
-        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
-        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
-    except (OSError, ValueError, KeyError):
-        return 1 << 20
+    return cache_bytes(2) or 1 << 20
 
 
 class _Clock:

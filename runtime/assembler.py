@@ -162,8 +162,9 @@ class Assembler:
             memory = data.borrow() if isinstance(data, Borrowed) else fresh(chunk.nbytes)
         except MemoryError:
             raise MessageTooLarge(f"no memory for an array of {chunk.nbytes} bytes") from None
-        stored = [chunk.shape[axis] for axis in chunk.axes]
-        array = memory.view(dtype).reshape(stored).transpose(np.argsort(chunk.axes))
+        array = memory.view(dtype).reshape([chunk.shape[axis] for axis in chunk.axes])
+        if chunk.axes != sorted(chunk.axes):
+            array = array.transpose(np.argsort(chunk.axes))
         self._hold(key[0], chunk.nbytes)
         self._partial[key] = partial = _Partial(chunk, array, memory, 0)
         return partial

@@ -50,6 +50,7 @@ class Echoes:
         self._closing = closing
         self._came: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._asked: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self._queued = self._sent = 0  # echoes, by the thread that is for those that wait
         self._thread = threading.Thread(target=self._answer, name=name, daemon=True)
         self._thread.start()
 
@@ -70,7 +71,20 @@ class Echoes:
 
     def queue(self, run: Run) -> None:
         """Sends an array back to who asked, on a thread that may wait for room."""
+        self._queued += 1
         self._asked.put(run)
+
+    def goes_at_once(self, run: Run) -> bool:
+        """Sends an array back, unless that would have to wait for room; for who drives the sockets,
+        where room is told of, while no thread of the session has a job. Whether it did: waking
+        another thread would count as the link's time."""
+        chunk = run.job
+        assert isinstance(chunk, Chunk)
+        link = self._links.get(chunk.name) if isinstance(chunk.name, int) else None
+        if self._queued > self._sent or link is None or not link.has_room(chunk.nbytes):
+            return False
+        self.send_back(run)
+        return True
 
     def send_back(self, run: Run) -> None:
         """Sends an array back to who asked."""
@@ -84,6 +98,7 @@ class Echoes:
     def _answer(self) -> None:
         while (run := self._asked.get()) is not None:
             self.send_back(run)
+            self._sent += 1
 
     def close(self) -> None:
         """Ends the thread."""

@@ -151,6 +151,7 @@ class HostedSession:
         self._loans = Loans(lambda token: report(Offer(session, token)))  # to the coordinator
         self._borrowers: dict[int, Borrower] = {}
         self._idle = False  # its thread has no job, and drives the sockets
+        self._given, self._done = 1, 0  # jobs; while they are as many, its thread sends nothing
         self._cancelled = -1  # every step up to this one
         self._until = 0.0  # when the step's deadline passes
         self._lasts = True  # what it sends is not written to before the step is decided
@@ -171,13 +172,10 @@ class HostedSession:
         kind = type(run.job)
         if kind is Close:
             self._closing.set()
-        if kind is not Chunk:
+        if kind is not Chunk or (self._idle and threading.get_ident() == self._thread.ident):
+            self._given += 1
             self._jobs.put(run)
-            return
-        # Not where sockets are driven: it may have to wait for room, of which is told there.
-        if self._idle and threading.get_ident() == self._thread.ident:
-            self._jobs.put(run)
-        else:
+        elif self._given > self._done or not self._echoes.goes_at_once(run):
             self._echoes.queue(run)
 
     def deliver(self, step: int, edge: Key, array: Array, origin: int) -> None:
@@ -259,6 +257,7 @@ class HostedSession:
             if outcome is not None or type(run.job) not in _SILENT:
                 self._report(Finished(self._session, run.job, run.step, self._epoch, outcome))
             self.activity.end(run.job, run.step, outcome)
+            self._done += 1
             if type(run.job) is Close:
                 return
 

@@ -95,6 +95,11 @@ class Link:
 
         return lent(purpose, number, name, array, self._lender.lend, announce) is not None
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether an array of so many bytes can be sent without waiting for the peer."""
+        with self._lock:
+            return self._outbound.room(nbytes)
+
     def offer(self) -> None:
         """Offers the peer memory to share, unless it was asked a moment ago."""
         now = time.monotonic()

@@ -1,38 +1,102 @@
 """Copies past the caches: how a large array goes into memory that another process reads.
 
 An ordinary copy first fetches the lines that it is going to write over, and pushes out of the cache
-what was there. Who lends an array does not look at the copy again, so from some megabytes on its
-stores go straight to memory: a third less traffic.
+what was there. Who lends an array does not look at the copy again, so where it would not stay in a
+cache its stores go straight to memory: a third less traffic. Whether it would stay depends on the
+processor, on its other users and on what else lies there: it is measured, by a `Pace`.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.native import compiler, named
+from graphflow.placement.host import cache_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 STREAMED_FROM = 2 << 20  # bytes; smaller copies stay in the second cache, and are quicker there
+_PLACES = 6  # the array, its copy and what a reader makes of that, in half of the last cache
+_TRIES = 4  # copies one way, then the other; of each the quickest counts: others were disturbed
+_CLEARLY = 0.8  # of the time through the caches; else these are taken, for the reader's sake
+_ANEW = 256  # copies after which both ways are tried again
 _LINE = 64  # bytes: of a cache, and of a store
 _LINES = 4  # a turn of the loop
 TURN = _LINE * _LINES  # bytes
 
 
-def copy(target: Array, source: Array, start: int = 0, stop: int | None = None) -> None:
+class Pace:
+    """How long copies of about one size take, and so which way the next one goes.
+
+    Tries of both ways count with the reading of the copy: who writes past the caches is about as
+    quick as who does not, and leaves its reader to fetch everything from memory. For one thread at
+    a time; two at once only measure worse.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._large = nbytes >= STREAMED_FROM
+        self._tries = 2 * _TRIES if self._large and nbytes * _PLACES <= _last_cache() else 0
+        self._count = 0
+        self._whole = [inf, inf]  # seconds of a try a byte: through, past
+        self._copied = [inf, inf]  # of its copying alone
+
+    @property
+    def trying(self) -> bool:
+        """Whether the next copy is a try, which counts with its reading."""
+        return self._count < self._tries
+
+    @property
+    def past(self) -> bool:
+        """Whether the next copy goes past the caches."""
+        if not self._tries:
+            return self._large
+        if self.trying:
+            return self._count >= _TRIES
+        through, past = self._whole
+        return past < _CLEARLY * through
+
+    def took(self, past: bool, copied: float, read: float) -> None:
+        """Notes seconds a byte of a copy, and of reading it if it was a try."""
+        self._copied[past] = min(copied, 2 * self._copied[past])
+        if self.trying:
+            self._whole[past] = min(self._whole[past], copied + read)
+        self._count += 1
+        if self._count == _ANEW:
+            self._count, self._whole = 0, [inf, inf]
+
+    def within(self, seconds: float) -> float:
+        """The bytes of the next copy that take so many seconds; 0.0 where nobody knows."""
+        return seconds / self._copied[self.past]
+
+
+def read(array: Array) -> int:
+    """Reads all bytes of an array, to see how long that takes."""
+    return int(array.max())
+
+
+@cache
+def _last_cache() -> int:
+    """Bytes of the last cache, which cores share; 0 if there is none, or the system does not
+    say."""
+    return cache_bytes(3) or 0
+
+
+def copy(target: Array, source: Array, past: bool, start: int = 0, stop: int | None = None) -> None:
     """Copies bytes, for others to read.
 
     Args:
         target: uint8, (n,), aligned to 64 bytes.
         source: uint8, (n,).
+        past: whether past the caches.
         start, stop: which of them, where not all; `start` is a multiple of `TURN`.
     """
     stop = source.nbytes if stop is None else stop
-    if source.nbytes >= STREAMED_FROM and stop - start >= TURN:
+    if past and stop - start >= TURN:
         whole = stop - stop % TURN
         _native()(address(target), address(source), start, whole)
         start = whole

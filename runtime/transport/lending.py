@@ -10,6 +10,7 @@ another way.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ProtocolError, TransportError
-from graphflow.runtime.transport.bypass import TURN, copy
+from graphflow.ops.kernels.address import address
+from graphflow.runtime.transport.bell import CROWDED
+from graphflow.runtime.transport.bypass import TURN, Pace, copy, read
 from graphflow.runtime.transport.segment import Segment, is_possible, memory_left
 from graphflow.runtime.wire import SMALL_BYTES, Announce, Borrowed
 
@@ -32,8 +35,10 @@ _MOST = 4 << 30  # bytes that one lender may lend
 _SHARE = 4  # and at most this part of the memory that was free: 1 / 4
 _HEAD = 64  # bytes in front of a slot, a cache line: two words
 _RETURNED, _WRITTEN = range(2)  # the last turn that was returned, and that was written
-_LAST = 1 << 20  # bytes that are still to be written when a slot is announced
+_BELL = 1.5e-4  # seconds that an announcement takes, about: as long as what is still to be written
+_LEAST_LAST, _MOST_LAST = 1 << 20, 4 << 20  # bytes of that
 _PATIENCE = 0.02  # seconds for them to be written: a hundred times as long as it takes
+_NAP = 1e-4  # seconds between two looks at whether they are, after the first ones
 _BOARD = 64  # bytes at the start; the first word says that the borrower has attached
 _GROWTH = 1 << 20  # bytes taken at once for small slots
 
@@ -57,6 +62,7 @@ class Lender:
         self._lock = threading.Lock()
         self._segment: Segment | None = None
         self._slots: dict[int, list[_Slot]] = {}  # by capacity
+        self._paces: dict[int, Pace] = {}  # by the logarithm of a size
         self._reserved = self._used = _BOARD
         self._turn = 0
 
@@ -90,13 +96,20 @@ class Lender:
         slot = self._taken(raw.nbytes)
         if slot is None:
             return None
+        pace = self._pace(raw.nbytes)
+        past, first = pace.past, 0
         try:
-            first = 0
             if announce is not None:
-                first = max(0, raw.nbytes - _LAST) // TURN * TURN
-                self._write(slot, raw, 0, first)
+                last = min(max(_LEAST_LAST, int(pace.within(_BELL))), _MOST_LAST)
+                first = max(0, raw.nbytes - last) // TURN * TURN
+                self._write(slot, raw, past, 0, first)
                 announce(slot.start, slot.turn)
-            self._write(slot, raw, first)
+            began = time.perf_counter()
+            self._write(slot, raw, past, first)
+            copied = time.perf_counter()
+            seconds = self._read(slot, raw.nbytes) if pace.trying else 0.0
+            last = raw.nbytes - first
+            pace.took(past, (copied - began) / last, seconds / raw.nbytes)
         except BaseException:
             slot.words[_RETURNED] = slot.turn
             raise
@@ -105,10 +118,10 @@ class Lender:
     def promise(self, raw: memoryview) -> tuple[int, int, Callable[[], None]] | None:
         """As `lend`, with what does the copying: to be called once the borrower has been told. None
         for what would keep the borrower waiting, too."""
-        slot = self._taken(raw.nbytes) if raw.nbytes <= _LAST else None
+        slot = self._taken(raw.nbytes) if raw.nbytes <= _LEAST_LAST else None
         if slot is None:
             return None
-        return slot.start, slot.turn, partial(self._write, slot, raw)
+        return slot.start, slot.turn, partial(self._write, slot, raw, False)
 
     def _taken(self, nbytes: int) -> _Slot | None:
         """A slot for so many bytes."""
@@ -122,13 +135,30 @@ class Lender:
                 slot.turn = self._turn
         return slot
 
-    def _write(self, slot: _Slot, raw: memoryview, start: int = 0, stop: int | None = None) -> None:
+    def _pace(self, nbytes: int) -> Pace:
+        """Of copies of about that size."""
+        kind = nbytes.bit_length()
+        if (pace := self._paces.get(kind)) is None:
+            pace = self._paces[kind] = Pace(nbytes)
+        return pace
+
+    def _read(self, slot: _Slot, nbytes: int) -> float:
+        """Seconds that it takes to read a slot."""
+        segment = self._segment
+        began = time.perf_counter()
+        if segment is not None:
+            read(segment.memory[slot.start : slot.start + nbytes])
+        return time.perf_counter() - began
+
+    def _write(
+        self, slot: _Slot, raw: memoryview, past: bool, start: int = 0, stop: int | None = None
+    ) -> None:
         """Copies bytes, all of them or up to `stop`; with the last ones the slot is whole."""
         segment = self._segment
         if segment is None:
             return  # closed meanwhile
         place = segment.memory[slot.start : slot.start + raw.nbytes]
-        copy(place, np.frombuffer(raw, np.uint8), start, stop)
+        copy(place, np.frombuffer(raw, np.uint8), past, start, stop)
         if stop is None:
             slot.words[_WRITTEN] = slot.turn
 
@@ -194,6 +224,7 @@ class Borrower:
         self._memory = Segment.attach(token).memory
         if self._memory.nbytes < _BOARD:
             raise TransportError("the shared memory has no room for anything")
+        self._place = address(self._memory)
         self._memory[0] = 1
 
     def offered(self, start: int, turn: int, nbytes: int) -> Borrowed:
@@ -206,11 +237,15 @@ class Borrower:
         where there can be no such slot, which `borrow` refuses."""
         if start % _HEAD or not _BOARD + _HEAD <= start <= self._memory.nbytes - nbytes:
             return True
-        words, until = _words(self._memory, start), time.monotonic() + _PATIENCE
+        words, began = _words(self._memory, start), time.monotonic()
         while int(words[_WRITTEN]) < turn:
-            if time.monotonic() > until:
+            waited = time.monotonic() - began
+            if waited > _PATIENCE:
                 return False
-            time.sleep(0)
+            if waited < CROWDED:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP)  # the writer has no processor: it may want this one
         return True
 
     def borrow(self, start: int, turn: int, nbytes: int) -> Array:
@@ -224,7 +259,7 @@ class Borrower:
             raise ProtocolError(f"no slot of {nbytes} bytes begins at byte {start}")
         if nbytes < 1 or not 0 < turn < 1 << 63:
             raise ProtocolError(f"a slot of {nbytes} bytes has no turn {turn}")
-        return np.asarray(_Loan(self._memory, start, turn, nbytes))
+        return np.asarray(_Loan(_words(self._memory, start), self._place + start, turn, nbytes))
 
 
 class _Loan:
@@ -232,14 +267,14 @@ class _Loan:
 
     __slots__ = ("__array_interface__", "_turn", "_words")
 
-    def __init__(self, memory: Array, start: int, turn: int, nbytes: int) -> None:
+    def __init__(self, words: Array, place: int, turn: int, nbytes: int) -> None:
         self._turn = turn
-        self._words = _words(memory, start)
+        self._words = words  # and with them the memory
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
             "typestr": "|u1",
-            "data": (memory.ctypes.data + start, True),  # for reading only
+            "data": (place, True),  # for reading only
         }
 
     def __del__(self) -> None:

@@ -8,17 +8,21 @@ import numpy as np
 import pytest
 
 from graphflow.ops.kernels.address import fresh
-from graphflow.runtime.transport.bypass import STREAMED_FROM, copy
+from graphflow.runtime.transport import bypass
+from graphflow.runtime.transport.bypass import STREAMED_FROM, Pace, copy
+
+MB = 1 << 20
 
 
+@pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("extra", [-1, 0, 1, 63, 64, 255, 256, 4097])
 @pytest.mark.parametrize("offset", [0, 1, 8, 31])
-def test_every_byte_is_copied_and_no_other_is_touched(extra: int, offset: int) -> None:
+def test_every_byte_is_copied_and_no_other_is_touched(extra: int, offset: int, past: bool) -> None:
     nbytes = STREAMED_FROM + extra
     source = np.random.default_rng(0).integers(0, 256, nbytes + offset, np.uint8)[offset:]
     memory = fresh(nbytes + 64)
     memory[:] = 7
-    copy(memory[:nbytes], source)
+    copy(memory[:nbytes], source, past)
     assert (memory[:nbytes] == source).all() and (memory[nbytes:] == 7).all()
 
 
@@ -26,7 +30,7 @@ def test_every_byte_is_copied_and_no_other_is_touched(extra: int, offset: int) -
 def test_small_arrays_are_copied_too(nbytes: int) -> None:
     source = np.arange(nbytes, dtype=np.uint8)
     target = fresh(nbytes)
-    copy(target, source)
+    copy(target, source, True)
     assert (target == source).all()
 
 
@@ -34,10 +38,50 @@ def test_several_threads_copy_at_a_time() -> None:
     sources = [np.full(STREAMED_FROM + 99, value, np.uint8) for value in range(4)]
     targets = [fresh(source.nbytes) for source in sources]
     threads = [
-        threading.Thread(target=copy, args=pair) for pair in zip(targets, sources, strict=True)
+        threading.Thread(target=copy, args=(*pair, True))
+        for pair in zip(targets, sources, strict=True)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert all((t == s).all() for t, s in zip(targets, sources, strict=True))
+
+
+def ways(pace: Pace, copies: int, seconds: dict[bool, float]) -> list[bool]:
+    """Whether each of some copies goes past the caches, if copies take so long a byte."""
+    found = []
+    for _ in range(copies):
+        found.append(pace.past)
+        pace.took(pace.past, seconds[pace.past], 1e-10 if pace.trying else 0.0)
+    return found
+
+
+def test_the_way_that_is_clearly_quicker_is_taken_once_both_were_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bypass, "_last_cache", lambda: 32 * MB)
+    both = [False] * 4 + [True] * 4
+    assert ways(Pace(4 * MB), 12, {False: 2e-10, True: 1e-10}) == both + [True] * 4
+    assert ways(Pace(4 * MB), 12, {False: 1e-10, True: 1e-10}) == both + [False] * 4
+    pace = Pace(4 * MB)
+    ways(pace, 256, {False: 1e-10, True: 5e-10})  # then somebody else takes the cache
+    assert ways(pace, 12, {False: 9e-10, True: 5e-10}) == both + [True] * 4
+
+
+def test_sizes_that_lie_in_no_cache_or_in_ones_own_are_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bypass, "_last_cache", lambda: 32 * MB)
+    for nbytes, past in ((MB, False), (6 * MB, True), (64 * MB, True)):
+        assert ways(Pace(nbytes), 3, {False: 1e-10, True: 1e-10}) == [past] * 3
+    monkeypatch.setattr(bypass, "_last_cache", lambda: 0)
+    assert Pace(4 * MB).past
+
+
+def test_a_pace_tells_how_much_is_copied_in_a_time() -> None:
+    pace = Pace(64 * MB)
+    assert pace.within(1.0) == 0.0
+    pace.took(True, 1e-10, 0.0)
+    pace.took(True, 9e-10, 0.0)  # the writer was stopped meanwhile
+    assert pace.within(1e-4) == pytest.approx(1e-4 / 2e-10)

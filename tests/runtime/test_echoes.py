@@ -1,0 +1,48 @@
+"""Echoes: they go at once where nothing keeps them waiting, and else on a thread that may wait."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from graphflow.runtime.echoes import Echoes
+from graphflow.runtime.messages import Chunk
+from graphflow.runtime.protocol.jobs import Run
+
+
+class FakeLink:
+    """A link to a worker, which takes arrays while it has `room`."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.senders: list[int] = []
+        self.may_go = threading.Event()
+        self.may_go.set()
+
+    def has_room(self, nbytes: int) -> bool:
+        return nbytes <= self.room
+
+    def send(self, *_: Any) -> None:
+        self.senders.append(threading.get_ident())
+        assert self.may_go.wait(10)
+
+
+def echo(nbytes: int) -> Run:
+    chunk = Chunk("echo", 7, 1, "uint8", [nbytes], [0], nbytes, 0)
+    return Run("session", chunk, 0, 1, {1: np.zeros(nbytes, np.uint8)})
+
+
+def test_an_echo_goes_at_once_unless_it_would_wait_for_room_or_overtake() -> None:
+    link: Any = FakeLink(room=100)
+    echoes = Echoes(0, ["a", "b"], {1: link}, lambda *_: False, threading.Event(), "echo")
+    assert echoes.goes_at_once(echo(100)) and link.senders == [threading.get_ident()]
+    assert not echoes.goes_at_once(echo(101))
+    link.may_go.clear()
+    echoes.queue(echo(101))
+    assert not echoes.goes_at_once(echo(1))
+    link.may_go.set()
+    echoes.close()
+    assert len(link.senders) == 2 and link.senders[1] != threading.get_ident()
+    assert echoes.goes_at_once(echo(1))
