@@ -277,7 +277,7 @@ class Loop:
             while not self._stopping:
                 due = bool(self._events) or time.monotonic() >= self._due
                 if not self._helm.watch(SLICE if due or self._pending else LINGER):
-                    time.sleep(SLICE)
+                    self._helm.rest()
                     continue
                 try:
                     self._drive(nobody, 0.0 if due else math.inf, [])

@@ -8,12 +8,13 @@ a watch, another thread, drives while nobody does, and notices soon when sockets
 from __future__ import annotations
 
 import threading
-from time import monotonic
+from time import monotonic, sleep
 
 from graphflow.runtime.transport.bell import Bell
 
 SLICE = 0.002  # seconds between two looks of the watch
 LINGER = 0.02  # seconds for which whoever drove last is expected back
+_LONGEST = 0.25  # seconds between two looks of the watch while one thread stays at the helm
 
 
 class Helm:
@@ -25,6 +26,10 @@ class Helm:
         self._lock = threading.Lock()
         self._watched = False
         self._left = monotonic()
+        self._times = 0  # that the helm was left
+        self._seen, self._since = -1, 0.0  # by the watch: how often, and since when no more often
+        self._rests = False  # the watch waits for a thread that has been at the helm for long
+        self._woken = threading.Event()
         self.wanted = False
         """Whether the watch should leave: a thread waits for the helm."""
 
@@ -52,7 +57,10 @@ class Helm:
         """Leave the helm, which this thread has taken."""
         self._watched = False
         self._left = monotonic()
+        self._times += 1
         self._lock.release()
+        if self._rests:
+            self._woken.set()
 
     def watch(self, alone: float) -> bool:
         """Take the helm as the watch, if nobody was there for `alone` seconds."""
@@ -60,3 +68,18 @@ class Helm:
             return False
         self._watched = True
         return True
+
+    def rest(self) -> None:
+        """Sleep as the watch, until the next look: a moment, or until a thread that has been at the
+        helm for long leaves it, as one that waits for a long step."""
+        now = monotonic()
+        if not self._lock.locked() or self._seen != self._times:
+            self._seen, self._since = self._times, now
+        if now - self._since < LINGER:
+            sleep(SLICE)
+            return
+        self._woken.clear()
+        self._rests = True
+        if self._lock.locked() and self._seen == self._times:  # not left just now
+            self._woken.wait(_LONGEST)
+        self._rests = False

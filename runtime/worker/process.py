@@ -173,7 +173,9 @@ class WorkerProcess:
                     self._drive(lambda: self._helm.wanted or self._is_left(), due)
                 finally:
                     self._helm.leave()
-            if parent.sleep(0.0 if self._stopping else SLICE):
+            elif not self._stopping:
+                self._helm.rest()
+            if parent.sleep(0.0):
                 break
             if parent_pid is not None and os.getppid() != parent_pid:
                 self._why = "the process that it was started from has ended"
