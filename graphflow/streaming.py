@@ -1,9 +1,9 @@
 """Streaming: many steps of the same fetches, the feeds of the next ones sent ahead.
 
-On workers, a step's feeds are converted and sent, and its order waits there, while the steps before
-it compute. It computes as soon as the one before it has committed, but is decided only when its
-result is asked for: so whoever stops early, or reads a variable in between, finds the state as
-after the last result that was seen, and other calls undo what was begun ahead.
+On workers, a step's feeds are converted and sent while the steps before it compute. It computes as
+soon as the one before it has committed, but is decided only when its result is asked for: so
+whoever stops early, or reads a variable in between, finds the state as after the last result that
+was seen, and other calls undo what was begun ahead.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ Run = Callable[[Sequence[Tensor], Given, Decide], list[Any]]
 
 DEPTH = 3
 """Steps that are under way at most: one computes, and the feeds of the others are there."""
+
+SMALL = 64 << 10
+"""Bytes of feeds and fetches up to which a step is small."""
+
+MOST = 16
+"""Small steps that are under way at most, if they need not wait for each other: they begin by half
+as many, since every time costs the workers a wake-up."""
 
 
 @dataclass
@@ -83,6 +90,8 @@ class Stream:
         self._count = count
         self._compiled = compiled
         self._run = run
+        self._free = False  # steps need not wait for each other
+        self._wary = 1  # small steps to be seen before more than `DEPTH` are under way
         self._taken = 0  # feeds, from the iterator
         self._window: deque[_Step] = deque()
         self._astray = False  # workers may have a step that is not in the window: Ctrl-C came then
@@ -96,11 +105,11 @@ class Stream:
             FeedError: its feeds are wrong, or there are none; the step is named.
             GraphflowError: as `Session.run`; nothing after the step before it has happened.
         """
-        compiled = self._compiled()
-        self._fill(compiled)
+        self._fill()
         step = self._window[0]
         if isinstance(step.given, Exception):
             raise step.given
+        self._begin_all()
         begun = step.begun is not None
         try:
             values = self._run(step.given, lambda: self._decide(step))
@@ -117,6 +126,7 @@ class Stream:
             self.retreat()
             raise
         self._window.popleft()
+        self._weigh(step.given, values)
         return values
 
     def _decide(self, step: _Step) -> list[Any] | None:
@@ -137,19 +147,46 @@ class Stream:
     def retreat(self) -> None:
         """Undoes what was begun ahead; it is begun again when it is asked for."""
         begun = [step for step in self._window if step.begun is not None]
+        if begun:
+            self._wary = MOST  # who does something else in between may do so again
         if begun or self._astray:
             self._steps.undo([step.begun for step in begun])
         for step in begun:
             step.begun = None
         self._astray = False
 
-    def _fill(self, compiled: Compiled | None) -> None:
-        depth = DEPTH if compiled is not None and self._steps.can_begin else 1
-        while len(self._window) < min(depth, self._count - self._taken + len(self._window)):
+    def _fill(self) -> None:
+        """Takes feeds of coming steps."""
+        ahead = self._compiled() is not None and self._steps.can_begin
+        while self._taken < self._count and len(self._window) < (self._depth if ahead else 1):
             if self._window and isinstance(self._window[-1].given, Exception):
                 break  # the stream ends there, when it is its turn
-            self._window.append(self._next(copied=depth > 1))
-        if depth == 1 or compiled is None:
+            self._window.append(step := self._next(copied=ahead))
+            if not isinstance(step.given, Exception):
+                self._weigh(step.given, ())
+
+    @property
+    def _depth(self) -> int:
+        """How many steps may be under way."""
+        return MOST if self._free and not self._wary else DEPTH
+
+    def _weigh(self, given: Given, values: Sequence[Any]) -> None:
+        """Sees whether a step was small; of its feeds alone, it may still turn out not to be."""
+        nbytes = sum([a.nbytes for a in given.values()])
+        nbytes += sum([getattr(each, "nbytes", 0) for each in values])
+        if nbytes > SMALL:
+            self._wary = MOST
+        elif values and self._wary:
+            self._wary -= 1
+
+    def _begin_all(self) -> None:
+        """Begins the steps whose feeds are there; many together, where several are under way, since
+        each time wakes the workers up."""
+        compiled = self._compiled()
+        if compiled is None or not self._steps.can_begin:
+            return
+        waiting = sum(step.begun is None for step in self._window)
+        if self._depth == MOST and waiting < min(MOST // 2, len(self._window)):
             return
         before = -1
         for ahead, step in enumerate(self._window):
@@ -168,7 +205,10 @@ class Stream:
         self._astray = True
         step.begun = self._steps.begin(compiled, step.given, bindings, ahead, before)
         self._astray = False
-        return step.begun is not None
+        if step.begun is None:
+            return False
+        self._free = step.begun.free
+        return True
 
     def _learn(self, given: Given) -> None:
         """Feeds of such shapes ran, so that their program is prepared."""

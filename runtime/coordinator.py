@@ -76,12 +76,13 @@ class _Program:
 
 
 class Begun(NamedTuple):
-    """A step that was begun and is not decided."""
+    """A step that was begun and is not decided; a `free` one does not wait for those before it."""
 
     step: int
     deadline: float
     request: int
     pending: Pending
+    free: bool
 
 
 class RemoteHosts(Members):
@@ -251,7 +252,7 @@ class RemoteHosts(Members):
             )
             request, orders = self._orders(loaded, order, step, feeds, waits=False)
             begin = Begin(request, orders, deadline, step, follows, held=True)
-            return Begun(step, deadline, request, loop.submit(begin))
+            return Begun(step, deadline, request, loop.submit(begin), loaded.free)
 
     def finish(self, begun: Begun) -> StepResult:
         """Decides a step that was begun, the first of those that are not decided; as `step`."""

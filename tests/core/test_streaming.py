@@ -256,6 +256,65 @@ def test_no_more_feeds_are_taken_than_there_are_steps(session: gf.Session, model
     assert len(taken) == 5
 
 
+@pytest.mark.parametrize(
+    ("rows", "changing", "ahead"), [(2, False, 15), (6000, False, 2), (2, True, 2)]
+)
+def test_how_far_feeds_are_taken_ahead(
+    session: gf.Session, model: Model, rows: int, changing: bool, ahead: int
+) -> None:
+    """Sixteen small steps that change nothing may be under way, three others."""
+    with gf.device("/worker:1"):
+        fetch = model.update if changing else gf.sum(model.x, axis=0)
+    feeds = model.feeds(40, rows=rows)
+    expected = [] if changing else [session.run(fetch, each).tobytes() for each in feeds]
+    taken, most = [], 0
+
+    def batches() -> Iterator[Any]:
+        for each in feeds:
+            taken.append(each)
+            yield each
+
+    values = []
+    for value in session.run(fetch, batches(), steps=40):
+        values.append(value.tobytes())
+        most = max(most, len(taken) - len(values))
+    assert most == ahead
+    assert changing or values == expected
+
+
+def test_large_steps_among_small_ones_keep_all_from_being_far_ahead(
+    session: gf.Session, model: Model
+) -> None:
+    with gf.device("/worker:1"):
+        fetch = gf.sum(model.x, axis=0)
+    small, large = model.feeds(1)[0], model.feeds(1, rows=6000)[0]
+    feeds = [large if step % 10 == 9 else small for step in range(60)]
+    for each in (large, small):
+        session.run(fetch, each)
+    taken: list[Any] = []
+    most = 0
+    results = session.run(fetch, (taken.append(each) or each for each in feeds), steps=60)
+    for seen, _ in enumerate(results, 1):
+        most = max(most, sum(each is large for each in taken[seen:]))
+    assert most == 1
+
+
+def test_an_error_in_many_small_steps_comes_in_its_turn_and_others_follow(
+    session: gf.Session, model: Model
+) -> None:
+    with gf.device("/worker:0"):
+        fetch = gf.debug.check(gf.sum(model.x), gf.all(model.x >= 0), "no negative feeds")
+    feeds = model.feeds(30, failing=13)
+    session.run(fetch, feeds[0])
+    values = []
+    with pytest.raises(CheckError, match="no negative feeds"):
+        for value in session.run(fetch, feeds, steps=30):
+            values.append(float(value))
+    assert values == [6.0 * (step + 1) for step in range(13)]
+    rest = session.run(fetch, feeds[14:], steps=16)
+    assert [float(value) for value in rest] == [6.0 * (step + 1) for step in range(14, 30)]
+
+
 # Mistakes --------------------------------------------------------------------------------------
 
 
