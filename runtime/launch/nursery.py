@@ -10,6 +10,7 @@ descriptor (other systems than Linux), workers are started one by one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -219,12 +220,18 @@ class Nursery:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", child.__file__, "--nursery", str(other.fileno())]
-        with other:
+        # A program without standard streams, such as a daemon, has other things in their places.
+        place = fcntl.fcntl(other, fcntl.F_DUPFD_CLOEXEC, 3)
+        command = [sys.executable, "-P", child.__file__, "--nursery", str(place)]
+        try:
             self._process = started(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment,
-                pass_fds=[other.fileno()],
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=None if sys.stderr is not None else subprocess.DEVNULL,
+                env=environment, pass_fds=[place],
             )  # fmt: skip
+        finally:
+            os.close(place)
+            other.close()
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._forked: dict[int, Forked] = {}
         self._lock = threading.Lock()

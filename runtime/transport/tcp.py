@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import re
 import socket
 import threading
@@ -50,6 +51,7 @@ _FAILURES = (
 _WATCHED = sum(_FAILURES) + int(
     zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 )
+_ROOM = 16  # file descriptors that a socket may take, with its context's threads and pyzmq's own
 _LEFT: list[zmq.Context[Any]] = []
 _PATIENCE_MS = 30_000  # of a worker towards those who connect to it
 
@@ -284,6 +286,22 @@ def leave(context: zmq.Context[Any]) -> None:
     _LEFT.append(context)
 
 
+def _look_for_room() -> None:
+    """Whether there are file descriptors for a socket: where ZeroMQ's own threads find none, it
+    ends the process.
+
+    Raises:
+        OSError: there are not.
+    """
+    found: list[int] = []
+    try:
+        while len(found) < _ROOM:
+            found.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    finally:
+        for each in found:
+            os.close(each)
+
+
 def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
     """A socket.
 
@@ -291,8 +309,11 @@ def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
         TransportError: the process has no file descriptors for it.
     """
     try:
+        _look_for_room()
+        # pyzmq begins a thread with sockets of its own at the first of these: not in mid-step.
+        zmq.Frame(b"\0", copy=False, copy_threshold=0)
         made: zmq.Socket[bytes] = context.socket(kind)
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, OSError) as error:
         raise TransportError(
             f"no more connections from here: {error.strerror}; close sessions, or let the process "
             "have more file descriptors (`ulimit -n`)"

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,21 @@ def soon(done: object, seconds: float = 5.0) -> bool:
     while not done() and time.monotonic() < until:  # type: ignore[operator]
         time.sleep(0.02)
     return bool(done())  # type: ignore[operator]
+
+
+DAEMON = """
+import os, sys, graphflow as gf
+if __name__ == "__main__":
+    with gf.Session(gf.Cluster.local(workers=1, threads=1)) as s:
+        os._exit(int(s.run(gf.constant(7.0))))
+"""
+
+
+def test_a_program_without_standard_streams_has_workers_too(tmp_path: Path) -> None:
+    """Its own files and sockets have their numbers."""
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    closed = f"exec {sys.executable} {tmp_path / 'daemon.py'} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", closed], timeout=START, check=False).returncode == 7
 
 
 def is_gone(pid: int) -> bool:

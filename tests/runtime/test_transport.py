@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,6 +39,39 @@ def wait_for(what: Callable[[], Any]) -> Any:
         assert time.monotonic() < until, "nothing happened in time"
         time.sleep(0.005)
     return found
+
+
+DESCRIPTORS = """
+import os, resource, sys, zmq
+from graphflow.errors import TransportError
+from graphflow.runtime.transport.tcp import Channel, Listener
+there = len(os.listdir("/proc/self/fd"))
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+limit = lambda more: resource.setrlimit(resource.RLIMIT_NOFILE, (there + more, most))
+for few in range(1, 16):
+    limit(few)
+    try:
+        Channel(zmq.Context(), "tcp://127.0.0.1:1", insecure=False)
+    except TransportError as error:
+        assert "ulimit -n" in str(error)
+    else:
+        sys.exit(f"{few} were enough")
+limit(64)
+context = zmq.Context()
+listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+Channel(context, listener.address, insecure=False)
+limit(len(os.listdir("/proc/self/fd")) - there)
+zmq.Frame(bytes(1 << 20), copy=False)  # needs none that it has not
+print("ended well")
+"""
+
+
+@pytest.mark.fault(48)
+def test_where_few_descriptors_are_left_a_socket_is_refused_and_zeromq_ends_no_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DESCRIPTORS], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "ended well\n", done.stderr
 
 
 @pytest.mark.parametrize(
