@@ -55,6 +55,8 @@ def sliced(
         for c, stay, axis in zip(names, stays, axes, strict=True)
     ]
     windows = "".join(c for c, stay in zip(known, stays, strict=True) if c != "." and not stay)
+    down = [i for i, axis in enumerate(axes) if _is_diagonal(*axis)]
+    known = [c if i in down else own for i, (c, own) in enumerate(zip(names, known, strict=True))]
 
     def needs(letter: str, first: int, last: int) -> Range:
         i = names.index(letter)
@@ -69,11 +71,23 @@ def sliced(
             if letter in cut.ranges:
                 low, high = cut.ranges[letter]
                 begin[i] = 0 if step[i] > 0 else high - 1 - low
+            if i in down:
+                begin[i] = cut.start[letter]
         return op(x, start=tuple(begin), size=tuple(count), step=tuple(step))
 
     own = "".join(known)
     return Sharding(
-        equation([own], [own]), linear=((0,),), build=build, windows=windows, needs=needs
+        equation([own], [own]), linear=((0,),), build=build, windows=windows, needs=needs,
+        scale={(0, i): size[i] for i in down},
+    )  # fmt: skip
+
+
+def _is_diagonal(flat: Size, start: Any, size: Size, step: Any) -> bool:
+    """Whether these are the elements on the diagonal of a matrix whose rows stand one behind the
+    other: of some rows, those from the column on that is the first row's number. Where the size is
+    known, windows find them."""
+    return not isinstance(size, int) and bool(
+        start == 0 and step == size + 1 and flat == size * size
     )
 
 
@@ -95,6 +109,9 @@ def padded(
     fits = [_is_window(size, first, have) and by > 0 for have, first, size, by in axes]
     known = [c if stay or fit else "." for c, stay, fit in zip(names, stays, fits, strict=True)]
     windows = "".join(c for c, stay in zip(known, stays, strict=True) if c != "." and not stay)
+    sides = zip(shape, start, x.shape, step, strict=True)
+    down = [i for i, axis in enumerate(sides) if _is_diagonal(*axis)]
+    known = [c if i in down else own for i, (c, own) in enumerate(zip(names, known, strict=True))]
 
     def needs(letter: str, first: int, last: int) -> Range:
         i = names.index(letter)
@@ -111,10 +128,12 @@ def padded(
             if letter in cut.ranges:
                 low, high = cut.ranges[letter]
                 begin[i] = start[i] + low * step[i] - cut.start[letter] if high > low else 0
+            if i in down:
+                begin[i] = cut.start[letter]
         return op(x, shape=cut.shapes[0], start=tuple(begin), step=tuple(step), value=value)
 
     own = "".join(known)
     return Sharding(
         equation([own], [own]), linear=((0,),) if value == 0 else (), build=build,
-        windows=windows, needs=needs,
+        windows=windows, needs=needs, scale={(1, i): x.shape[i] for i in down},
     )  # fmt: skip

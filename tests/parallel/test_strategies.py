@@ -685,3 +685,28 @@ def test_patterns_mean_neither_slots_nor_scalars() -> None:
     other = Shard({"m": 2}, {"zzz": ("m",)})
     with pytest.raises(ShardingError, match=r"there are 'x', 't', 'w1', 'b1', 'w2'$"):
         other.report(mlp(other).fetches)
+
+
+@pytest.mark.parametrize("strategy", [Data(2), Data(3, accumulate=2)], ids=["2", "turns"])
+def test_of_pairs_in_an_open_batch_places_take_the_diagonal_of_their_rows(strategy: Any) -> None:
+    """Of what is fed for columns, each needs all; the matrix of all pairs is nowhere together."""
+
+    def model(strategy: Any) -> Any:
+        x, y = (gf.placeholder("float64", ("n", 4), name=name) for name in "xy")
+        w = gf.variable(np.random.default_rng(1).normal(size=(4, 4)), name="w")
+        pairs = gf.matmul(gf.tanh(x @ w), y, transpose_b=True)
+        loss = gf.mean(gf.logsumexp(pairs, axis=1) - gf.diagonal(pairs))
+        return [loss, gf.optim.SGD(0.1).minimize(loss, strategy=strategy)], (x, y)
+
+    def losses(strategy: Any) -> list[float]:
+        fetches, placeholders = model(strategy)
+        random = np.random.default_rng(0)
+        with gf.Session() as s:
+            return [
+                float(s.run(fetches, {t: random.normal(size=(n, 4)) for t in placeholders})[0])
+                for n in (7, 9)
+            ]
+
+    np.testing.assert_allclose(losses(strategy), losses(None), rtol=0, atol=EXACT)
+    moves = strategy.report(model(strategy)[0]).collectives
+    assert {m.tensor for m in moves if m.kind == "all-gather"} == {"y"}
