@@ -33,6 +33,9 @@ from graphflow.ops.kernels.threads import current_pool
 
 QUERIES, KEYS = 64, 512
 """Rows and columns of a block of scores."""
+_FEW = 256
+"""Keys up to which blocks have half the rows, if some are not seen: what is computed for nothing at
+the edge counts more than that products are smaller."""
 _FAR = 1 << 30
 _TOGETHER = 1 << 14
 """Calls whose operands are filled in at once, about."""
@@ -74,6 +77,10 @@ class Pattern:
         stop = number if self.right is None else last + self.offset + self.right
         return max(0, start), max(0, min(number, stop))
 
+    def queries(self, number: int) -> int:
+        """Rows of a block of scores of so many keys."""
+        return QUERIES // 2 if self.right is not None and number <= _FEW else QUERIES
+
     def limits(self, query: int, key: int) -> tuple[int, int]:
         """What row 0 of a block that begins there sees: from, and behind the last."""
         shift = query + self.offset - key
@@ -91,12 +98,14 @@ class Calls:
     Args:
         ahead: where each head's part of each array begins, in bytes: (heads, arrays).
         own: bytes of memory that a thread needs.
+        adds: whether sums that stay must be 0 before.
     """
 
     def __init__(self, ahead: Any) -> None:
         self.ahead = ahead
         self.nanoseconds = 0.0
         self.own = 0
+        self.adds = False
         self._arrays: list[int] = []
         self._bytes: list[int] = []
         self._table: Any = []
@@ -318,11 +327,11 @@ def forward_calls(
     item = np.dtype(dtype).itemsize
     ahead = [q.heads(), k.heads(group), v.heads(group), y.heads(), _rows_ahead(q.shape, item)]
     w = _Writer(dtype, mask, [*ahead, _mask_ahead(mask, q.shape)])
-    most, width = w.padded(min(KEYS, number)), w.padded(e)
-    scores, result = w.memory.take(QUERIES * most * item), w.memory.take(QUERIES * width * item)
-    tops, totals = (w.memory.take(QUERIES * item) for _ in range(2))
+    most, width, queries = w.padded(min(KEYS, number)), w.padded(e), pattern.queries(number)
+    scores, result = w.memory.take(queries * most * item), w.memory.take(queries * width * item)
+    tops, totals = (w.memory.take(queries * item) for _ in range(2))
     into, block = _Matrix(result, width * item, item), _Matrix(scores, most * item, item)
-    for t in blocks(0, rows, QUERIES):
+    for t in blocks(0, rows, queries):
         start, stop = pattern.keys(t.start, t.stop, number)
         of_q = _Matrix((_Q, t.start * q.strides[2]), q.strides[2], item)
         for i, s in enumerate(blocks(start, stop, KEYS) if start < stop else [range(1)]):
@@ -350,7 +359,8 @@ def backward_calls(
     q: Form, k: Form, v: Form, g: Form, dq: Form, dk: Form, dv: Form, dtype: str, mask: _Mask,
     pattern: Pattern, y: Form | None = None,
 ) -> Calls:  # fmt: skip
-    """What computes the gradients for a group of heads that share keys; dk and dv are 0 before.
+    """What computes the gradients for a group of heads that share keys; dk and dv are 0 before, if
+    `adds`.
 
     Args:
         y: the result, if delta, its product with g along each row, is to be computed first.
@@ -365,13 +375,13 @@ def backward_calls(
              of_masks[first], g.heads()[first], lines[first], dq.heads()[first], dk.heads(),
              dv.heads()]  # fmt: skip
     w = _Writer(dtype, mask, ahead)
-    most = w.padded(min(KEYS, number))
-    probabilities, reach = (w.memory.take(QUERIES * most * item) for _ in range(2))
+    most, queries = w.padded(min(KEYS, number)), pattern.queries(number)
+    probabilities, reach = (w.memory.take(queries * most * item) for _ in range(2))
     p, z = (_Matrix(place, most * item, item) for place in (probabilities, reach))
-    order = list(blocks(0, rows, QUERIES))
+    order = list(blocks(0, rows, queries))
     if pattern.right is not None:
         order.reverse()  # the first one sees all keys that the others do
-    covered = _Covered()
+    covered = _Covered(number)
     head_mask = 0 if mask.kind == "none" or group == 1 else int(of_masks[1] - of_masks[0])
     for head in range(group):
         if y is not None:
@@ -397,26 +407,37 @@ def backward_calls(
                 places = [probabilities, reach, (_LOGS, line), (_DELTA, line), of_mask]
                 sizes = w.block_sizes(pattern, t, s, most, 0)
                 w.loop(attend_loops.slopes, (mask.kind,), places, sizes, len(t))
-                add = covered.meets(s)
+                add = covered.adds(s)
                 w.product(len(s), len(t), e, p.T, of_g, to_v, add)
                 w.product(len(s), len(t), d, z.T, of_q, to_k, add)
                 w.product(len(t), len(s), d, z, of_k, to_q, add=i > 0)
                 w.calls.nanoseconds += len(t) * len(s)
     w.calls.unit()
+    w.calls.adds = covered.from_zero
     return w.close()
 
 
 class _Covered:
-    """Keys whose sums have begun. They are 0 before, so adding is right in any case; where none of
-    a block has begun, storing is enough."""
+    """Keys whose sums have begun: where none of a block has, storing is enough.
 
-    def __init__(self) -> None:
-        self._keys: set[int] = set()
+    Attributes:
+        from_zero: whether sums must be 0 before, for some are added to that have not begun, or
+            never begin.
+    """
 
-    def meets(self, s: range) -> bool:
-        met = not self._keys.isdisjoint(s)
-        self._keys.update(s)
-        return met
+    def __init__(self, number: int) -> None:
+        self._left = set(range(number))
+        self._early = False
+
+    @property
+    def from_zero(self) -> bool:
+        return self._early or bool(self._left)
+
+    def adds(self, s: range) -> bool:
+        new = len(self._left.intersection(s))
+        self._left.difference_update(s)
+        self._early |= 0 < new < len(s)
+        return new < len(s)
 
 
 # Arrays ---------------------------------------------------------------------------------------
@@ -461,10 +482,11 @@ def backward(
     With y, delta is filled with Σ g·y of each row; else it is given.
     """
     dq, dk, dv = out
-    dk[...] = 0
-    dv[...] = 0
     forms = (form_of(x) for x in (q, k, v, g, dq, dk, dv))
     of_y = None if y is None else form_of(y)
     calls = backward_calls(*forms, q.dtype.name, _mask(mask, q, k), pattern, of_y)
+    if calls.adds:
+        dk[...] = 0
+        dv[...] = 0
     of_mask = mask[0] if mask else q
     calls.run([q, k, v, q if y is None else y, logs, of_mask, g, delta, dq, dk, dv])

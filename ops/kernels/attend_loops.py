@@ -1,13 +1,14 @@
 """What attention does to a block of scores between its products, as native loops.
 
 A row of scores has some keys, and lies in memory as whole vectors; which of the keys its query sees
-is a range, and what a mask says. Beyond them the results are 0.
+is a range, and what a mask says. Beyond them the results are 0, and nothing is computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum, auto
+from typing import NamedTuple
 
 from graphflow.ops.kernels.elementary import exp, log
 from graphflow.ops.kernels.flow import BYTES, Flow, lanes_of
@@ -51,34 +52,40 @@ class _Scores:
     def place(self, base: str, row: str, key: str) -> str:
         return self.flow.at(base, self.element, self.flow.add(self.flow.mul(row, self.row), key))
 
-    def limits(self, row: str) -> tuple[str, str]:
-        """The keys that a row sees, as vectors of their numbers."""
+    def seen(self, row: str) -> _Seen:
         flow = self.flow
-        first = flow.add(row, self.first)
-        last = flow.least(flow.add(row, self.end), self.keys)
-        return tuple(
-            flow.spread(self.width, "i32", flow.write(f"trunc i64 {self._near(x)} to i32"))
+        first, last = (self._inside(flow.add(row, x)) for x in (self.first, self.end))
+        spread = [
+            flow.spread(self.width, "i32", flow.write(f"trunc i64 {x} to i32"))
             for x in (first, last)
-        )  # type: ignore[return-value]
+        ]
+        return _Seen(self._down(first), self._up(first), self._down(last), self._up(last), *spread)
 
-    def _near(self, x: str) -> str:
-        """A number that fits in 32 bits, and says the same of keys."""
+    def _inside(self, key: str) -> str:
+        """The nearest number in 0 to the number of keys."""
+        return self.flow.least(self._larger(key, "0"), self.keys)
+
+    def _larger(self, a: str, b: str) -> str:
         flow = self.flow
-        low = flow.step("icmp slt", x, -1)
-        x = flow.write(f"select i1 {low}, i64 -1, i64 {x}")
-        return flow.least(x, 1 << 30)
+        return flow.write(f"select i1 {flow.step('icmp sgt', a, b)}, i64 {a}, i64 {b}")
 
-    def seen(self, key: str, limits: tuple[str, str]) -> str:
+    def _down(self, key: str) -> str:
+        return self.flow.step("and", key, -self.width)
+
+    def _up(self, key: str) -> str:
+        return self._down(self.flow.add(key, self.width - 1))
+
+    def lanes_seen(self, key: str, seen: _Seen) -> str:
         """Which lanes of the vector from a key on are seen."""
         flow, lanes = self.flow, self.floats.lanes
         index = ", ".join(f"i32 {i}" for i in range(self.width))
         start = flow.spread(self.width, "i32", flow.write(f"trunc i64 {key} to i32"))
         here = flow.write(f"add <{self.width} x i32> {start}, <{index}>")
-        after = lanes.two("icmp sge", "i32", here, limits[0])
-        return lanes.two("and", "i1", after, lanes.two("icmp slt", "i32", here, limits[1]))
+        after = lanes.two("icmp sge", "i32", here, seen.first)
+        return lanes.two("and", "i1", after, lanes.two("icmp slt", "i32", here, seen.last))
 
-    def masked(self, z: str, row: str, key: str, seen: str) -> tuple[str, str]:
-        """Scaled scores with the mask, and which are seen."""
+    def masked(self, z: str, row: str, key: str, seen: str | None) -> tuple[str, str | None]:
+        """Scaled scores with the mask, and which are seen; None: all."""
         f, flow = self.floats, self.flow
         z = f.mul(z, self.scale)
         if self.mask == "none":
@@ -91,16 +98,61 @@ class _Scores:
         else:
             given = flow.read(self.width, element, flow.at(line, element, key), seen)
         if element == "i8":
-            return z, lanes.two(
-                "and", "i1", seen, lanes.two("icmp ne", "i8", given, "zeroinitializer")
-            )
+            let = lanes.two("icmp ne", "i8", given, "zeroinitializer")
+            return z, let if seen is None else lanes.two("and", "i1", seen, let)
         return f.add(z, given), seen
 
+    def only(self, seen: str | None, value: str, otherwise: str) -> str:
+        return value if seen is None else self.floats.select(seen, value, otherwise)
+
     def over(
-        self, carried: Sequence[tuple[str, str]], body: Callable[..., Sequence[str] | None]
-    ) -> list[str]:
-        """The body for each vector of a row, from its first key on."""
-        return self.flow.loop("0", self.keys, carried, body, self.width)
+        self, seen: _Seen, carried: Sequence[tuple[str, str]],
+        body: Callable[..., Sequence[str] | None],
+    ) -> list[str]:  # fmt: skip
+        """body(key, which lanes are seen or None for all, *values) for each vector of which some
+        are: those that are seen in part come before and after those that are as a whole."""
+        kinds = [kind for kind, _ in carried]
+
+        def some(key: str, *values: str) -> Sequence[str] | None:
+            return body(key, self.lanes_seen(key, seen), *values)
+
+        def whole(key: str, *values: str) -> Sequence[str] | None:
+            return body(key, None, *values)
+
+        flow = self.flow
+        values = [value for _, value in carried]
+        for start, stop, part in (
+            (seen.start, flow.least(seen.whole, seen.stop), some),
+            (seen.whole, seen.rest, whole),
+            (self._larger(seen.whole, seen.rest), seen.stop, some),
+        ):
+            given = list(zip(kinds, values, strict=True))
+            values = flow.loop(start, stop, given, part, self.width)
+        return values
+
+    def clear(self, seen: _Seen, *rows: str) -> None:
+        """Zeros in rows of scores where no lane of a vector is seen."""
+
+        def vector(key: str) -> None:
+            for row in rows:
+                place = self.flow.at(row, self.element, key)
+                self.flow.store(self.kind, "zeroinitializer", place, BYTES[self.element])
+
+        self.flow.loop("0", seen.start, (), vector, self.width)
+        self.flow.loop(seen.stop, self.keys, (), vector, self.width)
+
+
+class _Seen(NamedTuple):
+    """The keys that a row sees, by the first keys of vectors: from `start` some are seen, from
+    `whole` all are, from `rest` some, and from `stop` none; and first and last, the last excluded,
+    in all lanes."""
+
+    start: str
+    whole: str
+    rest: str
+    stop: str
+    first: str
+    last: str
 
 
 def _larger(f: Floats, a: str, b: str) -> str:
@@ -130,12 +182,13 @@ def soften(element: str, mask: str, more: bool) -> tuple[str, str]:
     result_width = flow.size(Size.WIDTH)
 
     def row(r: str) -> None:
-        limits = rows.limits(r)
+        seen = rows.seen(r)
+        line = rows.place(scores, r, "0")
 
-        def highest(key: str, top: str) -> list[str]:
-            place = rows.place(scores, r, key)
-            z, seen = rows.masked(flow.load(kind, place, item), r, key, rows.seen(key, limits))
-            z = f.select(seen, z, least)
+        def highest(key: str, lanes: str | None, top: str) -> list[str]:
+            place = flow.at(line, element, key)
+            z, lanes = rows.masked(flow.load(kind, place, item), r, key, lanes)
+            z = rows.only(lanes, z, least)
             flow.store(kind, z, place, item)
             return [_larger(f, z, top)]
 
@@ -143,19 +196,21 @@ def soften(element: str, mask: str, more: bool) -> tuple[str, str]:
         start = (
             flow.spread(rows.width, element, flow.load(element, top_place, item)) if more else least
         )
-        (top,) = rows.over([(kind, start)], highest)
+        (top,) = rows.over(seen, [(kind, start)], highest)
         one = flow.folded(rows.width, element, top, _larger)
         flow.store(element, one, top_place, item)
         top = flow.spread(rows.width, element, one)
         level = f.select(f.compare("oeq", top, least), f.const(0.0), top)
 
         def exponentials(key: str, total: str) -> list[str]:
-            place = rows.place(scores, r, key)
+            place = flow.at(line, element, key)
             p = _exp(f, f.sub(flow.load(kind, place, item), level))
             flow.store(kind, p, place, item)
             return [f.add(total, p)]
 
-        (total,) = rows.over([(kind, "zeroinitializer")], exponentials)
+        started = [(kind, "zeroinitializer")]
+        (total,) = flow.loop(seen.start, seen.stop, started, exponentials, rows.width)
+        rows.clear(seen, line)
         sum_ = flow.folded(rows.width, element, total, lambda g, a, b: g.add(a, b))
         if more:
             fading = _exp(f, f.sub(start, level))
@@ -228,7 +283,8 @@ def slopes(element: str, mask: str) -> tuple[str, str]:
     least, zero = f.const(float("-inf")), f.const(0.0)
 
     def row(r: str) -> None:
-        limits = rows.limits(r)
+        seen = rows.seen(r)
+        lines = [rows.place(base, r, "0") for base in (scores, reach)]
         level = flow.spread(
             rows.width, element, flow.load(element, flow.at(logs, element, r), item)
         )
@@ -237,15 +293,16 @@ def slopes(element: str, mask: str) -> tuple[str, str]:
             rows.width, element, flow.load(element, flow.at(deltas, element, r), item)
         )
 
-        def vector(key: str) -> None:
-            place, other = rows.place(scores, r, key), rows.place(reach, r, key)
-            z, seen = rows.masked(flow.load(kind, place, item), r, key, rows.seen(key, limits))
-            p = f.select(seen, _exp(f, f.sub(z, level)), zero)
+        def vector(key: str, lanes: str | None) -> None:
+            place, other = (flow.at(line, element, key) for line in lines)
+            z, lanes = rows.masked(flow.load(kind, place, item), r, key, lanes)
+            p = rows.only(lanes, _exp(f, f.sub(z, level)), zero)
             flow.store(kind, p, place, item)
             d = f.mul(f.mul(p, f.sub(flow.load(kind, other, item), delta)), rows.scale)
-            flow.store(kind, f.select(seen, d, zero), other, item)
+            flow.store(kind, rows.only(lanes, d, zero), other, item)
 
-        rows.over((), vector)
+        rows.over(seen, (), vector)
+        rows.clear(seen, *lines)
 
     flow.loop("%start", "%stop", (), row)
     return flow.function()

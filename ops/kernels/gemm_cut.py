@@ -20,6 +20,9 @@ _REUSED = 4
 LONG = 256
 """Terms from which columns of a transposed operand are packed, whose rows are far from each
 other."""
+_LONG_NARROW = 63
+"""The same for rows that begin a page or more from each other, with registers of 32 bytes: more
+tiles read the same lines, of which the near cache keeps few that are so far apart."""
 _NEAR = 64 << 10
 """Bytes of y up to which its panels are used where they are."""
 _WIDE, _NARROW = (256, 1100 << 10, 24 << 10), (512, 4 << 20, 12 << 10)
@@ -73,7 +76,9 @@ def cut(m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool) -> C
         x, y: how tiles and panels are packed, if they are; x may be IN_PLACE: they cannot be.
         buffered: `out` is stored by columns or added to.
     """
-    cuts = [_cut_of(m, k, n, dtype, x, y, buffered, vectors) for vectors in range(1, 5)]
+    # Of 16 registers two rows of four are left, each of which waits for its last term.
+    most = 4 if vector_width() == 16 else 3
+    cuts = [_cut_of(m, k, n, dtype, x, y, buffered, vectors) for vectors in range(1, most + 1)]
     return min(cuts, key=lambda cut: cut.cycles)
 
 
@@ -94,11 +99,12 @@ def _cut_of(
     block = -(-rows // height)
     square = 5 / width  # cycles for an element of an exchange
     cycles = 0.0
-    if x == COPIED and k > LONG and panels >= _REUSED:
+    distant = k > (_LONG_NARROW if lanes < 16 and m * item >= _PAGE else LONG)
+    if x == COPIED and distant and panels >= _REUSED:
         block = max(1, min(block, packed // (height * max(k, 1) * item)))
         cycles += tiles * k * 2
-    elif x == COPIED and (k > LONG or height > 8):  # each tile reads a part of many lines
-        cycles += tiles * panels * k * (_FAR if k > LONG and tiles > 1 else 1)
+    elif x == COPIED and (distant or height > 8):  # each tile reads a part of many lines
+        cycles += tiles * panels * k * (_FAR if distant and tiles > 1 else 1)
         x = IN_PLACE
     else:
         x = IN_PLACE
@@ -120,7 +126,8 @@ def _cut_of(
     if vectors < 4 and m * k * item > packed:  # the fewer rows from afar at a time the better
         term *= 1.05
     cycles += panels * (k * term + tiles * (20 + 2 * height * vectors))
-    if (vectors, height) != (4, 6):  # the form that most products have takes no time to compile
+    usual = 4 if registers == 32 else 2
+    if (vectors, height) != (usual, 6):  # the form that most products have is compiled already
         cycles *= 1.03
     far = k * item >= _PAGE
     panel = near if x else _PANEL_FAR if far else _PANEL

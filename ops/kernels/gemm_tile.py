@@ -160,10 +160,11 @@ def finish(form: Form) -> Function:
         form.element, form.width,
     )  # fmt: skip
     masks = [f.first_lanes("%columns", v * f.width) for v in range(form.vectors)]
+    wholes = [f.compare("sge", "%columns", (v + 1) * f.width) for v in range(form.vectors)]
     with f.loop(0, "%rows") as r:
         source = f.at("%from", f.mul(r, form.columns * f.bytes))
         target = f.at("%to", f.mul(r, "%next"))
-        for v, mask in enumerate(masks):
+        for v, (mask, whole) in enumerate(zip(masks, wholes, strict=True)):
             place = v * f.width * f.bytes
             value = f.load(f.at(source, place))
             to = f.at(target, place)
@@ -171,10 +172,10 @@ def finish(form: Form) -> Function:
                 total = f.write(
                     f"fadd {f.vector} {f.masked_load(f.at(to, '%apart'), mask)}, {value}"
                 )
-                f.masked_store(total, to, mask)
+                f.keep(total, to, mask, whole)
             store = f.write("xor i1 %add, true")
             with f.when(store):
-                f.masked_store(value, to, mask)
+                f.keep(value, to, mask, whole)
     return f
 
 
@@ -188,7 +189,8 @@ def exchange(form: Form) -> Function:
     )  # fmt: skip
     last = f.sub("%rows", "1")
     with f.loop(0, "%rows", f.width) as i:
-        here = f.first_lanes(f.sub("%rows", i))
+        below = f.sub("%rows", i)
+        here, whole = f.first_lanes(below), f.compare("sge", below, f.width)
         old = f.write(f"select i1 %add, {f.mask} {here}, {f.mask} zeroinitializer")
         with f.loop(0, "%columns", f.width) as j:
             left = f.sub("%columns", j)
@@ -204,7 +206,7 @@ def exchange(form: Form) -> Function:
                     to = f.at(target, f.mul("%next", lane))
                     held = f.masked_load(f.at(to, "%apart"), old)
                     total = f.write(f"fadd {f.vector} {held}, {value}")
-                    f.masked_store(f.select("%add", f.vector, total, value), to, here)
+                    f.keep(f.select("%add", f.vector, total, value), to, here, whole)
     return f
 
 

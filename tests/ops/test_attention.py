@@ -16,6 +16,7 @@ from graphflow.interpret import evaluate
 from graphflow.op import REGISTRY
 from graphflow.ops import attention as module
 from graphflow.ops import attention_blocks, nn
+from graphflow.ops.kernels import attend
 from graphflow.ops.kernels.threads import Pool, using
 
 
@@ -265,6 +266,36 @@ def test_native_blocks_give_what_the_formula_does(
         wanted += REGISTRY["attention_grad"].run(np, [g, delta, q, k, v, logs, *given], attrs)
     for native, plain in zip((y, logs, *grads), wanted, strict=True):
         np.testing.assert_allclose(native, plain, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("pattern", [
+    (None, 0, 0), (None, 0, 30), (None, 0, -30), (3, 2, 0), (0, 0, 100), (20, None, 40),
+    (None, 0, -90),
+])  # fmt: skip
+def test_keys_that_few_or_no_queries_see_have_their_gradients_and_no_others(
+    pattern: tuple[int | None, int | None, int],
+) -> None:
+    rng = np.random.default_rng(1)
+    q, g = (rng.normal(size=(2, 75, 9)).astype("float32") for _ in range(2))
+    k, v = (rng.normal(size=(1, 133, 9)).astype("float32") for _ in range(2))
+    form = attend.Pattern(0.4, *pattern)
+    y, logs = np.full_like(q, np.nan), np.full((2, 75), np.nan, "float32")
+    found = [np.full_like(x, np.nan) for x in (q, k, v)]
+    attend.forward(y, logs, q, k, v, (), form)
+    attend.backward(found, g, np.empty_like(logs), q, k, v, logs, (), form, y=y)
+
+    left, right, offset = pattern
+    apart = np.arange(133) - np.arange(75)[:, None] - offset
+    seen = np.full(apart.shape, True) if left is None else apart >= -left
+    seen = seen if right is None else seen & (apart <= right)
+    parts = [gf.placeholder("float64", x.shape) for x in (q, k, v)]
+    wanted = nn.attention(*parts, seen[None], scale=0.4)
+    loss = gf.sum(wanted * g.astype("float64"))
+    feeds = {part: x.astype("float64") for part, x in zip(parts, (q, k, v), strict=True)}
+    for have, want in zip(
+        (y, *found), evaluate([wanted, *gf.gradients(loss, parts)], feeds), strict=True
+    ):
+        np.testing.assert_allclose(have, want, rtol=2e-4, atol=2e-5)
 
 
 def test_attention_has_the_same_bits_for_any_number_of_threads() -> None:
