@@ -156,7 +156,7 @@ class _Unrolling:
             elif node.op.name == "constant":
                 mapped[node.outputs[0]] = node.outputs[0]
             elif node in self.phases or (not node.inputs and node.op.name != "variable"):
-                inputs = tuple(self._read(t, node, mapped, i) for t in node.inputs)
+                inputs = tuple(self._read(t, mapped, i) for t in node.inputs)
                 task = Task(self.phases.get(node, "F"), self.where[node], i)
                 with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
                     made = renaming.node(node, inputs)
@@ -166,14 +166,13 @@ class _Unrolling:
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
         self.copies.append(mapped)
 
-    def _read(
-        self, tensor: Tensor, reader: Node, mapped: Mapping[Tensor, Tensor], i: int
-    ) -> Tensor:
-        if tensor.node not in self.history:
+    def _read(self, tensor: Tensor, mapped: Mapping[Tensor, Tensor], i: int) -> Tensor:
+        """What a micro-batch reads: of a weight the version that the stage where it lives uses for
+        it, in other stages, too, which would wait for that stage's next update otherwise."""
+        node = tensor.node
+        if node not in self.history:
             return mapped[tensor]
-        versions = self.history[tensor.node]
-        updated = tensor.node in self.updated
-        return versions[self.used[self.where[reader], i] if updated else 0]
+        return self.history[node][self.used[self.where[node], i] if node in self.updated else 0]
 
     def _placeholder(self, node: Node, i: int) -> Tensor:
         (tensor,) = node.outputs

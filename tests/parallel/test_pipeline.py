@@ -136,9 +136,11 @@ def test_each_device_runs_its_tasks_in_the_order_of_the_schedule() -> None:
 # Without flush --------------------------------------------------------------------------------
 
 
-def by_hand(schedule: Schedule, optimizer: Any) -> tuple[list[float], list[Any]]:
+def by_hand(
+    schedule: Schedule, optimizer: Any, tied: bool = False
+) -> tuple[list[float], list[Any]]:
     """Micro-batch by micro-batch, each stage with the weights that the schedule gives it."""
-    x, y, loss = tower()
+    x, y, loss = tower(tied=tied)
     stages = stages_of(loss, schedule.stages)
     variables = Graph([loss]).variables
     tensors = [v.outputs[0] for v in variables]
@@ -183,6 +185,12 @@ def test_gradients_without_flush_are_those_at_the_mixed_weights(
 ) -> None:
     losses, weights, _ = trained(P(schedule.stages, schedule), optimizer=optimizer)
     assert_same((losses, weights), by_hand(schedule, optimizer))
+
+
+def test_without_flush_a_tied_weight_has_the_version_of_the_stage_where_it_lives() -> None:
+    """The last stage would wait for each update of the first one otherwise."""
+    found = trained(P(3, pipedream(3, 6)), optimizer=gf.optim.SGD(0.1), tied=True)
+    assert_same(found[:2], by_hand(pipedream(3, 6), gf.optim.SGD(0.1), tied=True))
 
 
 def test_pipedream_on_two_workers_gives_the_bits_of_one_process() -> None:
