@@ -426,7 +426,11 @@ def test_a_worker_that_is_told_to_end_does_not_wait_for_a_session_that_cannot_sa
     workers: Callable[..., list[Worker]], tmp_path: Path
 ) -> None:
     """It ends after the step that runs, and not before."""
-    found = workers(2, "--allow-ops", "tests.faults.hazards")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # workers respect that tests have nohup
+    try:
+        found = workers(2, "--allow-ops", "tests.faults.hazards")
+    finally:
+        signal.signal(signal.SIGHUP, before)
     cluster = cluster_file(tmp_path, [worker.address for worker in found])
     with gf.device("/worker:1"):
         nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=1.0)

@@ -167,6 +167,7 @@ MATHEMATICS: dict[str, Any] = {
         "upper_edge_hertz": 3000.0,
     },
     "bernoulli": {"p": 0.5, "shape": (2,)}, "seed": {"value": 3}, "normal": {"shape": (2,)},
+    "randint": {"low": 5, "shape": (2,)},
     "uniform": {"shape": (2,)}, "check": {"x": F, "condition": B, "message": "m"},
     "print": {"x": F},
 }  # fmt: skip
