@@ -28,6 +28,11 @@ def told(error: BaseException) -> str:
         text = str(error)
     except Exception as failed:
         return f"({type(failed).__name__} from its message)"
+    return sendable(text)
+
+
+def sendable(text: str) -> str:
+    """A text in which lone surrogates, which UTF-8 does not have, are told by their numbers."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -35,7 +35,7 @@ from graphflow.op import (
 from graphflow.ops import philox, sharding
 from graphflow.ops.elementwise import less
 from graphflow.ops.index import take_op
-from graphflow.ops.rules import normalize_axis, require_kind
+from graphflow.ops.rules import normalize_axis, require_kind, whole
 from graphflow.ops.sort import argsort_op
 from graphflow.spec import Dim, Shape, TensorSpec, as_dtype, kind, normalize_shape, product
 
@@ -332,7 +332,7 @@ def randint(
     """
     with located("random.randint"):
         first, end = (0, low) if high is None else (low, high)
-        first, end = _whole("low", first), _whole("high", end)
+        first, end = _bound("low", first), _bound("high", end)
         if first >= end:
             raise ArgumentError(f"low {first} is not below high {end}, which is left out")
         wanted = as_dtype(dtype)
@@ -393,13 +393,12 @@ def _finite(what: str, value: Any) -> float:
     return float(value)
 
 
-def _whole(what: str, value: Any) -> int:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+def _bound(what: str, value: Any) -> int:
+    if isinstance(value, Tensor):
         raise ArgumentError(
-            f"{what} is an int, not {value!r}"
-            + ("; for bounds in a tensor, scale gf.random.uniform" * isinstance(value, Tensor))
+            f"{what} is an int, not {value!r}; for bounds in a tensor, scale gf.random.uniform"
         )
-    return int(value)
+    return whole(what, value)
 
 
 def _float_dtype(dtype: Any) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, Value
-from graphflow.parallel.moves import Moves, called
+from graphflow.parallel.moves import Moves, called, is_gradient
 from graphflow.parallel.together import scattered, summed
 from graphflow.quantities import counted
 
@@ -160,7 +160,7 @@ class Buckets:
         elif key.in_pieces:
             sums = scattered(self._moves, values, layouts, key.axis, cause)
         else:
-            late = all(called(t.node).rpartition("gradients/")[1] for t in tensors)
+            late = all(is_gradient(t.node) for t in tensors)
             what = "gradient" if late and key.kind == "sum" else key.kind
             told = " and ".join([counted(len(tensors), what), *(called(t.node) for t in riders)])
             sums = summed(self._moves, values, key.axis, cause, told, key.kind)

@@ -180,11 +180,8 @@ class Choosing:
             total += (self.mesh.sizes[m] - 1) * flops / FLOPS_A_BYTE
         elif choice.isupper():
             total += 16.0
-        return (
-            travels,
-            self._astray(node, rule, m, choice),
-            (total * (1e-3 if m in self.mesh.local else 1.0)),
-        )
+        total *= 1e-3 if m in self.mesh.local else 1.0
+        return travels, self._astray(node, rule, m, choice), total
 
     def _astray(self, node: Node, rule: Rule, m: str, choice: str | None) -> bool:
         """Whether a choice is not what an output is wished for."""

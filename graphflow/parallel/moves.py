@@ -133,7 +133,7 @@ class Moves:
 
     def _is_late(self, cause: Node) -> bool:
         """Whether a gradient asks, where it does not use what the forward pass had gathered."""
-        return self._again is not None and "gradients/" in called(cause)
+        return self._again is not None and is_gradient(cause)
 
     def scatters(self, value: Value, target: Layout, axis: str) -> int | None:
         """The axis of a tensor along which the sum over a group may stay scattered."""
@@ -500,4 +500,9 @@ def called(node: Node) -> str:
     return node.name
 
 
-__all__ = ["Moves", "Note", "called"]
+def is_gradient(node: Node) -> bool:
+    """Whether a node was made by differentiating, or stands for one that was."""
+    return "gradients/" in called(node)
+
+
+__all__ = ["Moves", "Note", "called", "is_gradient"]

@@ -24,10 +24,8 @@ from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import FREE, origin_of, weight_gradients
-from graphflow.parallel.terms import Terms
+from graphflow.parallel.terms import ALONE, Terms
 from graphflow.passes import MergeBodies
-
-_ALONE = Terms()
 
 
 def pipelined(
@@ -40,7 +38,7 @@ def pipelined(
     annotations: Mapping[Tensor, Layout] | None = None,
     known: Mapping[Node, Pieces] | None = None,
     fed: Mapping[str, int] | None = None,
-    terms: Terms = _ALONE,
+    terms: Terms = ALONE,
 ) -> Sharded:
     """A training graph as a pipeline that flushes.
 

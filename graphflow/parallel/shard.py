@@ -25,15 +25,13 @@ from graphflow.parallel.mesh import Cuts, Homes, Mesh, Piece, Place, Split, too_
 from graphflow.parallel.moves import Moves
 from graphflow.parallel.propagate import by_heads, propagate
 from graphflow.parallel.staged import Staged
-from graphflow.parallel.terms import Terms, in_sequence, shared_out
+from graphflow.parallel.terms import ALONE, Terms, in_sequence, shared_out
 from graphflow.parallel.updates import Updates
 from graphflow.passes import MergeBodies
 from graphflow.spec import Span, evaluate, part_of
 from graphflow.strategy import strategy_of
 
 Array = np.ndarray[Any, Any]
-
-_ALONE = Terms()
 
 
 def contiguous(array: Array) -> Array:
@@ -166,7 +164,7 @@ def divided(
     annotations: Mapping[Tensor, Layout],
     known: Mapping[Node, Pieces] | None = None,
     homes: Homes | None = None,
-    terms: Terms = _ALONE,
+    terms: Terms = ALONE,
     fed: Mapping[str, int] | None = None,
 ) -> Sharded:
     """A graph cut over a mesh.

@@ -35,6 +35,10 @@ class Terms:
     examples: Sequence[Tensor | str] | None = None
 
 
+ALONE = Terms()
+"""Of a place that shares the model with no other."""
+
+
 def with_batch(
     graph: Graph,
     batch: Sequence[Tensor],
@@ -130,4 +134,4 @@ def _share(tensor: Tensor, layout: Layout, cuts: Cuts, axis: str) -> Layout:
     return layout
 
 
-__all__ = ["Terms", "in_sequence", "shared_out", "with_batch"]
+__all__ = ["ALONE", "Terms", "in_sequence", "shared_out", "with_batch"]

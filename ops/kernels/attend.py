@@ -98,14 +98,16 @@ class Calls:
     Args:
         ahead: where each head's part of each array begins, in bytes: (heads, arrays).
         own: bytes of memory that a thread needs.
-        adds: whether sums that stay must be 0 before.
+
+    Attributes:
+        from_zero: whether sums that stay must be 0 before.
     """
 
     def __init__(self, ahead: Any) -> None:
         self.ahead = ahead
         self.nanoseconds = 0.0
         self.own = 0
-        self.adds = False
+        self.from_zero = False
         self._arrays: list[int] = []
         self._bytes: list[int] = []
         self._table: Any = []
@@ -360,7 +362,7 @@ def backward_calls(
     pattern: Pattern, y: Form | None = None,
 ) -> Calls:  # fmt: skip
     """What computes the gradients for a group of heads that share keys; dk and dv are 0 before, if
-    `adds`.
+    `from_zero`.
 
     Args:
         y: the result, if delta, its product with g along each row, is to be computed first.
@@ -413,7 +415,7 @@ def backward_calls(
                 w.product(len(t), len(s), d, z, of_k, to_q, add=i > 0)
                 w.calls.nanoseconds += len(t) * len(s)
     w.calls.unit()
-    w.calls.adds = covered.from_zero
+    w.calls.from_zero = covered.from_zero
     return w.close()
 
 
@@ -485,7 +487,7 @@ def backward(
     forms = (form_of(x) for x in (q, k, v, g, dq, dk, dv))
     of_y = None if y is None else form_of(y)
     calls = backward_calls(*forms, q.dtype.name, _mask(mask, q, k), pattern, of_y)
-    if calls.adds:
+    if calls.from_zero:
         dk[...] = 0
         dv[...] = 0
     of_mask = mask[0] if mask else q

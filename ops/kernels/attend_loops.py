@@ -63,11 +63,7 @@ class _Scores:
 
     def _inside(self, key: str) -> str:
         """The nearest number in 0 to the number of keys."""
-        return self.flow.least(self._larger(key, "0"), self.keys)
-
-    def _larger(self, a: str, b: str) -> str:
-        flow = self.flow
-        return flow.write(f"select i1 {flow.step('icmp sgt', a, b)}, i64 {a}, i64 {b}")
+        return self.flow.least(self.flow.most(key, 0), self.keys)
 
     def _down(self, key: str) -> str:
         return self.flow.step("and", key, -self.width)
@@ -124,7 +120,7 @@ class _Scores:
         for start, stop, part in (
             (seen.start, flow.least(seen.whole, seen.stop), some),
             (seen.whole, seen.rest, whole),
-            (self._larger(seen.whole, seen.rest), seen.stop, some),
+            (flow.most(seen.whole, seen.rest), seen.stop, some),
         ):
             given = list(zip(kinds, values, strict=True))
             values = flow.loop(start, stop, given, part, self.width)

@@ -52,6 +52,10 @@ class Flow:
         """The smaller of two signed integers."""
         return self.write(f"select i1 {self.step('icmp slt', a, b)}, i64 {a}, i64 {b}")
 
+    def most(self, a: str | int, b: str | int) -> str:
+        """The larger of two signed integers."""
+        return self.write(f"select i1 {self.step('icmp sgt', a, b)}, i64 {a}, i64 {b}")
+
     def lanes(self, width: int) -> Lanes:
         return Lanes(self.module, width, self.lines)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from graphflow import errors
-from graphflow.errors import GraphflowError, OpError, StepTimeout, told
+from graphflow.errors import GraphflowError, OpError, StepTimeout, sendable, told
 from graphflow.runtime.messages import Failed
 from graphflow.runtime.plain import TEXT_CAP
 
@@ -15,8 +15,7 @@ def failed(request: int, error: BaseException) -> Failed:
     known = isinstance(error, GraphflowError) and hasattr(errors, type(error).__name__)
     kind = type(error).__name__ if known else OpError.__name__
     text = told(error) if known else f"{type(error).__name__}: {told(error)}"
-    lines = "".join(traceback.format_exception(error))
-    trace = lines.encode("utf-8", "backslashreplace").decode()
+    trace = sendable("".join(traceback.format_exception(error)))
     awaits = error.worker if isinstance(error, StepTimeout) else None
     return Failed(
         request, kind, text[:TEXT_CAP], trace[-TEXT_CAP:], -1 if awaits is None else awaits
