@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
 _REOPEN_SECONDS = 15.0  # for workers that are there to begin a session anew
+_STARTS = 3  # of local workers, where something ends one before the session is open
 _MEET_SECONDS = 5.0  # that workers which are there may take to reach each other
 
 _log = Log("graphflow.coordinator")
@@ -71,12 +72,17 @@ class Members:
         """Joins the workers at the cluster's addresses, or starts local ones, within some
         seconds."""
         until = time.monotonic() + deadline
-        self._local = _launch(cluster, deadline, host, self._ops, self._store)
-        try:
-            self._connect(cluster, until, self._store.epoch if self._store is not None else 1)
-        except BaseException:
-            self._abandon()
-            raise
+        epoch = self._store.epoch if self._store is not None else 1
+        for left in reversed(range(_STARTS)):
+            try:
+                self._local = _launch(cluster, deadline, host, self._ops, self._store)
+                self._connect(cluster, until, epoch)
+                return
+            except BaseException as error:
+                self._abandon()
+                if not (left and isinstance(error, WorkerLost) and cluster.kind == "local"):
+                    raise
+            deadline = max(0.0, until - time.monotonic())
 
     def _connect(
         self, cluster: Cluster, until: float, epoch: int, meeting: float = math.inf

@@ -16,7 +16,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from graphflow.runtime.launch.memory_kills import MemoryKills
 
@@ -127,12 +127,22 @@ def _watch(alive: int, recorder: Recorder, mourn: Mourn) -> NoReturn:
         os._exit(0)
 
 
+def _unnamed() -> IO[bytes]:
+    """A file without a name: on disk, in memory where no folder takes one (all is read-only, the
+    disk is full), and nowhere where neither goes."""
+    try:
+        return tempfile.TemporaryFile(prefix="graphflow-")
+    except OSError:
+        if hasattr(os, "memfd_create"):
+            return os.fdopen(os.memfd_create("recorder"), "w+b")
+        return open(os.devnull, "w+b")
+
+
 class Recorder:
     """The two files of one process that is about to start."""
 
     def __init__(self) -> None:
-        self._stacks = tempfile.TemporaryFile(prefix="graphflow-")  # noqa: SIM115 - see `close`
-        self._lines = tempfile.TemporaryFile(prefix="graphflow-")  # noqa: SIM115
+        self._stacks, self._lines = _unnamed(), _unnamed()
 
     @property
     def descriptors(self) -> tuple[int, int]:

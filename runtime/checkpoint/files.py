@@ -147,10 +147,13 @@ def put_in_place(partial: Path, target: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file for its owner alone, in place of another: a crash leaves either."""
+    """Write a small file for its owner alone, in place of another, or of whatever else is there
+    but a folder with something in it: a crash leaves either."""
     fresh = _beside(path, "partial")
     try:
         write_new(fresh, [data], mode=0o600)
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
         os.rename(fresh, path)
     except BaseException:
         fresh.unlink(missing_ok=True)

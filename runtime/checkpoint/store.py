@@ -9,6 +9,7 @@ Whoever opens the directory takes the next epoch; one who had it before writes n
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -31,6 +32,9 @@ from graphflow.runtime.checkpoint.manifest import Manifest
 
 _SESSION = "session.json"
 _LARGEST_NOTE = 1 << 16  # bytes of one that is read
+_NO_NOTE = {getattr(errno, n) for n in ("ENOENT", "EISDIR", "EINVAL", "ENXIO", "ELOOP", "EFBIG")}
+"""Errors where something else is in its place: nothing, a folder, a pipe, a socket, a link to
+itself, too much. Any other may be gone with the next look, when another session may be noted."""
 _STEP = re.compile(r"step-([0-9]{8,20})")
 _HEX = re.compile(r"[0-9a-f]{32}")
 _EPOCH = re.compile(r"[0-9]{1,18}")  # as many as messages can tell
@@ -76,7 +80,7 @@ class Store:
         except OSError as error:
             raise CheckpointError(
                 f"cannot keep checkpoints in {self.root}: {error}; give a directory that can be "
-                "written"
+                "read and written"
             ) from error
 
     # The session ------------------------------------------------------------------------------
@@ -130,8 +134,12 @@ class Store:
         try:
             told = json.loads(files.read(self.root / _SESSION, _LARGEST_NOTE))
             found = {key: str(told[key]) for key in ("session", "token", "epoch", "owner")}
-        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
+        except OSError as error:
+            if error.errno in _NO_NOTE:
+                return None
+            raise
         names = all(_HEX.fullmatch(found[key]) for key in ("session", "token", "owner"))
         return found if names and _EPOCH.fullmatch(found["epoch"]) else None
 

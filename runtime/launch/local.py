@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, TextIO
 
-from graphflow.errors import RendezvousTimeout
+from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.modules import folders
 from graphflow.placement.host import shares_of_cores
 from graphflow.runtime.launch import child
@@ -38,10 +38,12 @@ class Ended:
     Attributes:
         reason: in a few words: "exit status 1", "killed by signal 9", `OUT_OF_MEMORY`.
         op: what it was in at a signal, with its node and the user's line; "" if that is unknown.
+        by_itself: no signal ended it, nor the end of its nursery.
     """
 
     reason: str
     op: str = ""
+    by_itself: bool = False
 
     def __str__(self) -> str:
         return f"{self.reason}, in {self.op}" if self.op else self.reason
@@ -117,6 +119,7 @@ class LocalWorker:
 
         Raises:
             RendezvousTimeout: it ended, or gave none in time; with what it wrote to stderr.
+            WorkerLost: something else ended it.
         """
         started = time.monotonic()
         try:
@@ -126,11 +129,15 @@ class LocalWorker:
         if line and _READY in line:
             self.address = line.partition(_READY)[2].split()[0]
             return
+        ended = self.ended(1.0) if line is not None else None
         if line is None:
             what = f"did not start within {time.monotonic() - started:.1f} s"
         else:
-            what = f"ended before it listened, {self.ended(1.0) or f'after it printed {line!r}'}"
-        raise RendezvousTimeout(f"local worker {self.index} {what}; it wrote:\n{self.tail()}")
+            what = f"ended before it listened, {ended or f'after it printed {line!r}'}"
+        told = f"local worker {self.index} {what}; it wrote:\n{self.tail()}"
+        if ended is not None and not ended.by_itself:
+            raise WorkerLost(told, worker=self.index, reason=ended.reason, op=ended.op, ended=True)
+        raise RendezvousTimeout(told)
 
     def ended(self, seconds: float) -> Ended | None:
         """How the process ended; None if it has not within some seconds."""
@@ -145,7 +152,7 @@ class LocalWorker:
         if isinstance(self._process, Forked) and self._process.why:
             return Ended(self._process.why)
         if status >= 0:
-            return Ended(f"exit status {status}")
+            return Ended(f"exit status {status}", by_itself=True)
         return Ended(f"killed by signal {-status}", self._recorder.op())
 
     def _is_out_of_memory(self, status: int) -> bool:

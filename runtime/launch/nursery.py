@@ -29,7 +29,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from graphflow.errors import RendezvousTimeout
+from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.runtime.launch import child
 
 _LOADED = (
@@ -260,6 +260,7 @@ class Nursery:
 
         Raises:
             RendezvousTimeout: none could be started in time.
+            WorkerLost: the nursery has ended.
         """
         started = time.monotonic()
         (stdin, to), (out, stdout), (err, stderr) = pipes = [os.pipe() for _ in range(3)]
@@ -268,10 +269,13 @@ class Nursery:
             data = json.dumps(list(arguments)).encode()
             socket.send_fds(self._socket, [data], [stdin, stdout, stderr, *kept])
             what, found = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+            over = bool(self._over)
         except queue.Empty:
             what, found = "", f"did not start within {time.monotonic() - started:.1f} s"
+            over = False
         except OSError as error:
             what, found = "", f"could not be started: {error.strerror}"
+            over = isinstance(error, ConnectionError)
         except BaseException:  # Ctrl-C: what may have started sees that nobody wants it
             for stream in streams:
                 stream.close()
@@ -283,7 +287,7 @@ class Nursery:
             for stream in streams:
                 stream.close()
             self.close()
-            raise RendezvousTimeout(f"a local worker {found}")
+            raise (WorkerLost if over else RendezvousTimeout)(f"a local worker {found}")
         with self._lock:
             forked = self._forked[found] = Forked(found, streams)
             if found in self._early:

@@ -4,7 +4,8 @@ format."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -85,16 +86,28 @@ def test_a_session_does_not_begin_anew_over_checkpoints_none_of_which_can_be_rea
     assert sorted(tmp_path.glob("step-*")) == there, "nothing was removed"
 
 
-@pytest.mark.parametrize("loss", [b"", b"{}", b"garbage", None])
+INSTEAD: Mapping[str, Callable[[Path], object]] = {
+    "nothing": lambda note: None,
+    "no bytes": Path.touch,
+    "no fields": lambda note: note.write_text("{}"),
+    "garbage": lambda note: note.write_bytes(b"garbage"),
+    "too much": lambda note: note.write_bytes(b" " * (1 << 17)),
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a link to itself": lambda note: note.symlink_to(note),
+    "a link to a device": lambda note: note.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("instead", INSTEAD)
 def test_what_is_written_after_the_note_of_the_session_was_lost_counts_as_newer(
-    tmp_path: Path, loss: bytes | None
+    tmp_path: Path, instead: str
 ) -> None:
     for steps in (2, 4, 6):  # three epochs
         trained(tmp_path, steps)
     note = tmp_path / "session.json"
     note.unlink()
-    if loss is not None:
-        note.write_bytes(loss)
+    INSTEAD[instead](note)
     trained(tmp_path, 7)
     w = gf.variable(np.zeros(4, "float32"), name="w")
     with gf.Session(checkpoint=tmp_path) as s:

@@ -17,9 +17,10 @@ import pytest
 
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.placement.cluster import Cluster
+from graphflow.runtime import membership
 from graphflow.runtime.coordinator import RemoteHosts
 from graphflow.runtime.launch import local
-from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.launch.local import LocalWorker, LocalWorkers
 from graphflow.runtime.launch.nursery import Nursery, _settled, can_fork
 from graphflow.runtime.recorder import Recorder
 
@@ -225,3 +226,47 @@ def test_without_forks_workers_are_processes_of_their_own(monkeypatch: pytest.Mo
     finally:
         workers.stop()
     assert all(map(is_gone, workers.pids))
+
+
+@needs_forks
+@pytest.mark.slow  # three sessions' workers start
+@pytest.mark.fault(1)
+def test_workers_that_are_killed_while_their_session_opens_are_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started, opened = LocalWorker.wait_ready, RemoteHosts._connect
+    struck: list[int] = []
+
+    def strike(pid: int) -> None:
+        struck.append(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    def wait_ready(self: LocalWorker, until: float) -> None:
+        if not struck:
+            strike(self.pid)
+        started(self, until)
+
+    def connect(self: RemoteHosts, *arguments: Any) -> None:
+        if len(struck) == 1:
+            strike(self.pids[1])
+        opened(self, *arguments)
+
+    monkeypatch.setattr(LocalWorker, "wait_ready", wait_ready)
+    monkeypatch.setattr(RemoteHosts, "_connect", connect)
+    with RemoteHosts(Cluster.local(2, threads=1), deadline=START, host=HOST) as hosts:
+        assert len(struck) == 2 and not set(struck) & set(hosts.pids)
+
+
+def test_workers_that_something_kills_each_time_are_not_started_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries = []
+
+    def launch(*given: Any) -> None:
+        tries.append(given)
+        raise WorkerLost("killed by signal 9")
+
+    monkeypatch.setattr(membership, "_launch", launch)
+    with pytest.raises(WorkerLost, match="killed by signal 9"):
+        RemoteHosts(Cluster.local(2, threads=1), deadline=START)
+    assert len(tries) == 3

@@ -77,3 +77,15 @@ def test_a_process_without_a_recorder_names_code_by_its_kind_alone() -> None:
     assert named("compute", (unread() for _ in range(1))) == "<compute>"
     assert is_generated("<compute>") and is_generated("<routine 12>")
     assert not is_generated("model.py")
+
+
+def test_where_no_folder_takes_files_a_recorder_keeps_its_own_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert ended("op") == (-signal.SIGABRT, "softmax 's' (made at m.py:3)", "session-a")
+    monkeypatch.delattr(os, "memfd_create", raising=False)  # as on other systems
+    recorder = Recorder()
+    os.write(recorder.descriptors[0], b"Fatal Python error: Aborted")
+    assert (recorder.signal(), recorder.op(), recorder.session()) == ("", "", "")
+    recorder.close()
