@@ -9,7 +9,7 @@ fetched, such as a loss, goes with one of them, so that it takes no message of i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from graphflow.op import Node, Tensor
@@ -26,21 +26,28 @@ RIDER = 1 << 10
 """Bytes of what is only fetched, up to which it costs a bucket nothing."""
 
 
+class _Across(NamedTuple):
+    """Axes of the mesh, and how what is partial over them is combined."""
+
+    axes: tuple[str, ...]
+    kind: str
+
+
 class _Key(NamedTuple):
     """What is exchanged together.
 
     Attributes:
-        axis: of the mesh.
+        axes: of the mesh, over which they are partial.
         kind: "sum", or "mean".
         dtype: its name.
-        in_pieces: whether each place gets its piece only.
+        scattered: the one of these along which each place gets its piece only, if there is one.
         home: where the first place has it: stages of a pipeline have buckets of their own.
     """
 
-    axis: str
+    axes: tuple[str, ...]
     kind: str
     dtype: str
-    in_pieces: bool
+    scattered: str | None
     home: int
 
 
@@ -52,7 +59,7 @@ class _Bucket:
 
 
 class Buckets:
-    """Sums that wait, by the axis of the mesh and the dtype, for others that are shared out alike.
+    """Sums that wait, by the axes of the mesh and the dtype, for others that are shared out alike.
 
     Args:
         values: of all tensors; those of what was exchanged are replaced.
@@ -69,8 +76,7 @@ class Buckets:
         self._riders: dict[_Key, list[Tensor]] = {}
 
     def add(self, tensor: Tensor, cause: Node, wanted: Layout | None = None) -> None:
-        """Let a partial sum wait, or exchange it now if it is large; one over a single axis of
-        several devices.
+        """Let a partial sum wait, or exchange it now if it is large.
 
         Args:
             wanted: how it is read, if not whole: where that is cut along the same axis, each place
@@ -80,17 +86,20 @@ class Buckets:
         if across is None:
             return
         value = self._values[tensor]
-        (axis, kind), layout = across, Layout(value.layout.dims)
+        layout, scattered = Layout(value.layout.dims), None
         if wanted is not None:
-            scatters = kind == "sum" and not wanted.partial
-            d = self._moves.scatters(value, wanted, axis) if scatters else None
+            along = wanted.axes().intersection(across.axes)
+            if len(along) != 1 or across.kind != "sum" or wanted.partial:
+                return
+            (scattered,) = along
+            d = self._moves.scatters(value, wanted, scattered)
             if d is None:
                 return
             layout = layout.with_dim(d, wanted.dims[d])
         value = self._without_turns(tensor, across, cause)
         self._wanted[tensor] = layout
         size = self._moves.nbytes(value.spec, value.layout)
-        key = self._key(tensor, across, wanted is not None)
+        key = self._key(tensor, across, scattered)
         if size * SMALL > self._limit:
             self._exchange([tensor], key, cause)
             return
@@ -112,29 +121,32 @@ class Buckets:
         if self._moves.nbytes(value.spec, value.layout) > RIDER or not self._limit:
             return
         self._without_turns(tensor, across, cause)
-        self._riders.setdefault(self._key(tensor, across, False), []).append(tensor)
+        self._riders.setdefault(self._key(tensor, across), []).append(tensor)
 
-    def _across(self, tensor: Tensor) -> tuple[str, str] | None:
-        """The one axis of several devices over which a tensor of known size is a partial sum (or
-        mean), and which of these."""
+    def _across(self, tensor: Tensor) -> _Across | None:
+        """The axes of several devices over which a tensor of known size is a partial sum (or mean),
+        and which of these."""
         value = self._values[tensor]
         local = self._moves.mesh.local
         across = [(axis, kind) for axis, kind in value.layout.partial if axis not in local]
-        if len(across) != 1 or across[0][1] not in ("sum", "mean"):
+        kinds = {kind for _, kind in across}
+        if len(kinds) != 1 or not kinds <= {"sum", "mean"}:
             return None
-        return across[0] if all(part.spec.is_concrete for part in value.parts) else None
+        if not all(part.spec.is_concrete for part in value.parts):
+            return None
+        return _Across(tuple(axis for axis, _ in across), *kinds)
 
-    def _without_turns(self, tensor: Tensor, across: tuple[str, str], cause: Node) -> Value:
+    def _without_turns(self, tensor: Tensor, across: _Across, cause: Node) -> Value:
         """The value of a tensor, what takes turns added up."""
         value = self._values[tensor]
-        if len(value.layout.partial) > 1:
-            within = Layout(value.layout.dims, (across,))
+        if len(value.layout.partial) > len(across.axes):
+            within = Layout(value.layout.dims, tuple((a, across.kind) for a in across.axes))
             value = self._values[tensor] = self._moves.to(value, within, cause, called(tensor.node))
         return value
 
-    def _key(self, tensor: Tensor, across: tuple[str, str], in_pieces: bool) -> _Key:
+    def _key(self, tensor: Tensor, across: _Across, scattered: str | None = None) -> _Key:
         home = self._moves.home(tensor.node, self._moves.mesh.places[0])
-        return _Key(*across, tensor.dtype.name, in_pieces, home)
+        return _Key(*across, tensor.dtype.name, scattered, home)
 
     def empty(self, tensor: Tensor) -> None:
         """Exchange the bucket that a tensor waits in."""
@@ -157,11 +169,16 @@ class Buckets:
         values = [self._values[t] for t in together]
         if len(values) == 1:
             sums = [self._moves.to(values[0], layouts[0], cause, called(tensors[0].node))]
-        elif key.in_pieces:
-            sums = scattered(self._moves, values, layouts, key.axis, cause)
         else:
             late = all(is_gradient(t.node) for t in tensors)
             what = "gradient" if late and key.kind == "sum" else key.kind
             told = " and ".join([counted(len(tensors), what), *(called(t.node) for t in riders)])
-            sums = summed(self._moves, values, key.axis, cause, told, key.kind)
+            sums, axes = values, key.axes
+            if key.scattered is not None:
+                axes = tuple(axis for axis in key.axes if axis != key.scattered)
+                rest = tuple((axis, key.kind) for axis in axes)
+                layouts = [replace(layout, partial=rest) for layout in layouts]
+                sums = scattered(self._moves, values, layouts, key.scattered, cause)
+            if axes:
+                sums = summed(self._moves, sums, axes, cause, told, key.kind)
         self._values.update(zip(together, sums, strict=True))

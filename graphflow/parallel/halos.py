@@ -54,7 +54,7 @@ def seen(
             parts.append(own[0] if len(own) == 1 else FUNCTIONS["concat"](own, axis=d))
     across = [axis for axis in split.axes if axis not in moves.mesh.local]
     if received and across:
-        note(kind, "×".join(across), received)
+        note(kind, across, received)
     return tuple(parts)
 
 

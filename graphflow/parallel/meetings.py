@@ -49,7 +49,7 @@ def met(
             with moves.at(place, node):
                 known[key] = meeting.hear(node.op, kept, told, **attrs)
         outputs.append(known[key])
-    Note(moves, node, called(node))("meeting", axis, sent)
+    Note(moves, node, called(node))("meeting", (axis,), sent)
     return outputs
 
 

@@ -161,15 +161,19 @@ class Mesh:
         pairs = zip(self.names, place, strict=True)
         return self.number(tuple(0 if name in self.local else at for name, at in pairs))
 
-    def group(self, place: Place, axis: str) -> list[Place]:
-        """The places along an axis that differ in nothing else."""
-        return [self.moved(place, axis, i) for i in range(self.sizes[axis])]
+    def group(self, place: Place, *axes: str) -> list[Place]:
+        """The places along some axes that differ in nothing else, in order."""
+        own = [
+            range(size) if name in axes else (at,)
+            for (name, size), at in zip(self.sizes.items(), place, strict=True)
+        ]
+        return [*itertools.product(*own)]
 
-    def groups(self, axis: str) -> Iterator[list[Place]]:
-        """All groups along an axis."""
+    def groups(self, *axes: str) -> Iterator[list[Place]]:
+        """All groups along some axes."""
         for place in self.places:
-            if self.at(place, axis) == 0:
-                yield self.group(place, axis)
+            if not any(self.at(place, axis) for axis in axes):
+                yield self.group(place, *axes)
 
     def parts(self, axes: Sequence[str]) -> int:
         return prod(self.sizes[a] for a in axes)

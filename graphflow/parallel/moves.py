@@ -100,15 +100,19 @@ class Moves:
 
     def _moved(self, value: Value, target: Layout, cause: Node, name: str) -> Value:
         note = Note(self, cause, name)
-        turns = sorted(value.layout.partial, key=lambda p: p[0] not in self.mesh.local)
-        for axis, kind in turns:
+        together: dict[str, list[str]] = {}
+        for axis, kind in sorted(value.layout.partial, key=lambda p: p[0] not in self.mesh.local):
             if (axis, kind) in target.partial:
                 continue
             d = self.scatters(value, target, axis) if kind == "sum" else None
-            if d is None:
-                value = self._reduced(value, axis, kind, note)
-            else:
+            if d is not None:
                 value = self._reduce_scattered(value, axis, d, target.dims[d], note)
+            elif axis in self.mesh.local or kind not in ("sum", "mean"):
+                value = self._reduced(value, (axis,), kind, note)
+            else:
+                together.setdefault(kind, []).append(axis)
+        for kind, axes in together.items():
+            value = self._reduced(value, axes, kind, note)
         shape = value.spec.shape
         for d, want in enumerate(target.dims):
             have = value.layout.dims[d]
@@ -214,18 +218,17 @@ class Moves:
         """The part of a value at a place."""
         return value.parts[self.mesh.number(place)]
 
-    def _reduced(self, value: Value, axis: str, kind: str, note: Note) -> Value:
+    def _reduced(self, value: Value, axes: Sequence[str], kind: str, note: Note) -> Value:
         """Every place of a group has the sum (or another combination) of its parts."""
         layout = replace(
-            value.layout, partial=tuple(p for p in value.layout.partial if p != (axis, kind))
+            value.layout, partial=tuple(p for p in value.layout.partial if p[0] not in axes)
         )
-        count = self.mesh.sizes[axis]
         sent: dict[Sent, float] = {}
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
-            if axis in self.mesh.local:
+            if self.mesh.local.issuperset(axes):
                 with self.at(group[0], note.cause):
-                    return [combined_all(kind, own)] * count
+                    return [combined_all(kind, own)] * len(own)
             if kind in ("sum", "mean"):
                 with self.between(note.cause):
                     return all_reduce(own, op=kind)
@@ -236,25 +239,25 @@ class Moves:
                 sent.update(self.sent(zip(group, own, strict=True), place, note.cause))
             return found
 
-        made = self._by_groups(value, layout, axis, build)
+        made = self._by_groups(value, layout, axes, build)
         if kind in ("sum", "mean"):
-            note.exchange("all-reduce", axis, made)
+            note.exchange("all-reduce", axes, made)
         else:
-            note("all-reduce", axis, sent)
+            note("all-reduce", axes, sent)
         return made
 
     def _by_groups(
         self,
         value: Value,
         layout: Layout,
-        axis: str,
+        axes: Sequence[str],
         build: Callable[[list[Place], list[Tensor]], list[Tensor]],
     ) -> Value:
-        """What `build` makes of the parts of each group along an axis of the mesh; once where the
+        """What `build` makes of the parts of each group along some axes of the mesh; once where the
         places of two groups share their devices and parts."""
         parts: dict[Place, Tensor] = {}
         known: dict[Any, list[Tensor]] = {}
-        for group in self.mesh.groups(axis):
+        for group in self.mesh.groups(*axes):
             own = [self.part(value, place) for place in group]
             pieces = [self._extents(value, layout, place) for place in group]
             key = (*own, *map(tuple, pieces))
@@ -303,8 +306,8 @@ class Moves:
                 origin = self._origin(size, value.layout.dims[d], group[0])
                 return [cut(total, d, p.start - origin, p.size) for p in pieces]
 
-        made = self._by_groups(value, layout, axis, build)
-        note.exchange("reduce-scatter", axis, made)
+        made = self._by_groups(value, layout, (axis,), build)
+        note.exchange("reduce-scatter", (axis,), made)
         return made
 
     def _gathered(self, value: Value, d: int, note: Note) -> Value:
@@ -341,8 +344,8 @@ class Moves:
                     begin = begin + piece.size
                 return joined(found, d, outer)
 
-        made = self._by_groups(value, layout, axis, build)
-        note.exchange("all-gather", axis, made)
+        made = self._by_groups(value, layout, (axis,), build)
+        note.exchange("all-gather", (axis,), made)
         return made
 
     def _exchanged(self, value: Value, d: int, e: int, want: Split, note: Note) -> Value:
@@ -367,7 +370,7 @@ class Moves:
             return joined
 
         made = self._each(value, layout, note.cause, build)
-        note("all-to-all", axis, sent)
+        note("all-to-all", (axis,), sent)
         return made
 
     def _sliced(self, value: Value, d: int, split: Split) -> Value:
@@ -433,7 +436,7 @@ class Moves:
                 sent.update(self.sent(zip(group, own, strict=True), place, cause))
                 with self.at(place, cause):
                     parts[place] = build(own)
-            Note(self, cause, called(cause), self.fetched)("fetch", axis, sent)
+            Note(self, cause, called(cause), self.fetched)("fetch", (axis,), sent)
 
         for axis, kind in sorted(layout.partial, key=lambda p: p[0] not in self.mesh.local):
             at_one(axis, partial(combined_all, kind))
@@ -467,14 +470,15 @@ class Note:
     name: str
     to: list[Move] | None = None
 
-    def __call__(self, kind: str, axis: str, sent: Mapping[Sent, float]) -> None:
-        """Parts were sent from place to place."""
-        if axis not in self.moves.mesh.local and sent:
+    def __call__(self, kind: str, axes: Sequence[str], sent: Mapping[Sent, float]) -> None:
+        """Parts were sent from place to place, along some axes of the mesh."""
+        if not self.moves.mesh.local.issuperset(axes) and sent:
             made = self.moves.made if self.to is None else self.to
             cause, where = called(self.cause), self.cause.location
+            axis = "×".join(axes)
             made.append(Move(kind, axis, self.name, round(sum(sent.values())), cause, where, sent))
 
-    def exchange(self, kind: str, axis: str, made: Value) -> None:
+    def exchange(self, kind: str, axes: Sequence[str], made: Value) -> None:
         """Groups of places made a value together."""
         sent: dict[Sent, float] = {}
         for part in made.parts:
@@ -483,7 +487,7 @@ class Note:
                 node = node.inputs[0].node
             if node.op.joint is not None:
                 sent[node.outputs[0], None] = self._received(node)
-        self(kind, axis, sent)
+        self(kind, axes, sent)
 
     def _received(self, node: Node) -> float:
         """Bytes that the place of one node of a collective gets of others."""

@@ -22,12 +22,12 @@ from graphflow.spec import product
 def summed(
     moves: Moves,
     values: Sequence[Value],
-    axis: str,
+    axes: Sequence[str],
     cause: Node,
     told: str,
     kind: str = "sum",
 ) -> list[Value]:
-    """Sums (or means) over groups along an axis of the mesh, of several values: every place has
+    """Sums (or means) over groups along some axes of the mesh, of several values: every place has
     them.
 
     Args:
@@ -42,9 +42,9 @@ def summed(
         with moves.between(cause):
             return all_reduce(rows, op=kind)
 
-    layouts = [_without(value.layout, axis) for value in values]
-    sums = _taken_apart(moves, values, layouts, axis, cause, exchange)
-    Note(moves, cause, told).exchange("all-reduce", axis, sums[0])
+    layouts = [_without(value.layout, axes) for value in values]
+    sums = _taken_apart(moves, values, layouts, axes, cause, exchange)
+    Note(moves, cause, told).exchange("all-reduce", axes, sums[0])
     return sums
 
 
@@ -81,8 +81,8 @@ def scattered(
         with moves.between(cause):
             return reduce_scatter(rows, axis=0, sizes=sizes)
 
-    sums = _taken_apart(moves, values, layouts, axis, cause, exchange)
-    Note(moves, cause, f"{len(values)} gradients").exchange("reduce-scatter", axis, sums[0])
+    sums = _taken_apart(moves, values, layouts, (axis,), cause, exchange)
+    Note(moves, cause, f"{len(values)} gradients").exchange("reduce-scatter", (axis,), sums[0])
     return sums
 
 
@@ -117,8 +117,8 @@ def gathered(moves: Moves, values: Sequence[Value], axis: str, cause: Node) -> l
         v.layout.with_dim(d, v.layout.dims[d].without_last())
         for v, d in zip(values, dims, strict=True)
     ]
-    wholes = _by_groups(moves, values, layouts, axis, build)
-    Note(moves, cause, f"{len(values)} new values").exchange("all-gather", axis, wholes[0])
+    wholes = _by_groups(moves, values, layouts, (axis,), build)
+    Note(moves, cause, f"{len(values)} new values").exchange("all-gather", (axis,), wholes[0])
     return wholes
 
 
@@ -127,9 +127,9 @@ def _size(moves: Moves, value: Value, layout: Layout, place: Place) -> int:
     return int(product(moves.local_shape(value.spec.shape, layout, place)))
 
 
-def _without(layout: Layout, axis: str) -> Layout:
-    """A layout whose sums along an axis of the mesh are done."""
-    return replace(layout, partial=tuple(p for p in layout.partial if p[0] != axis))
+def _without(layout: Layout, axes: Sequence[str]) -> Layout:
+    """A layout whose sums along some axes of the mesh are done."""
+    return replace(layout, partial=tuple(p for p in layout.partial if p[0] not in axes))
 
 
 def _row(moves: Moves, place: Place, cause: Node, parts: Sequence[Tensor]) -> Tensor:
@@ -143,7 +143,7 @@ def _taken_apart(
     moves: Moves,
     values: Sequence[Value],
     layouts: Sequence[Layout],
-    axis: str,
+    axes: Sequence[str],
     cause: Node,
     exchange: Callable[[Sequence[Place]], Sequence[Tensor]],
 ) -> list[Value]:
@@ -162,21 +162,21 @@ def _taken_apart(
             found.append(own)
         return found
 
-    return _by_groups(moves, values, layouts, axis, build)
+    return _by_groups(moves, values, layouts, axes, build)
 
 
 def _by_groups(
     moves: Moves,
     values: Sequence[Value],
     layouts: Sequence[Layout],
-    axis: str,
+    axes: Sequence[str],
     build: Callable[[Sequence[Place]], Sequence[Sequence[Tensor]]],
 ) -> list[Value]:
     """What is built for each place of a group, a part of each value; groups that have the same
     parts at the same devices get the same."""
     found: dict[Place, Sequence[Tensor]] = {}
     known: dict[tuple[Tensor, ...], Sequence[Sequence[Tensor]]] = {}
-    for group in moves.mesh.groups(axis):
+    for group in moves.mesh.groups(*axes):
         own = tuple(moves.part(v, place) for place in group for v in values)
         if own not in known:
             known[own] = build(group)
