@@ -192,7 +192,7 @@ def _exceeds(a: Size, b: Size) -> bool:
     """Whether a size is known to be the larger one."""
     if isinstance(a, int) and isinstance(b, int):
         return a > b
-    return not isinstance(a, int) and (isinstance(b, int) or isinstance(floordiv(a, b), int))
+    return not isinstance(a, int) and (isinstance(b, int) or _common(a, b) == b)
 
 
 def _common(a: Size, b: Size) -> Size | None:

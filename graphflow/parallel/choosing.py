@@ -115,13 +115,15 @@ class Choosing:
         for names, layout in layouts:
             for letter, split in zip(names, layout.dims, strict=True):
                 fresh = letter != "." and m in split.axes and letter not in found
-                if fresh and self._can(rule, letter, (*axes.get(letter, ()), m)):
+                if fresh and self._can(node, rule, letter, (*axes.get(letter, ()), m)):
                     found.append(letter)
         return [*found, None]
 
-    def _can(self, rule: Rule, letter: str, axes: tuple[str, ...]) -> bool:
+    def _can(self, node: Node, rule: Rule, letter: str, axes: tuple[str, ...]) -> bool:
         size = rule.sizes.get(letter)
-        if size is None or not self.cuts.can(size, Split(axes)):
+        if size is None:
+            return False
+        if not self.cuts.can(size, self._split(node, rule, letter, axes)):
             return False
         if letter.isupper():
             return rule.sharding.expand is not None
@@ -239,9 +241,10 @@ class Choosing:
         stretches = placed or rule.in_order(letter)
         for number, names, layout in every:
             for d, split in enumerate(layout.dims):
-                if names[d] != letter or split.axes != axes:
+                if names[d] != letter or split.axes[: len(axes)] != axes:
                     continue
                 own = rule.letters_split(split, number, d)
+                own = own and own.first(len(axes))
                 if own is None or own == Split(axes) or (stretches and own.outer != 1):
                     continue
                 if self.cuts.can(rule.sizes[letter], own):

@@ -18,13 +18,14 @@ from graphflow.ops.control import is_control
 from graphflow.parallel.bodies import emit_control
 from graphflow.parallel.buckets import Buckets
 from graphflow.parallel.choosing import Choosing
+from graphflow.parallel.folds import folded
 from graphflow.parallel.layouts import Layout, Value, whole
 from graphflow.parallel.meetings import met
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
 from graphflow.parallel.moves import Moves, called
 from graphflow.parallel.propagate import propagate
 from graphflow.parallel.repeats import Repeats
-from graphflow.parallel.rules import Rule, rule_of
+from graphflow.parallel.rules import Rule, rule_of, rules_of
 
 _PARTS = ("slice",)
 """Ops that give a part of what they get, as it is."""
@@ -79,6 +80,8 @@ class Emitter:
     def emit(self, node: Node) -> None:
         """Write a node that computes."""
         self.settle(node)
+        if self._fold(node):
+            return
         rule = self._choosing.rule(node)
         splits, kept = self._choosing.letters(node, rule)
         if any(letter.isupper() for letter in splits) and not self._goes_apart(rule, splits):
@@ -91,6 +94,17 @@ class Emitter:
         else:
             outputs = self._at_places(node, rule, splits, inputs, ranges)
         self._keep(node, rule, splits, kept, outputs)
+
+    def _fold(self, node: Node) -> bool:
+        """Write a reshape of axes of which several are cut, if it is one."""
+        if node.op.name != "reshape":
+            return False
+        value = self.values[node.inputs[0]]
+        target = folded(node, rules_of(node, self.readers), value.layout, self.cuts)
+        if target is not None:
+            made = Value(node.specs[0], target, value.parts)
+            self.values[node.outputs[0]] = self.moves.in_shape(made, node)
+        return target is not None
 
     def _inputs(
         self, node: Node, rule: Rule, splits: Mapping[str, Split], kept: Mapping[str, Any]

@@ -80,11 +80,14 @@ class Split:
     """How a size is cut: along which axes of the mesh, the first one outermost, in multiples of a
     unit. What was several axes and became one may be cut along an inner one of these: then it has
     `outer` rows, of each of which a shard has a piece. These are of equal length; or of such
-    lengths, where queries stand beside fewer keys and values."""
+    lengths, where queries stand beside fewer keys and values. Where the outer one of them is cut,
+    too, `over` says how: a shard has so many rows, and its piece of each; `axes` are those of both.
+    """
 
     axes: tuple[str, ...] = ()
     unit: Size = 1
     outer: Outer = 1
+    over: Split | None = None
 
     def __bool__(self) -> bool:
         return bool(self.axes)
@@ -99,13 +102,34 @@ class Split:
 
     def first(self, count: int) -> Split:
         """Along the first few axes only."""
-        return Split(self.axes[:count], self.unit, self.outer) if count else WHOLE
+        if self.over is not None and count <= len(self.over.axes):
+            return self.over.first(count)
+        return replace(self, axes=self.axes[:count]) if count else WHOLE
+
+    @property
+    def inner(self) -> Split:
+        """How each row is cut."""
+        done = 0 if self.over is None else len(self.over.axes)
+        return Split(self.axes[done:], self.unit)
+
+    def beside(self, other: Split, size: Size) -> Split | None:
+        """Both, of a size whose rows the one cuts, and other axes of the mesh each row."""
+        over, rows = (self, other) if self.outer == 1 else (other, self)
+        plain = over.outer == 1 and over.over is rows.over is None
+        if not plain or rows.outer == 1 or isinstance(rows.outer, tuple) or not over or not rows:
+            return None
+        if set(over.axes) & set(rows.axes) or over.unit * rows.outer != size:
+            return None
+        return replace(rows, axes=over.axes + rows.axes, over=over)
 
     def scaled(self, factor: Size, outer: Outer = 1) -> Split:
         """The same, each element being `factor` many, in `outer` times as many rows; whole where
         that cannot be said, rows being of unlike lengths."""
         if not self.axes:
             return self
+        if self.over is not None:
+            over = self.over.scaled(factor)
+            return replace(self, unit=self.unit * factor, over=over) if outer == 1 else WHOLE
         if 1 in (self.outer, outer):
             rows = self.outer if outer == 1 else outer
         elif isinstance(self.outer, tuple) or isinstance(outer, tuple):
@@ -228,9 +252,11 @@ class Cuts:
         if not split:
             return True
         size, split = self._one(size), replace(split, unit=self._one(split.unit))
+        if split.over is not None and not self.can(size, split.over):
+            return False
         if split.outer != 1:
-            row = size // split.rows
-            return row * split.rows == size and self.can(row, Split(split.axes, split.unit))
+            row = size // self._one(split.rows)
+            return row * self._one(split.rows) == size and self.can(row, split.inner)
         base = size // split.unit
         if isinstance(base, int):
             return base * split.unit == size and base >= self.mesh.parts(split.axes)
@@ -267,8 +293,8 @@ class Cuts:
     def _piece(self, size: Size, split: Split, place: Place) -> Piece:
         size, split = self._one(size), replace(split, unit=self._one(split.unit))
         if split.outer != 1:  # the start is that in each row
-            row = self.piece(size // split.rows, Split(split.axes, split.unit), place)
-            return Piece(row.start, row.size * split.rows, size)
+            row = self.piece(size // self._one(split.rows), split.inner, place)
+            return Piece(row.start, row.size * stretches(self.rows(size, split, place)), size)
         at = [(self.mesh.at(place, a), self.mesh.sizes[a]) for a in split.axes]
         if isinstance(size, int):
             unit = evaluate(split.unit, {})
@@ -280,7 +306,10 @@ class Cuts:
             return Piece(start * split.unit, (stop - start) * split.unit, size)
         symbol = _linear(base)
         if symbol is None:
-            raise ShardingError(f"a size {size} cannot be cut into {self.mesh.told(split.axes)}")
+            raise ShardingError(
+                f"a size {size} cannot be cut into {self.mesh.told(split.axes)}; give sizes that "
+                "are equal one name, gf.placeholder('float32', ('batch', 'time')), or numbers"
+            )
         axes = self.symbols.setdefault(symbol, split.axes)
         if axes[: len(split.axes)] != split.axes:
             raise ShardingError(
@@ -290,6 +319,14 @@ class Cuts:
         begin, own = self._parts(symbol, axes, len(at))[tuple(i for i, _ in at)]
         factor = base // Dim.symbol(symbol)
         return Piece(begin * factor * split.unit, own * factor * split.unit, size)
+
+    def rows(self, size: Size, split: Split, place: Place) -> Outer:
+        """In how many rows (or of which lengths) what a place has of a size is."""
+        if split.over is None:
+            return split.outer
+        return self.piece(size, split.over, place).size // (
+            self._one(size) // self._one(split.rows)
+        )
 
     def _parts(
         self, symbol: str, axes: Sequence[str], depth: int

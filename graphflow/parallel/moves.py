@@ -19,7 +19,7 @@ from graphflow.parallel.halos import seen
 from graphflow.parallel.layouts import Layout, Move, Sent, Value
 from graphflow.parallel.mesh import Cuts, Homes, Mesh, Piece, Place, Split
 from graphflow.parallel.parts import combined_all, cut, joined, taken
-from graphflow.spec import Shape, TensorSpec, product
+from graphflow.spec import Outer, Shape, TensorSpec, product, stretches
 
 BETWEEN = "moves/"
 """The scope of what is made for an op, and is none of the user's."""
@@ -71,7 +71,7 @@ class Moves:
             return True
         return (
             a.axes == b.axes
-            and a.outer == b.outer
+            and (a.outer, a.over) == (b.outer, b.over)
             and self.cuts.pieces(size, a) == self.cuts.pieces(size, b)
         )
 
@@ -195,6 +195,16 @@ class Moves:
         made = self._each(value, value.layout, cause, lambda place: change(self.part(value, place)))
         return replace(made, spec=spec)
 
+    def in_shape(self, value: Value, cause: Node) -> Value:
+        """A value of parts that have its elements, each in the shape that its layout says."""
+
+        def build(place: Place) -> Tensor:
+            shape = self.local_shape(value.spec.shape, value.layout, place)
+            part: Tensor = REGISTRY["reshape"](self.part(value, place), shape=shape)
+            return part
+
+        return self._each(value, value.layout, cause, build)
+
     def at(self, place: Place, node: Node) -> made_by:
         """Nodes built in the block are at a place, and count as made where a node was."""
         return made_by(node, self.mesh.tag(place)[1:] + "/", self.device(node, place))
@@ -314,35 +324,33 @@ class Moves:
         """Every place of a group has all its parts, along the last axis by which `d` is cut."""
         axis = value.layout.dims[d].axes[-1]
         layout = value.layout.with_dim(d, value.layout.dims[d].without_last())
-        outer = value.layout.dims[d].outer
+        size, split = value.spec.shape[d], value.layout.dims[d]
         late = axis == self._again and self._is_late(note.cause)
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
             if late:  # under names of their own, so that no pass takes them for the same
                 pairs = zip(own, group, strict=True)
                 own = [self._named(part, place, note.cause) for part, place in pairs]
+            rows = self.cuts.rows(size, split, group[0])
             if axis in self.mesh.local:
                 with self.at(group[0], note.cause):
-                    return [joined(own, d, outer)] * len(own)
+                    return [self._one_of(value, d, split, own, group[0])] * len(own)
             with self.between(note.cause):
                 wholes = all_gather(own, axis=d)
-            return (
-                wholes
-                if outer == 1
-                else [in_order(w, p) for w, p in zip(wholes, group, strict=True)]
-            )
+            if rows == 1:
+                return wholes
+            return [in_order(w, p, rows) for w, p in zip(wholes, group, strict=True)]
 
-        def in_order(whole: Tensor, place: Place) -> Tensor:
+        def in_order(whole: Tensor, place: Place, rows: Outer) -> Tensor:
             """Pieces one after the other, stretch by stretch."""
             group = self.mesh.group(place, axis)
-            pieces = [self.cuts.piece(value.spec.shape[d], value.layout.dims[d], p) for p in group]
             begin: Any = 0
             found = []
             with self.at(place, note.cause):
-                for piece in pieces:
+                for piece in [self.cuts.piece(size, split, p) for p in group]:
                     found.append(cut(whole, d, begin, piece.size))
                     begin = begin + piece.size
-                return joined(found, d, outer)
+                return joined(found, d, rows)
 
         made = self._by_groups(value, layout, (axis,), build)
         note.exchange("all-gather", (axis,), made)
@@ -379,10 +387,10 @@ class Moves:
         size, before = value.spec.shape[d], value.layout.dims[d]
 
         def build(place: Place) -> Tensor:
-            piece = self.cuts.piece(size, split, place)
-            origin = self._origin(size, before, place)
-            own = piece.size // split.rows
-            return taken(self.part(value, place), d, split.outer, piece.start - origin, own)
+            piece, rows = self.cuts.piece(size, split, place), self.cuts.rows(size, split, place)
+            origin = self._origin(size, before, place) if split.over == before.over else 0
+            own = piece.size // stretches(rows)
+            return taken(self.part(value, place), d, rows, piece.start - origin, own)
 
         return self._each(value, layout, None, build)
 
@@ -426,7 +434,7 @@ class Moves:
         spare = [axis for axis in self.mesh.names if axis not in used]  # all along these have it
         places = [p for p in self.mesh.places if not any(self.mesh.at(p, a) for a in spare)]
 
-        def at_one(axis: str, build: Callable[[list[Tensor]], Tensor]) -> None:
+        def at_one(axis: str, build: Callable[[list[Tensor], Place], Tensor]) -> None:
             nonlocal places
             places = [p for p in places if self.mesh.at(p, axis) == 0]
             sent: dict[Sent, float] = {}
@@ -435,15 +443,25 @@ class Moves:
                 own = [parts[p] for p in group]
                 sent.update(self.sent(zip(group, own, strict=True), place, cause))
                 with self.at(place, cause):
-                    parts[place] = build(own)
+                    parts[place] = build(own, place)
             Note(self, cause, called(cause), self.fetched)("fetch", (axis,), sent)
 
         for axis, kind in sorted(layout.partial, key=lambda p: p[0] not in self.mesh.local):
-            at_one(axis, partial(combined_all, kind))
+            at_one(axis, partial(self._all_of, kind))
         for d, split in enumerate(layout.dims):
-            for axis in reversed(split.axes):
-                at_one(axis, partial(joined, d=d, outer=split.outer))
+            for count in range(len(split.axes), 0, -1):
+                at_one(split.axes[count - 1], partial(self._one_of, value, d, split.first(count)))
         return parts[places[0]]
+
+    def _all_of(self, kind: str, own: list[Tensor], place: Place) -> Tensor:
+        """The partial results of a group at a place."""
+        return combined_all(kind, own)
+
+    def _one_of(
+        self, value: Value, d: int, split: Split, own: list[Tensor], place: Place
+    ) -> Tensor:
+        """The pieces of a group at a place, along the last axis of a split."""
+        return joined(own, d, self.cuts.rows(value.spec.shape[d], split, place))
 
     def sent(
         self, parts: Iterable[tuple[Place, Tensor]], to: Place, cause: Node

@@ -7,6 +7,7 @@ changes. Nothing is decided here that costs: these are wishes, by which the emit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, whole
@@ -213,16 +214,20 @@ class _Spread:
             return
         layout = self.layouts.get(tensor) or whole(tensor.ndim)
         rows = [s for d, s in enumerate(layout.dims) if d != axis and s.outer != 1]
-        if split.outer != 1 and rows and tensor.node.op.name == "variable":
+        if tensor.node.op.name == "variable" and (split.over or (split.outer != 1 and rows)):
             return  # one axis of a variable may be in rows
         have = layout.dims[axis]
+        if tensor.node.op.name != "variable":
+            split = have.beside(split, tensor.shape[axis]) or split
         if have == split or (have and len(have.axes) >= len(split.axes)):
             return
         others = {a for d, s in enumerate(layout.dims) if d != axis for a in s.axes}
         free = tuple(a for a in split.axes if a not in others)
         if have and free[: len(have.axes)] != have.axes:
             return
-        wanted = Split(free, split.unit, split.outer) if free else WHOLE
+        if free != split.axes:
+            split = split.first(0) if split.over else replace(split, axes=free)
+        wanted = split if free else WHOLE
         if not wanted or wanted == have or not self.cuts.can(tensor.shape[axis], wanted):
             return
         self.layouts[tensor] = layout.with_dim(axis, wanted)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphflow.op import Node, Sharding
 from graphflow.ops import sharding as rules
-from graphflow.parallel.mesh import Piece, Split
+from graphflow.parallel.mesh import WHOLE, Piece, Split
 from graphflow.parallel.stretches import Readers, along, stretch_of
 from graphflow.spec import Outer, Size, floordiv, stretches
 
@@ -41,6 +41,11 @@ class Rule:
     def letters_split(self, split: Split, tensor: int, axis: int) -> Split | None:
         """How the letter of an axis is cut that is cut so; None where that cannot be said."""
         rows, factor = self.outer(tensor, axis), self.scale(tensor, axis)
+        if split.over is not None:
+            if (rows, factor) == (1, 1):
+                return split
+            own = split.over if rows == 1 else split.inner if rows == split.outer else WHOLE
+            return self.letters_split(replace(own, outer=rows), tensor, axis) if own else None
         outer, unit = _times(split.outer, rows), floordiv(split.unit, factor)
         if outer is None:
             return None

@@ -188,10 +188,10 @@ def divided(
     annotations = by_heads(graph.nodes, annotations, cuts) | there
     training = strategy_of(graph) is not None
     annotations = {t: _fitting(t, lay, cuts, training) for t, lay in annotations.items()}
-    if terms.sequence is not None:
-        annotations = in_sequence(graph, annotations, cuts, terms)
     if terms.shared is not None:
         annotations = shared_out(graph, annotations, cuts, terms.shared)
+    if terms.sequence is not None:
+        annotations = in_sequence(graph, annotations, cuts, terms)
     wishes = propagate(graph.nodes, annotations, cuts, terms.sequence)
     moves = Moves(mesh, cuts, homes, terms.sequence)
     readers: dict[Tensor, list[Node | None]] = {}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
+from graphflow.parallel.propagate import is_slot
 from tests.parallel.models import difference, gpt
 
 Data, Shard, Pipeline = gf.parallel.Data, gf.parallel.Shard, gf.parallel.Pipeline
@@ -19,10 +20,10 @@ def cut(model: int = 2, **options: Any) -> Shard:
 
 
 @pytest.mark.parametrize("strategy", [
-    cut(), Data(2, shard_state=True) * cut(), Pipeline(2, microbatches=2) * cut(),
+    cut(), Data(2) * cut(), Data(2, shard_state=True) * cut(), Pipeline(2, microbatches=2) * cut(),
     Shard({"model": 2}, {**HEADS, "embedding": ("model",), "head": (None, "model")},
           sequence="model"),
-], ids=["blocks", "replicas", "stages", "vocabulary"])  # fmt: skip
+], ids=["blocks", "replicas", "shares", "stages", "vocabulary"])  # fmt: skip
 def test_steps_are_those_of_one_device(strategy: Any) -> None:
     assert difference(gpt(strategy, 0.2).train(), gpt(None, 0.2).train()) < 1e-12
 
@@ -37,6 +38,47 @@ def test_sums_are_scattered_and_gathered_and_once_more_for_the_weights() -> None
     assert kinds.count("reduce-scatter") == 2 * (2 + 2)
     assert kinds.count("all-gather") == 2 * (2 + 2 + 2)
     assert {m.bytes for m in inside} == {tokens}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_sums_over_replicas_and_sequence_wait_for_others(shared: bool) -> None:
+    """Gradients of norms and other weights that both cut: one sum over all four places; or one
+    piece for each replica, and one sum of these."""
+    strategy = Data(2, shard_state=shared) * cut()
+    report = strategy.report(gpt(strategy).fetches)
+    sums = [m for m in report.collectives if m.kind in ("all-reduce", "reduce-scatter")]
+    late = [(m.kind, m.axis) for m in sums if m.axis != "model" or m.kind == "all-reduce"]
+    pieces, rest = ("reduce-scatter", "data"), ("all-reduce", "data")  # of a bias in stretches
+    assert late == ([pieces, ("all-reduce", "model"), rest, pieces] if shared
+                    else [("all-reduce", "data×model"), rest])  # fmt: skip
+    variables = report.division.variables
+    slots = [node for node in variables if is_slot(node) and "attention/bias" not in node.name]
+    assert {"data" in variables[node].layout.axes() for node in slots} == {shared}
+
+
+def test_what_is_reshaped_to_two_axes_stays_cut_along_both() -> None:
+    """Rows of some samples, and of each some tokens; also where neither divides, and both are
+    known only when a step is fed. No place has all tokens of a sample for its products."""
+    gf.random.seed(1)
+    x = gf.placeholder("float64", ("b", "t", 8), name="x")
+    y = gf.placeholder("int64", ("b", "t"), name="y")
+    with gf.nn.training():
+        h = gf.nn.dropout(gf.nn.Linear(8, 6, dtype="float64")(x), 0.3)
+    flat = gf.reshape(h, (-1, 6))
+    losses = gf.nn.cross_entropy(flat, gf.reshape(y, (-1,)))
+    random = np.random.default_rng(0)
+    feeds = {x: random.normal(size=(5, 7, 8)), y: random.integers(0, 6, (5, 7))}
+    found = []
+    for strategy in (None, Data(2) * Shard({"model": 3}, sequence="model")):
+        train = gf.optim.SGD(0.1).minimize(gf.mean(losses), strategy=strategy)
+        with gf.Session() as s:
+            found.append([s.run([losses, gf.tanh(flat), train], feeds)[:2] for _ in range(2)])
+    for have, want in zip(*found, strict=True):
+        for a, b in zip(have, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+    assert strategy is not None
+    for each in (strategy, Data(3)):
+        assert {m.kind for m in each.report(train).collectives} == {"all-reduce"}
 
 
 def test_devices_keep_less_of_the_activations() -> None:
