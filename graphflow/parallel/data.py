@@ -33,6 +33,7 @@ from graphflow.parallel.strategies import (
     takes_products,
     terms_of,
 )
+from graphflow.parallel.teams import teams_of, within
 from graphflow.parallel.terms import Terms, with_batch
 from graphflow.placement.cluster import Cluster
 
@@ -56,7 +57,8 @@ class Data:
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the size that most have, see `batch_of`.
         bucket: bytes of gradients that are exchanged at once; 0: each by itself.
-        devices: of the replicas; default: the first of the cluster.
+        devices: of the replicas; default: the first of the cluster. In a product, in which each
+            takes several, a list for each; of stages, those of the first one come first.
 
     Raises:
         ShardingError: a count that is none; when a graph is divided: more replicas than devices, a
@@ -72,7 +74,7 @@ class Data:
     synchronised: bool = True
     batch: Sequence[Tensor | str] | None = None
     bucket: int = BUCKET
-    devices: Sequence[str] | None = None
+    devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -149,11 +151,15 @@ class Data:
                 f"batch={shard.batch!r}); leave out the Data, or make that axis longer"
             )
         mesh = {DATA: self.replicas, **shard.mesh}
+        devices = shard.devices
         if self.devices is not None:
-            raise ShardingError(
-                f"{where}: Data's devices=[…] says where {self.replicas} replicas are, and each is "
-                f"on {prod(shard.mesh.values())} devices here; give the Shard devices=[…], a list "
-                f"of {prod(mesh.values())} with the replicas outermost"
+            if devices is not None:
+                raise ShardingError(
+                    f"{where}: both say devices=; say them in the Data, a list for each replica"
+                )
+            places = prod(shard.mesh.values())
+            devices = within(
+                teams_of(self.devices, self.replicas, places, where, "replicas"), places
             )
         if self.accumulate > 1 < shard.accumulate:
             raise ShardingError(
@@ -163,6 +169,7 @@ class Data:
         product = replace(
             shard,
             mesh=mesh,
+            devices=devices,
             batch=DATA,
             bucket=shard.bucket if self.bucket == BUCKET else self.bucket,
             shard_state=self.shard_state,

@@ -28,6 +28,7 @@ from graphflow.parallel.schedules import SCHEDULES
 from graphflow.parallel.shard import Pieces, Sharded
 from graphflow.parallel.stages import check_number, origin_of, stages_of
 from graphflow.parallel.strategies import check_places, devices_for, report_of
+from graphflow.parallel.teams import by_stage, teams_of
 from graphflow.parallel.terms import Terms
 from graphflow.parallel.unrolled import unrolled
 from graphflow.placement.cluster import Cluster
@@ -126,8 +127,13 @@ class Pipeline:
         if isinstance(self.schedule, Schedule):
             return self.schedule.microbatches
         if self.microbatches is not None or isinstance(self.stages, str):
-            return self.microbatches or 1
-        return 2 * (self._count() or 1)
+            return (self.microbatches or 1) * self._times
+        return 2 * (self._count() or 1) * self._times
+
+    @property
+    def _times(self) -> int:
+        """How many times as many micro-batches a product accumulates."""
+        return 1 if self.beside is None else int(self.beside.accumulate)
 
     def _count(self) -> int | None:
         """Stages, as far as they were said."""
@@ -155,12 +161,12 @@ class Pipeline:
         told = self.batch is None and beside is not None
         batch = batch_of(graph, beside.examples if told else self.batch)
         if _trains(graph):
-            _check_batch(batch, self._number(), fed or {})
+            _check_batch(batch, self._number(), fed or {}, self._times)
         _check_number(graph, batch, self._number())
         check_places(graph, outer)
         schedule = self.planned(cluster, each)
         self._stage(graph, schedule.stages, cluster)
-        found = devices_for({"stage": schedule.devices, **outer}, cluster, self.devices)
+        found = devices_for({"stage": schedule.devices, **outer}, cluster, self._devices(schedule))
         graph, stages = with_merged_bodies(graph, self._found)
         graph = added_where_they_are(graph, stages)
         if schedule.updates != "flush" and _trains(graph):
@@ -174,6 +180,24 @@ class Pipeline:
         layouts = self.beside.layouts(graph, mesh, strict=_trains(graph)) if outer else None
         terms = Terms(BUCKET) if self.beside is None else self.beside.terms
         return pipelined(graph, stages, schedule, found, batch, outer, layouts, known, fed, terms)
+
+    def _devices(self, schedule: Schedule) -> Sequence[str] | None:
+        """The devices that were named, those of a stage beside each other.
+
+        Raises:
+            ShardingError: they are not as many, or were named twice.
+        """
+        beside = self.beside
+        if beside is None or beside.devices is None:
+            return self.devices
+        where, name = f"Pipeline at {self.line}", type(beside).__name__
+        if self.devices is not None:
+            raise ShardingError(
+                f"{where}: the Pipeline and the {name} both say devices=; say them in one of them"
+            )
+        places = "replicas" if name == "Data" else "places of the mesh"
+        count, each = prod(beside.mesh.values()), schedule.devices
+        return by_stage(teams_of(beside.devices, count, each, where, places))
 
     def _try_schedule(self) -> None:
         """Make a schedule whose size is known, so that one that cannot be is refused where the
@@ -208,6 +232,7 @@ class Pipeline:
             return self.schedule
         make = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
         microbatches = 2 * count if self.microbatches is None else self.microbatches
+        microbatches *= self._times
         return _made(make, count, microbatches, f"Pipeline at {self.line}")
 
     def _check_sizes(self, schedule: Schedule) -> None:
@@ -216,9 +241,18 @@ class Pipeline:
         Raises:
             ScheduleError: see above.
         """
+        times = self._times
+        if times > 1 and isinstance(self.schedule, Schedule):
+            raise ScheduleError(
+                f"Pipeline at {self.line}: the schedule {schedule.name!r} has "
+                f"{schedule.microbatches} micro-batches, and accumulate={times} asks for {times} "
+                f"times as many; make it for {times * schedule.microbatches}, and leave out "
+                "accumulate="
+            )
+        number = None if self.microbatches is None else times * self.microbatches
         for what, asked, found in (
             ("stages", self._count(), schedule.stages),
-            ("micro-batches", self.microbatches, schedule.microbatches),
+            ("micro-batches", number, schedule.microbatches),
         ):
             if asked is not None and asked != found:
                 raise ScheduleError(
@@ -300,8 +334,13 @@ def _check_function(function: Any, where: str) -> None:
         return  # a function of C, that does not say what it takes
 
 
-def _check_batch(batch: Sequence[Tensor], microbatches: int, fed: Mapping[str, int]) -> None:
+def _check_batch(
+    batch: Sequence[Tensor], microbatches: int, fed: Mapping[str, int], times: int
+) -> None:
     """Refuse a batch smaller than its micro-batches, before any of them is written.
+
+    Args:
+        times: so many times as many as the Pipeline was given.
 
     Raises:
         ShardingError: see above.
@@ -311,7 +350,9 @@ def _check_batch(batch: Sequence[Tensor], microbatches: int, fed: Mapping[str, i
         symbol = alone(size)
         count = size if isinstance(size, int) else fed.get(symbol) if symbol else None
         if count is not None and count < microbatches:
-            fewer = f", or give it microbatches={count} at most" if count else ""
+            fewer = f", or give it microbatches={count // times} at most" if count >= times else ""
+            if times > 1:
+                fewer += ", or a smaller accumulate="
             raise ShardingError(
                 f"a batch of {count} (of {tensor.name!r}, made at {tensor.node.location}) is "
                 f"smaller than the {microbatches} micro-batches of the Pipeline; feed at least "
@@ -347,11 +388,6 @@ def _check_beside(beside: Any, where: str) -> None:
         raise ScheduleError(
             f"{where}: a Pipeline goes with one Data or Shard, not {beside!r}; write "
             "Pipeline(…) * gf.parallel.Data(2)"
-        )
-    if beside.accumulate > 1:
-        raise ScheduleError(
-            f"{where}: a Pipeline cuts the batch into micro-batches itself; give it "
-            f"microbatches={beside.accumulate}, or more, and leave out accumulate="
         )
     taken = sorted({"stage", WAY, MICRO} & set(beside.mesh))
     if taken:

@@ -52,7 +52,8 @@ class Shard:
             that have its size, unless a rule cuts it.
         bucket: bytes of gradients that are summed in one exchange.
         devices: of the mesh, the last axis running fastest; default: the first of the cluster. On a
-            cluster of one device, all shards are there.
+            cluster of one device, all shards are there. In a product with a Pipeline, a list for
+            each place, with a device for each stage.
         shard_state, accumulate, synchronised: as of `Data`, along `batch`: whether each place keeps
             only its share of the optimiser's slots; in how many micro-batches a place goes through
             its part of the batch; whether batch norm takes the moments of the whole batch.
@@ -73,7 +74,7 @@ class Shard:
     rules: Mapping[Any, Sequence[Axis]] = field(default_factory=dict)
     batch: str | None = None
     bucket: int = BUCKET
-    devices: Sequence[str] | None = None
+    devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     shard_state: bool = False
     accumulate: int = 1
     synchronised: bool = True
@@ -277,7 +278,9 @@ def check_places(graph: Graph, mesh: Mapping[str, int]) -> None:
 
 
 def devices_for(
-    mesh: Mapping[str, int], cluster: Cluster, wanted: Sequence[str] | None = None
+    mesh: Mapping[str, int],
+    cluster: Cluster,
+    wanted: Any = None,
 ) -> list[DeviceName]:
     """A device for each place of a mesh.
 

@@ -432,7 +432,9 @@ def test_strategies_refuse_what_makes_no_sense(make: Any) -> None:
     (lambda: Data(2) * Data(3), r"write Data\(6\)"),
     (lambda: Shard({"a": 2}) * "x", r"a Shard goes with .* not with 'x'"),
     (lambda: Shard({"a": 2}) * Shard({"b": 2}), r"one Shard, mesh=\{'a': 2, 'b': 2\}"),
-    (lambda: Shard({"a": 3}) * Data(2, devices=["x", "y"]), r"give the Shard .* a list of 6 with"),
+    (lambda: Shard({"a": 3}) * Data(2, devices=["x", "y"]), r"each of the 2 replicas takes 3 .* a "
+     r"list of 3 for each, such as \[\['/worker:0/cpu:0', .* not \['x', 'y'\]"),
+    (lambda: Shard({"a": 1}, devices=["x"]) * Data(2, devices=["x", "y"]), r"both say devices="),
     (lambda: Data(2, accumulate=4) * Shard({"a": 2}, accumulate=3), r"say it in one of them"),
     (lambda: Data(2) * Shard({"data": 2}), r"the Shard cuts the batch already"),
     (lambda: Data(2) * Shard({"d": 2}, batch="d"), r"the Shard cuts the batch already"),
