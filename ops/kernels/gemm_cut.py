@@ -25,11 +25,11 @@ _LONG_NARROW = 63
 tiles read the same lines, of which the near cache keeps few that are so far apart."""
 _NEAR = 64 << 10
 """Bytes of y up to which its panels are used where they are."""
-_WIDE, _NARROW = (256, 1100 << 10, 24 << 10), (512, 4 << 20, 12 << 10)
+_WIDE, _NARROW = (256, 1100 << 10, 24 << 10), (1024, 4 << 20, 64 << 10)
 """At most, with registers of 64 bytes and of 32: rows of a block, for each of which a panel is
 packed anew; bytes of its packed tiles; bytes of a panel of packed tiles at a time, which want the
-near cache, too. Narrow registers make panels of so few columns that packing them once more costs
-more than tiles from afar do."""
+near cache, too. Narrow registers make panels of so few columns that packing them once more, and
+going on from sums that were stored, cost more than tiles and panels from afar do."""
 _PANEL, _PANEL_FAR = 48 << 10, 96 << 10
 """Bytes of a panel at a time, at most, where several tiles use it: of rows of x where they are; of
 such that begin a page or more from each other, since each time costs a page of each."""

@@ -22,10 +22,13 @@ from dataclasses import dataclass
 
 from graphflow.ops.kernels.blocks import Function
 from graphflow.ops.kernels.gemm_form import APART, COPIED, EXCHANGED, IN_PLACE, Form, Size
-from graphflow.ops.kernels.gemm_tile import LINE, copy, exchange, finish, tile
+from graphflow.ops.kernels.gemm_tile import LINE, copy, exchange, finish, strip, tile
 
 _ROWS = 8
 """Rows of x that are copied to all tiles at a time."""
+_APART = 64
+"""Bytes from a row of x to the next from which whole vectors of it may be read: no tile has so many
+elements too few."""
 
 
 def write(form: Form) -> tuple[str, str]:
@@ -33,12 +36,14 @@ def write(form: Form) -> tuple[str, str]:
     heights = [form.height, *([form.height - 1] if form.height > 1 else [])]
     functions = [
         *(tile(form, height) for height in heights),
-        copy(form, form.vectors), copy(form, form.registers), finish(form), exchange(form),
+        copy(form, form.vectors), copy(form, form.registers), strip(form, form.registers, _ROWS),
+        finish(form), exchange(form),
         _walk(form),
     ]  # fmt: skip
     kernel = Function("kernel", _ARGUMENTS, form.element, form.width, inner=False)
     used = [f"tile{height}x{form.vectors}" for height in (heights[0], heights[-1])]
-    used += [f"copy{form.vectors}", f"copy{form.registers}", f"finish{form.vectors}"]
+    used += [f"copy{form.vectors}", f"copy{form.registers}", f"strip{form.registers}"]
+    used.append(f"finish{form.vectors}")
     given = ", ".join(f"ptr @{form.named(name)}" for name in used)
     kernel.do(
         f"call void @{form.named('walk')}(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop, {given})"
@@ -54,7 +59,7 @@ _ARGUMENTS = ("ptr %ptrs", "ptr %sizes", "i64 %start", "i64 %stop")
 
 def _walk(form: Form) -> Function:
     """The kernel of any form, whose functions it is given."""
-    functions = ("tall", "short", "copy", "copy_x", "finish")
+    functions = ("tall", "short", "copy", "copy_x", "strip", "finish")
     f = Function(
         form.named("walk"), [*_ARGUMENTS, *(f"ptr %{name}" for name in functions)],
         form.element, form.width,
@@ -183,15 +188,22 @@ class _Block:
         """The tiles' rows of x, each tile's columns one after the other."""
         f, size, step = self.f, self.size, self.step
         by_columns = f.compare("eq", size[Size.X_LAYOUT], COPIED)
-        # Some rows of x at a time, whose elements for all tiles are next to each other.
+        # Some rows of x at a time, whose elements for all tiles are next to each other. What is
+        # read behind a tile is its row's, or the next row's, of which the last has none.
+        apart = f.compare("sge", size[Size.X_K], _APART)
+        quick = f.select(f.write(f"and i1 {by_columns}, {apart}"), "i64", str(-_ROWS), "0")
+        quick = f.write(f"and i64 {f.sub(size[Size.K], '1')}, {quick}")
+        with f.loop(0, quick, _ROWS) as k, f.loop(self.first, self.last) as tile:
+            source, target = self._packing(x, k, tile)
+            self._call(
+                "%strip", ("ptr", source), ("i64", size[Size.X_K]), ("ptr", target), ("i64", step)
+            )
         some = f.select(by_columns, "i64", str(_ROWS), size[Size.K])
-        with f.loop(0, size[Size.K], some) as k, f.loop(self.first, self.last) as tile:
+        with f.loop(quick, size[Size.K], some) as k, f.loop(self.first, self.last) as tile:
             row = f.sub(self._row(tile), self.start)
             rows = f.sub(f.sub(self._row(f.add(tile, 1)), self.start), row)
             terms = f.least(f.sub(size[Size.K], k), some)
-            source = f.at(f.at(x, f.mul(row, size[Size.X_ROW])), f.mul(k, size[Size.X_K]))
-            target = f.at(self.packed, f.mul(f.sub(tile, self.first), self.tile_bytes))
-            target = f.at(target, f.mul(k, step))
+            source, target = self._packing(x, k, tile)
             with f.when(by_columns):
                 self._call(
                     "%copy_x", ("ptr", source), ("i64", size[Size.X_K]), ("ptr", target),
@@ -202,6 +214,14 @@ class _Block:
                     self.exchange, ("ptr", source), ("i64", size[Size.X_ROW]), ("ptr", target),
                     ("i64", step), ("i64", rows), ("i64", terms), ("i1", "false"), ("i64", 0),
                 )  # fmt: skip
+
+    def _packing(self, x: str, k: str, tile: str) -> tuple[str, str]:
+        """Where a tile's terms from some on are, and where they are packed."""
+        f, size = self.f, self.size
+        row = f.sub(self._row(tile), self.start)
+        source = f.at(f.at(x, f.mul(row, size[Size.X_ROW])), f.mul(k, size[Size.X_K]))
+        target = f.at(self.packed, f.mul(f.sub(tile, self.first), self.tile_bytes))
+        return source, f.at(target, f.mul(k, self.step))
 
     def _next(
         self, y: str, k: str, terms: str, end: str, j: str, start: str, stop: str
@@ -238,7 +258,8 @@ class _Block:
             )  # fmt: skip
         source = f.select(moved, "ptr", self.panel, here)
         step = f.select(moved, "i64", self.wide, size[Size.Y_K])
-        # What comes next is brought closer meanwhile, a line for each term and tile.
+        # What comes next is brought closer meanwhile, a line for each term and tile, by as many
+        # tiles as a row of the panel has lines; the others do so with what the next tile reads.
         beside = f.at(y, f.mul(size[Size.Y_COLUMN], size[Size.PANEL_COLUMNS]))
         ahead = f.select(exchanged, "ptr", f.at(beside, f.mul(k, LINE)), after)
         far = f.select(exchanged, "i64", str(LINE), size[Size.Y_K])
@@ -254,21 +275,31 @@ class _Block:
         row_x = f.select(self.is_packed, "i64", str(f.bytes), size[Size.X_ROW])
         base = f.at(f.select(self.is_packed, "ptr", self.packed, x), f.mul(k, step_x))
         later = f.compare("ne", k, 0)
+        # What tiles read next comes closer at the pace at which it will be read.
+        by_rows = f.compare("eq", step_x, f.bytes)
+        pace = f.select(by_rows, "i64", self.step, step_x)
         with f.loop(self.first, self.last) as tile:
-            row = f.sub(self._row(tile), self.start)
-            packed = f.mul(f.sub(tile, self.first), self.tile_bytes)
-            place = f.select(self.is_packed, "i64", packed, f.mul(row, row_x))
             number = f.sub(tile, self.first)
+            row = f.sub(self._row(tile), self.start)
+            place, beside = (self._of_x(each, row_x) for each in (tile, f.add(tile, 1)))
             wanted = f.compare("slt", f.mul(number, LINE), self.wide)
             line = f.at(ahead[0], f.mul(number, ahead[2]))
             given: list[tuple[str, str | int]] = [
                 ("ptr", f.at(base, place)), ("i64", row_x), ("i64", step_x), ("ptr", y),
                 ("i64", step), ("ptr", f.at(target, f.mul(row, width))), ("i64", width),
-                ("i64", terms), ("i1", later), ("ptr", f.select(wanted, "ptr", line, y)),
-                ("i64", f.select(wanted, "i64", ahead[1], "0")),
+                ("i64", terms), ("i1", later),
+                ("ptr", f.select(wanted, "ptr", line, f.at(base, beside))),
+                ("i64", f.select(wanted, "i64", ahead[1], pace)),
             ]  # fmt: skip
             tall = f.compare("slt", tile, size[Size.TALL])
             self._call(f.select(tall, "ptr", "%tall", "%short"), *given)
+
+    def _of_x(self, tile: str, row_x: str) -> str:
+        """Bytes from the first tile's x to that of another, packed or in place."""
+        f = self.f
+        packed = f.mul(f.sub(tile, self.first), self.tile_bytes)
+        here = f.mul(f.sub(self._row(tile), self.start), row_x)
+        return f.select(self.is_packed, "i64", packed, here)
 
     def _flush(self, out: str, columns: str, accumulate: str, transposed: str) -> None:
         """What the buffer holds, to where it belongs."""

@@ -151,6 +151,24 @@ def copy(form: Form, vectors: int) -> Function:
     return f
 
 
+def strip(form: Form, vectors: int, rows: int) -> Function:
+    """So many rows of whole vectors in another place, of which the later ones lie over what the
+    earlier ones had too many; as many further down are brought closer meanwhile."""
+    f = Function(
+        form.named(f"strip{vectors}"), ["ptr %from", "i64 %next", "ptr %to", "i64 %width"],
+        form.element, form.width,
+    )  # fmt: skip
+    source, target = "%from", "%to"
+    below = f.mul("%next", rows)
+    for _ in range(rows):
+        f.prefetch(f.at(source, below))
+        for v in range(vectors):
+            place = v * form.width * f.bytes
+            f.store(f.load(f.at(source, place)), f.at(target, place))
+        source, target = f.at(source, "%next"), f.at(target, "%width")
+    return f
+
+
 def finish(form: Form) -> Function:
     """The columns that there are of a buffer's rows into `out`, or added to it."""
     f = Function(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,6 +196,26 @@ def test_nothing_beyond_the_result_is_written() -> None:
     outside[3:33, 5:42] = False
     assert (memory[outside] == 7).all()
     assert (memory[3:33, 5:42] == 20).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="protects memory by mprotect")
+@pytest.mark.parametrize("rows", [61, 255])
+def test_nothing_beyond_a_transposed_operand_is_read(rows: int) -> None:
+    """Packing reads whole vectors: behind the operand's last element is memory that none may
+    read."""
+    k, page = 1025, mmap.PAGESIZE
+    nbytes = -(-rows * k * 4 // page) * page
+    memory = mmap.mmap(-1, nbytes + page)
+    whole = np.frombuffer(memory, np.uint8)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    assert protect(whole.ctypes.data + nbytes, page, 0) == 0
+    a = whole[nbytes - rows * k * 4 : nbytes].view(np.float32).reshape(k, rows)
+    a[...] = np.random.default_rng(0).normal(size=a.shape)
+    b = np.ones((k, 128), np.float32)
+    out = np.empty((rows, 128), np.float32)
+    gemm(out, a, b, transpose_a=True)
+    assert np.allclose(out, a.T @ b, atol=1e-2)
 
 
 @pytest.mark.parametrize(
