@@ -14,7 +14,7 @@ from graphflow.placement.devices import CLIENT
 from graphflow.placement.plan import Plan
 from graphflow.quantities import counted
 from graphflow.runtime.checkpoint.store import Store
-from graphflow.runtime.hosts import Hosts, LocalHosts
+from graphflow.runtime.hosts import Hosts, LocalHosts, uninterrupted
 from graphflow.runtime.survey import Survey, links_between, survey
 
 default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)
@@ -73,7 +73,8 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = No
     if cluster.kind == "here":
         threads = [d.threads for d in cluster.workers[0].devices if d.threads is not None]
         return LocalHosts(cluster.devices, max(threads, default=None))
-    from graphflow.runtime.coordinator import RemoteHosts  # loads ZeroMQ
+    with uninterrupted():  # asyncio, which pyzmq loads, cannot be loaded again after a Ctrl-C
+        from graphflow.runtime.coordinator import RemoteHosts
 
     try:
         return RemoteHosts(

@@ -20,6 +20,7 @@ from typing import IO, TextIO
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.modules import folders
 from graphflow.placement.host import shares_of_cores
+from graphflow.runtime.hosts import uninterrupted
 from graphflow.runtime.launch import child
 from graphflow.runtime.launch.memory_kills import MemoryKills
 from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork, started
@@ -319,13 +320,14 @@ class LocalWorkers:
 def _end_all(workers: list[LocalWorker], nurseries: list[Nursery], owner: int) -> None:
     if os.getpid() != owner:  # a fork that ends
         return
-    for worker in workers:
-        worker.terminate()
-    until = time.monotonic() + _GRACE
-    for worker in workers:
-        worker.finish(until)
-    for each in nurseries:
-        each.close()
+    with uninterrupted():  # it is called once: after a Ctrl-C, nobody would end the rest
+        for worker in workers:
+            worker.terminate()
+        until = time.monotonic() + _GRACE
+        for worker in workers:
+            worker.finish(until)
+        for each in nurseries:
+            each.close()
 
 
 def _spawned(

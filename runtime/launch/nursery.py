@@ -237,6 +237,7 @@ class Nursery:
         self._lock = threading.Lock()
         self._early: dict[int, int] = {}  # how those ended of whom nobody knows yet
         self._over = ""  # how it ended, once it has
+        self._grown = False  # it has loaded what its workers need, and answers
         self._reader = threading.Thread(target=self._listen, name="nursery", daemon=True)
         self._reader.start()
 
@@ -302,8 +303,8 @@ class Nursery:
         with contextlib.suppress(OSError):
             self._socket.send(_END)
             self._socket.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(_GRACE)
+        try:  # one that still loads takes seconds on a busy machine, and has no workers
+            self._process.wait(_GRACE if self._grown else 0.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -313,6 +314,7 @@ class Nursery:
     def _listen(self) -> None:
         while message := self._received():
             what, subject, status = json.loads(message)
+            self._grown = True
             if what != "ended":
                 failed = f"could not be started: {subject}"
                 self._answers.put((what, failed if what == "failed" else subject))

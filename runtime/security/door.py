@@ -21,6 +21,7 @@ import termios
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -83,7 +84,7 @@ class _Sender:
     descriptor: int
     messages: int = 0
     strikes: float = 0.0
-    struck: float = 0.0  # when, last
+    struck: float = -inf  # when, last
 
 
 @dataclass

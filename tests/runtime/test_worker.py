@@ -19,7 +19,7 @@ import graphflow
 from graphflow import _version
 from graphflow.errors import AddressInUse, InsecureAddress, RendezvousTimeout, TransportError
 from graphflow.runtime.hosting import default_factory
-from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.launch.local import LocalWorkers, _end_all
 from graphflow.runtime.worker.process import WorkerProcess
 from graphflow.runtime.worker.serving import main, serve
 
@@ -233,3 +233,22 @@ def test_a_worker_that_ends_waits_for_the_thread_that_drives_its_sockets() -> No
     worker.close()
     driving.join()
     assert is_open == [True] and worker._failure is None
+
+
+def test_a_ctrl_c_while_workers_are_ended_leaves_none_of_them() -> None:
+    """What ends them is called once."""
+    ended: list[str] = []
+
+    class Each:
+        def terminate(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        def finish(self, until: float) -> None:
+            ended.append("worker")
+
+        def close(self) -> None:
+            ended.append("nursery")
+
+    with pytest.raises(KeyboardInterrupt):
+        _end_all([Each(), Each()], [Each()], os.getpid())  # type: ignore[list-item]
+    assert ended == ["worker", "worker", "nursery"]
