@@ -21,6 +21,7 @@ from graphflow import _version
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
 from graphflow.placement.host import keep_to
 from graphflow.runtime.endpoint import MetricsServer
+from graphflow.runtime.heap import keep_freed_memory
 from graphflow.runtime.hosting import HostFactory, default_factory
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.protocol.worker import Epitaph
@@ -85,6 +86,7 @@ def serve(
         KeyFileError: the key cannot.
     """
     factory = host_factory or partial(default_factory, limits=limits)
+    keep_freed_memory()
     started = time.monotonic()
     ring = Keyring(keys)
     worker = _bound(
