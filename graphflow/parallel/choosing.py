@@ -174,7 +174,8 @@ class Choosing:
         total = 0.0
         for tensor, names in zip(node.inputs, rule.inputs, strict=True):
             moves, cost = self._brought(tensor, names, rule, m, choice)
-            travels |= moves
+            numbers = m == self.followed and tensor.dtype.kind in "iu"  # they choose, and are few
+            travels |= moves and not numbers
             total += cost
         for tensor, names in zip(node.outputs, rule.outputs, strict=True):
             total += self._sent(tensor, names, m, choice)
@@ -183,7 +184,23 @@ class Choosing:
         elif choice.isupper():
             total += 16.0
         total *= 1e-3 if m in self.mesh.local else 1.0
+        if not travels and self._scatters(node, rule, m, choice):
+            return True, False, total
         return travels, self._astray(node, rule, m, choice), total
+
+    def _scatters(self, node: Node, rule: Rule, m: str, choice: str | None) -> bool:
+        """Whether what no weight asks for makes partial sums, of whose sum each place has a piece
+        then: of a large table's gradient, say. That travels, too, and takes the memory of all."""
+        if m != self.followed or choice is None or choice == KEEP:
+            return False
+        if any(
+            _is_weight(t) and _cut_at(self.values[t].layout, m) is not None for t in node.inputs
+        ):
+            return False
+        return any(
+            choice not in names and wish is not None and _cut_at(wish, m) is not None
+            for names, wish in zip(rule.outputs, map(self.wishes.get, node.outputs), strict=True)
+        )
 
     def _astray(self, node: Node, rule: Rule, m: str, choice: str | None) -> bool:
         """Whether a choice is not what an output is wished for."""
@@ -250,6 +267,14 @@ class Choosing:
                 if self.cuts.can(rule.sizes[letter], own):
                     return own
         return Split(axes)
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is a variable, in whatever shape or precision."""
+    node = tensor.node
+    while node.op.name in ("astype", "reshape", "permute_dims"):
+        node = node.inputs[0].node
+    return node.op.name == "variable"
 
 
 def _cut_at(layout: Layout, m: str) -> int | None:

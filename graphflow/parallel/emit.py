@@ -8,6 +8,7 @@ with attributes of the local sizes, at each place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graphflow.errors import GraphflowError
@@ -85,7 +86,7 @@ class Emitter:
         rule = self._choosing.rule(node)
         splits, kept = self._choosing.letters(node, rule)
         if any(letter.isupper() for letter in splits) and not self._goes_apart(rule, splits):
-            self._expand(node, rule)
+            self._expand(node, rule, splits)
             return
         inputs, ranges = self._inputs(node, rule, splits, kept)
         meeting = rule.sharding.meeting
@@ -353,28 +354,46 @@ class Emitter:
 
     # Expansion ------------------------------------------------------------------------------------
 
-    def _expand(self, node: Node, rule: Rule) -> None:
-        """Write a node by way of the simpler ones of which its op is made."""
+    def _expand(self, node: Node, rule: Rule, splits: Mapping[str, Split]) -> None:
+        """Write a node by way of the simpler ones of which its op is made. What cuts the axis for
+        which they are cuts nothing else of its inputs."""
         assert rule.sharding.expand is not None
+        before, moved = {t: self.values[t] for t in node.inputs}, dict[Tensor, Layout]()
+        apart = {a for letter, split in splits.items() if letter.isupper() for a in split.axes}
+        for tensor, names in zip(node.inputs, rule.inputs, strict=True):
+            have = self.values[tensor].layout
+            dims = tuple(
+                split if letter.isupper() or apart.isdisjoint(split.axes) else WHOLE
+                for letter, split in zip(names, have.dims, strict=True)
+            )
+            if dims != have.dims:
+                moved[tensor] = replace(have, dims=dims)
+                self.values[tensor] = self._brought(tensor, moved[tensor], node)
         with self.moves.between(node):
             made = rule.sharding.expand(*node.inputs, **node.attrs)
         made = made if isinstance(made, tuple) else (made,)
         graph = Graph(made)
-        for before, after in zip(node.outputs, made, strict=True):
-            if before in self.wishes:
-                self.wishes.setdefault(after, self.wishes[before])
-        self.within(graph)
-        for before, after in zip(node.outputs, made, strict=True):
-            self.values[before] = self.values[after]
+        for own, after in zip(node.outputs, made, strict=True):
+            if own in self.wishes:
+                self.wishes.setdefault(after, self.wishes[own])
+        self.within(graph, moved)
+        self.values.update(before)
+        for own, after in zip(node.outputs, made, strict=True):
+            self.values[own] = self.values[after]
 
-    def within(self, graph: Graph) -> None:
-        """Write the nodes of another graph that nothing stands for yet."""
+    def within(self, graph: Graph, moved: Mapping[Tensor, Layout] | None = None) -> None:
+        """Write the nodes of another graph that nothing stands for yet.
+
+        Args:
+            moved: layouts of tensors that lie in another way than was wished for.
+        """
         fresh = [n for n in graph.nodes if n.outputs[0] not in self.values]
         known = {t: self.values[t].layout for n in fresh for t in n.inputs if t in self.values}
         for inner in fresh:
             for tensor in inner.inputs:
                 self.readers.setdefault(tensor, []).append(inner)
-        for tensor, wish in propagate(fresh, {**known, **self.wishes}, self.cuts).items():
+        given = {**known, **self.wishes, **(moved or {})}
+        for tensor, wish in propagate(fresh, given, self.cuts).items():
             self.wishes.setdefault(tensor, wish)
         for inner in fresh:
             if not self._repeats_a_sum(inner):

@@ -81,6 +81,33 @@ def test_what_is_reshaped_to_two_axes_stays_cut_along_both() -> None:
         assert {m.kind for m in each.report(train).collectives} == {"all-reduce"}
 
 
+def test_of_a_vocabulary_neither_tables_nor_logits_travel() -> None:
+    """Each place looks up all positions in its part of the table, and is sent the sums of its own;
+    backwards it gets the gradients of all, for its part: as many bytes as the tokens have."""
+    random = np.random.default_rng(0)
+    batch, time, width, words = 2, 6, 4, 240
+    ids = gf.placeholder("int64", (batch, time), name="ids")
+    table = gf.variable(random.normal(size=(words, width)), name="table")
+    head = gf.variable(random.normal(size=(width, words)), name="head")
+    loss = gf.mean(gf.nn.cross_entropy(gf.tanh(gf.nn.embedding(ids, table)) @ head, ids))
+    rules = {"table": ("model",), "head": (None, "model")}
+    strategies = (None, Shard({"model": 2}, rules, sequence="model"))
+    steps = [gf.optim.SGD(0.1).minimize(loss, strategy=s) for s in strategies]
+    found = []
+    for step in steps:
+        with gf.Session() as s:
+            feeds = {ids: np.arange(batch * time).reshape(batch, time) * 5}
+            found.append([s.run([loss, step], feeds)[0] for _ in range(3)])
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-12)
+    assert strategies[1] is not None
+    moves = strategies[1].report([loss, steps[1]]).collectives
+    tokens = batch * time * width * 8
+    for tensor, kind in (("take", "reduce-scatter"), ("reshape", "all-gather")):
+        assert {m.bytes for m in moves if (m.tensor, m.kind) == (tensor, kind)} == {tokens}
+    assert max(m.bytes for m in moves) < words * width * 8
+    assert {m.kind for m in moves} == {"all-gather", "reduce-scatter", "all-reduce"}
+
+
 def test_devices_keep_less_of_the_activations() -> None:
     there = gf.Cluster.hypothetical(
         4, flops=1e12, bandwidth=1e11, memory=1 << 34, link_bandwidth=1e9
