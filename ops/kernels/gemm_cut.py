@@ -34,6 +34,11 @@ _PANEL, _PANEL_FAR = 48 << 10, 96 << 10
 """Bytes of a panel at a time, at most, where several tiles use it: of rows of x where they are; of
 such that begin a page or more from each other, since each time costs a page of each."""
 _PAGE = 4096
+_TURNED = 64
+"""Terms from which rows of a panel that begin at the same place of a page each push each other out
+of the near cache, so that all tiles find them far, with registers of 32 bytes; `_AGAIN`: cycles
+that a register of such a row takes each time."""
+_AGAIN = 2.5
 _PAGES = 256
 """Pages that a panel lies in from which several panels take turns, chunk by chunk: the processor
 knows the places of some hundred pages at a time."""
@@ -110,14 +115,19 @@ def _cut_of(
         x = IN_PLACE
     blocks = -(-tiles // block)
     block = -(-tiles // blocks)
+    paged = lanes < 16 and n * item % _PAGE == 0 and k >= _TURNED
     wide = y != EXCHANGED and k * min(n * item, _PAGE) > _PAGES * _PAGE
     if y == EXCHANGED:
         cycles += blocks * k * panels * form.columns * square
-    elif min(tiles, block) >= (2 if wide else _REUSED) and k * n * item > _NEAR:
-        cycles += blocks * k * panels * (vectors + 2) + 0.05 * m * k * panels * (vectors == 4)
+    elif min(tiles, block) >= (2 if wide or paged else _REUSED) and k * n * item > _NEAR:
+        lines = 2 if paged and form.columns * item % 64 else 0  # of which two panels have a part
+        cycles += blocks * k * panels * (vectors + 2 + lines)
+        cycles += 0.05 * m * k * panels * (vectors == 4)
     else:
         cycles += 0 if n % form.columns == 0 else k * (vectors + 2)
         cycles += m * k * panels * (0.5, 0.08, 0.0, 0.0)[vectors - 1]
+        if paged and (tiles > 1 or vectors == 1):
+            cycles += tiles * k * panels * max(2, vectors) * _AGAIN
         y = IN_PLACE
     if buffered:
         cycles += m * n * square
