@@ -18,7 +18,7 @@ from graphflow.ops.kernels.address import address, fresh
 from graphflow.ops.kernels.driver import driver, frame
 from graphflow.ops.kernels.flow import element_of
 from graphflow.ops.kernels.gemm import Product, available, gemm, planned
-from graphflow.ops.kernels.native import Function
+from graphflow.ops.kernels.native import Function, vector_width
 from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.shared import function
 from graphflow.ops.kernels.threads import current_pool
@@ -27,8 +27,8 @@ _SHARED = 200_000
 """Nanoseconds of work from which threads share the rows of a batch."""
 _FEW = 8
 """Rows of a batch that a thread does at least."""
-_PANELS = (64, 32, 16)
-"""Columns of a panel of weights."""
+_PANELS, _NARROW = (64, 32, 16), (16,)
+"""Columns of a panel of weights, with registers of 64 bytes and of 32, whose tiles are so wide."""
 
 
 def is_native(xp: Any, dtype: Any) -> bool:
@@ -106,7 +106,8 @@ class _Packed:
     def __init__(self, matrix: Any) -> None:
         k, n = matrix.shape
         self.shape, self.dtype = (k, n), matrix.dtype
-        self.panel = next((p for p in _PANELS if n % p == 0), n)
+        some = _PANELS if vector_width() == 16 else _NARROW
+        self.panel = next((p for p in some if n % p == 0), n)
         panels = matrix.reshape(k, n // self.panel, self.panel).transpose(1, 0, 2)
         self.array = np.ascontiguousarray(panels)
 

@@ -24,6 +24,7 @@ from graphflow.ops.sliding import Ints, Windows
 _FEW = 8  # channels on one side
 _WIDEST = 6  # outputs of a block
 _HIGHEST = 5  # of the gradient in the weights
+_SHORT, _SOME = 16, 4  # rows, and images, whose rows are joined for the gradient in the weights
 _PARTS = 8  # for threads
 _ROOM = 1 << 22  # bytes of planes at once
 _SHARED = 1 << 15  # elements of results that are worth a hand-over to another thread
@@ -245,8 +246,11 @@ def _run(
 
 def convolve_weights(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> None:
     """out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
-    x, g = _flat(np.ascontiguousarray(x)), _flat(np.ascontiguousarray(g))
+    x, g = _flat(x), _flat(g)
     windows = _plain(windows)
+    if windows.out[1] < _SHORT and windows.stride[1] == 1 and len(x) >= _SOME:
+        x, g, windows = _joined(x, g, windows)
+    x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
     planes = _planes(windows, (1, 1))
     offsets = planes.offsets(windows)
     images, channels = x.shape[:2]
@@ -284,6 +288,20 @@ def convolve_weights(out: Any, x: Any, g: Any, windows: Windows, groups: int) ->
                 call(weight_sums(size, several), pointers, sizes, 0, count)
 
     run_parts(part, -(-channels // each))
+
+
+def _joined(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:
+    """The same as of one image, in which elements at one place of all images stand beside each
+    other: its rows are long."""
+    images = len(x)
+    x, g = (
+        np.ascontiguousarray(a.reshape(images, -1).T).reshape(1, *a.shape[1:3], -1) for a in (x, g)
+    )
+    kernel, stride, (down, right), (dy, dx), (height, width) = windows
+    wide = Windows(
+        kernel, stride, (down, right * images), (dy, dx * images), (height, width * images)
+    )
+    return x, g, wide
 
 
 def _pieces(count: int, most: int) -> list[tuple[int, int]]:

@@ -6,10 +6,11 @@ A tap of such a vector's windows is a row's elements so far apart as the stride 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from graphflow.ops.kernels.native import Function, compiler, vector_width
-from graphflow.ops.kernels.nest import Nest
+from graphflow.ops.kernels.nest import Nest, Typed, Value
 
 
 class _Windows:
@@ -69,6 +70,50 @@ class _Windows:
         nest = self.nest
         return nest.at(plane, nest.mul(nest.add(nest.mul(y, self.width), x), 4))
 
+    def inside(self, first: Value, count: Value, size: str) -> str:
+        """1 where so many from the first on are all below a size, else 0: the turns of a loop."""
+        nest = self.nest
+        below = nest.put(f"icmp sle i64 {nest.add(first, count)}, {size}")
+        after = nest.put(f"icmp sge i64 {first}, 0")
+        return nest.put(f"zext i1 {nest.put(f'and i1 {below}, {after}')} to i64")
+
+    def either(self, inside: str, body: Callable[[bool, str], str], given: Typed) -> str:
+        """body(whether all is inside, value), so that what is needs no masks."""
+        nest, (kind, value) = self.nest, given
+        (value,) = nest.loop(0, inside, lambda _, v: [body(True, v)], [(kind, value)])
+        (value,) = nest.loop(inside, 1, lambda _, v: [body(False, v)], [(kind, value)])
+        return value
+
+    def whole(self, plane: str, y: str, x: str) -> str:
+        """What a tap sees where all of it is inside."""
+        nest = self.nest
+        start = self.start(plane, y, x)
+        if self.stride == 1:
+            return nest.load(start)
+        if self.stride != 2:
+            return nest.gather(start, nest.mul(self.step_x, 4), None)
+        first, last = nest.load(start), nest.load(nest.at(start, nest.nbytes - 4))
+        half = nest.width // 2
+        order = [2 * i if i < half else nest.width + 2 * (i - half) + 1 for i in range(nest.width)]
+        return nest.shuffle(first, last, order)
+
+    def full(self, size: str, count: int) -> str:
+        """Whether a row of some size has strips of so many elements: all of them are whole."""
+        return self.nest.put(f"icmp sge i64 {size}, {count}")
+
+    def strips(self, size: str, count: int, body: Callable[[str], None]) -> None:
+        """body(first) for strips of a row. The last one begins so early that it is whole, if the
+        row is as long as one; what two of them write is the same."""
+        nest = self.nest
+        last = nest.sub(size, count)
+        last = nest.put(f"select i1 {nest.put(f'icmp sgt i64 {last}, 0')}, i64 {last}, i64 0")
+        nest.loop(0, size, lambda i: body(str(nest.least(i, last))), step=count)
+
+    def span(self) -> Value:
+        """Elements of a row that a tap sees, from the first to the last one."""
+        nest = self.nest
+        return nest.add(nest.mul(self.step_x, nest.width - 1), 1)
+
     def seen(self, plane: str, y: str, x: str, on: str) -> tuple[str, str]:
         """What a tap sees, and where there is anything to see."""
         nest = self.nest
@@ -110,9 +155,12 @@ class _Windows:
         start = self.start(plane, y, x)
         nest.scatter(nest.floats.add(old, value), start, nest.mul(self.step_x, 4), mask)
 
-    def load_small(self, pointer: str, mask: str) -> str:
+    def load_small(self, pointer: str, mask: str | None) -> str:
         """A vector of bytes as i32."""
         nest = self.nest
+        if mask is None:
+            found = nest.put(f"load {nest.lanes.vector('i8')}, ptr {pointer}, align 1")
+            return nest.lanes.convert("zext", found, "i8", "i32")
         kind, ones = nest.lanes.vector("i8"), nest.lanes.vector("i1")
         call = f"@llvm.masked.load.v{nest.width}i8.p0"
         nest.module.declared[call] = f"declare {kind} {call}(ptr, i32, {ones}, {kind})"
@@ -121,9 +169,13 @@ class _Windows:
         )
         return nest.lanes.convert("zext", found, "i8", "i32")
 
-    def store_small(self, value: str, pointer: str, mask: str) -> None:
+    def store_small(self, value: str, pointer: str, mask: str | None) -> None:
         nest = self.nest
         kind, ones = nest.lanes.vector("i8"), nest.lanes.vector("i1")
+        if mask is None:
+            small = nest.lanes.convert("trunc", value, "i32", "i8")
+            nest.lines.append(f"  store {kind} {small}, ptr {pointer}, align 1")
+            return
         call = f"@llvm.masked.store.v{nest.width}i8.p0"
         nest.module.declared[call] = f"declare void {call}({kind}, ptr, i32, {ones})"
         small = nest.lanes.convert("trunc", value, "i32", "i8")
@@ -155,23 +207,31 @@ def reading(kind: str, stride: int) -> Function:
     if small:
         begun = [(whole, unset)]
 
+    span = w.span()
+    ones = nest.lanes.vector("i1")
+
     def tap(plane: str, at: str, ox: str, ky: str, kx: str, on: str, so_far: str, y: str) -> str:
-        value, mask = w.seen(plane, at, w.column(ox, kx), on)
-        if kind == "mean":
-            return f.add(so_far, value)  # zeros where there is nothing
-        if kind == "max":
-            larger = nest.put(
-                f"or {nest.lanes.vector('i1')} {f.compare('ogt', value, so_far)}, "
-                f"{f.compare('uno', value, value)}"
+        column = w.column(ox, kx)
+
+        def one(inside: bool, so_far: str) -> str:
+            value, mask = (
+                (w.whole(plane, at, column), None) if inside else w.seen(plane, at, column, on)
             )
-            return f.select(w.both(mask, larger), value, so_far)
-        same = nest.put(
-            f"or {nest.lanes.vector('i1')} {f.compare('oeq', value, y)}, "
-            f"{f.compare('uno', value, value)}"
-        )
-        free = nest.put(f"icmp eq {whole} {so_far}, {unset}")
-        chosen = w.both(w.both(mask, same), free)
-        return nest.lanes.select(chosen, "i32", _tap_number(w, ky, kx), so_far)
+            if kind == "mean":
+                return f.add(so_far, value)  # zeros where there is nothing
+            odd = f.compare("uno", value, value)
+            if kind == "max":
+                chosen = nest.put(f"or {ones} {f.compare('ogt', value, so_far)}, {odd}")
+            else:
+                same = nest.put(f"or {ones} {f.compare('oeq', value, y)}, {odd}")
+                chosen = w.both(same, nest.put(f"icmp eq {whole} {so_far}, {unset}"))
+            if mask is not None:
+                chosen = w.both(mask, chosen)
+            if kind == "max":
+                return f.select(chosen, value, so_far)
+            return nest.lanes.select(chosen, "i32", _tap_number(w, ky, kx), so_far)
+
+        return w.either(w.inside(column, span, w.width), one, (begun[0][0], so_far))
 
     def strip(p: str, plane: str, oy: str, ox: str) -> None:
         on = nest.first(nest.sub(w.columns, ox))
@@ -196,21 +256,26 @@ def reading(kind: str, stride: int) -> Function:
         (found,) = nest.loop(0, w.tall, row, begun)
         if small:
             zero = nest.lanes.constant(0, "i32")
-            least = nest.lanes.select(
+            found = nest.lanes.select(
                 nest.put(f"icmp eq {whole} {found}, {unset}"), "i32", zero, found
             )
-            w.store_small(least, nest.at(out, here), on)
-            return
         if kind == "mean":
             factor = nest.load(nest.at(other, nest.mul(position, 4)), on)
             found = f.mul(found, factor)
-        nest.store(found, nest.at(out, nest.mul(here, 4)), on)
+
+        def store(mask: str | None) -> None:
+            if small:
+                w.store_small(found, nest.at(out, here), mask)
+            else:
+                nest.store(found, nest.at(out, nest.mul(here, 4)), mask)
+
+        nest.either(w.full(w.columns, nest.width), lambda: store(None), lambda: store(on))
 
     def plane_loop(p: str) -> None:
         plane = nest.at(x, nest.mul(nest.mul(p, 4), nest.mul(w.height, w.width)))
 
         def row(oy: str) -> None:
-            nest.loop(0, w.columns, lambda ox: strip(p, plane, oy, ox), step=nest.width)
+            w.strips(w.columns, nest.width, lambda ox: strip(p, plane, oy, ox))
 
         nest.loop(0, w.rows, row)
 
@@ -227,7 +292,7 @@ class _Given:
         self.g, self.other, _ = w.nest.pointers
         self.chooses = kind == "put"
 
-    def load(self, p: str, oy: str, ox: str, on: str) -> tuple[str, str]:
+    def load(self, p: str, oy: str, ox: str, on: str | None) -> tuple[str, str]:
         """A vector of windows of a row, and the taps that they chose."""
         nest = self.w.nest
         position = nest.add(nest.mul(oy, self.w.columns), ox)
@@ -269,7 +334,7 @@ def writing(kind: str, stride: int) -> Function:
             def strip(x: str) -> None:
                 _collected(w, given, p, start, y, x)
 
-            nest.loop(0, w.width, strip, step=nest.width * stride)
+            w.strips(w.width, nest.width * stride, strip)
 
         nest.loop(0, w.height, row)
 
@@ -300,9 +365,12 @@ def _collected(w: _Windows, given: _Given, p: str, plane: str, y: str, x: str) -
         return new
 
     def add(oy: str, ky: str, kx: str, ox: str, so_far: str) -> str:
-        on = w.between(w.indices(ox, 1), w.columns)
-        value, chosen = given.load(p, oy, ox, on)
-        return f.add(so_far, given.at_tap(value, chosen, ky, kx))
+        def one(inside: bool, so_far: str) -> str:
+            on = None if inside else w.between(w.indices(ox, 1), w.columns)
+            value, chosen = given.load(p, oy, ox, on)
+            return f.add(so_far, given.at_tap(value, chosen, ky, kx))
+
+        return w.either(w.inside(ox, nest.width, w.columns), one, (nest.kind, so_far))
 
     def row(ky: str, *sums: str) -> list[str]:
         t = nest.sub(nest.add(y, w.top), nest.mul(ky, w.apart_y))
@@ -320,14 +388,18 @@ def _collected(w: _Windows, given: _Given, p: str, plane: str, y: str, x: str) -
     found = nest.loop(0, w.tall, row, [(nest.kind, zero)] * w.stride)
     start, rest = w.start(plane, y, x), nest.sub(w.width, x)
     width = nest.width
-    for part in range(w.stride):
-        value = found[0]
-        if w.stride == 2:
-            first = part * width // 2
-            order = [first + i // 2 + (width if i % 2 else 0) for i in range(width)]
-            value = nest.shuffle(found[0], found[1], order)
-        mask = nest.first(nest.sub(rest, part * width))
-        nest.store(value, nest.at(start, part * nest.nbytes), mask)
+
+    def store(masked: bool) -> None:
+        for part in range(w.stride):
+            value = found[0]
+            if w.stride == 2:
+                first = part * width // 2
+                order = [first + i // 2 + (width if i % 2 else 0) for i in range(width)]
+                value = nest.shuffle(found[0], found[1], order)
+            mask = nest.first(nest.sub(rest, part * width)) if masked else None
+            nest.store(value, nest.at(start, part * nest.nbytes), mask)
+
+    nest.either(w.full(w.width, width * w.stride), lambda: store(False), lambda: store(True))
 
 
 def _scattered(w: _Windows, given: _Given, p: str, plane: str) -> None:

@@ -37,7 +37,7 @@ def cases(draw: Any) -> tuple[list[Array], dict[str, Any]]:
         if groups == 1
         else (draw(st.integers(1, 2)), draw(st.integers(1, 3)))
     )
-    images = draw(st.integers(1, 3))
+    images = draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     shapes = (
         (images, inputs * groups, *size), (outputs * groups, inputs, *kernel),
@@ -63,6 +63,7 @@ LARGE = [
     pytest.param((5, 40, 31, 30), (80, 1, 5, 5), 2, 40, id="depthwise, strided, two each"),
     pytest.param((6, 3, 70, 64), (64, 3, 7, 7), 2, 1, id="few channels"),
     pytest.param((9, 64, 20, 33), (3, 64, 3, 3), 1, 1, id="few outputs"),
+    pytest.param((64, 7, 13, 12), (16, 7, 3, 3), 1, 1, id="short rows"),
 ]
 
 
