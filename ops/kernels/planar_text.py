@@ -46,7 +46,15 @@ def copy(kind: str) -> Function:
             else:
                 nest.store(value, nest.at(there, near), mask)
 
-        nest.in_strips(count, strip)
+        # Masks are dear without AVX-512: the last strip begins so early that it is whole.
+        last = nest.sub(count, nest.width)
+        nest.either(
+            nest.put(f"icmp sge i64 {last}, 0"),
+            lambda: nest.loop(
+                0, count, lambda i: strip(nest.least(i, last), None), step=nest.width
+            ),
+            lambda: strip(0, nest.first(count)),
+        )
 
     zero = nest.floats.const(0.0)
 
@@ -141,7 +149,11 @@ def correlation(outputs: int, rows: int, vectors: int) -> Function:
         start = nest.at(here, nest.mul(nest.mul(b, rows), x_row))
         end = nest.at(goal, nest.mul(nest.mul(b, rows), out_row))
         step = vectors * nest.width
-        nest.loop(0, columns, lambda i: strip(i, start, weights, end), step=step)
+        last = nest.sub(columns, step)  # that is whole, if the row is as long as a strip
+        last = nest.put(f"select i1 {nest.put(f'icmp sgt i64 {last}, 0')}, i64 {last}, i64 0")
+        nest.loop(
+            0, columns, lambda i: strip(str(nest.least(i, last)), start, weights, end), step=step
+        )
 
     def unit(u: str, here: str, goal: str) -> None:
         start, end = nest.at(here, nest.mul(u, x_unit)), nest.at(goal, nest.mul(u, out_unit))
