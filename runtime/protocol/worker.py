@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from graphflow.errors import (
     GraphflowError,
@@ -142,6 +143,7 @@ class WorkerMachine:
         self._sessions: dict[str, Served] = {}
         self._closed: dict[str, _Closed] = {}
         self._draining = False
+        self._ticked = inf
         self._epitaph = epitaph
 
     @property
@@ -182,6 +184,10 @@ class WorkerMachine:
                 return [*goodbyes, *self._drop(self.sessions, WorkerLost("the worker ends"))]
 
     def _tick(self, now: float) -> list[WorkerAction]:
+        stopped, self._ticked = now - self._ticked, now
+        if stopped > _SILENT:  # this process did not run, and heard nobody: that is no silence
+            for session in self._sessions.values():
+                session.heard = min(now, session.heard + stopped)
         silent = [s for s, state in self._sessions.items() if now > state.heard + state.lease]
         actions = self._drop(silent, WorkerLost("its coordinator was silent for its whole lease"))
         for name, session in self._sessions.items():

@@ -38,6 +38,7 @@ from graphflow.runtime.messages import (
 from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import orders as c
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
+from graphflow.runtime.protocol.served import AHEAD
 from graphflow.runtime.protocol.stream import Letter, Outbound, Version
 from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.wire import chunks, decode_frames
@@ -489,7 +490,9 @@ class User(Process):
 
     def _is_ahead(self) -> bool:
         """Whether to begin a step before the one before it is decided."""
-        return bool(self.begun) and not self.world.quiet and self.world.random.random() < 0.4
+        if not self.begun or self.world.quiet or self.world.random.random() >= 0.4:
+            return False
+        return len(self.begun) <= AHEAD  # all but the first may wait for it
 
     def _run(self, step: int, counts: bool, follows: int = -1) -> None:
         self.request += 1

@@ -813,10 +813,25 @@ def test_a_silent_coordinator_loses_its_session_and_a_ping_keeps_it() -> None:
     assert isinstance(shop.order(Ping(), 8.0)[0].message, Pong)
     assert not [a for a in shop.machine.handle(w.Tick(), 17.0) if isinstance(a, w.Run)]
     shop.order(compute(2), 17.0, step=1)
-    wake, run = shop.machine.handle(w.Tick(), 28.0)
+    for now in (21.0, 25.0):
+        shop.machine.handle(w.Tick(), now)
+    wake, run = shop.machine.handle(w.Tick(), 27.1)[-2:]
     assert isinstance(wake, w.Wake) and isinstance(run.job, Close)
     (answer,) = shop.order(Ping(), 29.0)
     assert isinstance(answer.message, Fenced) and "lease" in answer.message.text
+
+
+def test_a_worker_that_was_stopped_does_not_take_that_time_for_silence() -> None:
+    """All of a machine may have been: it waits for its coordinator as long as it would have."""
+    shop = Shop(lease=10.0)
+    shop.machine.handle(w.Tick(), 1.0)
+    shop.machine.handle(w.Tick(), 100.0)
+    assert shop.machine.sessions == ["s"] and shop.machine.parked(102.0) == []
+    shop.machine.handle(w.Tick(), 104.0)
+    shop.machine.handle(w.Tick(), 108.0)
+    assert shop.machine.sessions == ["s"]
+    shop.machine.handle(w.Tick(), 109.1)
+    assert shop.machine.sessions == []
 
 
 def test_two_sessions_on_one_worker_do_not_see_each_other() -> None:
