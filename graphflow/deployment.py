@@ -27,8 +27,7 @@ from graphflow.placement.turns import order_in_turns
 from graphflow.planner import Planner
 from graphflow.progress import telling
 from graphflow.runtime.hosts import Hosts
-from graphflow.runtime.partition import FREE, partition
-from graphflow.runtime.session_state import KEPT
+from graphflow.runtime.partition import FREE, forms, partition
 from graphflow.state import State
 from graphflow.stepping import Steps
 from graphflow.strategy import Division, Strategy, divided_by, strategy_of
@@ -138,15 +137,16 @@ class Deployment:
             FeedError: a placeholder, a shape or the length of a list that is wrong or missing.
         """
         steps = signatures(Graph(tensors), shapes)
-        if len(steps) > KEPT:
-            raise FeedError(
-                f"warmup at {user_location()}: {len(steps)} combinations of shapes, but of "
-                f"each set of fetches at most {KEPT} are kept; warm up those that come first"
-            )
         for each in steps:
             compiled = self.of(tensors, each)
             bindings = compiled.bindings(each)
             self.prepare(compiled, each, bindings)
+            kept = min((p.forms for p in compiled.partitions.values()), default=len(steps))
+            if len(steps) > kept:
+                raise FeedError(
+                    f"warmup at {user_location()}: {len(steps)} combinations of shapes, but of "
+                    f"these fetches at most {kept} are kept; warm up those that come first"
+                )
             if compiled.partitions:
                 self.hosts.prepare(compiled.program, bindings)
             compiled.find_route(self.hosts, each, bindings)
@@ -210,7 +210,10 @@ class Deployment:
             graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices,
             self.cluster.pinned,
         )  # fmt: skip
-        compiled.partitions = {d: replace(p, checks=self.checks) for d, p in parts.items()}
+        kept = forms(parts.values())
+        compiled.partitions = {
+            d: replace(p, checks=self.checks, forms=kept) for d, p in parts.items()
+        }
         compiled.check_memory(self.cluster, bindings)
 
     def hand_out(self, compiled: Compiled) -> None:

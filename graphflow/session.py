@@ -281,9 +281,9 @@ class Session:
         Args:
             fetches: as for `run`.
             shapes: for each placeholder that the fetches depend on its shape, or an array of that
-                shape, or a list of these: then each place in the lists is a step to prepare (at
-                most 16, for more are not kept). Placeholders whose shapes are known may be left
-                out.
+                shape, or a list of these: then each place in the lists is a step to prepare (as
+                many as are kept: up to 1,024 of small programs, 16 of the largest). Placeholders
+                whose shapes are known may be left out.
 
         Raises:
             FetchError, FeedError: not fetches; a placeholder, a shape or the length of a list that

@@ -20,6 +20,7 @@ from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.mail import Awaited
 from graphflow.runtime.messages import EDGE_BITS, TAKEN
 from graphflow.runtime.partition import Partition
+from graphflow.runtime.transport.segment import Segment
 from graphflow.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -100,6 +101,12 @@ class Ends:
 
     def shared(self, nbytes: int) -> Any:
         return self.part.memory(nbytes)
+
+    def lie_in(self, segment: Segment) -> None:
+        self.part.arena = segment
+
+    def rest(self) -> None:
+        self.part.rest()
 
     def close(self) -> None:
         self.part.close()

@@ -26,7 +26,6 @@ from graphflow.ops.kernels.regions import SHARED, Launch, enabled, kernel_of
 from graphflow.ops.kernels.sweeps import Sweep
 from graphflow.runtime.backend import Backend, require_dtype
 from graphflow.runtime.collectives.pieces import Collective
-from graphflow.runtime.collectives.shared import is_small
 from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch
 from graphflow.runtime.layout import Layout
 from graphflow.runtime.lines import (
@@ -54,7 +53,7 @@ class Code:
     """A program of a partition: its lines, over names bound to buffers and kernels.
 
     Args:
-        memory: of the arena; where there is none, it is taken from the backend.
+        memory: of the arena.
         loops: of the program of which this is a body.
         keys: of a body: what its parameters are fed by.
 
@@ -71,7 +70,7 @@ class Code:
         variables: Mapping[str, Any],
         backend: Backend,
         channel: Channel,
-        memory: Any = None,
+        memory: Any,
         loops: InLoops | None = None,
         keys: Mapping[Node, int] | None = None,
     ) -> None:
@@ -103,7 +102,7 @@ class Code:
         self._keys = keys
         if not self.inside:
             compile_ahead(layout)
-        self.memory = self._arena() if memory is None else memory
+        self.memory = memory
         self._operands = Operands(
             layout, backend, self.memory, self.scope, self.numbers, self.compute.line
         )
@@ -206,16 +205,6 @@ class Code:
         look = Results(self.backend.xp, self.partition, self.layout)
         if look.tensors:
             self._look(look.tensors[-1].node, look, look.tensors)
-
-    def _arena(self) -> Any:
-        """Memory for the tensors: where other processes reach it, if large ones are exchanged."""
-        nbytes = self.layout.arena.nbytes
-        for node in self.graph.of_op("collective_start"):
-            what = Collective.of(bind_attrs(node.attrs, self.bindings))
-            if not is_small(what) and len(set(what.workers)) > 1:
-                memory = self.channel.shared(nbytes)
-                return self.backend.empty(nbytes) if memory is None else memory
-        return self.backend.empty(nbytes)
 
     def _exchange(self, node: Node, number: int) -> None:
         """Take part in an exchange, which goes on while other lines run."""

@@ -30,7 +30,7 @@ from graphflow.op import REGISTRY, Location, Node, Tensor
 from graphflow.ops.host import HostFunction
 from graphflow.placement.host import host_memory
 from graphflow.runtime.finite import CHECKS
-from graphflow.runtime.partition import Partition
+from graphflow.runtime.partition import FORMS, Partition
 from graphflow.runtime.security.limits import MOST_ITERATIONS, Limits
 from graphflow.runtime.wire import BUDGET
 from graphflow.spec import Dim, TensorSpec, as_dtype
@@ -85,6 +85,7 @@ def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]])
         "feeds": list(partition.feeds),
         "fetches": {name: reference(t) for name, t in partition.fetches.items()},
         "checks": partition.checks,
+        "forms": partition.forms,
     }
 
 
@@ -236,7 +237,13 @@ def _decode_partition(header: Header, wire: _Wire) -> Partition:
         raise ProtocolError("the feeds of a graph from the wire are not its placeholders")
     if header["checks"] not in CHECKS:
         raise ProtocolError(f"a graph from the wire asks for unknown checks {header['checks']!r}")
-    return Partition(str(device), graph, feeds, fetches, header["checks"])
+    forms = header["forms"]
+    if type(forms) is not int or forms not in FORMS:
+        raise ProtocolError(
+            f"a graph from the wire is to be kept for {forms!r} combinations of sizes; they are "
+            f"{FORMS[0]} to {FORMS[-1]}"
+        )
+    return Partition(str(device), graph, feeds, fetches, header["checks"], forms)
 
 
 def _tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:

@@ -27,8 +27,10 @@ from graphflow.graph import bind_attrs
 from graphflow.op import Node
 from graphflow.pauses import without_collection
 from graphflow.placement.rates import work
+from graphflow.runtime.arenas import Arena, Arenas
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.code import Code
+from graphflow.runtime.collectives.shared import is_mapped
 from graphflow.runtime.footprint import Taken, memory_use
 from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.lines import Channel, short
@@ -47,8 +49,10 @@ class Program:
     Args:
         bindings: sizes of the symbols of the graph's shapes.
         variables: the device's state by variable name; buffers are shared with it.
+        arenas: of the device, where other programs of its have theirs.
 
     Attributes:
+        arena: the memory that its buffers lie in; it may be that of others, too.
         commits: whether there is anything to assign.
         commits_at_once: whether that is one native call, so that nothing comes in between.
         is_free: whether its memory is gone.
@@ -62,18 +66,28 @@ class Program:
         variables: Mapping[str, Any],
         backend: Backend,
         channel: Channel,
+        arenas: Arenas | None = None,
     ) -> None:
         self.partition = partition
         self._backend = backend
+        self._channel = channel
         self._names = partition.graph.names
         self._bindings = bindings
         self._layout = plan_layout(partition, bindings)
         self._fetched = tuple(partition.fetches)
         write = Code if backend.xp is np else _gpu_code()
         try:
-            code = write(partition, bindings, self._layout, variables, backend, channel)
+            arena = (arenas or Arenas(backend)).of(
+                self._layout.arena.nbytes, is_mapped(partition.graph, bindings)
+            )
+            if arena.segment is not None:
+                channel.lie_in(arena.segment)
+            code = write(
+                partition, bindings, self._layout, variables, backend, channel, arena.memory
+            )
         except DeviceOutOfMemory as error:
             raise short(error, self._layout, partition) from None
+        self.arena: Arena | None = arena
         self.memory = memory_use(partition, self._layout)
         self._taken = 0  # most that kernels were seen to take
         self._code = code
@@ -177,10 +191,15 @@ class Program:
             with self._backend.active(), np.errstate(all="ignore"):
                 rehearse(self._code)
 
+    def rest(self) -> None:
+        """Let go of what it has in common with other workers; they agree anew when it runs."""
+        self._channel.rest()
+
     def free(self) -> None:
         """Let go of the buffers at once; the program does not run again."""
         self.is_free = True
         self._code.release()
+        self.arena = None
         self.__dict__.pop("_traced", None)
 
     def _run_traced(

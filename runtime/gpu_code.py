@@ -51,7 +51,7 @@ class GpuCode:
     """A program of a partition: its steps. See `code.Code`, whose twin it is.
 
     Args:
-        memory: of the arena; where there is none, it is taken from the backend.
+        memory: of the arena.
         loops: of the program of which this is a body.
     """
 
@@ -63,7 +63,7 @@ class GpuCode:
         variables: Mapping[str, Any],
         backend: GpuBackend,
         channel: Channel,
-        memory: Any = None,
+        memory: Any,
         loops: InLoops | None = None,
     ) -> None:
         self.partition = partition
@@ -84,7 +84,7 @@ class GpuCode:
         self._commit: list[Step] = []
         if not self.inside:
             backend.compile([*_kernels(layout)])
-        self.memory = backend.empty(layout.arena.nbytes) if memory is None else memory
+        self.memory = memory
         every = partition.checks == EVERY
         watch = Watch(backend.xp, partition.device, layout.specs, self.inside) if every else None
         with backend.active():

@@ -27,6 +27,7 @@ from graphflow.runtime.foreign import is_foreign
 from graphflow.runtime.layout import Inner, Layout
 from graphflow.runtime.loops import Carried
 from graphflow.runtime.partition import Partition
+from graphflow.runtime.transport.segment import Segment
 from graphflow.spec import TensorSpec, nbytes
 
 LOOPS = ("scan", "while_loop")
@@ -51,8 +52,14 @@ class Channel(Protocol):
     def shared(self, nbytes: int) -> Any:
         """Memory that other processes of this host can reach; None where there is none."""
 
+    def lie_in(self, segment: Segment) -> None:
+        """Where the program's buffers are, if others can reach them."""
+
+    def rest(self) -> None:
+        """Let go of what was agreed with others: it is agreed anew when the program runs again."""
+
     def close(self) -> None:
-        """Let go of that: the program does not run again."""
+        """Let go of all of that: the program does not run again."""
 
     def proceed(self, step: int, loop: str, done: int, of: str) -> None:
         """Raise if the step was given up; `loop` has done so many iterations (of so many)."""

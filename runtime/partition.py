@@ -14,7 +14,7 @@ reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,11 @@ FREE = ("constant", "placeholder", "group")
 """Ops that are not placed: values are wherever they are read, and a group only holds nodes
 together."""
 
+FORMS = range(16, 1025)
+"""The numbers of combinations of sizes for which a program may be kept compiled."""
+_KEPT_NODES = 1 << 18
+"""Nodes of all that is kept compiled of a program on a device, which take about 1 KB each."""
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -41,6 +46,7 @@ class Partition:
         feeds: names of the placeholders that it reads.
         fetches: names under which the client gets outputs, with the tensors.
         checks: whether results must be finite (`finite.CHECKS`).
+        forms: combinations of sizes for which the device keeps it compiled.
     """
 
     device: str
@@ -48,6 +54,14 @@ class Partition:
     feeds: tuple[str, ...]
     fetches: Mapping[str, Tensor]
     checks: str = ""
+    forms: int = FORMS.start
+
+
+def forms(partitions: Iterable[Partition]) -> int:
+    """For how many combinations of sizes the devices of a program keep it compiled: all for as
+    many, since they meet in them."""
+    largest = max((sum(1 for _ in p.graph.walk()) for p in partitions), default=1)
+    return min(max(_KEPT_NODES // max(largest, 1), FORMS[0]), FORMS[-1])
 
 
 @dataclass

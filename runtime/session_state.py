@@ -16,6 +16,7 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
+from graphflow.runtime.arenas import Arena, Arenas
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.channel import Ends, meets_others
 from graphflow.runtime.collectives.exchanges import Exchanges, Part
@@ -23,7 +24,7 @@ from graphflow.runtime.collectives.passages import Inward, Outward
 from graphflow.runtime.executor import Program, Span
 from graphflow.runtime.mail import Mail
 from graphflow.runtime.messages import Computed, Parcel, Usage
-from graphflow.runtime.partition import Partition
+from graphflow.runtime.partition import FORMS, Partition
 from graphflow.structure import symbols_of
 
 Array = np.ndarray[Any, Any]
@@ -40,20 +41,31 @@ _ENDS = ("send", "recv", "collective_start")
 
 _WORD = np.zeros(0, np.uint8)
 
-KEPT = 16
-"""Combinations of sizes for which a device keeps a program compiled; each has an arena."""
+MEETING = FORMS[0]
+"""Combinations of sizes of a program for which a device keeps the ways that it agreed on with those
+of other workers, each of which takes file descriptors: not more than it keeps compiled at least."""
+
+
+_Sizes = tuple[tuple[str, int], ...]
 
 
 @dataclass
 class _Loaded:
     """A program's partitions, and for each device their compiled forms by the sizes of symbols,
-    the one used last at the end."""
+    the one used last at the end.
+
+    Attributes:
+        meeting: devices that agree on ways with those of other workers.
+        met: of these, the forms that have such ways. Since the last step that failed all of them
+            used the same ones, so they let go of the same ones.
+    """
 
     name: str
     partitions: dict[str, Partition]
     symbols: dict[str, frozenset[str]]
-    meeting: frozenset[str]  # those that agree on ways with devices of other workers
-    compiled: dict[str, dict[tuple[tuple[str, int], ...], Program]] = field(default_factory=dict)
+    meeting: frozenset[str]
+    compiled: dict[str, dict[_Sizes, Program]] = field(default_factory=dict)
+    met: dict[str, dict[_Sizes, Program]] = field(default_factory=dict)
 
 
 class SessionState:
@@ -71,6 +83,7 @@ class SessionState:
         self._name = name
         self._worker = worker
         self._backends = backends
+        self._arenas = {device: Arenas(backend) for device, backend in backends.items()}
         self._outbox = outbox
         self._programs: dict[str, _Loaded] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
@@ -144,6 +157,9 @@ class SessionState:
         if failed != self._failed:
             self._failed, self._stuck = failed, False
             self.exchanges.abort()
+            for met in [met for each in self._programs.values() for met in each.met.values()]:
+                while met:
+                    met.popitem()[1].rest()
         if self._stuck:  # who waits for what the failed one did not send would take this one's
             raise SessionError(f"step {step} was not run, because the one before it failed")
         try:
@@ -220,14 +236,23 @@ class SessionState:
         program = kept.pop(key, None)
         if program is None:
             self._last = None
-            while len(kept) >= KEPT:  # let go of the memory before taking more
-                kept.pop(next(iter(kept))).free()
             partition = loaded.partitions[device]
+            while len(kept) >= partition.forms:  # let go of the memory before taking more
+                kept.pop(next(iter(kept))).free()
             backend = self._backends[device]
             part = self._part(loaded.name, device, key)
             channel = Ends.of(partition, bindings, self, backend, part)
-            program = Program(partition, bindings, self._variables[device], backend, channel)
+            program = Program(
+                partition, bindings, self._variables[device], backend, channel,
+                self._arenas[device],
+            )  # fmt: skip
         kept[key] = program
+        if device in loaded.meeting:
+            met = loaded.met.setdefault(device, {})
+            met.pop(key, None)
+            met[key] = program
+            if len(met) > MEETING:
+                met.pop(next(iter(met))).rest()
         return program
 
     def _part(self, program: str, device: str, sizes: Sequence[tuple[str, int]]) -> Part:
@@ -334,10 +359,11 @@ class SessionState:
         self.mail.finish(step)
 
     def usage(self) -> Usage:
-        arenas = dict.fromkeys(self._backends, 0)
+        used: dict[str, set[Arena]] = {device: set() for device in self._backends}
         for loaded in list(self._programs.values()):
             for device, compiled in list(loaded.compiled.items()):
-                arenas[device] += sum(program.memory.arena for program in list(compiled.values()))
+                used[device].update(p.arena for p in list(compiled.values()) if p.arena is not None)
+        arenas = {device: sum(arena.taken for arena in mine) for device, mine in used.items()}
         variables = {
             device: sum(value.nbytes for value in list(mine.values()))
             for device, mine in self._variables.items()

@@ -59,7 +59,7 @@ class Exchanges:
         self.outbox = outbox
         self._lock = threading.Lock()
         self._sites: dict[Hashable, Site] = {}
-        self._attached: dict[str, Segment] = {}
+        self._attached: dict[str, tuple[Segment, set[Hashable]]] = {}  # and the sites that use it
         self._lanes: dict[str, Lane] = {}
         self.round = 0
         self.offers: list[Outward] = []
@@ -93,9 +93,14 @@ class Exchanges:
         return site is not None and self._sites.get(key) is site
 
     def forget(self, key: Hashable) -> None:
-        """Let go of a site: its program is gone, on all workers."""
+        """Let go of a site: its program is gone or rests, on all workers."""
         with self._lock:
             self._sites.pop(key, None)
+            for token, (segment, users) in list(self._attached.items()):
+                users.discard(key)
+                if not users:
+                    segment.close()
+                    del self._attached[token]
 
     def line(self, step: int, key: Sequence[Any], told: str) -> Line:
         """How the workers of a group talk about their way."""
@@ -114,13 +119,15 @@ class Exchanges:
         def go_on() -> None:
             self.mail.go_on(step, Awaited(told))
 
-        return Line(self.worker, tell, hear, go_on, self._attach)
+        return Line(self.worker, tell, hear, go_on, partial(self._attach, tuple(key)))
 
-    def _attach(self, token: str) -> Segment:
+    def _attach(self, key: Hashable, token: str) -> Segment:
         with self._lock:
             if token not in self._attached:
-                self._attached[token] = Segment.attach(token)
-            return self._attached[token]
+                self._attached[token] = (Segment.attach(token), set())
+            segment, users = self._attached[token]
+            users.add(key)
+            return segment
 
     def abort(self) -> None:
         """Forget all ways after a step that failed and was cancelled, once nobody is on them."""
@@ -149,18 +156,24 @@ class Exchanges:
             self.round += 1
             self.offers.clear()
             self._sites.clear()
-            for segment in self._attached.values():
+            for segment, _ in self._attached.values():
                 segment.close()
             self._attached.clear()
 
 
 class Part:
-    """What one device does in the exchanges of one program."""
+    """What one device does in the exchanges of one program.
+
+    Attributes:
+        arena: where the program's buffers lie, if other processes can reach them.
+        segments: other memory of its that they can reach.
+    """
 
     def __init__(self, owner: Exchanges, program: str, device: str) -> None:
         self.owner = owner
         self.program = program
         self.device = device
+        self.arena: Segment | None = None
         self.segments: list[Segment] = []
         self.members: list[Member] = []
         self._passages: list[Passage] = []
@@ -196,11 +209,15 @@ class Part:
 
     def memory(self, nbytes: int) -> Array | None:
         """Memory that other processes of this host can map; None where there is none."""
-        try:
-            self.segments.append(Segment.create(nbytes))
-        except TransportError:
+        segment = _created(nbytes)
+        if segment is None:
             return None
-        return self.segments[-1].memory
+        self.segments.append(segment)
+        return segment.memory
+
+    def found(self, array: Array) -> tuple[Segment, int] | None:
+        """Where other processes of this host find an array, if they can."""
+        return within((*self.segments, *([] if self.arena is None else [self.arena])), array)
 
     def member(self, what: Collective, name: str) -> Member:
         """The device's part in a group, the same for all its ranks."""
@@ -213,14 +230,20 @@ class Part:
         self.members.sort(key=lambda each: each.what.group)
         return member
 
-    def close(self) -> None:
-        """Let go of what the program had in common with others."""
+    def rest(self) -> None:
+        """Let go of the ways that were agreed with others; they are agreed anew in the next step,
+        if all others let go of them, too."""
         for member in self.members:
-            self.owner.forget(member.key)
+            member.rest()
         for passage in self._passages:
             passage.close()
+
+    def close(self) -> None:
+        """Let go of what the program had in common with others."""
+        self.rest()
         for segment in self.segments:
             segment.close()
+        self.arena = None
 
 
 class Member:
@@ -245,7 +268,7 @@ class Member:
         self._site: Site | None = None
         self._way: Slots | Mapped | Parcels | None = None
         self._arrays: dict[int, tuple[Array | None, Array]] = {}
-        self._staging: dict[int, Array] = {}
+        self._staging: dict[int, tuple[Array, Segment | None]] = {}
         self._step = self._finished = -1
 
     @property
@@ -303,14 +326,24 @@ class Member:
         if self._small or x is None:
             return x
         alone = set(self.what.workers) == {self._owner.worker}
-        if fixed and (alone or within(self.part.segments, x) is not None):
+        if fixed and (alone or self.part.found(x) is not None):
             return x
         if rank not in self._staging:
-            memory = None if alone else self.part.memory(max(1, x.nbytes))
-            memory = np.empty(x.nbytes, np.uint8) if memory is None else memory
-            self._staging[rank] = memory[: x.nbytes].view(x.dtype).reshape(x.shape)
-        np.copyto(self._staging[rank], x)
-        return self._staging[rank]
+            segment = None if alone else _created(max(1, x.nbytes))
+            memory = np.empty(x.nbytes, np.uint8) if segment is None else segment.memory
+            self._staging[rank] = memory[: x.nbytes].view(x.dtype).reshape(x.shape), segment
+        copy, _ = self._staging[rank]
+        np.copyto(copy, x)
+        return copy
+
+    def rest(self) -> None:
+        """Let go of the way, and of copies that others find."""
+        self._owner.forget(self.key)
+        self._site = self._way = self._nccl = None
+        for _, segment in self._staging.values():
+            if segment is not None:
+                segment.close()
+        self._staging.clear()
 
     @property
     def _given(self) -> dict[int, Array | None]:
@@ -391,9 +424,13 @@ class Member:
     def _place(self, x: Array | None, y: Array) -> Place:
         places = []
         for array in (y if x is None else x, y):
-            found = within(self.part.segments, array)
+            found = self._found(array)
             places.append(("", 0) if found is None else (found[0].token, found[1]))
         return Place(x, y, *places)
+
+    def _found(self, array: Array) -> tuple[Segment, int] | None:
+        copies = [segment for _, segment in self._staging.values() if segment is not None]
+        return within(copies, array) or self.part.found(array)
 
     def _go_on(self, step: int) -> None:
         self._owner.mail.go_on(step, Awaited(self._told))
@@ -415,3 +452,10 @@ class Member:
     def _part_of(self, rank: int) -> Awaited:
         told = f"{self._told}: the part of rank {rank} on {self.what.devices[rank]}"
         return Awaited(told, self.what.workers[rank])
+
+
+def _created(nbytes: int) -> Segment | None:
+    try:
+        return Segment.create(nbytes)
+    except TransportError:
+        return None

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.graph import Graph, bind_attrs
 from graphflow.ops.kernels.address import address
 from graphflow.runtime.collectives.gate import LINE, Gates
 from graphflow.runtime.collectives.pieces import Array, Collective
@@ -43,6 +44,14 @@ Wait = Callable[[Gates, int], None]
 def is_small(what: Collective) -> bool:
     """Whether a collective goes through slots."""
     return sum(map(sum, what.lengths)) * what.dtype.itemsize <= SMALL
+
+
+def is_mapped(graph: Graph, bindings: Mapping[str, int]) -> bool:
+    """Whether large tensors of a program are exchanged with other workers, which map them where
+    they are."""
+    starts = (bind_attrs(n.attrs, bindings) for n in graph.of_op("collective_start"))
+    groups = map(Collective.of, starts)
+    return any(not is_small(what) and len(set(what.workers)) > 1 for what in groups)
 
 
 def ground(what: Collective) -> int:

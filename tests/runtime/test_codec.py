@@ -261,6 +261,14 @@ def test_variables_that_fit_alone_but_not_together_are_refused() -> None:
         decode(*small, Limits(nbytes=79))
 
 
+@pytest.mark.parametrize("forms", [0, 15, 1025, -1, True, 16.0, "16", None, [16]])
+def test_a_program_is_kept_for_a_sane_number_of_sizes(forms: Any) -> None:
+    header, buffers = message()
+    header[0]["forms"] = forms
+    with pytest.raises(ProtocolError, match=r"kept for .* combinations of sizes; they are 16 to"):
+        decode(msgpack.packb(header), buffers)
+
+
 def loop(test: Callable[[Any], Any], body: Callable[[Any], Any], **more: Any) -> Any:
     return gf.while_loop(test, body, gf.constant(np.float32(1)), **more)
 

@@ -21,6 +21,8 @@ from graphflow.op import Node
 from graphflow.ops.collectives import groups_of
 from graphflow.runtime import coordinator
 from graphflow.runtime.partition import Partition, partition
+from graphflow.runtime.session_state import MEETING
+from tests.runtime.workers import segments_of
 
 Array = np.ndarray[Any, Any]
 SIZES = ((), (0, 3), (5, 3), (700, 901))
@@ -190,10 +192,14 @@ def test_programs_of_many_sizes_keep_and_forget_their_exchanges_alike() -> None:
             xs.append(x * (worker + 1))
     ys = gf.parallel.all_reduce(xs)
     with gf.Session(gf.Cluster.local(2)) as session:
-        for _ in range(2):
-            for size in [*range(1, 20), 600_000, 700_000]:
+        held = []
+        for _ in range(3):
+            for size in [*range(1, 20), *range(300_000, 320_000, 1_000)]:
                 for y in session.run(ys, {x: np.ones(size, "f4")}):
                     assert y.shape == (size,) and (y == 3).all()
+            held.append([segments_of(pid) for pid in session._life.hosts.pids])
+        assert held[2] == held[1], "whose memory is let go of, does so at both ends"
+        assert max(held[2]) < 3 * MEETING
 
 
 # Partitions -----------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,11 @@ from graphflow.runtime.collectives.exchanges import Exchanges
 from graphflow.runtime.collectives.passages import MOST, ROOM, carried
 from graphflow.runtime.mail import Awaited, Mail
 from graphflow.runtime.messages import Parcel
-from graphflow.runtime.session_state import KEPT
+from graphflow.runtime.session_state import MEETING
 from graphflow.runtime.transport.segment import Segment, is_possible
 from graphflow.spec import TensorSpec, spec
 from tests.runtime.test_collectives import together
+from tests.runtime.workers import segments_of
 
 Array = np.ndarray[Any, Any]
 needs_memory = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
@@ -222,12 +222,6 @@ def braided(here: str, there: str) -> tuple[gf.Tensor, gf.Tensor]:
     return far * near, x
 
 
-def mapped(pid: int) -> int:
-    """How many segments of shared memory a process holds."""
-    folder = Path(f"/proc/{pid}/fd")
-    return sum("/memfd:graphflow" in os.readlink(fd) for fd in folder.iterdir())
-
-
 @needs_memory
 def test_sessions_of_workers_have_the_bits_of_one_device_whatever_the_way_and_the_sizes(
     monkeypatch: pytest.MonkeyPatch,
@@ -244,7 +238,7 @@ def test_sessions_of_workers_have_the_bits_of_one_device_whatever_the_way_and_th
             assert [session.run(fetch, {x: each}).tobytes() for each in feeds] == expected
             steps = session.run(fetch, ({x: each} for each in feeds), steps=len(feeds))
             assert [value.tobytes() for value in steps] == expected
-            held = [mapped(pid) for pid in session._life.hosts.pids]
+            held = [segments_of(pid) for pid in session._life.hosts.pids]
             assert all(held) if shared == "on" else not any(held)
 
 
@@ -252,11 +246,11 @@ def test_sessions_of_workers_have_the_bits_of_one_device_whatever_the_way_and_th
 def test_sizes_that_are_not_used_any_more_hold_no_memory() -> None:
     fetch, x = braided("/worker:0", "/worker:1")
     with gf.Session(gf.Cluster.local(2, threads=1), trial=False) as session:
-        for n in range(1, 2 * KEPT):
+        for n in range(1, 2 * MEETING):
             for _ in range(2):
                 session.run(fetch, {x: np.ones((n, 3), "f4")})
-        held = [mapped(pid) for pid in session._life.hosts.pids]
-        assert max(held) <= 4 * KEPT, held  # a segment, and its mapping, at both ends
+        held = [segments_of(pid) for pid in session._life.hosts.pids]
+        assert max(held) <= 4 * MEETING, held  # a segment, and its mapping, at both ends
 
 
 @pytest.mark.parametrize("end", [0, 1])
