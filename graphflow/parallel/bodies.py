@@ -9,6 +9,7 @@ along those axes of the mesh that ask for one: replicas keep their shares where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,18 @@ def _choices(emitter: Emitter, node: Node) -> Iterator[frozenset[str]]:
     for count in range(len(cut), -1, -1):
         for kept in sorted(combinations(cut, count), key=gathered):
             yield frozenset(kept)
+
+
+def _added(body: Body, carries: int) -> dict[int, Tensor]:
+    """What a loop adds to those of its carried values with which it does nothing else."""
+    found: dict[int, Tensor] = {}
+    for i, (node, result) in enumerate(zip(body.inputs, body.outputs[:carries], strict=False)):
+        own, last = node.outputs[0], result.node
+        if last.op.name == "add" and body.graph.consumers.get(node) == [last]:
+            others = [t for t in last.inputs if t is not own]
+            if len(others) == 1 and others[0].spec == own.spec:
+                found[i] = others[0]
+    return found
 
 
 class _Control:
@@ -233,6 +246,12 @@ class _Control:
         inside: Callable[[Sequence[Value]], Layouts],
     ) -> tuple[list[Value], list[Body], Layouts]:
         """A loop's bodies, the operands carried being in the layouts in which they come back."""
+        added = _added(body, carries)
+        if added:  # sums are carried as what is added to them comes
+            outputs = [added.get(i, t) for i, t in enumerate(body.graph.outputs)]
+            _, layouts = self._cut(replace(body, graph=Graph(outputs)), inside(values))
+            for i in [i for i in added if layouts[i].partial]:
+                values[first + i] = self._begun(values[first + i], layouts[i])
         for _ in range(TRIES):
             bodies, layouts = self._cut(body, inside(values))
             changed = False
@@ -277,13 +296,9 @@ class _Control:
         """
         moves = Still(self.moves, self.node)
         given = {n.outputs[0]: at for n, at in zip(body.inputs, layouts, strict=True)}
-        readers: dict[Tensor, list[Node | None]] = {}
-        for inner in body.graph.nodes:
-            for tensor in inner.inputs:
-                readers.setdefault(tensor, []).append(inner)
         plain = {t: Layout(at.dims) for t, at in given.items()}
         wishes = propagate(body.graph.nodes, plain, self.moves.cuts)
-        inside = self.emitter.inside(moves, wishes, readers)
+        inside = self.emitter.inside(moves, wishes)
         parameters: list[tuple[Node, ...]] = []
         for node, at in zip(body.inputs, layouts, strict=True):
             parts = tuple(self._parameter(node, at, place) for place in self.places)

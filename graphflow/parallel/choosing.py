@@ -143,7 +143,7 @@ class Choosing:
             return ()
         if partial not in rule.sharding.linear or len(node.outputs) > 1:
             return ()
-        if any(len(self.readers.get(node.inputs[i], ())) > 1 for i in partial):
+        if any(len(set(self.readers.get(node.inputs[i], ()))) > 1 for i in partial):
             return ()
         if rule.sharding.view:
             return partial

@@ -301,7 +301,7 @@ class Emitter:
             return
         found = self.values[tensor].layout.partial
         sums = all(kind == "sum" for _, kind in found)
-        alone = readers[0] if len(readers) == 1 else None
+        alone = readers[0] if len(set(readers)) == 1 else None
         if sums and alone is not None and self._hands_on(alone, tensor):
             return
         wish = self.wishes.get(tensor)
@@ -415,14 +415,9 @@ class Emitter:
     def _size(self, tensor: Tensor) -> int:
         return self.cuts.guess(tensor.size)
 
-    def inside(
-        self,
-        moves: Moves,
-        wishes: Mapping[Tensor, Layout],
-        readers: Mapping[Tensor, Sequence[Node | None]],
-    ) -> Emitter:
+    def inside(self, moves: Moves, wishes: Mapping[Tensor, Layout]) -> Emitter:
         """An emitter for a body, in which nothing travels."""
-        return Emitter(moves, wishes, readers, 0, self.apart, self._followed)
+        return Emitter(moves, wishes, {}, 0, self.apart, self._followed)
 
     def node(self, node: Node) -> None:
         """Write any node."""

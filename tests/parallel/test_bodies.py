@@ -24,10 +24,11 @@ def recurrent(strategy: Any = None, kind: str = "scan") -> Model:
 
     def step(h: Any, row: Any) -> Any:
         new = gf.tanh(row @ w + h @ u)
-        return new, new
+        return new, new * gf.tanh(new @ u) if kind == "twice" else new
 
-    if kind == "scan":
-        h, _ = gf.scan(step, begin, steps)
+    if kind in ("scan", "twice"):
+        h, rows = gf.scan(step, begin, steps)
+        h = gf.sum(rows, 0) if kind == "twice" else h
     elif kind == "while":
         h, _ = gf.while_loop(
             lambda state: state[1] < 3,
@@ -50,7 +51,7 @@ def recurrent(strategy: Any = None, kind: str = "scan") -> Model:
     return Model([loss, train], [w, u], feeds)
 
 
-KINDS = ("scan", "while", "cond", "call", "checkpoint")
+KINDS = ("scan", "twice", "while", "cond", "call", "checkpoint")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +65,7 @@ def test_bodies_on_pieces_give_what_they_give_whole(kind: str, strategy: Any) ->
     assert difference(recurrent(strategy, kind).train(), recurrent(None, kind).train()) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["scan", "while", "call"])
+@pytest.mark.parametrize("kind", ["scan", "twice", "while", "call"])
 def test_only_sums_of_gradients_travel_where_replicas_run_bodies(kind: str) -> None:
     model = recurrent(Data(2), kind)
     report = Data(2).report(model.fetches[1:])  # without the loss, which would ride along
