@@ -16,6 +16,7 @@ from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
 from graphflow.runtime.links import Link
 from graphflow.runtime.messages import Array, Chunk, Meet, Probe
 from graphflow.runtime.protocol.jobs import Run
+from graphflow.runtime.transport.lending import is_whole
 from graphflow.runtime.wire import BUDGET
 
 _SLICE = 0.05  # seconds between two looks at whether the session is closing
@@ -48,7 +49,7 @@ class Echoes:
         self._links = links
         self._attend = attend
         self._closing = closing
-        self._came: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[tuple[int, int, Array]] = queue.SimpleQueue()
         self._asked: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._queued = self._sent = 0  # echoes, by the thread that is for those that wait
         self._thread = threading.Thread(target=self._answer, name=name, daemon=True)
@@ -107,9 +108,9 @@ class Echoes:
 
     # Our own -----------------------------------------------------------------------------------
 
-    def came(self, request: int, origin: int) -> None:
+    def came(self, request: int, origin: int, array: Array) -> None:
         """An echo of ours has come back; from any thread."""
-        self._came.put((request, origin))
+        self._came.put((request, origin, array))
 
     def meet(self, job: Meet) -> list[int]:
         """The other workers that do not answer; all are asked at the same time."""
@@ -146,9 +147,12 @@ class Echoes:
         while self._still(until):
             self._attend(self._has_come, until - time.monotonic())
             with contextlib.suppress(queue.Empty):
-                answered, origin = self._came.get(timeout=_SLICE)
-                if answered == request and origin in targets:
-                    return origin
+                answered, origin, array = self._came.get(timeout=_SLICE)
+                if answered != request or origin not in targets:
+                    continue
+                while not is_whole(array) and self._still(until):
+                    pass
+                return origin
         late = min(targets)
         raise StepTimeout(
             f"worker {late} at {self._addresses[late]} did not answer worker {self._index} within "

@@ -58,7 +58,7 @@ from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.helm import LINGER
 from graphflow.runtime.transport.lane import Lane
-from graphflow.runtime.transport.lending import LENT_FROM, Borrower
+from graphflow.runtime.transport.lending import LENT_FROM, Borrower, is_whole
 from graphflow.runtime.wire import Borrowed
 
 _SILENT = frozenset((Commit, Abort, Save))
@@ -226,9 +226,9 @@ class HostedSession:
                 asked, (step, edge) = untaken
                 self._report(Cut(self._session, worker, step, edge, asked))
 
-    def echoed(self, request: int, origin: int) -> None:
+    def echoed(self, request: int, origin: int, array: Array) -> None:
         """An echo has come back from another worker."""
-        self._echoes.came(request, origin)
+        self._echoes.came(request, origin, array)
 
     def wake(self, step: int, error: GraphflowError) -> None:
         """Cancels a step, whether it runs or is still queued."""
@@ -351,6 +351,8 @@ class HostedSession:
         feeds: Any = run.arrays  # by name
         self._lasts = not job.free
         self._until = time.monotonic() + job.deadline
+        for name, array in feeds.items() if feeds else ():
+            self._await_feed(run.step, name, array)
         computed = host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )
@@ -361,6 +363,12 @@ class HostedSession:
             return computed
         handed = {n: self._handed(job.request, n, each) for n, each in computed.fetches.items()}
         return computed._replace(fetches=handed)
+
+    def _await_feed(self, step: int, name: Key, array: Array) -> None:
+        """Waits for the last of a feed that the session was still copying when it told of it."""
+        while not is_whole(array):
+            if step <= self._cancelled or time.monotonic() > self._until:
+                raise StepTimeout(f"step {step}: feed {name} did not come before the deadline")
 
     def _handed(self, request: int, name: str, array: Array) -> Array | Chunk:
         return self._loans.lend("fetch", request, name, array)

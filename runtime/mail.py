@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from graphflow.errors import GraphflowError, StepTimeout
 from graphflow.runtime.messages import Key
+from graphflow.runtime.transport.lending import PATIENCE, is_whole
 
 _SLICE = 0.002
 """Seconds between two looks of a thread at whether anybody receives what it waits for."""
@@ -84,6 +85,9 @@ class Mail:
         if key not in self._arrays:
             self._await(key, awaited)
         array, arrived = self._arrays.pop(key)
+        if not is_whole(array, 0.0):  # its message came before
+            self.until(step, awaited, lambda seconds: is_whole(array, min(seconds, PATIENCE)))
+            arrived = monotonic_ns()
         # Noted here, for it may come before its step begins.
         if self.arrivals is not None and isinstance(edge, int):
             self.arrivals.append((edge, arrived))

@@ -62,13 +62,11 @@ class Borrowed:
     that the message is to be believed.
 
     Attributes:
-        borrow: hands them over; to be called once.
-        is_whole: whether all of them are there, perhaps after a moment: else they are to be
-            announced again.
+        borrow: hands them over, perhaps before the last of them are there, which who reads them
+            waits for; to be called once.
     """
 
     borrow: Callable[[], Array]
-    is_whole: Callable[[], bool] = lambda: True
 
     def __len__(self) -> int:
         return 0  # bytes that came with the message

@@ -34,7 +34,7 @@ from graphflow.runtime.messages import (
     Tensor,
     Welcome,
 )
-from graphflow.runtime.wire import WIRE_VERSION, Borrowed, Buffer, checksum, intact
+from graphflow.runtime.wire import WIRE_VERSION, Buffer, checksum, intact
 
 WINDOW = 512  # messages that are not acknowledged: fewer than a socket's queue takes
 WINDOW_BYTES = 64 << 20  # and their bytes: 50 ms of 10 Gbit/s
@@ -211,10 +211,8 @@ def _intact(message: Message, data: Buffer | None) -> bool:
         return intact(message.array)  # type: ignore[attr-defined]
     if kind is Compute or kind is Done:
         return not message.small or all(map(intact, message.small))  # type: ignore[attr-defined]
-    if isinstance(data, Borrowed):
-        return data.is_whole()
     if isinstance(message, Chunk) and message.checksum:
-        return data is not None and checksum(data) == message.checksum
+        return isinstance(data, bytes | memoryview) and checksum(data) == message.checksum
     return True
 
 

@@ -1,9 +1,10 @@
 """Arrays lent to another process of the same host, in memory that both see.
 
 The lender writes an array once, into a slot of a segment of its own, and a message says which slot
-it is. It may say so before the last of the array is written, for the message takes as long: a
-word in front of the slot tells when it is whole. The borrower reads it where it lies; when nothing
-there refers to it any more, another word returns the slot, without a message. A slot is lent again
+it is. It may say so before the last of the array is written, for the message takes as long, and
+what the receiver does before it reads: a word in front of the slot tells when it is whole. The
+borrower reads it where it lies; when nothing there refers to it any more, another word returns the
+slot, without a message. A slot is lent again
 only then, so what a borrower does not let go of is never written over; what has no room goes
 another way.
 """
@@ -37,7 +38,10 @@ _HEAD = 64  # bytes in front of a slot, a cache line: two words
 _RETURNED, _WRITTEN = range(2)  # the last turn that was returned, and that was written
 _BELL = 3e-4  # seconds, twice as long as an announcement takes: as much is still to be written then
 _LEAST_LAST, _MOST_LAST = 1 << 20, 4 << 20  # bytes of that
-_PATIENCE = 0.02  # seconds for them to be written: a hundred times as long as it takes
+PATIENCE = 0.02
+"""Seconds for an array to become whole that was announced: a hundred times as long as it takes."""
+MOST_PATIENCE = 1.0
+"""Seconds of the same, for who has announced a copy of such an array: an echo."""
 _NAP = 1e-4  # seconds between two looks at whether they are, after the first ones
 _BOARD = 64  # bytes at the start; the first word says that the borrower has attached
 _GROWTH = 1 << 20  # bytes taken at once for small slots
@@ -48,10 +52,11 @@ class _Slot:
     start: int
     words: Array
     turn: int = 0
+    is_written_to: bool = False  # the borrower may have returned it before
 
     @property
     def free(self) -> bool:
-        return int(self.words[_RETURNED]) == self.turn
+        return int(self.words[_RETURNED]) == self.turn and not self.is_written_to
 
 
 class Lender:
@@ -113,6 +118,8 @@ class Lender:
         except BaseException:
             slot.words[_RETURNED] = slot.turn
             raise
+        finally:
+            slot.is_written_to = False
         return slot.start, slot.turn
 
     def promise(self, raw: memoryview) -> tuple[int, int, Callable[[], None]] | None:
@@ -121,7 +128,14 @@ class Lender:
         slot = self._taken(raw.nbytes) if raw.nbytes <= _LEAST_LAST else None
         if slot is None:
             return None
-        return slot.start, slot.turn, partial(self._write, slot, raw, False)
+        return slot.start, slot.turn, partial(self._keep, slot, raw)
+
+    def _keep(self, slot: _Slot, raw: memoryview) -> None:
+        """Copies what was promised."""
+        try:
+            self._write(slot, raw, past=False)
+        finally:
+            slot.is_written_to = False
 
     def _taken(self, nbytes: int) -> _Slot | None:
         """A slot for so many bytes."""
@@ -132,7 +146,7 @@ class Lender:
             slot = self._slot(_capacity(nbytes))
             if slot is not None:
                 self._turn += 1
-                slot.turn = self._turn
+                slot.turn, slot.is_written_to = self._turn, True
         return slot
 
     def _pace(self, nbytes: int) -> Pace:
@@ -157,6 +171,8 @@ class Lender:
         segment = self._segment
         if segment is None:
             return  # closed meanwhile
+        if not is_whole(raw.obj, MOST_PATIENCE):
+            raise TransportError("an array to be sent on has not come to its end")
         place = segment.memory[slot.start : slot.start + raw.nbytes]
         copy(place, np.frombuffer(raw, np.uint8), past, start, stop)
         if stop is None:
@@ -229,28 +245,11 @@ class Borrower:
 
     def offered(self, start: int, turn: int, nbytes: int) -> Borrowed:
         """The bytes of a slot of which a message tells."""
-        place = (start, turn, nbytes)
-        return Borrowed(partial(self.borrow, *place), partial(self.is_whole, *place))
-
-    def is_whole(self, start: int, turn: int, nbytes: int) -> bool:
-        """Whether the bytes of a slot are there, after waiting for the last of them a moment; also
-        where there can be no such slot, which `borrow` refuses."""
-        if start % _HEAD or not _BOARD + _HEAD <= start <= self._memory.nbytes - nbytes:
-            return True
-        words, began = _words(self._memory, start), time.monotonic()
-        while int(words[_WRITTEN]) < turn:
-            waited = time.monotonic() - began
-            if waited > _PATIENCE:
-                return False
-            if waited < CROWDED:
-                os.sched_yield()
-            else:
-                time.sleep(_NAP)  # the writer has no processor: it may want this one
-        return True
+        return Borrowed(partial(self.borrow, start, turn, nbytes))
 
     def borrow(self, start: int, turn: int, nbytes: int) -> Array:
-        """The bytes of a slot, where they lie, for reading; the slot is returned when nothing
-        refers to them any more.
+        """The bytes of a slot, where they lie, for reading once `is_whole`; the slot is returned
+        when nothing refers to them any more.
 
         Raises:
             ProtocolError: there is no such slot.
@@ -279,6 +278,31 @@ class _Loan:
 
     def __del__(self) -> None:
         self._words[_RETURNED] = self._turn
+
+    def is_whole(self, seconds: float) -> bool:
+        """Whether all bytes are there, after waiting for the last of them."""
+        words, turn = self._words, self._turn
+        if int(words[_WRITTEN]) >= turn:
+            return True
+        began = time.monotonic()
+        while int(words[_WRITTEN]) < turn:
+            waited = time.monotonic() - began
+            if waited > seconds:
+                return False
+            if waited < CROWDED:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP)  # the writer has no processor: it may want this one
+        return True
+
+
+def is_whole(array: Any, seconds: float = PATIENCE) -> bool:
+    """Whether all of an array is there, after waiting some seconds for the last of it, where it is
+    one that another process lends: to be asked before it is read."""
+    loan = array
+    while isinstance(loan, np.ndarray):
+        loan = loan.base
+    return not isinstance(loan, _Loan) or loan.is_whole(seconds)
 
 
 def _words(memory: Array, start: int) -> Array:

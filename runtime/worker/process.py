@@ -413,7 +413,7 @@ class WorkerProcess:
         session, step, edge, array, origin, echo = action
         hosted = self._sessions[session]
         if echo:
-            hosted.echoed(step, origin)
+            hosted.echoed(step, origin, array)
         else:
             hosted.deliver(step, edge, array, origin)
 

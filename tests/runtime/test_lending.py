@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphflow.errors import ProtocolError, TransportError
-from graphflow.runtime.transport.lending import Borrower, Lender
+from graphflow.errors import ProtocolError, StepTimeout, TransportError
+from graphflow.runtime.mail import Awaited, Mail
+from graphflow.runtime.transport.lending import Borrower, Lender, is_whole
 from graphflow.runtime.transport.segment import Segment, is_possible
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
@@ -136,19 +138,72 @@ def test_memory_without_a_board_is_refused() -> None:
 def test_a_slot_is_announced_before_its_last_bytes_are_there(nbytes: int) -> None:
     lender, borrower = pair()
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
-    told: list[tuple[int, int, bool]] = []
+    told: list[np.ndarray] = []
 
     def announce(start: int, turn: int) -> None:
-        told.append((start, turn, borrower.is_whole(start, turn, nbytes)))
+        told.append(borrower.offered(start, turn, nbytes).borrow())
+        assert not is_whole(told[0])
 
-    found = lender.lend(source.data, announce)
-    assert found is not None
-    assert told == [(*found, False)]
-    offered = borrower.offered(*found, nbytes)
-    array = offered.borrow()
-    assert offered.is_whole() and (array == source).all()
+    assert lender.lend(source.data, announce) is not None
+    array = told.pop()
+    assert is_whole(array[1:].view(np.int8), 0.0) and (array == source).all()
     del array
     assert lender.lent == 0
+
+
+def test_what_is_given_back_before_it_is_whole_is_not_lent_again_meanwhile() -> None:
+    lender, borrower = pair()
+    seen = []
+
+    def announce(start: int, turn: int) -> None:
+        borrower.borrow(start, turn, 3 * MB)  # and let go of
+        seen.extend((start, lender.lend(raw(2, 3 * MB))))
+
+    first = lender.lend(raw(1, 3 * MB), announce)
+    assert first is not None and seen[0] == first[0] != seen[1][0]
+    again = lender.lend(raw(3, 3 * MB))
+    assert again is not None and again[0] == first[0]
+
+
+def test_what_is_sent_on_is_copied_when_it_is_whole() -> None:
+    lender, borrower = pair()
+    further, reader = pair()
+    source, threads, found = np.full(4 * MB, 7, np.uint8), [], []
+
+    def announce(start: int, turn: int) -> None:
+        array = borrower.borrow(start, turn, source.nbytes)
+        threads.append(threading.Thread(target=lambda: found.append(further.lend(array.data))))
+        threads[-1].start()
+
+    for _ in range(5):
+        assert lender.lend(source.data, announce) is not None
+        threads.pop().join()
+        assert (reader.borrow(*found.pop(), source.nbytes) == 7).all()
+
+
+def test_a_step_waits_for_the_end_of_a_tensor_until_its_deadline() -> None:
+    lender, borrower = pair()
+    source, mail, taken = np.full(3 * MB, 7, np.uint8), Mail(), []
+    mail.deadline = monotonic() + 30.0
+    mail.arrivals = []
+
+    def take() -> None:
+        taken.append(mail.take(1, 5, Awaited("edge 5")))
+
+    def announce(start: int, turn: int) -> None:
+        mail.put(1, 5, borrower.borrow(start, turn, source.nbytes))
+        mail.put(1, 6, borrower.borrow(start, turn + 1, source.nbytes))  # is never written
+        taken.append(
+            threading.Thread(target=lambda: taken.append(mail.take(1, 5, Awaited("edge 5"))))
+        )
+        taken[0].start()
+
+    assert lender.lend(source.data, announce) is not None
+    taken[0].join()
+    assert (taken[1] == 7).all() and len(mail.arrivals) == 1
+    mail.deadline = monotonic()
+    with pytest.raises(StepTimeout, match="edge 6 did not come"):
+        mail.take(1, 6, Awaited("edge 6"))
 
 
 def test_what_is_promised_is_there_once_it_is_written() -> None:
@@ -158,11 +213,11 @@ def test_what_is_promised_is_there_once_it_is_written() -> None:
     promised = lender.promise(source.data)
     assert promised is not None
     start, turn, write = promised
-    assert not borrower.is_whole(start, turn, source.nbytes)
+    array = borrower.borrow(start, turn, source.nbytes)
+    assert not is_whole(array)
     assert lender.lend(source.data) not in (None, (start, turn))
     write()
-    array = borrower.borrow(start, turn, source.nbytes)
-    assert borrower.is_whole(start, turn, source.nbytes) and (array == source).all()
+    assert is_whole(array) and (array == source).all()
     lender.close()
     write()  # nobody is left to see it
 
@@ -172,8 +227,9 @@ def test_who_borrows_waits_for_the_last_bytes() -> None:
     source, threads, found = np.full(4 * MB, 7, np.uint8), [], []
 
     def look(start: int, turn: int) -> None:
-        if borrower.is_whole(start, turn, source.nbytes):
-            found.append(borrower.borrow(start, turn, source.nbytes))
+        array = borrower.borrow(start, turn, source.nbytes)
+        if is_whole(array):
+            found.append(array)
 
     def announce(start: int, turn: int) -> None:
         threads.append(threading.Thread(target=look, args=(start, turn)))
@@ -195,14 +251,6 @@ def test_an_announcement_that_fails_takes_the_slot_back() -> None:
         with pytest.raises(TransportError):
             lender.lend(raw(1, nbytes), announce)
     assert lender.lent == 0
-
-
-@pytest.mark.parametrize("start", [0, 129, -128, 1 << 40])
-def test_of_a_slot_that_cannot_be_nothing_is_waited_for(start: int) -> None:
-    _, borrower = pair(MB)
-    assert borrower.is_whole(start, 1, 10)
-    with pytest.raises(ProtocolError, match="slot"):
-        borrower.offered(start, 1, 10).borrow()
 
 
 def test_a_closed_lender_leaves_what_is_borrowed() -> None:
