@@ -219,7 +219,9 @@ def _run(
     """The outputs of some units, for some images."""
     height, width = out.shape[2:]
     plane = height * width * 4
-    vectors = min(2, -(-width // vector_width()))
+    lanes = vector_width()
+    # Without AVX-512 masks are dear: a row's last strip begins so early that it is whole.
+    vectors = min(2, -(-width // lanes) if lanes == 16 else max(1, width // lanes))
     most = max(1, min(6, height, registers() // (unit.size * vectors)))
     most = next((r for r in range(most, most // 2, -1) if height % r == 0), most)
     goal = address(out) + (images.start * out.shape[1] + unit.first) * plane
