@@ -6,10 +6,13 @@ script keeps its own.
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -433,6 +436,10 @@ def _scaled(value: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for wrong arguments, 1 for other errors, 130
     for Ctrl-C."""
+    # A stream that was closed (`>&-`) is none to Python, and its number the next file's.
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - for as long as the process
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a locale cannot write is a "?", no error
             stream.reconfigure(errors="replace")
@@ -448,6 +455,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except GraphflowError as error:
         typer.echo(f"graphflow: {type(error).__name__}: {error}", err=True)
+        return 1
+    except OSError as error:
+        script = (sys.argv[1:] if arguments is None else arguments)[:1] == ["run"]
+        if error.errno != errno.ENOSPC or script:
+            raise
+        with suppress(OSError), open(os.devnull, "wb") as silent:  # else it is tried again at exit
+            os.dup2(silent.fileno(), sys.stdout.fileno())
+        with suppress(OSError):
+            typer.echo(f"graphflow: cannot write its output: {error}", err=True)
         return 1
     except Exception as error:
         return _usage(error)

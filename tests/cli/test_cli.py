@@ -358,3 +358,29 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused(
     )
     code, _, err = run(capsys, "run", str(script))
     assert code == 1 and "GRAPHFLOW_JIT in the environment is on or off, not 'of'" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_goes_nowhere_is_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "graphflow", "cache", "info"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+            env=environment(),
+            cwd=tmp_path,
+        )
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "No space left" in done.stderr
+
+
+def test_streams_that_are_closed_are_none_to_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(["status", "tcp://127.0.0.1:1", "--timeout", "0.1"]) == 1
+    for each in (sys.stdin, sys.stdout, sys.stderr):
+        each.close()
