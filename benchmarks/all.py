@@ -19,7 +19,7 @@ from typing import Any
 from peers import RESULTS
 
 FOLDER = Path(__file__).resolve().parent
-PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "chain", "first_step", "memory",
+PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "sizes", "chain", "first_step", "memory",
           "fused", "products", "conv")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
           "parallel", "pipeline", "auto", "checkpoints")  # fmt: skip

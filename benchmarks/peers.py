@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 RESULTS = Path(__file__).resolve().parent / "results"
 FLOORS = ("matmuls",)
 """Contenders that are no libraries: they do a part of the work."""
-Steps = dict[str, Callable[[], object]]
+Steps = dict[str, Callable[..., object]]
 
 
 def pinned(threads: int) -> None:

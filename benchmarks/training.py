@@ -36,6 +36,7 @@ class Model:
         layout: a memory format of torch's to try besides the default.
         products: numpy doing the step's matrix products alone, a floor.
         compiled: whether torch.compile takes part.
+        any_size: whether steps may be called with feeds of other sizes.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Model:
     layout: str | None = None
     products: Callable[[], object] | None = None
     compiled: bool = True
+    any_size: bool = False
 
 
 class Ours:
@@ -59,15 +61,20 @@ class Ours:
         import graphflow as gf
 
         variables = {k: gf.variable(v, name=k) for k, v in model.parameters.items()}
-        inputs = [gf.placeholder(a.dtype, a.shape) for a in model.feeds]
+        inputs = [
+            gf.placeholder(a.dtype, (None,) * a.ndim if model.any_size else a.shape)
+            for a in model.feeds
+        ]
         loss = model.ours(variables, *inputs)
         update = gf.optim.SGD(model.rate, momentum=model.momentum).minimize(loss)
         self._session = gf.Session(cluster)
         self._fetches = [loss, update]
-        self._feeds = dict(zip(inputs, model.feeds, strict=True))
+        self._inputs = inputs
+        self._feeds = model.feeds
 
-    def __call__(self) -> float:
-        return float(self._session.run(self._fetches, self._feeds)[0])
+    def __call__(self, *feeds: np.ndarray) -> float:
+        fed = dict(zip(self._inputs, feeds or self._feeds, strict=True))
+        return float(self._session.run(self._fetches, fed)[0])
 
     def memory(self) -> dict[str, int]:
         """Bytes at most in use: as planned, and as a step recorded them."""
@@ -96,7 +103,7 @@ class Ours:
 
 def torch_step(
     model: Model, compiled: bool = False, layout: str | None = None
-) -> Callable[[], float]:
+) -> Callable[..., float]:
     import torch
 
     def tensor(array: np.ndarray) -> Any:
@@ -107,9 +114,9 @@ def torch_step(
     fused = torch.optim.SGD(parameters.values(), model.rate, model.momentum, fused=True)
     loss_of = torch.compile(model.torch) if compiled else model.torch
 
-    def step() -> float:
+    def step(*feeds: np.ndarray) -> float:
         fused.zero_grad()
-        loss = loss_of(parameters, *(tensor(a) for a in model.feeds))
+        loss = loss_of(parameters, *(tensor(a) for a in feeds or model.feeds))
         loss.backward()
         fused.step()
         return loss.item()  # type: ignore[no-any-return]
@@ -117,7 +124,7 @@ def torch_step(
     return step
 
 
-def jax_step(model: Model) -> Callable[[], float]:
+def jax_step(model: Model) -> Callable[..., float]:
     import jax
     import jax.numpy as jnp
 
@@ -132,8 +139,8 @@ def jax_step(model: Model) -> Callable[[], float]:
 
     run = jax.jit(update, donate_argnums=(0, 1))
 
-    def step() -> float:
-        state[0], state[1], loss = run(*state, *model.feeds)
+    def step(*feeds: np.ndarray) -> float:
+        state[0], state[1], loss = run(*state, *(feeds or model.feeds))
         return float(loss)
 
     return step
