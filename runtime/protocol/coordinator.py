@@ -40,6 +40,7 @@ from graphflow.runtime.messages import (
     Open,
     Ping,
     Pong,
+    Ready,
     Share,
     Spans,
     Unreached,
@@ -279,6 +280,10 @@ class CoordinatorMachine:
                 if peer.left:  # as it was told, while others are waited for
                     peer.heeds(self._now)
                     return []
+                for operation in self._operations.of(worker):
+                    if type(operation.first) is Close and worker in operation.waiting:
+                        # Its answer comes by another way, later; or it was restarted meanwhile.
+                        return self._answered(operation, worker, Ready(operation.begin.request))
                 return self._lose(Gone(worker, reason, ended=False))
             case Pong():
                 peer.heeds(message.sent)
