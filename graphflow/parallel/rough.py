@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
-from graphflow.parallel.candidates import Candidate, Rules
+from graphflow.parallel.candidates import Candidate, Rules, fitting
 from graphflow.parallel.stages import origin_of
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import GraphProblem
@@ -30,10 +30,16 @@ alike."""
 
 @dataclass(frozen=True)
 class Rough:
-    """Seconds of a step: that it cannot go below, and about what it takes."""
+    """What a step takes.
+
+    Attributes:
+        least, about: seconds that it cannot go below, and about what it takes.
+        held: bytes of variables, and of their gradients, that one of its devices has at least.
+    """
 
     least: float
     about: float
+    held: float
 
 
 class Outline:
@@ -67,6 +73,10 @@ class Outline:
             for node in made.graph.variables
             if node in self._inside and node.attrs["trainable"]
         )
+        every = sum(_bytes(made, node.outputs[0]) for node in made.graph.variables)
+        self._state = every - self._weights
+        # A table's gradient may be a few rows, and without slots a product is its weight's update.
+        self._gradients = self._dense() if self._state >= self._weights else 0.0
         self._products = sum(  # what row-parallel products sum up, forwards and backwards
             2 * _bytes(made, node.outputs[0])
             for node in self._inside
@@ -98,7 +108,28 @@ class Outline:
         first, second = self._overhead
         fixed = first + more * max(0.0, second - first)
         sent = self._sent(candidate, used, stages)
-        return Rough(SLACK * computed, computed + fixed + sent)
+        return Rough(SLACK * computed, computed + fixed + sent, self._held(candidate))
+
+    def _dense(self) -> float:
+        """Bytes of weights that only products read."""
+        readers = self._made.graph.consumers
+        return sum(
+            _bytes(self._made, node.outputs[0])
+            for node in self._made.graph.variables
+            if node in self._inside and node.attrs["trainable"]
+            if all(n.op.name == "matmul" for n in readers[node] if n in self._inside)
+        )
+
+    def _held(self, candidate: Candidate) -> float:
+        """Were all that there is of a weight cut as that is, and stages alike."""
+        cut = sum(
+            _bytes(self._made, weight)
+            for weight, axes in fitting(self._rules, candidate.model).items()
+            if "model" in axes
+        )
+        whole = max(self._weights - cut, 0.0) + cut / candidate.model
+        state = (self._state + self._gradients) * whole / max(self._weights, 1.0)
+        return (whole + state / (candidate.data if candidate.shared else 1)) / candidate.stages
 
     def _shares(
         self, candidate: Candidate, used: Sequence[int], stages: Mapping[Node, int] | None

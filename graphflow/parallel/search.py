@@ -201,7 +201,7 @@ class _Search:
                 )  # fmt: skip
                 continue
             self._doing = f"{candidate.name}, {len(tried) + 1} of {len(tried) + len(queue) + 1}"
-            found = self._tried(candidate)
+            found = self._hopeless(candidate, rough) or self._tried(candidate)
             tried.append(found)
             again = candidate.leaner() if found.why_not.startswith("memory") else None
             if again is not None:
@@ -273,6 +273,19 @@ class _Search:
         strategy = candidate.strategy(self._rules, self._names)
         return Tried(candidate.name, strategy, inf, 0, why)
 
+    def _hopeless(self, candidate: Candidate, rough: Rough) -> Tried | None:
+        """What need not be written to know that it takes more memory than there is: its variables
+        alone do."""
+        room = max(self._room(name) for name in candidate.devices)
+        if rough.held <= room:
+            return None
+        why = f"memory: at least {show_bytes(rough.held)} of {show_bytes(room)}"
+        return Tried(candidate.name, self._strategy(candidate), inf, int(rough.held), why)
+
+    def _room(self, name: str) -> float:
+        """Bytes of a device that may be used."""
+        return min(self._cluster.device(name).memory, self._memory or inf)
+
     @without_collection
     def _tried(self, candidate: Candidate) -> Tried:
         """A candidate, written and simulated."""
@@ -290,9 +303,8 @@ class _Search:
             return self._refused(candidate, error)
         peak = max(seen.peak_memory.values())
         for name, own in seen.peak_memory.items():
-            room = min(self._cluster.device(name).memory, self._memory or inf)
-            if own > room:
-                why = f"memory: {show_bytes(own)} of {show_bytes(room)}"
+            if own > self._room(name):
+                why = f"memory: {show_bytes(own)} of {show_bytes(self._room(name))}"
                 return Tried(candidate.name, strategy, inf, own, why)
         return Tried(
             candidate.name, strategy, seen.seconds, peak, devices=len(candidate.devices),

@@ -149,6 +149,40 @@ def test_what_fits_to_the_byte_is_not_refused() -> None:
     assert tried(peak - 1)[name].why_not.startswith("memory: ")
 
 
+def tied() -> Tensor:
+    """A table that is looked into and multiplied with, and a bias that is large."""
+    ids = gf.placeholder("int64", (64,), name="ids")
+    table = gf.variable(gf.init.normal((300, 32)), name="table")
+    h = gf.nn.embedding(ids, table) @ gf.variable(gf.init.normal((32, 32)), name="w")
+    wide = h @ gf.permute_dims(table, (1, 0)) + gf.variable(
+        np.zeros((64, 300), "float32"), name="wide"
+    )
+    return gf.mean(gf.nn.cross_entropy(wide, ids))
+
+
+@pytest.mark.parametrize("make, optimizer", [
+    (lambda: network(128, 2)[1], gf.optim.Adam(1e-3)),
+    (tied, gf.optim.Adam(1e-3)), (tied, gf.optim.SGD(0.1)),
+])  # fmt: skip
+def test_what_is_refused_unwritten_would_not_have_fitted(
+    make: Callable[[], Tensor], optimizer: gf.optim.Optimizer
+) -> None:
+    loss = make()
+    free = [n.outputs[0] for n in gf.Graph([loss]).placeholders if not n.specs[0].is_concrete]
+    shapes = dict.fromkeys(free, (64, 128))
+    made = search._Search(loss, TWO, shapes, optimizer, None, False)
+    bounds = 0
+    for each in candidates(made.fastest, made._rules):
+        leaner: Candidate | None = each
+        while leaner is not None:
+            found = made._tried(leaner)
+            if found.memory:
+                assert made._rough(leaner).held <= found.memory, leaner.name
+                bounds += 1
+            leaner = leaner.leaner()
+    assert bounds > 5
+
+
 def test_the_choice_is_a_strategy() -> None:
     def losses(strategy: object) -> list[float]:
         x, loss = network()
