@@ -26,7 +26,7 @@ from peers import Steps, arguments, report, write
 from peers import interleaved as interleaved_steps
 
 import graphflow as gf
-from graphflow.parallel import Schedule, Task, gpipe, interleaved, one_f_one_b, run, zb_h1
+from graphflow.parallel import Schedule, Task, gpipe, interleaved, one_f_one_b, run, zb_h1, zb_h2
 
 DEVICES, MICRO, BATCH, LAYERS, EACH, TRACED = 2, 4, 16, 4, 3, 16
 SESSIONS = 5  # of each schedule, by turns: where memory lies makes one worker slower than the other
@@ -36,7 +36,10 @@ SCHEDULES = {
     "1F1B": one_f_one_b(DEVICES, MICRO),
     "interleaved": interleaved(2 * DEVICES, MICRO, chunks=2),
     "ZB-H1": zb_h1(DEVICES, MICRO),
+    "ZB-H2": zb_h2(DEVICES, MICRO),
 }
+
+_PUT_OFF = {"ZB-H1": 1, "ZB-H2": 2}  # passes W that fill what would be idle
 
 
 def feeds() -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +136,7 @@ class Idle:
     Attributes:
         measured: what a device waits of the time from its first pass to its last (of the device
             where that is longest).
-        form: (p-1)(f+b)/v, for ZB-H1 (p-1)(f+b-w), with these f, b, w.
+        form: (p-1)(f+b)/v, for ZB-H1 (p-1)(f+b-w) and for ZB-H2 (p-1)(f+b-2w), with these f, b, w.
         stages: what the schedule says for what each stage's passes took in the same step: the form,
             if stages were equal.
         schedule: the same with what a transfer took, of which the form knows nothing.
@@ -191,7 +194,7 @@ def idle_of(traced: Any, plan: Any, schedule: Schedule) -> Idle:
     p, v = schedule.devices, schedule.stages // schedule.devices
     forward = fmean(f) * v
     until, after, until_all = (fmean(each[1:]) * v for each in (b, w, whole))
-    less = after if schedule.splits_backward else 0.0
+    less = _PUT_OFF.get(schedule.name, 0) * after
     measured = max(periods) - sum(took.values()) / p
     at_once, sent = (run(divided(schedule), f, b, w, t) for t in (0.0, way(traced.events)))
     return Idle(

@@ -22,7 +22,6 @@ from graphflow.modules import admit
 from graphflow.runtime.activity import Activity
 from graphflow.runtime.checkpoint.remote import write_under
 from graphflow.runtime.echoes import Attend, Echoes
-from graphflow.runtime.heap import give_back_freed_memory
 from graphflow.runtime.links import Link
 from graphflow.runtime.loans import Loans
 from graphflow.runtime.mail import Carried
@@ -343,7 +342,6 @@ class HostedSession:
             # A worker has little reason to look for cycles: what is large goes at once.
             self._host = None
             self._borrowers.clear()
-            give_back_freed_memory()
 
     def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
         if run.step <= self._cancelled:

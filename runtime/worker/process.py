@@ -20,6 +20,7 @@ import zmq
 from graphflow.errors import MessageTooLarge, NotAuthorised, ProtocolError, TransportError
 from graphflow.placement.host import host_memory
 from graphflow.runtime.clock import identity
+from graphflow.runtime.heap import give_back_freed_memory
 from graphflow.runtime.hosting import HostedSession, HostFactory
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import (
@@ -314,9 +315,12 @@ class WorkerProcess:
     def _finish(self) -> None:
         while self._finished:
             finished = self._finished.popleft()
-            if isinstance(finished, Finished) and isinstance(finished.job, Close):
+            is_over = isinstance(finished, Finished) and isinstance(finished.job, Close)
+            if is_over:
                 self._ending.pop(finished.session, None)
             self._handle(finished)
+            if is_over:
+                give_back_freed_memory()
 
     def _take(self, route: bytes, frames: list[Any], key: str, lane: bool = False) -> None:
         try:

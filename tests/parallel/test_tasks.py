@@ -116,7 +116,7 @@ def test_one_device_takes_turns_as_many_do_and_keeps_no_more_than_the_schedule_s
     for schedule in ("1f1b", "gpipe"):
         sizes[schedule], planned = taken(Pipeline(4, schedule, 8, recompute=False))
         assert sizes[schedule] == planned
-    assert sizes["1f1b"] < 0.6 * sizes["gpipe"]
+    assert sizes["1f1b"] < 0.85 * sizes["gpipe"]
 
 
 def test_of_gradients_two_or_three_micro_batches_are_kept_and_not_all() -> None:
