@@ -30,7 +30,7 @@ from graphflow.placement.rates import work
 from graphflow.runtime.arenas import Arena, Arenas
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.code import Code
-from graphflow.runtime.collectives.shared import is_mapped
+from graphflow.runtime.collectives.shared import any_mapped
 from graphflow.runtime.footprint import Taken, memory_use
 from graphflow.runtime.layout import plan_layout
 from graphflow.runtime.lines import Channel, short
@@ -78,7 +78,7 @@ class Program:
         write = Code if backend.xp is np else _gpu_code()
         try:
             arena = (arenas or Arenas(backend)).of(
-                self._layout.arena.nbytes, is_mapped(partition.graph, bindings)
+                self._layout.arena.nbytes, any_mapped(partition.graph, bindings)
             )
             if arena.segment is not None:
                 channel.lie_in(arena.segment)

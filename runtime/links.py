@@ -17,7 +17,7 @@ from graphflow.runtime.messages import Ack, Array, Chunk, Key, Share, Tensor
 from graphflow.runtime.protocol.jobs import Heard
 from graphflow.runtime.protocol.stream import Letter, Outbound
 from graphflow.runtime.transport.lane import Lane
-from graphflow.runtime.transport.lending import LENT_FROM, MOST_PATIENCE, Lender, is_whole
+from graphflow.runtime.transport.lending import LENT_FROM, Lender, require_whole
 from graphflow.runtime.wire import chunks, encode, is_far, lent, small
 
 _OFFER_SECONDS = 0.1  # between two offers of memory that were not taken
@@ -68,8 +68,7 @@ class Link:
             return
         if array.nbytes >= LENT_FROM and self._lend(purpose, number, name, array, step, go_on):
             return
-        if not is_whole(array, MOST_PATIENCE):
-            raise TransportError("an array to be sent on has not come to its end")
+        require_whole(array)
         for chunk, data in chunks(purpose, number, name, array, far=self._far):
             kept = data if owned else memoryview(bytes(data))
             with self._lock:

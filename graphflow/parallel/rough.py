@@ -68,11 +68,12 @@ class Outline:
         self._inside = set(Graph([loss]).nodes)
         updates = [self._updates(node) for node in made.nodes]
         self._late = np.array(updates, dtype=bool)
-        self._weights = sum(
-            _bytes(made, node.outputs[0])
+        self._trained = [
+            node
             for node in made.graph.variables
             if node in self._inside and node.attrs["trainable"]
-        )
+        ]
+        self._weights = sum(_bytes(made, node.outputs[0]) for node in self._trained)
         every = sum(_bytes(made, node.outputs[0]) for node in made.graph.variables)
         self._state = every - self._weights
         # A table's gradient may be a few rows, and without slots a product is its weight's update.
@@ -115,8 +116,7 @@ class Outline:
         readers = self._made.graph.consumers
         return sum(
             _bytes(self._made, node.outputs[0])
-            for node in self._made.graph.variables
-            if node in self._inside and node.attrs["trainable"]
+            for node in self._trained
             if all(n.op.name == "matmul" for n in readers[node] if n in self._inside)
         )
 

@@ -261,6 +261,13 @@ class Nest:
         self.loop(0, whole, lambda i: body(i, None), step=self.width)
         self.loop(whole, count, lambda i: body(i, self.first(rest)), step=self.width)
 
+    def in_whole_strips(self, count: Value, size: int, body: Callable[[str], None]) -> None:
+        """body(first) for strips of so many elements. The last one begins so early that it is
+        whole, if there are as many; what two of them write is the same."""
+        last = self.sub(count, size)
+        last = self.put(f"select i1 {self.put(f'icmp sgt i64 {last}, 0')}, i64 {last}, i64 0")
+        self.loop(0, count, lambda i: body(str(self.least(i, last))), step=size)
+
     def summed_strips(
         self, count: Value, body: Callable[..., Sequence[str]], begun: Sequence[str]
     ) -> list[str]:

@@ -149,11 +149,7 @@ def correlation(outputs: int, rows: int, vectors: int) -> Function:
         start = nest.at(here, nest.mul(nest.mul(b, rows), x_row))
         end = nest.at(goal, nest.mul(nest.mul(b, rows), out_row))
         step = vectors * nest.width
-        last = nest.sub(columns, step)  # that is whole, if the row is as long as a strip
-        last = nest.put(f"select i1 {nest.put(f'icmp sgt i64 {last}, 0')}, i64 {last}, i64 0")
-        nest.loop(
-            0, columns, lambda i: strip(str(nest.least(i, last)), start, weights, end), step=step
-        )
+        nest.in_whole_strips(columns, step, lambda i: strip(i, start, weights, end))
 
     def unit(u: str, here: str, goal: str) -> None:
         start, end = nest.at(here, nest.mul(u, x_unit)), nest.at(goal, nest.mul(u, out_unit))

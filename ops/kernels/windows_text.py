@@ -101,14 +101,6 @@ class _Windows:
         """Whether a row of some size has strips of so many elements: all of them are whole."""
         return self.nest.put(f"icmp sge i64 {size}, {count}")
 
-    def strips(self, size: str, count: int, body: Callable[[str], None]) -> None:
-        """body(first) for strips of a row. The last one begins so early that it is whole, if the
-        row is as long as one; what two of them write is the same."""
-        nest = self.nest
-        last = nest.sub(size, count)
-        last = nest.put(f"select i1 {nest.put(f'icmp sgt i64 {last}, 0')}, i64 {last}, i64 0")
-        nest.loop(0, size, lambda i: body(str(nest.least(i, last))), step=count)
-
     def span(self) -> Value:
         """Elements of a row that a tap sees, from the first to the last one."""
         nest = self.nest
@@ -275,7 +267,7 @@ def reading(kind: str, stride: int) -> Function:
         plane = nest.at(x, nest.mul(nest.mul(p, 4), nest.mul(w.height, w.width)))
 
         def row(oy: str) -> None:
-            w.strips(w.columns, nest.width, lambda ox: strip(p, plane, oy, ox))
+            nest.in_whole_strips(w.columns, nest.width, lambda ox: strip(p, plane, oy, ox))
 
         nest.loop(0, w.rows, row)
 
@@ -334,7 +326,7 @@ def writing(kind: str, stride: int) -> Function:
             def strip(x: str) -> None:
                 _collected(w, given, p, start, y, x)
 
-            w.strips(w.width, nest.width * stride, strip)
+            nest.in_whole_strips(w.width, nest.width * stride, strip)
 
         nest.loop(0, w.height, row)
 

@@ -27,7 +27,7 @@ from graphflow.runtime.collectives.nccl import Nccl
 from graphflow.runtime.collectives.parcels import Parcels, Post
 from graphflow.runtime.collectives.passages import Inward, Outward, Passage, carried
 from graphflow.runtime.collectives.pieces import Array, Collective
-from graphflow.runtime.collectives.shared import Mapped, Slots, is_small
+from graphflow.runtime.collectives.shared import Mapped, Slots, is_mapped, is_small
 from graphflow.runtime.collectives.site import Line, Place, Site, within
 from graphflow.runtime.mail import Awaited, Mail
 from graphflow.runtime.messages import EXCHANGE, Parcel
@@ -274,7 +274,7 @@ class Member:
     @property
     def is_mapped(self) -> bool:
         """Whether other processes are to find its tensors and results where they are."""
-        return not self._small and set(self.what.workers) != {self._owner.worker}
+        return is_mapped(self.what)
 
     def start(
         self, step: int, rank: int, x: Array | None, y: Array, fixed: bool, meanwhile: bool

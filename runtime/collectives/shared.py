@@ -46,12 +46,15 @@ def is_small(what: Collective) -> bool:
     return sum(map(sum, what.lengths)) * what.dtype.itemsize <= SMALL
 
 
-def is_mapped(graph: Graph, bindings: Mapping[str, int]) -> bool:
-    """Whether large tensors of a program are exchanged with other workers, which map them where
-    they are."""
+def is_mapped(what: Collective) -> bool:
+    """Whether the tensors of a collective are large, and other workers map them where they are."""
+    return not is_small(what) and len(set(what.workers)) > 1
+
+
+def any_mapped(graph: Graph, bindings: Mapping[str, int]) -> bool:
+    """Whether a program has such a collective."""
     starts = (bind_attrs(n.attrs, bindings) for n in graph.of_op("collective_start"))
-    groups = map(Collective.of, starts)
-    return any(not is_small(what) and len(set(what.workers)) > 1 for what in groups)
+    return any(map(is_mapped, map(Collective.of, starts)))
 
 
 def ground(what: Collective) -> int:

@@ -40,8 +40,7 @@ _BELL = 3e-4  # seconds, twice as long as an announcement takes: as much is stil
 _LEAST_LAST, _MOST_LAST = 1 << 20, 4 << 20  # bytes of that
 PATIENCE = 0.02
 """Seconds for an array to become whole that was announced: a hundred times as long as it takes."""
-MOST_PATIENCE = 1.0
-"""Seconds of the same, for who has announced a copy of such an array: an echo."""
+_MOST_PATIENCE = 1.0  # seconds of the same, for who has announced a copy of such an array: an echo
 _NAP = 1e-4  # seconds between two looks at whether they are, after the first ones
 _BOARD = 64  # bytes at the start; the first word says that the borrower has attached
 _GROWTH = 1 << 20  # bytes taken at once for small slots
@@ -171,8 +170,7 @@ class Lender:
         segment = self._segment
         if segment is None:
             return  # closed meanwhile
-        if not is_whole(raw.obj, MOST_PATIENCE):
-            raise TransportError("an array to be sent on has not come to its end")
+        require_whole(raw.obj)
         place = segment.memory[slot.start : slot.start + raw.nbytes]
         copy(place, np.frombuffer(raw, np.uint8), past, start, stop)
         if stop is None:
@@ -303,6 +301,16 @@ def is_whole(array: Any, seconds: float = PATIENCE) -> bool:
     while isinstance(loan, np.ndarray):
         loan = loan.base
     return not isinstance(loan, _Loan) or loan.is_whole(seconds)
+
+
+def require_whole(array: Any) -> None:
+    """Waits for the last of an array that is to be sent on.
+
+    Raises:
+        TransportError: it does not come.
+    """
+    if not is_whole(array, _MOST_PATIENCE):
+        raise TransportError("an array to be sent on has not come to its end")
 
 
 def _words(memory: Array, start: int) -> Array:
