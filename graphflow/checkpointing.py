@@ -164,7 +164,7 @@ class Saver:
 
     Attributes:
         flight: the one that is being written.
-        saved: the step of the last one that was begun.
+        saved: the step of the last one that was begun; -1 where the state is another by now.
         fenced: whether it was told that another process has taken the directory over.
     """
 

@@ -138,7 +138,8 @@ class Recovery:
         return values
 
     def set(self, node: Node, value: Array) -> None:
-        """Set a variable."""
+        """Set a variable; no checkpoint is of the state from then on."""
+        self.saver.saved = -1
         with self._interruptible():
             self.guarded(lambda: self._state.set(node, value))
             if self._keeps:

@@ -169,7 +169,12 @@ def test_saving_when_one_wishes_needs_no_folder(tmp_path: Path) -> None:
         s.set(count, [7, 8, 9])
         s.save()  # of the same step: it takes the other's place
         assert kept(tmp_path) == ["session.json", "step-00000001"]
-    assert load(tmp_path / "step-00000001").variables["count"].tolist() == [7, 8, 9]
+        assert load(tmp_path / "step-00000001").variables["count"].tolist() == [7, 8, 9]
+        s.set(count, [3, 2, 1])
+    assert load(tmp_path / "step-00000001").variables["count"].tolist() == [3, 2, 1]
+    with gf.Session(checkpoint=tmp_path, every="1h") as s:
+        s.set(count, [4, 5, 6])
+    assert load(tmp_path / "step-00000001").variables["count"].tolist() == [4, 5, 6]
 
 
 def test_the_short_way_of_steps_counts_too(tmp_path: Path) -> None:
