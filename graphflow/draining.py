@@ -10,6 +10,7 @@ then, is told by the same signal once more, and ends the process.
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import signal
 import threading
@@ -174,7 +175,10 @@ class Drain:
         return self._is_over and self._outcome is None
 
     def end(self) -> None:
-        """Put back what was there, before sessions that are over, too."""
+        """Put back what was there, before sessions that are over, too; not while SIGTERM is yet to
+        be heeded, which then does so."""
+        if self.asked and self._outcome is None:
+            return
         self._ended = True
         if self._installed and threading.current_thread() is threading.main_thread():
             self._installed = False
@@ -196,6 +200,16 @@ class _Ending:
     def __call__(self, number: int, frame: object) -> None:
         if os.getpid() != self._process or time.monotonic() > self.until:
             _end_at_once()
+
+
+def _deafen() -> None:
+    """Python puts handlers away before modules, which takes most of the time that it ends in."""
+    ending = signal.getsignal(signal.SIGTERM)
+    if isinstance(ending, _Ending) and time.monotonic() < ending.until:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+atexit.register(_deafen)
 
 
 def _heeded(handler: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from graphflow.deployment import Deployment
@@ -144,11 +144,14 @@ class Lifetime:
 
     def abandon(self, error: BaseException) -> None:
         """The end of a block that an error ends."""
-        if not self._closed and self._process == os.getpid():
+        if self._closed:
+            return
+        if self._process == os.getpid():
             self.hosts.cancel()  # else the step of a `run_async` would hold the error back
             if type(error) is WorkerLost and isinstance(self.recovery, Fragile):
                 error.add_note("A session opened with checkpoint=directory recovers by itself.")
         self._end(complete=False)
+        self.heed()
 
     def _end(self, *, complete: bool) -> None:
         if self._closed:
@@ -160,19 +163,20 @@ class Lifetime:
             self._closed = True
         # Who holds the lock runs no step beside it, and would wait for one that waits for it.
         self.queued.close(wait=not self.lock._is_owned())
-        try:
-            if isinstance(self.recovery, Recovery):
-                with self.lock:
+        with ExitStack() as last:
+            if self.drain is not None:  # a SIGTERM is heeded when all is done
+                last.enter_context(self.lock)
+                last.callback(self.drain.end)
+            try:
+                if isinstance(self.recovery, Recovery):
                     self.recovery.close(complete=complete)
-        finally:
-            if self.drain is not None:
-                self.drain.end()
-            if self.server is not None:
-                self.server.close()
-            self.stream = None
-            self.hosts.close()
-            # A closed session may be kept, in a notebook: not what it took, arrays among it.
-            self.deployment.undeploy(None)
+            finally:
+                if self.server is not None:
+                    self.server.close()
+                self.stream = None
+                self.hosts.close()
+                # A closed session may be kept, in a notebook: not what it took, arrays among it.
+                self.deployment.undeploy(None)
 
     def _retreat(self) -> None:
         """On a thread of its own: a worker was asked to end, perhaps while no step runs."""

@@ -243,6 +243,11 @@ with gf.Session(checkpoint=folder, every="1h") as s:
             s.run(step)
     if how == "close":
         s._recovery.close = told(s._recovery.close)
+    if how in ("closing", "failing"):  # when the last checkpoint is there, or none is written
+        s.save()
+        s._life.hosts.close = told(s._life.hosts.close)
+    if how == "failing":
+        raise ValueError
 print("goes on", flush=True)
 """
 
@@ -252,7 +257,7 @@ print("goes on", flush=True)
     "how",
     [
         "get", "set", "save", "thread", "futures", "waiting", "logging", "own", "inner", "outer",
-        "close",
+        "close", "closing", "failing",
     ],
 )  # fmt: skip
 def test_a_signal_at_any_moment_ends_the_process_with_a_checkpoint(
@@ -349,6 +354,10 @@ import os, signal, sys, time, graphflow as gf
 from contextlib import nullcontext
 from graphflow import draining
 draining.AGAIN = float(sys.argv[2])
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+last = Last()  # goes with the modules, when Python has put handlers away
 count = gf.variable(0.0, name="count")
 try:
     with gf.Session(checkpoint=sys.argv[1]) as s:
