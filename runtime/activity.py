@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.runtime.clock import Clock
 from graphflow.runtime.logs import Log
-from graphflow.runtime.messages import EDGE_BITS, TAKEN, Abort, Commit, Compute, Forget, Key, Load
+from graphflow.runtime.messages import EDGE_BITS, Abort, Commit, Compute, Forget, Key, Load
 from graphflow.runtime.metrics import Meters
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ class SessionActivity:
         self.meters = Meters()
         self._fed = 0  # bytes, of steps that have not ended
         self._lost: set[int] = set()
+        self._resent: Callable[[], dict[tuple[str, ...], float]] = dict
 
     def watch(self, machine: CoordinatorMachine, addresses: Sequence[str]) -> None:
         """Let the meters tell of the workers of an epoch, none of which is lost yet, when somebody
@@ -142,11 +143,16 @@ class SessionActivity:
         def error(clock: Clock) -> float:
             return clock.reading(time.monotonic()).error
 
+        before = {address: count for address, count in self._resent().items() if count}
+
         def resent() -> dict[tuple[str, ...], float]:
-            return {
-                (address,): machine.stream(worker).outbound.repeats
-                for worker, address in enumerate(addresses)
-            }
+            told = dict(before)
+            for worker, address in enumerate(addresses):
+                now = machine.stream(worker).outbound.repeats
+                told[address,] = before.get((address,), 0) + now
+            return told
+
+        self._resent = resent  # for the next epoch: what counts only grows
 
         self.meters.watch("graphflow_workers", states)
         self.meters.watch("graphflow_resent_messages_total", resent)
@@ -199,8 +205,8 @@ class SessionActivity:
 
 
 def _edge(key: Key) -> str:
-    """The name of an edge for meters: one for all its tensors in a loop, and for all words about
-    them."""
+    """The name of an edge for meters: one for all its tensors in a loop, and one for all words of a
+    kind, which are told anew for each combination of sizes."""
     if isinstance(key, int):
         return str(key & ((1 << EDGE_BITS) - 1))
-    return key if not key.startswith(TAKEN) else TAKEN.rstrip("/")
+    return key.partition("/")[0]

@@ -256,8 +256,9 @@ class SessionState:
         return program
 
     def _part(self, program: str, device: str, sizes: Sequence[tuple[str, int]]) -> Part:
-        """What a device does in the exchanges of a program, for some sizes."""
-        told = ",".join(f"{symbol}={size}" for symbol, size in sizes)
+        """What a device does in the exchanges of a program, for some sizes: without their symbols,
+        which have names of the user's."""
+        told = ",".join(str(size) for _, size in sizes)
         return self.exchanges.part(f"{program}({told})", device)
 
     def _run(

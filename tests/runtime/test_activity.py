@@ -14,8 +14,10 @@ import pytest
 
 from graphflow.errors import NotAuthorised, OpError
 from graphflow.runtime.activity import Activity, SessionActivity
+from graphflow.runtime.clock import Clock
 from graphflow.runtime.messages import (
     COORDINATOR,
+    EDGE_BITS,
     Abort,
     Close,
     Commit,
@@ -110,6 +112,28 @@ def test_a_sessions_jobs_are_counted_and_shown() -> None:
     assert told["steps_per_second"] > 0
     outcomes = meters.series("graphflow_steps_total")
     assert outcomes == {("committed",): 2, ("aborted",): 1, ("failed",): 1}
+
+
+def test_tensors_are_counted_by_edge_and_words_about_them_by_kind() -> None:
+    meters = Meters()
+    mine = Activity("session", 1, 0, meters)
+    words = ["collective/p0(7)/2/offer", "collective/p0(8)/from /worker:0/cpu:0/found", "taken/3/4"]
+    for key in (3, 5 << EDGE_BITS | 3, *words):
+        mine.carried("sent", "tcp://a:1", key, 10)
+    sent = {edge: count for (_, edge), count in meters.series("graphflow_sent_bytes_total").items()}
+    assert sent == {"3": 20, "collective": 20, "taken": 10}
+
+
+def test_what_was_sent_again_counts_on_in_the_next_epoch() -> None:
+    mine = SessionActivity("session")
+    for epoch, peers in enumerate((["a", "b"], ["a", "c"], ["a", "c"]), 1):
+        stream = SimpleNamespace(outbound=SimpleNamespace(repeats=epoch))
+        machine: Any = SimpleNamespace(
+            stream=lambda worker, told=stream: told, lost=dict, clock=lambda worker: Clock()
+        )
+        mine.watch(machine, peers)
+    told = {each.name: each.values for each in mine.meters.samples() if "resent" in each.name}
+    assert told == {"graphflow_resent_messages_total": {("a",): 6, ("b",): 1, ("c",): 5}}
 
 
 @pytest.mark.parametrize("job", [Read(1, "v"), Close(1), Open(1, 0, [], 1.0)])
