@@ -100,6 +100,14 @@ class Leave:
 
 
 @dataclass(frozen=True)
+class Shut:
+    """A session is to end here, for a reason."""
+
+    session: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Offer:
     """The worker has memory in which it can lend arrays to the coordinator of a session."""
 
@@ -119,7 +127,7 @@ class Cut:
     asked: int
 
 
-WorkerEvent = Received | Finished | Offer | Cut | Tick | Drain | Leave
+WorkerEvent = Received | Finished | Offer | Cut | Tick | Drain | Shut | Leave
 
 
 # Actions ---------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ from graphflow.runtime.protocol.jobs import (
     Route,
     Run,
     Send,
+    Shut,
     Tick,
     Wake,
     WorkerAction,
@@ -88,6 +89,7 @@ _COMMIT = Commit()
 _NOTED_EVERY = 8  # small tensors, of whose acknowledgements the link is told together
 _QUIET = 1.5  # seconds without a word of the coordinator, who should speak every second
 _REMEMBERED = 4096  # closed sessions whose late messages are still known as such
+_LONGEST_NAME = 64  # characters of the name of a session; ours have 32
 _SILENT = 5.0  # seconds after which a session without a word of its coordinator is parked
 
 
@@ -178,6 +180,9 @@ class WorkerMachine:
                 return self._tick(now)
             case Drain(seconds):
                 return self._drain(seconds)
+            case Shut(name, reason):
+                session = self._sessions.get(name)
+                return [] if session is None else self._break(session, reason)
             case Leave(reason):
                 last = Broken(reason)
                 goodbyes = [session.tell(last) for session in self._sessions.values()]
@@ -298,6 +303,8 @@ class WorkerMachine:
             error = SessionError("the worker was asked to end, and takes no more sessions")
         elif len(self._sessions) >= MAX_SESSIONS:
             error = SessionError(f"the worker serves {MAX_SESSIONS} sessions already; close one")
+        elif len(name) > _LONGEST_NAME:
+            error = ProtocolError(f"the name of a session has {len(name)} characters")
         elif not 0 < message.lease <= LONGEST_LEASE:
             lease = f"a lease of {message.lease:g} s"
             error = ProtocolError(f"{lease}; it takes more than 0 and at most {LONGEST_LEASE:g}")

@@ -41,6 +41,8 @@ _LOOK_MS = 50
 _AGAIN = 0.5  # seconds until files are read again: one that is written over leaves its folder as is
 _REMEMBERED = 1000  # refused keys, each told once
 
+UNTRUSTED = "a key that is not trusted any more"
+
 _BETWEEN_WORKERS = (Chunk, Tensor, Share, Ack, Resend)
 """What a worker may send to the other workers of a session."""
 
@@ -86,7 +88,7 @@ class Guard:
         self._lock = threading.Lock()
         self._version, self._read = -1, 0.0
         self._roles: dict[str, str] = {}
-        self._vouched: dict[str, frozenset[str]] = {}
+        self._vouched: dict[str, tuple[str, frozenset[str]]] = {}  # by session: by whom, for whom
         self._told: OrderedDict[str, None] = OrderedDict()
         self._roles_now()  # a folder that cannot be used is an error now
         self._context = context
@@ -111,10 +113,11 @@ class Guard:
 
     # Who may what ---------------------------------------------------------------------------------
 
-    def vouch(self, session: str, keys: Sequence[str]) -> None:
-        """Let the workers of a session connect, until it is closed."""
+    def vouch(self, session: str, by: str, keys: Sequence[str]) -> None:
+        """Let the workers of a session connect, until it is closed, or who opened it is trusted no
+        more."""
         with self._lock:
-            self._vouched[session] = frozenset(keys) - {""}
+            self._vouched[session] = by, frozenset(keys) - {""}
 
     def forget(self, session: str) -> None:
         """The session is closed."""
@@ -127,7 +130,18 @@ class Guard:
         if key in roles:
             return roles[key]
         with self._lock:
-            return WORKER if any(key in keys for keys in self._vouched.values()) else None
+            vouched = [keys for by, keys in self._vouched.values() if roles.get(by) == COORDINATOR]
+        return WORKER if any(key in keys for keys in vouched) else None
+
+    def revoked(self) -> list[str]:
+        """The sessions that a key has opened which is not trusted any more; none where nobody knows
+        for now who is."""
+        try:
+            roles = self._roles_now()
+        except KeyFileError:
+            return []
+        with self._lock:
+            return [name for name, (by, _) in self._vouched.items() if roles.get(by) != COORDINATOR]
 
     def check(self, key: str, envelope: Envelope, message: Message) -> None:
         """Whether who holds a key may send a message.
@@ -148,7 +162,7 @@ class Guard:
             None: False,
         }[role]
         if not allowed:
-            who = f"a {role}'s key" if role else "a key that is not trusted any more"
+            who = f"a {role}'s key" if role else UNTRUSTED
             raise NotAuthorised(f"{who} does not allow {type(message).__name__}")
 
     def _roles_now(self) -> dict[str, str]:

@@ -48,13 +48,14 @@ from graphflow.runtime.protocol.jobs import (
     Received,
     Run,
     Send,
+    Shut,
     Tick,
     Wake,
     WorkerAction,
     WorkerEvent,
 )
 from graphflow.runtime.protocol.worker import Epitaph, WorkerMachine
-from graphflow.runtime.security.guard import Guard
+from graphflow.runtime.security.guard import UNTRUSTED, Guard
 from graphflow.runtime.security.keys import COORDINATOR, KeyPair, Keyring
 from graphflow.runtime.status import report
 from graphflow.runtime.transport import transport_of
@@ -244,6 +245,8 @@ class WorkerProcess:
         if now >= self._due:
             self._due = now + _TICK
             self._handle(Tick())
+            for session in self._guard.revoked() if self._guard is not None else ():
+                self._handle(Shut(session, f"it is of {UNTRUSTED}"))
         if self._leaving and self._left_by == math.inf:
             self._left_by = now + self._leaving
             self._handle(Drain(self._leaving))
@@ -355,6 +358,9 @@ class WorkerProcess:
             self._send(Send(route, back, StatusReport(message.request, self._report_to(key))))
             return
         self._handle(Received(route, envelope, message, data, lane))
+        opened = self._sessions.get(envelope.session)
+        if self._guard is not None and type(message) is Open and opened not in (None, hosted):
+            self._guard.vouch(envelope.session, key, message.keys)
 
     def _report_to(self, key: str) -> dict[str, Any]:
         """What this worker does, for who holds a key."""
@@ -423,8 +429,6 @@ class WorkerProcess:
 
     def _run(self, action: Run) -> None:
         if isinstance(action.job, Open):
-            if self._guard is not None:
-                self._guard.vouch(action.session, action.job.keys)
             self._sessions[action.session] = HostedSession(
                 action,
                 context=self._context,

@@ -23,7 +23,19 @@ from graphflow.errors import (
     VersionMismatch,
     WorkerLost,
 )
-from graphflow.runtime.messages import Chunk, Close, Compute, Hello, Load, Measure, Open, Ping, Read
+from graphflow.runtime.messages import (
+    Ack,
+    Broken,
+    Chunk,
+    Close,
+    Compute,
+    Hello,
+    Load,
+    Measure,
+    Open,
+    Ping,
+    Read,
+)
 from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.door import HANDSHAKE_SECONDS
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, KeyPair, Keyring
@@ -120,6 +132,24 @@ def test_a_session_whose_key_is_revoked_is_told_so_at_its_next_message(keyed: Ke
                 time.sleep(0.05)
         took(26, "a key that is revoked", time.monotonic() - started)
         assert time.monotonic() - started < 2.0
+
+
+@pytest.mark.fault(26)
+def test_a_session_whose_key_is_revoked_ends_though_it_says_nothing(keyed: Keyed) -> None:
+    """However long its lease is, and whomever it vouches for: itself, too."""
+    with keyed.stranger("friend", COORDINATOR, trusted=True) as friend:
+        mine = next(each.key for each in keyed.ring.trusted() if each.name == "friend")
+        friend.ask(HELLO, "Welcome")
+        nobody = "tcp://127.0.0.1:9"
+        order = Open(2, 0, [keyed.address, nobody], 80_000.0, keys=[keyed.key, mine])
+        friend.ask(order, "Ready")
+        keyed.ring.revoke("friend")
+        told = friend.answer(2.0)
+        while told is not None and not isinstance(told, Broken):
+            told = friend.answer(2.0)
+        assert isinstance(told, Broken) and "not trusted any more" in told.reason
+        friend.tell(Ack(), origin=1)
+        assert "not trusted any more" in friend.answer().text
 
 
 @pytest.mark.fault(26)

@@ -894,6 +894,16 @@ def test_nobody_parks_a_session_for_good(lease: float) -> None:
     assert not machine.parked(60.0)
 
 
+def test_a_session_has_a_short_name_for_it_is_remembered() -> None:
+    machine = WorkerMachine(["cpu:0"])
+    opening = Open(1, 0, ["tcp://127.0.0.1:7000"], 10.0)
+    for length in (64, 65):
+        name = "s" * length
+        (answer,) = machine.handle(w.Received(b"x", Envelope(name, 1, -1, 0, 1), opening), 0.0)
+    assert isinstance(answer.message, Failed) and "65 characters" in answer.message.text
+    assert machine.sessions == ["s" * 64]
+
+
 def test_too_many_sessions_are_refused() -> None:
     machine = WorkerMachine(["cpu:0"])
     opening = Open(1, 0, ["tcp://127.0.0.1:7000"], 10.0)

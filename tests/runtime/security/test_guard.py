@@ -191,11 +191,17 @@ def test_workers_of_a_session_are_let_in_while_it_is_open(box: Box) -> None:
     channel.send([b"tensor"])
     time.sleep(0.2)
     assert box.listener.receive() is None
-    box.guard.vouch(SESSION, ["", key])
+    boss, by = box.visitor("boss", COORDINATOR, trusted=True)
+    box.guard.vouch(SESSION, by, ["", key, by])
     assert wait_for(box.listener.receive)[2] == key and box.guard.role(key) == WORKER
     box.guard.forget(SESSION)
     assert box.guard.role(key) is None
+    box.guard.vouch(SESSION, by, ["", key, by])
+    assert box.guard.role(key) == WORKER and box.guard.revoked() == []
+    box.ring.revoke("boss")  # and with it all that it vouches for, itself among it
+    assert box.guard.role(key) is box.guard.role(by) is None and box.guard.revoked() == [SESSION]
     channel.close()
+    boss.close()
 
 
 # Roles ------------------------------------------------------------------------------------------
