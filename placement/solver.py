@@ -105,11 +105,10 @@ class Live:
     def __init__(self, model: Model) -> None:
         self._library = _highs()
         self.mixed = any(model.integer)
-        solver = self._library.Highs()
+        solver = _silent(self._library)
         for name, value in (
-            ("output_flag", False), ("threads", 1), ("parallel", "off"), ("random_seed", 0),
-            ("mip_heuristic_effort", 0.0), ("mip_heuristic_run_feasibility_jump", False),
-            ("mip_detect_symmetry", False),
+            ("threads", 1), ("parallel", "off"), ("random_seed", 0), ("mip_heuristic_effort", 0.0),
+            ("mip_heuristic_run_feasibility_jump", False), ("mip_detect_symmetry", False),
         ):  # fmt: skip
             solver.setOptionValue(name, value)
         solver.passModel(_lp(self._library, model))
@@ -179,6 +178,18 @@ def _highs() -> Any:
             "this needs HiGHS, which is not installed: pip install highspy"
         ) from None
     return highspy
+
+
+def _silent(library: Any) -> Any:
+    """A solver that prints nothing: a new one sets up its callbacks, which from 1.16 on prints a
+    name and a licence before anyone could tell it not to."""
+
+    class Silent(library.Highs):  # type: ignore[misc]
+        def enableCallbacks(self) -> None:
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()
+
+    return Silent()
 
 
 def _lp(library: Any, model: Model) -> Any:

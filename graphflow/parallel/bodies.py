@@ -19,7 +19,8 @@ from graphflow.graph import Body, Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, made_by, make_node
 from graphflow.parallel.layouts import Layout, Value, whole
 from graphflow.parallel.mesh import WHOLE, Place, Split
-from graphflow.parallel.moves import Moves, called
+from graphflow.parallel.moves import Moves
+from graphflow.parallel.notes import called
 from graphflow.parallel.propagate import propagate
 from graphflow.spec import TensorSpec
 from graphflow.tracing import parameter

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, Value
-from graphflow.parallel.moves import Moves, called, is_gradient
+from graphflow.parallel.moves import Moves
+from graphflow.parallel.notes import called, is_gradient
 from graphflow.parallel.together import scattered, summed
 from graphflow.quantities import counted
 

@@ -23,7 +23,8 @@ from graphflow.parallel.folds import folded
 from graphflow.parallel.layouts import Layout, Value, whole
 from graphflow.parallel.meetings import met
 from graphflow.parallel.mesh import WHOLE, Piece, Place, Split
-from graphflow.parallel.moves import Moves, called
+from graphflow.parallel.moves import Moves
+from graphflow.parallel.notes import called
 from graphflow.parallel.propagate import propagate
 from graphflow.parallel.repeats import Repeats
 from graphflow.parallel.rules import Rule, rule_of, rules_of

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from graphflow.op import FUNCTIONS, Tensor
 from graphflow.parallel.layouts import Sent, Value
 from graphflow.parallel.mesh import Place
+from graphflow.parallel.notes import Note
 from graphflow.parallel.parts import cut
 
 if TYPE_CHECKING:
-    from graphflow.parallel.moves import Moves, Note
+    from graphflow.parallel.moves import Moves
 
 
 def seen(

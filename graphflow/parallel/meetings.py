@@ -8,7 +8,8 @@ from typing import Any
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Sent
 from graphflow.parallel.mesh import Place, Split
-from graphflow.parallel.moves import Moves, Note, called
+from graphflow.parallel.moves import Moves
+from graphflow.parallel.notes import Note, called
 from graphflow.parallel.rules import Rule
 
 

@@ -6,23 +6,20 @@ it is wanted; large exchanges are collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from graphflow.device import DeviceName
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by
-from graphflow.ops.collectives import crossing
 from graphflow.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from graphflow.parallel.halos import seen
 from graphflow.parallel.layouts import Layout, Move, Sent, Value
 from graphflow.parallel.mesh import Cuts, Homes, Mesh, Piece, Place, Split
+from graphflow.parallel.notes import BETWEEN, Note, called, is_gradient
 from graphflow.parallel.parts import combined_all, cut, joined, taken
 from graphflow.spec import Outer, Shape, TensorSpec, product, stretches
-
-BETWEEN = "moves/"
-"""The scope of what is made for an op, and is none of the user's."""
 
 
 class Moves:
@@ -446,16 +443,15 @@ class Moves:
                     parts[place] = build(own, place)
             Note(self, cause, called(cause), self.fetched)("fetch", (axis,), sent)
 
+        def combining(kind: str) -> Callable[[list[Tensor], Place], Tensor]:
+            return lambda own, _: combined_all(kind, own)
+
         for axis, kind in sorted(layout.partial, key=lambda p: p[0] not in self.mesh.local):
-            at_one(axis, partial(self._all_of, kind))
+            at_one(axis, combining(kind))
         for d, split in enumerate(layout.dims):
             for count in range(len(split.axes), 0, -1):
                 at_one(split.axes[count - 1], partial(self._one_of, value, d, split.first(count)))
         return parts[places[0]]
-
-    def _all_of(self, kind: str, own: list[Tensor], place: Place) -> Tensor:
-        """The partial results of a group at a place."""
-        return combined_all(kind, own)
 
     def _one_of(
         self, value: Value, d: int, split: Split, own: list[Tensor], place: Place
@@ -475,56 +471,4 @@ class Moves:
         }
 
 
-@dataclass(frozen=True)
-class Note:
-    """Notes moves of one tensor for one node.
-
-    Args:
-        to: where, if not with the moves that were made.
-    """
-
-    moves: Moves
-    cause: Node
-    name: str
-    to: list[Move] | None = None
-
-    def __call__(self, kind: str, axes: Sequence[str], sent: Mapping[Sent, float]) -> None:
-        """Parts were sent from place to place, along some axes of the mesh."""
-        if not self.moves.mesh.local.issuperset(axes) and sent:
-            made = self.moves.made if self.to is None else self.to
-            cause, where = called(self.cause), self.cause.location
-            axis = "×".join(axes)
-            made.append(Move(kind, axis, self.name, round(sum(sent.values())), cause, where, sent))
-
-    def exchange(self, kind: str, axes: Sequence[str], made: Value) -> None:
-        """Groups of places made a value together."""
-        sent: dict[Sent, float] = {}
-        for part in made.parts:
-            node = part.node
-            while node.op.joint is None and node.inputs:
-                node = node.inputs[0].node
-            if node.op.joint is not None:
-                sent[node.outputs[0], None] = self._received(node)
-        self(kind, axes, sent)
-
-    def _received(self, node: Node) -> float:
-        """Bytes that the place of one node of a collective gets of others."""
-        guess = self.moves.cuts.guess
-        specs = [t.spec.with_shape(tuple(map(guess, t.shape))) for t in node.inputs]
-        others = (i for i in range(len(specs)) if i != node.attrs["rank"])
-        return sum(crossing(node, i, specs) for i in others)
-
-
-def called(node: Node) -> str:
-    """What a node is called for the user: of what an op was expanded into, the op's name."""
-    while node.name.startswith(BETWEEN) and node.origin is not None:
-        node = node.origin
-    return node.name
-
-
-def is_gradient(node: Node) -> bool:
-    """Whether a node was made by differentiating, or stands for one that was."""
-    return "gradients/" in called(node)
-
-
-__all__ = ["Moves", "Note", "called", "is_gradient"]
+__all__ = ["Moves"]

@@ -384,7 +384,7 @@ def _check_beside(beside: Any, where: str) -> None:
             f"{where}: a Pipeline of a Pipeline has no meaning: give one Pipeline the stages of "
             "both, and to have several of them on a device schedule='interleaved'"
         )
-    if isinstance(beside, type) or not hasattr(beside, "terms"):
+    if not isinstance(getattr(beside, "terms", None), Terms):
         raise ScheduleError(
             f"{where}: a Pipeline goes with one Data or Shard, not {beside!r}; write "
             "Pipeline(…) * gf.parallel.Data(2)"

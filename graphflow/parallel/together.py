@@ -14,7 +14,8 @@ from graphflow.op import FUNCTIONS, Node, Tensor
 from graphflow.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from graphflow.parallel.layouts import Layout, Value
 from graphflow.parallel.mesh import Place
-from graphflow.parallel.moves import Moves, Note
+from graphflow.parallel.moves import Moves
+from graphflow.parallel.notes import Note
 from graphflow.parallel.parts import cut, joined
 from graphflow.spec import product
 

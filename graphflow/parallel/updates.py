@@ -11,7 +11,8 @@ from collections.abc import Callable
 from graphflow.op import Node
 from graphflow.parallel.buckets import SMALL
 from graphflow.parallel.layouts import Layout, Value
-from graphflow.parallel.moves import Moves, called
+from graphflow.parallel.moves import Moves
+from graphflow.parallel.notes import called
 from graphflow.parallel.together import gathered
 
 _Key = tuple[str, str, int]
