@@ -248,29 +248,34 @@ def require(schedule: Any, what: str) -> None:
 
 
 def _check_complete(schedule: Schedule) -> None:
-    counts = Counter(task for order in schedule.orders for task in order)
+    counts = Counter(chain.from_iterable(schedule.orders))
+    stages, microbatches = schedule.stages, schedule.microbatches
     phases: tuple[Phase, ...] = (
-        ("F", "B", "W") if any(t.phase == "W" for t in counts) else ("F", "B")
+        ("B", "F", "W") if any(t.phase == "W" for t in counts) else ("B", "F")
     )
-    wanted = {
-        Task(phase, stage, microbatch)
+    fitting = {t for t in counts if t.stage < stages and t.microbatch < microbatches}
+    strange = counts.keys() - fitting
+    missing = (  # one after the other: there may be too many to list
+        task
         for phase in phases
-        for stage in range(schedule.stages)
-        for microbatch in range(schedule.microbatches)
-    }
-    sizes = f"stages={schedule.stages}, microbatches={schedule.microbatches}"
-    what = f"{_called(schedule)} ({sizes})"
-    for problem, found, remedy in (
-        ("it has no place for", counts.keys() - wanted, "leave it out"),
-        ("it misses", wanted - counts.keys(), "add it to its device's order"),
-        ("it repeats", {t for t, count in counts.items() if count > 1}, "leave it in one place"),
+        for stage in range(stages)
+        for microbatch in range(microbatches)
+        if (task := Task(phase, stage, microbatch)) not in fitting
+    )
+    lacking = len(phases) * stages * microbatches - len(fitting)
+    repeated = {t for t, count in counts.items() if count > 1}
+    what = f"{_called(schedule)} (stages={stages}, microbatches={microbatches})"
+    for problem, number, first, remedy in (
+        ("it has no place for", len(strange), min(strange, default=None), "leave it out"),
+        ("it misses", lacking, next(missing, None), "add it to its device's order"),
+        ("it repeats", len(repeated), min(repeated, default=None), "leave it in one place"),
     ):
-        if found:
-            others = f" and {len(found) - 1} other tasks" if len(found) > 1 else ""
+        if number:
+            others = f" and {number - 1:,} other tasks" if number > 1 else ""
             raise refusal(
                 what,
-                f"{problem} {min(found)}{others}; {remedy}: each task of each stage and "
-                "micro-batch is there once",
+                f"{problem} {first}{others}; {remedy}: each task of each stage and micro-batch is "
+                "there once",
             )
     homes: dict[tuple[int, int], int] = {}
     for device, order in enumerate(schedule.orders):

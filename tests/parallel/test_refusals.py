@@ -83,6 +83,7 @@ def test_a_strategy_that_is_none_for_a_network_is_refused_with_its_line(
     (lambda: schedule("F00 B00", "B10 F10"), r"'mine' at .*deadlock after 1 tasks: device 0"
      r" has B of .*device 1 has B .* which needs F of micro-batch 0 at stage 1; reorder the tasks"),
     (lambda: schedule("F00", "F10 B10"), r"misses B of micro-batch 0 at stage 0; add it"),
+    (lambda: schedule("F00 B00", stages=10**12), r"it misses B.* and 1,999,999,999,997 other"),
     (lambda: schedule("F00 F00 B00", "F10 B10"), r"repeats F of micro-batch 0 at stage 0; leave"),
     (lambda: schedule("F50 B00", "F10 B10"), r"no place for F of micro-batch 0 at stage 5; leave"),
     (lambda: schedule("F00 B10", "F10 B00"), r"'mine' .* on device 1, but another of its .* on 0"),
