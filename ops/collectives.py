@@ -9,7 +9,7 @@ gradient of a group is a group again (`joint`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from graphflow.op import (
@@ -87,7 +87,9 @@ def count_of(node: Node) -> int:
     return count
 
 
-def crossing(node: Node, source: int, specs: Sequence[TensorSpec]) -> float:
+def crossing(
+    node: Node, source: int, specs: Sequence[TensorSpec], known: Callable[[Size], int] = int
+) -> float:
     """Bytes of input `source` that the device of a node of another rank gets in an exchange.
 
     An all-reduce brings each rank a share of every other's tensor and, of every other rank, its
@@ -95,6 +97,7 @@ def crossing(node: Node, source: int, specs: Sequence[TensorSpec]) -> float:
 
     Args:
         specs: of the inputs, with known shapes.
+        known: the number that a size stands for.
     """
     whole = float(nbytes(specs[source]))
     if node.op.name == "all_reduce":
@@ -102,8 +105,9 @@ def crossing(node: Node, source: int, specs: Sequence[TensorSpec]) -> float:
     sizes: Any = node.attrs.get("sizes")
     if sizes is None:
         return whole
-    own: Sizes = sizes[source] if node.op.name == "all_to_all" else sizes
-    return whole * int(own[node.attrs["rank"]]) / max(1, sum(own))
+    own = [*map(known, sizes[source] if node.op.name == "all_to_all" else sizes)]
+    rank: int = node.attrs["rank"]
+    return whole * own[rank] / max(1, sum(own))
 
 
 # Gradients ------------------------------------------------------------------------------------

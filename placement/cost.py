@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from graphflow.placement.limits import Limits, teams
 from graphflow.placement.predictions import UNPLACED, Predictions
 from graphflow.placement.problem import Problem
 from graphflow.placement.topology import shared_links
-from graphflow.spec import TensorSpec, is_inexact
+from graphflow.spec import TensorSpec, evaluate, is_inexact
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +245,8 @@ class _Builder:
                 continue
             share = Tensor(tensor.node, tensor.index)
             self.shares[share] = node
-            yield share, round(crossing(node, source, specs))
+            known = partial(evaluate, bindings=self.bindings)
+            yield share, round(crossing(node, source, specs, known))
 
     def memory(self) -> tuple[list[float], list[float]]:
         """Bytes that stay (variables; constants, at their first reader), and bytes of outputs."""

@@ -99,19 +99,16 @@ class Choosing:
     def _choices(
         self, node: Node, rule: Rule, m: str, axes: Mapping[str, list[str]]
     ) -> list[str | None]:
-        """Letters that inputs or wishes for outputs have cut along an axis of the mesh; to hand on
-        partial sums; None for neither."""
+        """Letters that inputs, wishes for what is made of partial ones, or wishes for outputs have
+        cut along an axis of the mesh; to hand on partial sums; None for neither."""
         found: list[str | None] = []
         if self._linear(node, rule, m):
             found.append(KEEP)
-        layouts = [
-            (n, self.values[t].layout) for n, t in zip(rule.inputs, node.inputs, strict=True)
-        ]
-        layouts += [
-            (n, self.wishes[t])
-            for n, t in zip(rule.outputs, node.outputs, strict=True)
-            if t in self.wishes
-        ]
+        inputs = [*zip(rule.inputs, node.inputs, strict=True)]
+        layouts = [(n, self.values[t].layout) for n, t in inputs]
+        wished = [(n, t) for n, t in inputs if m in dict(self.values[t].layout.partial)]
+        wished += zip(rule.outputs, node.outputs, strict=True)
+        layouts += [(n, self.wishes[t]) for n, t in wished if t in self.wishes]
         for names, layout in layouts:
             for letter, split in zip(names, layout.dims, strict=True):
                 fresh = letter != "." and m in split.axes and letter not in found

@@ -12,11 +12,12 @@ from typing import Any, TypeVar, cast
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import Tensor, as_tensor, checked
 from graphflow.ops import collectives
-from graphflow.ops.collective_rules import Sizes, alike
+from graphflow.ops.collective_rules import alike
 from graphflow.ops.collectives import group
 from graphflow.ops.reduction_order import ALGORITHMS, REDUCTIONS, shares
 from graphflow.ops.rules import normalize_axis
 from graphflow.parallel.counts import count_of
+from graphflow.spec import Dim, Size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,7 +65,7 @@ def reduce_scatter(
     tensors: Sequence[Any],
     axis: int = 0,
     op: str = "sum",
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[Size] | None = None,
     algorithm: str = "auto",
     hosts: Sequence[int] | None = None,
 ) -> list[Tensor]:
@@ -179,9 +180,9 @@ def _reduction(op: str, algorithm: str, hosts: Any, count: int) -> dict[str, Any
     return {"reduction": op, "algorithm": algorithm, "hosts": hosts}
 
 
-def _parts(x: Tensor, axis: int, count: int, sizes: Sequence[int] | None) -> Sizes:
+def _parts(x: Tensor, axis: int, count: int, sizes: Sequence[Size] | None) -> tuple[Size, ...]:
     if sizes is not None:
-        if not all(type(size) is int and size >= 0 for size in sizes):
+        if not all(isinstance(each, Dim) or (type(each) is int and each >= 0) for each in sizes):
             raise ArgumentError(f"sizes are ints from 0 on, not {tuple(sizes)!r}")
         return tuple(sizes)
     whole = x.shape[axis]

@@ -139,9 +139,8 @@ class Moves:
     def scatters(self, value: Value, target: Layout, axis: str) -> int | None:
         """The axis of a tensor along which the sum over a group may stay scattered."""
         for d, (have, want) in enumerate(zip(value.layout.dims, target.dims, strict=True)):
-            before = want.without_last()
-            known = isinstance(value.spec.shape[d], int) and want.outer == 1
-            if known and want.axes and want.axes[-1] == axis and have == before:
+            plain = want.outer == 1 and want.axes[-1:] == (axis,)
+            if plain and have == want.without_last():
                 return d
         return None
 
@@ -307,7 +306,7 @@ class Moves:
             pieces = [self.cuts.piece(size, want, place) for place in group]
             if axis not in self.mesh.local:
                 with self.between(note.cause):
-                    return reduce_scatter(own, axis=d, sizes=[int(p.size) for p in pieces])
+                    return reduce_scatter(own, axis=d, sizes=[p.size for p in pieces])
             with self.at(group[0], note.cause):
                 total = combined_all("sum", own)
                 origin = self._origin(size, value.layout.dims[d], group[0])

@@ -54,7 +54,7 @@ class Note:
         guess = self.moves.cuts.guess
         specs = [t.spec.with_shape(tuple(map(guess, t.shape))) for t in node.inputs]
         others = (i for i in range(len(specs)) if i != node.attrs["rank"])
-        return sum(crossing(node, i, specs) for i in others)
+        return sum(crossing(node, i, specs, guess) for i in others)
 
 
 def called(node: Node) -> str:

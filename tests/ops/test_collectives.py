@@ -231,6 +231,19 @@ def test_plans_count_and_name_what_is_exchanged() -> None:
     assert [t.bytes for t in between] == [64 * 64 * 4] * 2
 
 
+def test_plans_count_shares_of_sizes_that_a_feed_fixes() -> None:
+    """A gather's gradient is a scatter whose parts are as large as what was gathered."""
+    x = gf.placeholder("float32", (None, 3))
+    xs = []
+    for i in range(2):
+        with gf.device(f"/worker:{i}"):
+            xs.append(gf.tanh(x * (i + 1)))
+    loss = sum(gf.sum(y * y) for y in P.all_gather(xs))
+    plan = gf.plan(gf.gradients(loss, xs), gf.Cluster.local(2), {x: (6, 3)})
+    scattered = [t.bytes for t in plan.transfers if t.tensor.endswith(":reduce_scatter")]
+    assert scattered == [6 * 3 * 4] * 2
+
+
 # Bad input ------------------------------------------------------------------------------------
 
 X = gf.placeholder("float32", (4, 3), name="x")

@@ -124,6 +124,16 @@ def test_devices_keep_less_of_the_activations() -> None:
 
 
 def test_an_open_sequence_of_any_length_is_cut() -> None:
+    """Its sums are scattered and no more travels than of a known one; nor does of an open batch."""
+
+    def kinds(*shape: int | None) -> list[str]:
+        h = x = gf.placeholder("float32", (*shape, 8), name="x")
+        h = gf.nn.TransformerBlock(8, 2, name="block")(h, causal=True)
+        train = gf.optim.SGD(0.1).minimize(gf.mean((h - x) ** 2.0), strategy=cut())
+        return sorted(m.kind for m in cut().report(train).collectives)
+
+    assert kinds(4, None) == kinds(None, 8) == kinds(None, None) == kinds(4, 8)
+
     def trained(strategy: Any) -> list[Any]:
         gf.random.seed(1)
         h = x = gf.placeholder("float64", (None, None, 8), name="x")
