@@ -31,6 +31,11 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         result = np.dtype(dtype)
     except (TypeError, ValueError):
         result = None
+    if result is not None and result.hasobject:
+        raise DTypeError(
+            "Python objects (None, sets, ints beyond 64 bits…) are not supported; use one of "
+            f"{', '.join(DTYPES)}"
+        )
     if result is None or dtype is None or result.name not in DTYPES:
         raise DTypeError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
     native: np.dtype[Any] = result.newbyteorder("=")

@@ -44,6 +44,9 @@ from graphflow.dtypes import (
 )
 from graphflow.errors import ShapeError
 
+LARGEST_SIZE = 2**63 - 1
+"""Of an axis."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -203,6 +206,8 @@ def _normalize_size(entry: Any, what: str) -> Size:
     if isinstance(entry, int | np.integer) and not isinstance(entry, bool | np.bool_):
         if entry < 0:
             raise ShapeError(f"{what}: sizes are not negative, got {entry}; use None for any size")
+        if entry > LARGEST_SIZE:
+            raise ShapeError(f"{what}: sizes are below 2**63")
         return int(entry)
     raise ShapeError(f"{what}: a size is an int, None or a name, not {entry!r}")
 
@@ -249,9 +254,9 @@ def part_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:
 
 
 __all__ = [
-    "BFLOAT16", "DTYPES", "Dim", "Equation", "Outer", "Shape", "Size", "Span", "TensorSpec",
-    "alone", "as_dtype", "broadcast_shapes", "complex_dtype", "equate", "evaluate", "floordiv",
-    "is_fresh", "is_half", "is_inexact", "kind", "limits", "maximum", "minimum", "nbytes",
-    "normalize_shape", "part_of", "product", "promote", "real_dtype", "recorded_equations",
-    "show_shape", "show_symbol", "spec", "stretches", "substitute", "symbols",
+    "BFLOAT16", "DTYPES", "Dim", "Equation", "LARGEST_SIZE", "Outer", "Shape", "Size", "Span",
+    "TensorSpec", "alone", "as_dtype", "broadcast_shapes", "complex_dtype", "equate", "evaluate",
+    "floordiv", "is_fresh", "is_half", "is_inexact", "kind", "limits", "maximum", "minimum",
+    "nbytes", "normalize_shape", "part_of", "product", "promote", "real_dtype",
+    "recorded_equations", "show_shape", "show_symbol", "spec", "stretches", "substitute", "symbols",
 ]  # fmt: skip

@@ -12,7 +12,16 @@ from typing import Any
 from graphflow.errors import ArgumentError, FeedError, FetchError, GraphError, GraphflowError
 from graphflow.graph import Graph, bodies
 from graphflow.op import Node, Tensor, as_tensor, user_location
-from graphflow.spec import Dim, Size, alone, evaluate, show_shape, show_symbol, symbols
+from graphflow.spec import (
+    LARGEST_SIZE,
+    Dim,
+    Size,
+    alone,
+    evaluate,
+    show_shape,
+    show_symbol,
+    symbols,
+)
 
 Rebuild = Callable[[Sequence[Any]], Any]
 """Puts values, in the order of the flat tensors, into the structure that was flattened."""
@@ -199,6 +208,8 @@ class _Binding:
         for axis, (want, have) in enumerate(zip(wanted, given, strict=True)):
             if have < 0:
                 raise self._mismatch(node, given, f"axis {axis} is negative")
+            if have > LARGEST_SIZE:
+                raise self._mismatch(node, given, f"axis {axis} is at most 2**63 - 1")
             if isinstance(want, int):
                 if want != have:
                     raise self._mismatch(node, given, f"axis {axis} must be {want}, not {have}")

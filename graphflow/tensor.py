@@ -348,6 +348,8 @@ def _weak(scalar: Any, dtype: np.dtype[Any]) -> Tensor:
         )
     if not isinstance(scalar, Dim) and not _in_range(scalar, dtype):
         raise DTypeError(f"Python scalar {scalar!r} is outside the range of {dtype}")
+    if scalar_kind == "int" and is_inexact(dtype) and not isinstance(scalar, Dim):
+        scalar = float(scalar)  # an int may be longer than any of numpy's
     return as_tensor(scalar, dtype)
 
 

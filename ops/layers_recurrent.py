@@ -22,7 +22,7 @@ from graphflow.ops.recurrent import (
     projected,
     run_directions,
 )
-from graphflow.ops.shape import expand_dims, moveaxis
+from graphflow.ops.shape import moveaxis
 from graphflow.ops.window import stack
 from graphflow.spec import show_shape
 
@@ -100,7 +100,7 @@ class _CellLayer(Layer):
                 f"{show_shape(x.shape)}"
             )
         if state is None:
-            before = initial_state(self.cell, expand_dims(x, 0), self.weights.size)
+            before = initial_state(self.cell, x.shape[0], self.weights)
         else:
             before = _as_states(self, state, self.cell.states)
         after = self.cell.step(projected(self.cell, x, self.weights), before, self.weights)

@@ -222,6 +222,7 @@ lstm_op: Op = register(
         batch=_batched,
         sharding=sharding.fixed(".b.,..,.,b.,b.->.b.,b.,b.,.b.,.b."),
         cost=_cost,
+        autocast="high",
         samples=tuple(sample(_GATES, _R, _BIAS, _STATE, _STATE, **attrs) for attrs in _CASES),
         doc="Long short-term memory along a sequence, of what its inputs come to.",
     )

@@ -21,7 +21,7 @@ from graphflow.ops.select import clip, where
 from graphflow.ops.shape import expand_dims, moveaxis, reshape, squeeze
 from graphflow.ops.window import concat, stack
 from graphflow.ops.window import window as rows_of
-from graphflow.spec import equate, is_half, kind, show_shape
+from graphflow.spec import Size, equate, is_half, kind, show_shape
 
 Activation = Callable[[Tensor], Tensor]
 State = tuple[Tensor, ...]
@@ -208,20 +208,22 @@ def _in_one_op(
     """As `run`, of a plain LSTM by the op of whole sequences; None for other cells."""
     usual = (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"], FUNCTIONS["tanh"])
     plain = isinstance(cell, Lstm) and not cell.coupled and cell.limit is None
-    if not plain or cell.activations != usual or weights.peepholes is not None or is_half(x.dtype):
+    half = is_half(weights.r.dtype)
+    if not plain or cell.activations != usual or weights.peepholes is not None or half:
         return None
     parts = [b for b in (weights.bias, weights.recurrent_bias) if b is not None]
     bias = parts[0] + parts[1] if len(parts) > 1 else parts[0] if parts else None
     if bias is None:
-        bias = zeros((weights.r.shape[0],), x.dtype)
+        bias = zeros((weights.r.shape[0],), weights.r.dtype)
     z = matmul(x, weights.w, transpose_b=True)
     y, h, c, *_ = lstm_op(z, weights.r, bias, *state, gates=cell.gates, reverse=reverse)
     return y, (h, c)
 
 
-def initial_state(cell: Cell, x: Tensor, size: int) -> State:
-    """Zeros, (B, H) each, for inputs (T, B, inputs)."""
-    return tuple(zeros((x.shape[1], size), x.dtype) for _ in range(cell.states))
+def initial_state(cell: Cell, batch: Size, weights: Weights) -> State:
+    """Zeros, (B, H) each, in the dtype of the weights: inputs may be autocasted."""
+    shape = (batch, weights.size)
+    return tuple(zeros(shape, weights.r.dtype) for _ in range(cell.states))
 
 
 def run_directions(
@@ -235,7 +237,7 @@ def run_directions(
     """Outputs (T, B, D·H) and last states of one direction or both."""
     outputs, ends = [], []
     for i, weights in enumerate(sides):
-        state = initial_state(cell, x, weights.size) if states is None else states[i]
+        state = initial_state(cell, x.shape[1], weights) if states is None else states[i]
         y, last = run(cell, x, weights, state, lengths, reverse=bool(i) or first_reversed)
         outputs.append(y)
         ends.append(last)

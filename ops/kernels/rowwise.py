@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from graphflow.op import Op, Rows
+from graphflow.spec import broadcast_shapes
 
 Sizes = tuple[int, ...]
 
@@ -178,15 +177,16 @@ MOST_AXES = 4
 
 def whole_of(rows: Rows) -> Sizes:
     """The shape that an op goes over."""
-    shapes: Any = rows.shapes
-    whole: Any = rows.whole
-    return np.broadcast_shapes(*shapes) if whole is None else whole
+    whole: Any = broadcast_shapes(*rows.shapes) if rows.whole is None else rows.whole
+    sizes: Sizes = whole
+    return sizes
 
 
 def form_of(op: Op, shapes: Sequence[Sizes], attrs: Mapping[str, Any]) -> Form | None:
     """How an op goes over operands of these shapes; None where no kernel is generated for that."""
     if op.rows is None:
-        form = collapsed(np.broadcast_shapes(*shapes), shapes)
+        whole: Any = broadcast_shapes(*shapes)
+        form = collapsed(whole, shapes)
     else:
         rows = op.rows(*shapes, **attrs)
         seen: Any = rows.shapes

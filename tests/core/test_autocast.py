@@ -102,6 +102,22 @@ def test_layers_compute_their_products_in_16_bits_bias_and_all() -> None:
     assert [y.dtype.name for y in ys] == ["bfloat16"] * 3
 
 
+@pytest.mark.parametrize("given", [F, "bfloat16"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_keep_their_state_in_float32(kind: str, given: str) -> None:
+    rows = np.random.default_rng(0).uniform(-1, 1, (5, 2, 4)).astype(F)
+    x, layer = gf.placeholder(F, rows.shape), getattr(gf.nn, kind)(4, 3)
+    full = layer(x)[0]
+    with gf.autocast("bfloat16"):
+        y, last = layer(gf.astype(x, given))
+        grads = gf.gradients(gf.mean(gf.square(y)), list(layer.parameters().values()))
+    states = last if isinstance(last, tuple) else (last,)
+    assert {t.dtype.name for t in (y, *states, *grads)} == {F}
+    with gf.Session() as s:
+        wanted, found, *_ = s.run([full, y, *grads], {x: rows})
+    np.testing.assert_allclose(found, wanted, atol=0.02)
+
+
 def test_gradients_have_the_dtype_of_the_variables_and_16_bit_products() -> None:
     x, w = gf.placeholder(F, (2, 3)), gf.variable(gf.init.glorot((3, 4)), name="w")
     with gf.autocast("bfloat16"):

@@ -104,6 +104,9 @@ def test_python_scalars_are_weak() -> None:
         n + 2.5
     with pytest.raises(DTypeError, match="outside the range of int16"):
         n + 100_000
+    assert value(as_tensor(np.float32(0.5)) * 2**70) == 2.0**69
+    with pytest.raises(DTypeError, match="outside the range of float32"):
+        x + 10**40
 
 
 def test_kinds_do_not_mix() -> None:

@@ -204,6 +204,12 @@ def test_running_sums_go_along_one_axis() -> None:
     assert gradient_at(lambda x: G["cumsum"](x, 0), [1, 1, 1]).tolist() == [3, 2, 1]
 
 
+def test_running_sums_lose_nothing_on_their_way() -> None:
+    """In float32 each term beyond 2**24 would vanish, and half of them before."""
+    last = value(G["cumsum"](np.full(2**21, 0.1, "float32")))[-1]
+    assert last == np.float32(2**21 * float(np.float32(0.1)))
+
+
 def test_buffers_of_any_layout_of_reduction_get_the_bits_of_the_kernel() -> None:
     rng = np.random.default_rng(3)
     array = rng.normal(size=(17, 33, 5)).astype("float32")

@@ -20,6 +20,7 @@ from graphflow.errors import (
     MemoryLimitError,
     PlacementError,
     PlanError,
+    ShapeError,
 )
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, device
@@ -258,6 +259,17 @@ def test_a_graph_that_fits_nowhere_is_an_error_with_names_lines_sizes_and_a_reme
     assert "/worker:1/cpu:0 has 300 KiB" in told
     assert "keep 1 MiB" in told
     assert "smaller batches" in told
+
+
+def test_sizes_that_no_machine_has_are_too_large_and_no_accident() -> None:
+    x = placeholder("float32", (None, 4), name="x")
+    total = FUNCTIONS["sum"](x + 1.0)
+    with pytest.raises(MemoryLimitError, match="134217728 TiB"):
+        plan([total], TWO, shapes={x: (2**62, 4)})
+    with pytest.raises(PlanError, match=r"axis 0 is at most 2\*\*63 - 1"):
+        plan([total], TWO, shapes={x: (2**63, 4)})
+    with pytest.raises(ShapeError, match=r"below 2\*\*63"):
+        placeholder("float32", (2**63,))
 
 
 # What a plan tells ----------------------------------------------------------------------------
