@@ -120,7 +120,8 @@ def worker(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="This worker's own key, see `graphflow keys`; default: the only one.",
+            help="This worker's own key, see `graphflow keys`; default: the only one beyond "
+            "loopback, and none on it.",
         ),
     ] = None,
     max_connections: Annotated[
