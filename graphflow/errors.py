@@ -95,7 +95,13 @@ class DeviceError(PlacementError):
 
 
 class MemoryLimitError(PlacementError):
-    """A graph fits in no device's memory."""
+    """A graph fits in no device's memory.
+
+    Attributes:
+        needed: bytes of each device of the cluster, for the placement that came closest.
+    """
+
+    needed: tuple[int, ...] = ()
 
 
 class ClusterError(PlacementError):

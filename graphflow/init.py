@@ -15,7 +15,7 @@ import numpy as np
 from graphflow.arguments import spelt
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import next_stream, user_location
-from graphflow.spec import as_dtype, is_inexact
+from graphflow.spec import Span, as_dtype, is_inexact, part_of
 from graphflow.spec import kind as kind_of
 
 
@@ -44,6 +44,49 @@ class Initializer:
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.stream)))
         draw = generator.uniform if self.kind == "uniform" else generator.normal
         return np.asarray(draw(self.a, self.b, self.shape), self.dtype)
+
+
+class Whole:
+    """An initial value of which several variables have a part each: it is made when the first of
+    them is looked at, and let go of with the last."""
+
+    def __init__(self, initial: Any) -> None:
+        self._initial, self._parts = initial, 0
+        self._made: np.ndarray[Any, Any] | None = None
+        self._seen: set[int] = set()
+
+    def part(self, spans: tuple[Span, ...], shape: tuple[int, ...], dtype: str) -> Part:
+        """One of its parts."""
+        self._parts += 1
+        return Part(self, self._parts, spans, shape, dtype)
+
+    def cut(self, number: int, spans: tuple[Span, ...]) -> np.ndarray[Any, Any]:
+        """What a part is."""
+        made = self._made
+        if made is None:
+            made = np.asarray(self._initial() if callable(self._initial) else self._initial)
+        self._seen.add(number)
+        if len(self._seen) == self._parts:
+            self._made, self._seen = None, set()
+        else:
+            self._made = made
+        return np.array(made[part_of(spans, made.shape)])
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of an initial value, made when it is looked at: a search over strategies cuts large
+    models many times, and looks at none."""
+
+    whole: Whole
+    number: int
+    spans: tuple[Span, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __call__(self) -> np.ndarray[Any, Any]:
+        """The array; the same at each call."""
+        return self.whole.cut(self.number, self.spans).reshape(self.shape)
 
 
 def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:

@@ -45,8 +45,8 @@ def _infer_variable(
     return TensorSpec(shape, as_dtype(dtype))
 
 
-# `initial` is a numpy array or a graphflow.init.Initializer; `named`: the user chose the name, so
-# that a second variable of that name in a session is an error, not renamed.
+# `initial` is a numpy array, a graphflow.init.Initializer or a part of one; `named`: the user chose
+# the name, so that a second variable of that name in a session is an error, not renamed.
 variable = register(Op("variable", infer=_infer_variable, cost=_nothing, pure=False))
 
 

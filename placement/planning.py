@@ -74,8 +74,8 @@ def make_plan(
     alone, shared = problems(homes)
     fixed = partial(_beyond, alone, cluster, learned, steps)
     plain = _baselines(alone, shared)
-    fits = partial(_fits, cluster, bindings)
-    made, assignment = _placed(alone, shared, placer, plain, fixed, fits)
+    taken = partial(_taken, cluster, bindings)
+    made, assignment = _placed(alone, shared, placer, plain, fixed, taken)
     assignment = in_turns(assignment, made.problem, made.nodes)
     if any(node in homes for node in graph.variables):
         alone, shared = problems({})  # "one device" holds the variables, too
@@ -171,7 +171,7 @@ def outlook(
     alone, shared = build_problems(graph, cluster, bindings, learned=learned)
     fixed = partial(_beyond, alone, cluster, learned, steps)
     made, assignment = _placed(
-        alone, shared, placer, None, fixed, partial(_fits, cluster, bindings)
+        alone, shared, placer, None, fixed, partial(_taken, cluster, bindings)
     )
     assignment = in_turns(assignment, made.problem, made.nodes)
     made = _sending(made, cluster, assignment)
@@ -223,13 +223,12 @@ def _nameless(made: GraphProblem, assignment: Assignment) -> Model:
     return Model(made.problem, assignment, names, (), made.devices, {})
 
 
-def _fits(
+def _taken(
     cluster: Cluster, bindings: Mapping[str, int], made: GraphProblem, assignment: Assignment
-) -> bool:
-    """Whether each device has the memory that the runtime takes there, to the byte."""
+) -> list[int]:
+    """The memory that the runtime takes on each device, to the byte."""
     peaks = _peaks(made, _nameless(made, assignment), cluster, bindings)
-    room = made.problem.capacity.tolist()
-    return all(peaks[name] <= room[at] for at, name in enumerate(cluster.devices))
+    return [peaks[name] for name in cluster.devices]
 
 
 def _baselines(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:
@@ -251,16 +250,17 @@ def _placed(
     placer: str | Placer,
     plain: list[Candidate] | None,
     fixed: Callable[[Assignment, float], float],
-    fits: Callable[[GraphProblem, Assignment], bool],
+    taken: Callable[[GraphProblem, Assignment], Sequence[int]],
 ) -> tuple[GraphProblem, Assignment]:
     """The placer's answer, and the problem in whose numbers it is to be told.
 
     Placers count what is alive, which is more than the runtime takes where it computes in place.
-    Where there is nothing to choose, as for most strategies, that does not refuse what `fits`.
+    Where there is nothing to choose, as for most strategies, that does not refuse what fits by
+    what is `taken`, and says what that is.
 
     Args:
         plain: the baselines, where these were worked out already.
-        fits: whether devices have the memory for an assignment, to the byte.
+        taken: bytes of each device that the runtime takes for an assignment.
 
     `greedy` and `auto` promise to be no slower than the baselines, a step's own cost included;
     others are taken at their word.
@@ -275,8 +275,10 @@ def _placed(
             anywhere = np.full_like(shared.problem.capacity, inf)
             made = place(replace(shared.problem, capacity=anywhere), chosen)
             made = in_turns(made, shared.problem, shared.nodes)
-            if fits(shared, made):
+            own = taken(shared, made)
+            if all(need <= room for need, room in zip(own, shared.problem.capacity, strict=False)):
                 return shared, made
+            raise memory_limit(alone, error.nodes, own) from None
         plain = _baselines(alone, shared) if plain is None else plain
         needed = [
             float(simulate(alone.problem, c.run.assignment()).peak_memory[at])

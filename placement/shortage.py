@@ -107,6 +107,7 @@ def memory_limit(
         "file), or loosen pins"
     )
     error.nodes = tuple(nodes)
+    error.needed = tuple(int(need) for need in needed)
     return error
 
 

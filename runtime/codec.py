@@ -24,7 +24,7 @@ from graphflow.errors import (
     ProtocolError,
 )
 from graphflow.graph import Body, Graph, bodies
-from graphflow.init import Initializer
+from graphflow.init import Initializer, Part
 from graphflow.modules import admitted_function
 from graphflow.op import REGISTRY, Location, Node, Tensor
 from graphflow.ops.host import HostFunction
@@ -131,6 +131,8 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         return value
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
+    if isinstance(value, Part):
+        value = value()
     if isinstance(value, np.ndarray):
         buffers.append(value)
         return {"array": len(buffers) - 1}

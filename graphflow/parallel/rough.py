@@ -74,10 +74,7 @@ class Outline:
             if node in self._inside and node.attrs["trainable"]
         ]
         self._weights = sum(_bytes(made, node.outputs[0]) for node in self._trained)
-        every = sum(_bytes(made, node.outputs[0]) for node in made.graph.variables)
-        self._state = every - self._weights
-        # A table's gradient may be a few rows, and without slots a product is its weight's update.
-        self._gradients = self._dense() if self._state >= self._weights else 0.0
+        self._beside = self._slots()
         self._products = sum(  # what row-parallel products sum up, forwards and backwards
             2 * _bytes(made, node.outputs[0])
             for node in self._inside
@@ -109,27 +106,37 @@ class Outline:
         first, second = self._overhead
         fixed = first + more * max(0.0, second - first)
         sent = self._sent(candidate, used, stages)
-        return Rough(SLACK * computed, computed + fixed + sent, self._held(candidate))
+        return Rough(SLACK * computed, computed + fixed + sent, self._held(candidate, stages))
 
-    def _dense(self) -> float:
-        """Bytes of weights that only products read."""
+    def _slots(self) -> dict[Node, float]:
+        """Bytes beside each weight: the optimiser's slots, and the gradient if there are any and
+        only products read the weight. A table's gradient may be a few rows, and without slots a
+        product is its weight's update."""
+        slots = dict.fromkeys(self._trained, 0.0)
+        for node in self._made.graph.variables:
+            if node not in slots and (weight := origin_of(node)) in slots:
+                slots[weight] += _bytes(self._made, node.outputs[0])
         readers = self._made.graph.consumers
-        return sum(
-            _bytes(self._made, node.outputs[0])
-            for node in self._trained
-            if all(n.op.name == "matmul" for n in readers[node] if n in self._inside)
-        )
+        for weight, held in slots.items():
+            inside = (n for n in readers[weight] if n in self._inside)
+            if held and all(n.op.name == "matmul" for n in inside):
+                slots[weight] += _bytes(self._made, weight.outputs[0])
+        return slots
 
-    def _held(self, candidate: Candidate) -> float:
-        """Were all that there is of a weight cut as that is, and stages alike."""
-        cut = sum(
-            _bytes(self._made, weight)
+    def _held(self, candidate: Candidate, stages: Mapping[Node, int] | None) -> float:
+        """Of the device that has most, were all that there is of a weight cut as that is."""
+        cut = {
+            weight.node
             for weight, axes in fitting(self._rules, candidate.model).items()
             if "model" in axes
-        )
-        whole = max(self._weights - cut, 0.0) + cut / candidate.model
-        state = (self._state + self._gradients) * whole / max(self._weights, 1.0)
-        return (whole + state / (candidate.data if candidate.shared else 1)) / candidate.stages
+        }
+        held = [0.0] * candidate.stages
+        for node, beside in self._beside.items():
+            at = 0 if stages is None else stages.get(node, 0) % candidate.stages
+            own = beside / (candidate.data if candidate.shared else 1)
+            own += _bytes(self._made, node.outputs[0])
+            held[at] += own / (candidate.model if node in cut else 1)
+        return max(held)
 
     def _shares(
         self, candidate: Candidate, used: Sequence[int], stages: Mapping[Node, int] | None

@@ -55,10 +55,14 @@ from graphflow.structure import bind
 from graphflow.trial import try_out
 
 BUDGET = 60_000
-"""Nodes of strategies that are written and simulated: some seconds. The best `LEAST` are anyway."""
+"""Nodes of strategies that are written: some seconds. The best `LEAST` of those that fit are
+anyway."""
 SPARE = 20_000
 """Of these, for strategies that cannot win by closed forms: they are shown beside the others."""
 LEAST = 3
+SURELY = 1.1
+"""By how much a candidate has to exceed the memory that there is for those that take about as much
+to be refused as well."""
 
 
 @checks(ArgumentError)
@@ -167,6 +171,7 @@ class _Search:
         self._learned = learned or Learned()
         self._rules = tensor_rules(loss)
         self._stages: dict[int, dict[Node, int] | GraphflowError] = {}
+        self._too_large: list[tuple[Candidate, int]] = []
         self._doing = ""
         self._names = cluster.devices
         problem = build_problem(self._source, cluster, self._bindings, learned=self._learned)
@@ -201,13 +206,18 @@ class _Search:
                 )  # fmt: skip
                 continue
             self._doing = f"{candidate.name}, {len(tried) + 1} of {len(tried) + len(queue) + 1}"
-            found = self._hopeless(candidate, rough) or self._tried(candidate)
+            found = self._hopeless(candidate, rough)
+            if found is None:
+                found = self._tried(candidate)
+                spent += nodes
             tried.append(found)
-            again = candidate.leaner() if found.why_not.startswith("memory") else None
-            if again is not None:
-                queue.insert(0, (self._rough(again), again))
+            if found.why_not.startswith("memory"):
+                self._too_large.append((candidate, found.memory))
+                again = candidate.leaner()
+                if again is not None:
+                    queue.insert(0, (self._rough(again), again))
             if not found.why_not:
-                spent, simulated, best = spent + nodes, simulated + 1, min(best, found.seconds)
+                simulated, best = simulated + 1, min(best, found.seconds)
         return tried
 
     def _in_order(self) -> tuple[list[tuple[Rough, Candidate]], list[Tried]]:
@@ -267,20 +277,24 @@ class _Search:
         return made
 
     def _refused(self, candidate: Candidate, error: GraphflowError) -> Tried:
-        why = _first(error)
+        why, needed = _first(error), 0
         if isinstance(error, MemoryLimitError):
-            why = f"memory: {why}"
+            why, needed = f"memory: {why}", max(error.needed, default=0)
         strategy = candidate.strategy(self._rules, self._names)
-        return Tried(candidate.name, strategy, inf, 0, why)
+        return Tried(candidate.name, strategy, inf, needed, why)
 
     def _hopeless(self, candidate: Candidate, rough: Rough) -> Tried | None:
         """What need not be written to know that it takes more memory than there is: its variables
-        alone do."""
+        alone do, or what was refused takes no more."""
         room = max(self._room(name) for name in candidate.devices)
-        if rough.held <= room:
+        needed, why = int(rough.held), "at least"
+        for other, known in self._too_large:
+            if known > max(needed, SURELY * room) and candidate.takes_as_much_as(other):
+                needed, why = known, f"as {other.name},"
+        if needed <= room:
             return None
-        why = f"memory: at least {show_bytes(rough.held)} of {show_bytes(room)}"
-        return Tried(candidate.name, self._strategy(candidate), inf, int(rough.held), why)
+        why = f"memory: {why} {show_bytes(needed)} of {show_bytes(room)}"
+        return Tried(candidate.name, self._strategy(candidate), inf, needed, why)
 
     def _room(self, name: str) -> float:
         """Bytes of a device that may be used."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from graphflow.errors import ShardingError
 from graphflow.graph import Graph
-from graphflow.init import Initializer
+from graphflow.init import Initializer, Whole
 from graphflow.op import REGISTRY, Node, Tensor, made_by
 from graphflow.parallel.batch import equal_sizes
 from graphflow.parallel.emit import Emitter
@@ -28,7 +28,7 @@ from graphflow.parallel.staged import Staged
 from graphflow.parallel.terms import ALONE, Terms, in_sequence, shared_out
 from graphflow.parallel.updates import Updates
 from graphflow.passes import MergeBodies
-from graphflow.spec import Span, evaluate, part_of
+from graphflow.spec import Span, evaluate
 from graphflow.strategy import strategy_of
 
 Array = np.ndarray[Any, Any]
@@ -268,7 +268,7 @@ class _Division:
         self.known = known
         self.shares: dict[Node, Share] = {}
         self.variables: dict[Node, Pieces] = {}
-        self._initial: dict[Node, Array] = {}  # whole ones, of which parts are cut
+        self._initial: dict[Node, Whole] = {}  # of which parts are cut
         self._groups: dict[Tensor, list[Tensor]] = {}
         self._updates = Updates(emitter.moves, bucket, self._assigned)
 
@@ -380,13 +380,8 @@ class _Division:
         if isinstance(initial, Initializer) and initial.kind == "constant":
             return replace(initial, shape=shape)
         if node not in self._initial:
-            self._initial[node] = np.asarray(initial() if callable(initial) else initial)
-        whole_one = self._initial[node]
-        array = (
-            np.ascontiguousarray(whole_one[part_of(spans, whole_one.shape)]).reshape(shape).copy()
-        )
-        array.flags.writeable = False
-        return array
+            self._initial[node] = Whole(initial)
+        return self._initial[node].part(spans, shape, node.attrs["dtype"])
 
     def _pieces(self, tensor: Tensor, layout: Layout, place: Place) -> list[Piece]:
         return [

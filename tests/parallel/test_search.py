@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,51 @@ def test_where_cut_layers_do_not_fit_the_rest_is_cut_too(
     assert again[name].why_not.startswith("memory")
     found = again[f"{name}, {more}"]
     assert found is tight.best and 0 < found.memory < 0.97 * whole.memory
+
+
+def test_what_takes_as_much_as_what_was_refused_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a refusal says what a strategy takes in its own order: recomputing takes less."""
+    tried, made = search._Search._tried, search.candidates
+    found: dict[str, Tried] = {}
+
+    def watched(self: Any, candidate: Candidate) -> Tried:
+        found[candidate.name] = tried(self, candidate)
+        return found[candidate.name]
+
+    monkeypatch.setattr(search._Search, "_tried", watched)
+    monkeypatch.setattr(
+        search, "candidates", lambda *given: [c for c in made(*given) if "1f1b" in c.name]
+    )
+    x, loss = network(64, 2)
+    with pytest.raises(MemoryLimitError, match=r"1f1b of 2 +memory: as 2 stages 1f1b of 8, "):
+        auto(loss, TWO, shapes={x: (2048, 64)}, quiet=True, memory=200_000)
+    assert list(found) == ["2 stages 1f1b of 8", "2 stages 1f1b of 8, recomputing"]
+    first, again = (each.memory for each in found.values())
+    assert 200_000 < again < first
+
+
+def test_initial_values_are_not_made_to_look_for_a_strategy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = gf.placeholder("float32", (64, 16))
+    w = gf.variable(gf.init.normal((16, 32)), name="w")
+    v = gf.variable(gf.init.normal((32, 16)), name="v")
+    made = []
+    draw = type(w.node.attrs["initial"]).__call__
+    monkeypatch.setattr(
+        type(w.node.attrs["initial"]), "__call__", lambda self: made.append(self) or draw(self)
+    )
+    loss = gf.mean(gf.square(x @ w @ v))
+    found = {t.name: t for t in auto(loss, TWO, quiet=True).tried}
+    assert found["model 2"].simulated and not made
+    strategy = gf.parallel.Shard({"model": 2}, {w: (None, "model"), v: ("model",)})
+    train = gf.optim.SGD(0.0).minimize(loss, strategy=strategy)
+    with gf.Session(gf.Cluster.here(("cpu:0", "cpu:1"))) as s:
+        s.run([train], {x: X})
+        assert len(made) == 2  # one for both parts
+        np.testing.assert_array_equal(s.get(w), draw(w.node.attrs["initial"]))
 
 
 def test_what_fits_to_the_byte_is_not_refused() -> None:
