@@ -27,6 +27,7 @@ from graphflow.op import (
 from graphflow.ops.rules import (
     conj,
     require_kind,
+    same_float,
     same_inexact,
     same_number,
     same_numeric,
@@ -274,6 +275,27 @@ abs = elementwise(
     (*POSITIVE, sample(F, low=-3, high=-0.3), sample(COMPLEX)),
     doc="|x|, of a complex number its size; the gradient at 0 is 0.",
 )
+copysign = elementwise(
+    "copysign",
+    "copysign",
+    lambda g, y, a, b: (g * (sign(a) * sign(y)), None),
+    same_float,
+    (*RATIO, sample(F, F, low=-3, high=-0.3)),
+    doc="|a| with the sign of b, of zeros and NaN, too.",
+)
+
+
+@function
+def signbit(x: Any, name: str | None = None) -> Tensor:
+    """Whether x has a minus, as -0.0 and some NaN have, too.
+
+    Raises:
+        DTypeError: x is not float.
+    """
+    result: Tensor = less(copysign(1.0, x), 0.0, name=name)
+    return result
+
+
 square = elementwise("square", "square", lambda g, y, x: (g * (conj(x) * 2),), same_number, NUMBER)
 reciprocal = elementwise(
     "reciprocal",

@@ -33,10 +33,13 @@ from graphflow.op import (
     sample,
 )
 from graphflow.ops import philox, sharding
-from graphflow.ops.elementwise import less
+from graphflow.ops.convert import astype
+from graphflow.ops.elementwise import less, negative
+from graphflow.ops.extrema import argmax
 from graphflow.ops.index import take_op
 from graphflow.ops.rules import normalize_axis, require_kind, whole
 from graphflow.ops.sort import argsort_op
+from graphflow.ops.transcendental import log
 from graphflow.spec import Dim, Shape, TensorSpec, as_dtype, kind, normalize_shape, product
 
 Stream = tuple[int, int]
@@ -378,6 +381,28 @@ def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
     return order if source is None else take_op(source, order, axis=at, name=name)
 
 
+@spelt(ArgumentError)
+def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
+    """Indices along an axis, each drawn with its softmax(logits), anew in each step; int64, of the
+    shape of the logits without the axis. A logit of -inf is never drawn.
+
+    The largest of the logits with Gumbel noise, which is float64, so that ties are none.
+
+    Raises:
+        DTypeError: the logits are not float.
+        ShapeError: no such axis.
+
+    Source: Gumbel, Statistical theory of extreme values, 1954.
+    """
+    with located("random.categorical"):
+        given = as_tensor(logits)
+        require_kind(given.spec, "float")
+        at = normalize_axis(axis, given.ndim)
+    noise = log(negative(log(uniform(given.shape, dtype="float64"))))
+    result: Tensor = argmax(astype(given, "float64") - noise, axis=at, name=name)
+    return result
+
+
 def keep_mask(shape: Shape, probability: float, name: str | None = None) -> Tensor:
     """True with a probability, of a stream of its own: what dropout keeps."""
     result: Tensor = _bernoulli(
@@ -412,4 +437,4 @@ def __getattr__(name: str) -> NoReturn:
     raise missing("random", name)
 
 
-__all__ = ["bernoulli", "normal", "permutation", "randint", "seed", "uniform"]
+__all__ = ["bernoulli", "categorical", "normal", "permutation", "randint", "seed", "uniform"]

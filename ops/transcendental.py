@@ -1,5 +1,6 @@
 """Roots, exponentials, logarithms, trigonometry and the error function: elementwise, of floats
-(and complex numbers, but for `atan2` and `erf`; principal values, branch cuts as in numpy).
+(and complex numbers, but for `atan2`, `hypot`, `logaddexp` and `erf`; principal values, branch cuts
+as in numpy).
 
 They take no ints: what the float type of an int would be is better said by `astype`.
 """
@@ -10,8 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphflow.op import Op, Sample, Tensor, sample
+from graphflow.op import FUNCTIONS, Op, Sample, Tensor, sample
 from graphflow.ops.elementwise import (
+    BINARY,
     COMPLEX,
     POSITIVE,
     RATIO,
@@ -19,6 +21,9 @@ from graphflow.ops.elementwise import (
     UNARY,
     F,
     elementwise,
+    equal,
+    isinf,
+    logical_and,
     square,
 )
 from graphflow.ops.rules import conj, same_float, same_inexact
@@ -61,6 +66,24 @@ log1p = _function("log1p", lambda g, y, x: (g / (conj(x) + 1),), samples=POSITIV
 log2 = _function("log2", lambda g, y, x: (g / (conj(x) * math.log(2)),), samples=POSITIVE)
 log10 = _function("log10", lambda g, y, x: (g / (conj(x) * math.log(10)),), samples=POSITIVE)
 
+
+def _logaddexp(xp: Any, a: Any, b: Any) -> Any:
+    gap = xp.where(a == b, 0, a - b)  # infinities of one sign have none
+    return xp.maximum(a, b) + xp.log1p(xp.exp(-xp.abs(gap)))
+
+
+def _logaddexp_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    gap = FUNCTIONS["where"](logical_and(isinf(a), equal(a, b)), 0, a - b)
+    sigmoid = FUNCTIONS["sigmoid"]
+    return g * sigmoid(gap), g * sigmoid(-gap)
+
+
+logaddexp = _function(
+    "logaddexp", _logaddexp_vjp, _logaddexp, BINARY, 30, same_float,
+    into=lambda xp, out, a, b: xp.copyto(out, _logaddexp(xp, a, b)),
+    doc="log(exp(a) + exp(b)), for any a and b; `logsumexp` goes along an axis.",
+)  # fmt: skip
+
 sin = _function("sin", lambda g, y, x: (g * conj(cos(x)),))
 cos: Op = _function("cos", lambda g, y, x: (-(g * conj(sin(x))),))
 tan = _function("tan", lambda g, y, x: (g * conj(square(y) + 1),), samples=_INSIDE, flops=20)
@@ -80,6 +103,17 @@ def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
 
 # The angle of the point (b, a), in (-π, π].
 atan2 = _function("atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float)
+
+
+def _hypot_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    length = FUNCTIONS["where"](equal(y, 0), 1, y)
+    return g * (a / length), g * (b / length)
+
+
+hypot = _function(
+    "hypot", _hypot_vjp, "hypot", RATIO, 10, same_float,
+    doc="√(a² + b²), where the squares are too large or small, too; the gradient at 0 is 0.",
+)  # fmt: skip
 
 sinh = _function("sinh", lambda g, y, x: (g * conj(cosh(x)),), flops=20)
 cosh: Op = _function("cosh", lambda g, y, x: (g * conj(sinh(x)),), flops=20)

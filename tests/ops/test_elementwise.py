@@ -95,6 +95,25 @@ def test_erf_is_right_to_a_few_ulp(dtype: str, ulps: int) -> None:
     assert erf(np.array([np.inf, -np.inf], dtype)).tolist() == [1, -1]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["logaddexp", "hypot", "copysign"])
+def test_pairs_of_odd_values_are_numpys(name: str, dtype: str) -> None:
+    odd = np.array([0.0, -0.0, 1, -100, 88.5, 1e-45, 3e38, np.inf, -np.inf, np.nan], dtype)
+    a, b = np.repeat(odd, odd.size), np.tile(odd, odd.size)
+    with np.errstate(all="ignore"):
+        wanted, found = getattr(np, name)(a, b), value(G[name](a, b))
+    np.testing.assert_allclose(found, wanted, rtol=4 * np.finfo(dtype).eps)
+    assert (np.signbit(found) == np.signbit(wanted)).all()
+
+
+def test_gradients_of_pairs_are_finite_where_one_divides_nothing() -> None:
+    assert slope(G["logaddexp"], -np.inf, -np.inf) == [0.5, 0.5]
+    assert slope(G["logaddexp"], 2.0, 2.0) == [0.5, 0.5]
+    assert slope(G["hypot"], 0.0, 0.0) == [0.0, 0.0]
+    assert slope(lambda x: G["copysign"](x, -1.0), 3.0) == [-1.0]
+    assert value(elementwise.signbit(np.array([-0.0, 0.0, -1.0, 2.0]))).tolist() == [1, 0, 1, 0]
+
+
 def test_python_scalars_are_weak() -> None:
     x = placeholder("float32", (3,))
     assert [(x * 2).dtype, (2.5 - x).dtype, (x / 3).dtype, (x**2).dtype] == [np.float32] * 4

@@ -112,6 +112,19 @@ def test_integers_fill_their_interval_evenly(dtype: str) -> None:
     assert np.histogram(wide.astype(float), bins=4)[0] == pytest.approx([5000] * 4, rel=0.06)
 
 
+def test_categories_come_as_often_as_their_softmax_says() -> None:
+    shares = np.array([0.1, 0.2, 0.0, 0.7])
+    with np.errstate(divide="ignore"):
+        logits = as_tensor(np.tile(np.log(shares).astype("float32")[:, None], (1, 20_000)))
+    with random.seed(5):
+        drawn = random.categorical(logits, axis=0)
+    (found,) = evaluate([drawn])
+    assert (found.dtype, found.shape) == (np.int64, (20_000,))
+    often = np.bincount(found, minlength=4) / 20_000
+    assert often[2] == 0
+    np.testing.assert_allclose(often, shares, atol=0.015)
+
+
 def test_a_permutation_has_every_order_as_often() -> None:
     with random.seed(6):
         orders = vmap(lambda x: random.permutation(3) + x)(as_tensor(np.zeros(6000, "int64")))

@@ -166,8 +166,8 @@ MATHEMATICS: dict[str, Any] = {
         "num_mel_bins": 4, "dft_length": 16, "sample_rate": 8000.0, "lower_edge_hertz": 20.0,
         "upper_edge_hertz": 3000.0,
     },
-    "bernoulli": {"p": 0.5, "shape": (2,)}, "seed": {"value": 3}, "normal": {"shape": (2,)},
-    "randint": {"low": 5, "shape": (2,)},
+    "bernoulli": {"p": 0.5, "shape": (2,)}, "categorical": {"logits": F},
+    "seed": {"value": 3}, "normal": {"shape": (2,)}, "randint": {"low": 5, "shape": (2,)},
     "uniform": {"shape": (2,)}, "check": {"x": F, "condition": B, "message": "m"},
     "print": {"x": F},
 }  # fmt: skip
@@ -303,9 +303,9 @@ OF_THE_HOUSE = {
 
 PAIR = {
     "add", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift",
-    "bitwise_xor", "equal", "floor_divide", "fmod", "greater", "greater_equal", "less",
-    "less_equal", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "multiply",
-    "not_equal", "remainder", "subtract", "prelu",
+    "bitwise_xor", "copysign", "equal", "floor_divide", "fmod", "greater", "greater_equal", "hypot",
+    "less", "less_equal", "logaddexp", "logical_and", "logical_or", "logical_xor", "maximum",
+    "minimum", "multiply", "not_equal", "remainder", "subtract", "prelu",
 }  # fmt: skip
 
 
