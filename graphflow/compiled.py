@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.device import DeviceName
-from graphflow.errors import FeedError, LinkLost, MemoryLimitError
+from graphflow.errors import FeedError, LinkLost, MemoryLimitError, ProtocolError
 from graphflow.feeding import convert, convert_all
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
@@ -385,8 +385,12 @@ def _own_value(output: Tensor, arrays: Mapping[Node, Array]) -> Array | None:
             return None
         case "placeholder":
             return np.array(arrays[output.node])
-        case _:
+        case "constant":
             return np.array(output.node.attrs["value"])
+    raise ProtocolError(
+        f"no worker has told the value of {output.node} at {output.node.location}; do all of them "
+        "run the same code?"
+    )
 
 
 def worker_of(device: str) -> int:

@@ -270,7 +270,7 @@ def _load(path: Path) -> Profile | None:
         return _unkept[path]
     try:
         known = json.loads(path.read_text())
-        return known if _whole(known) else None
+        return known if is_profile(known) and known.get("key") == machine_key() else None
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -292,12 +292,12 @@ def _keep(path: Path, made: Profile) -> None:
     _unkept[path] = made
 
 
-def _whole(known: Any) -> bool:
-    """Whether a file holds a profile of this machine, with sane numbers."""
+def is_profile(known: Any) -> bool:
+    """Whether what a file or a worker holds is a profile of a machine, with sane numbers."""
     if not isinstance(known, dict) or known.get("format") != FORMAT:
         return False
     devices, links = known.get("devices"), known.get("links")
-    if known.get("key") != machine_key() or not isinstance(devices, dict):
+    if not isinstance(devices, dict):
         return False
     needed = ("launch", "handoff", "cache_bytes")
     steps = known.get("steps", {})

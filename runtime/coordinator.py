@@ -442,7 +442,7 @@ class RemoteHosts(Members):
             replies = self._ask(request, {worker: Order(Measure(request))}, _REQUEST_SECONDS)
             message = replies.messages[worker]
             assert isinstance(message, Measured)
-            reports[worker] = dict(message.report)
+            reports[worker] = message.report
         return reports
 
     def probe_link(self, source: int, target: int, nbytes: int, repeats: int) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from graphflow.errors import ClusterError, RendezvousTimeout, WorkerLost
+from graphflow.errors import ClusterError, ProtocolError, RendezvousTimeout, WorkerLost
 from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.hosts import NOBODY
 from graphflow.runtime.logs import Log
@@ -125,6 +125,11 @@ class Rendezvous:
             if isinstance(message, Met)
             for other in message.missing
         ]
+        if not {other for _, other in pairs} <= {*workers}:
+            raise ProtocolError(
+                f"of {len(workers)} workers one misses others, {pairs[:5]}; do all of them "
+                "run the same code?"
+            )
         if pairs:
             self.apart |= left_out(pairs)
             raise RendezvousTimeout(self._told_apart(pairs, left))

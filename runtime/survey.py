@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from graphflow.placement.calibrate import Link, StepCost, keep_links, measure_links, profile
+from graphflow.arguments import shown
+from graphflow.errors import ProtocolError
+from graphflow.placement.calibrate import (
+    Link,
+    StepCost,
+    is_profile,
+    keep_links,
+    measure_links,
+    profile,
+)
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.hardware import is_described
 from graphflow.placement.network import links
@@ -39,8 +48,14 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
             keep_process_links(hosts, cluster)
         return Survey()
     with telling(f"measuring {len(cluster.workers)} workers and the links between them"):
-        described = is_described(cluster)
-        return Survey(None if described else hosts.measure(), links_between(hosts, cluster))
+        found = None if is_described(cluster) else hosts.measure()
+        for worker, report in (found or {}).items():
+            if not is_profile(report):
+                raise ProtocolError(
+                    f"worker {worker} at {cluster.workers[worker].address} tells nonsense of its "
+                    f"speeds: {shown(report, 80)}; leave it out, or give them in the cluster file"
+                )
+        return Survey(found, links_between(hosts, cluster))
 
 
 def links_between(
