@@ -3,6 +3,7 @@ that are begun ahead."""
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from graphflow.progress import telling
 from graphflow.streaming import Decide, Run, Stream
 
 Array = np.ndarray[Any, Any]
+_MOMENT = 0.01  # seconds for a generator that ends to be gone
 
 
 class Running:
@@ -65,7 +67,7 @@ class Running:
         """
         known = partial(self._deployment.known, tensors)
         stream = Stream(self._steps, feeds, count, known, partial(run, tensors))
-        life, thread = self._life, 0
+        life, thread, is_dropped = self._life, 0, False
         try:
             for number in range(1, count + 1):
                 with life.lock:
@@ -73,12 +75,21 @@ class Running:
                     life.stream, thread = stream, threading.get_ident()
                     values = stream.step(number)
                 yield rebuild(values)
+        except GeneratorExit:
+            is_dropped = True
+            raise
         finally:
             # The garbage collector may end it on any thread and in the middle of anything, where
             # nothing can be waited for: then the next call undoes what was begun.
             if thread == threading.get_ident() and not life.lock._is_owned():
-                with life.lock:
-                    life.undo(stream)
+                try:
+                    with life.lock:
+                        life.undo(stream)
+                except KeyboardInterrupt:
+                    if not is_dropped:
+                        raise
+                    # Python passes over what a generator raises that nobody has: it comes again.
+                    threading.Timer(_MOMENT, _thread.interrupt_main).start()
 
     def undo(self) -> None:
         """End what was begun ahead."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -465,6 +466,28 @@ def test_steps_begin_ahead_of_checkpoints_and_each_of_these_has_the_state_of_its
     for step in (2, 4, 6, 8, 10, 12, 13):
         checkpoint = load(tmp_path / "c" / f"step-{step:08d}")
         assert checkpoint.variables["state"].tobytes() == states[step]
+
+
+def test_ctrl_c_while_what_was_begun_ahead_is_undone_is_not_lost(
+    session: gf.Session, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python passes over what the end of a generator raises."""
+    life = session._life
+    undo = life.undo
+
+    def interrupted(stream: Any) -> None:
+        undo(stream)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(life, "undo", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in session.run(model.update, model.feeds(5), steps=5):
+                break
+            time.sleep(10.0)
+    before = session.step
+    session.run(model.update, model.feeds(1)[0])
+    assert session.step == before + 1
 
 
 def test_who_goes_on_after_a_stream_that_stopped_early_has_the_same_bits(
