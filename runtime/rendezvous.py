@@ -32,8 +32,8 @@ _ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
 _NO_TRUST = (
     "and this process do not trust each other's keys; there, run `graphflow keys add` with the "
     ".public file of this machine's key; here, check that the cluster file has the worker's key "
-    "(`graphflow keys list` shows both), and that it is not frozen; on loopback a worker shows a key "
-    "only if it was started with `--key`"
+    "(`graphflow keys list` shows both), and that it is not frozen; on loopback a worker shows a "
+    "key only if it was started with `--key`"
 )
 _CLOSED = (
     "were started on this machine, and cannot be connected to: is its loopback interface up "
