@@ -31,7 +31,7 @@ PHASES = {
     "F": "forward pass",
     "B": "backward pass",
     "W": "gradients of weights",
-    "": "sums of gradients, updates",
+    "": "sums of gradients, updates, sizes",
 }
 
 
@@ -46,7 +46,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """What a device does, one task after the other."""
+    """What a device does, one task after the other.
+
+    Attributes:
+        busy: seconds in which it computes, from its first task on.
+    """
 
     device: str
     kind: str
@@ -55,8 +59,10 @@ class Row:
 
     @property
     def span(self) -> float:
-        """Seconds from its first task to its last."""
-        return max(b.finish for b in self.bars) - min(b.start for b in self.bars)
+        """Seconds from its first task to its last. What needs no micro-batch, such as the size of
+        one, may come long before."""
+        begin = min((b.start for b in self.bars if b.task), default=self.bars[0].start)
+        return max(b.finish for b in self.bars) - begin
 
     @property
     def idle(self) -> float:
@@ -87,6 +93,7 @@ def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dic
     bars: dict[str, list[Bar]] = {}
     busy: dict[str, float] = {}
     ordered = sorted(parts, key=lambda part: part[2])
+    before = {device for device, task, *_ in ordered if task}  # its first one
     wait = SEEN * max((part[3] for part in ordered), default=0.0)
     for device, task, start, finish in ordered:
         mine = bars.setdefault(device, [])
@@ -94,7 +101,9 @@ def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dic
             mine[-1] = Bar(task, mine[-1].start, max(mine[-1].finish, finish))
         else:
             mine.append(Bar(task, start, finish))
-        busy[device] = busy.get(device, 0.0) + finish - start
+        if task:
+            before.discard(device)
+        busy[device] = busy.get(device, 0.0) + (device not in before) * (finish - start)
     return {name: Row(name, kind, tuple(each), busy[name]) for name, each in bars.items()}
 
 

@@ -385,15 +385,17 @@ def test_measured_idle_is_that_of_the_spans_of_a_trace(name: str) -> None:
     x, y, loss = tower()
     train = gf.optim.SGD(0.1).minimize(loss, strategy=P(stages, made))
     plan = gf.plan([loss, train], gf.Cluster.local(2), {x: X.shape, y: Y.shape})
-    first = {(n.device, n.task): n.name for n in reversed(plan.nodes) if n.task}
+    first = {(n.device, n.task): n.name for n in reversed(plan.nodes)}
     timeline = run(made, f, b, w)
+    last = [*plan.cluster.devices][-1]
+    early = Interval(last, first[last, ""], -9.0, -8.0, "compute")  # that of no task does not count
     spans = tuple(
         Interval(device, first[device, label], start, end, "compute")
         for device, each in zip(plan.cluster.devices, timeline.spans, strict=True)
         for t, start, end in each
         for label in [f"{t.phase}{t.microbatch}" + f"/{t.stage}" * made.several]
     )
-    measured = plan.with_measured(Measured(timeline.makespan, spans, {}, 1))
+    measured = plan.with_measured(Measured(timeline.makespan, (early, *spans), {}, 1))
     v, both = stages // devices, f + b + w
     closed = (devices - 1) * (f + b - w if name == "zb-h1" else both)  # both: of one stage
     for row in rows(measured)[1::2]:
