@@ -17,18 +17,22 @@ def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list
     where there are symbols the one that most have.
 
     Args:
-        wanted: placeholders, or their names, where the user says which; those that the graph does
-            not have are left out.
+        wanted: placeholders, or their names, where the user says which; of placeholders those that
+            the graph does not have are left out.
 
     Raises:
-        ShardingError: in a step of training there is none, or two sizes that as many have, or
-            `wanted` names what is not there; `wanted` is no list of them.
+        ShardingError: in a step of training there is none (of those wanted), or two sizes that as
+            many have, or `wanted` names what is not there; `wanted` is no list of them.
     """
     every = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
     if wanted is not None:
-        _check_wanted(wanted, every, strict=strategy_of(graph) is not None)
+        trains = strategy_of(graph) is not None
+        _check_wanted(wanted, every, strict=trains)
         named = [t if isinstance(t, Tensor) else every.get(t) for t in wanted]
-        return [t for t in named if t is not None and t.node in graph.names]
+        found = [t for t in named if t is not None and t.node in graph.names]
+        if trains and not found:
+            raise _not_there(wanted[0], every)
+        return found
     same = equal_sizes(graph)
     firsts = [(t, same.get(t.shape[0], t.shape[0])) for t in every.values() if t.ndim]
     symbolic = [(t, size) for t, size in firsts if isinstance(size, Dim)]
@@ -62,10 +66,14 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
             )
     for name in wanted:
         if strict and isinstance(name, str) and name not in every:
-            raise ShardingError(
-                f"batch names {name!r}, but the training step has no such placeholder; there are "
-                f"{', '.join(map(repr, every)) or 'none'}"
-            )
+            raise _not_there(name, every)
+
+
+def _not_there(named: object, every: Mapping[str, Tensor]) -> ShardingError:
+    return ShardingError(
+        f"batch names {named!r}, but the training step has no such placeholder; there are "
+        f"{', '.join(map(repr, every)) or 'none'}"
+    )
 
 
 def equal_sizes(graph: Graph) -> dict[Size, Size]:

@@ -387,7 +387,7 @@ def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
 def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> Layout:
     """The layout that a rule gives to a tensor."""
     where = f"rule {name!r}: {axes!r}"
-    example = f"({', '.join([repr(mesh.names[0]), *['None'] * (tensor.ndim - 1)])},)"
+    example = (mesh.names[0], *[None] * (tensor.ndim - 1))
     made = f"{name!r} is {tensor.spec} (made at {tensor.node.location})"
     if isinstance(axes, str) or not isinstance(axes, Sequence):
         raise ShardingError(

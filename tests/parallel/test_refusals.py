@@ -15,6 +15,7 @@ from graphflow.errors import DeviceError, GraphflowError, ScheduleError, Shardin
 from graphflow.parallel import Schedule, Task, one_f_one_b
 
 Data, Pipeline, Shard = gf.parallel.Data, gf.parallel.Pipeline, gf.parallel.Shard
+ELSEWHERE = gf.placeholder("float64", ("B", 6), name="z")
 HERE = re.escape(__file__) + r":\d+"
 
 
@@ -42,6 +43,7 @@ def schedule(*orders: str, stages: int = 2, microbatches: int = 1) -> Schedule:
     (lambda: Data(3), rf"Data at {HERE}: the mesh \(data 3\) takes 3 .*make an axis smaller"),
     (lambda: Data(2, devices=["cpu:7", "cpu:8"]), rf"Data at {HERE}: no device 'cpu:7'"),
     (lambda: Data(2, batch=["y"]), rf"Data at {HERE}: batch names 'y'.*there are 'x'"),
+    (lambda: Data(2, batch=[ELSEWHERE]), rf"Data at {HERE}: batch names <Tensor 'z'.* are 'x'"),
     (lambda: Data(9), rf"Data at {HERE}: .*takes 9 devices"),
     (lambda: Data(replica=2), rf"Data at {HERE}: .* 'replica' \(did you mean 'replicas'\?\)"),  # type: ignore[call-arg]
     (lambda: Shard({"m": 2}, {"w": ("m",)}), rf"Shard at {HERE}: a rule names 'w'.*did you mean "

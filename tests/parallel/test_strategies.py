@@ -354,7 +354,7 @@ def test_a_known_batch_smaller_than_the_replicas_is_refused_before() -> None:
         r"two rules for 'w1'.*'w\*' says \(m, ·\), '\*1' says \(·, m\)",
     ),
     ({"w1": ("m", "m")}, "axis 'm' of the mesh twice.*one axis of a tensor, into 2; leave out one"),
-    ({"w1": "m"}, r"as a tuple: \('m', None,\)"),
+    ({"w1": "m"}, r"as a tuple: \('m', None\)"),
 ])  # fmt: skip
 def test_rules_that_contradict_are_met_with_both_and_a_remedy(rules: Any, told: str) -> None:
     strategy = Shard({"m": 2}, rules)
