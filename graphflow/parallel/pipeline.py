@@ -20,7 +20,7 @@ from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import MICRO, WAY, Homes, Mesh, Place, Split
-from graphflow.parallel.schedule import Phase, Schedule, Task, sequence
+from graphflow.parallel.schedule import Phase, Schedule, Task, refusal, sequence
 from graphflow.parallel.shard import Pieces, Sharded, divided
 from graphflow.parallel.staged import Staged
 from graphflow.parallel.stages import FREE, origin_of, weight_gradients
@@ -55,7 +55,7 @@ def pipelined(
     """
     outer = dict(outer or {})
     where = every_stage(graph, stages)
-    ways = _ways(schedule)
+    ways = ways_of(schedule)
     sizes = {**outer, **({WAY: len(ways)} if len(ways) > 1 else {}), MICRO: len(ways[0])}
     beside, first = prod(outer.values()), len(outer)
     homes = schedule.homes
@@ -97,13 +97,26 @@ def with_merged_bodies(
     return merged, {**stages, **{node: stages[old] for node, old in known if old in stages}}
 
 
-def _ways(schedule: Schedule) -> list[list[int]]:
-    """The micro-batches, by the devices that they go through."""
+def ways_of(schedule: Schedule) -> list[list[int]]:
+    """The micro-batches, by the devices that they go through.
+
+    Raises:
+        ScheduleError: there are not as many of each.
+    """
     homes = schedule.homes
     found: dict[tuple[int, ...], list[int]] = {}
     for i in range(schedule.microbatches):
         found.setdefault(tuple(homes[s, i] for s in range(schedule.stages)), []).append(i)
-    return list(found.values())
+    ways = list(found.values())
+    if len(set(map(len, ways))) > 1:
+        few, many = min(ways, key=len), max(ways, key=len)
+        raise refusal(
+            f"schedule {schedule.name!r}",
+            f"micro-batches go over its devices in {len(ways)} ways, {len(few)} in one (such as "
+            f"{few[0]}) and {len(many)} in another (such as {many[0]}); send as many in each, as "
+            "gf.parallel.chimera(2, 4) does, or all in one",
+        )
+    return ways
 
 
 def every_stage(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:

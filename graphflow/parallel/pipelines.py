@@ -21,7 +21,7 @@ from graphflow.parallel.buckets import BUCKET
 from graphflow.parallel.cotangents import added_where_they_are
 from graphflow.parallel.counts import count_of, settle
 from graphflow.parallel.mesh import MICRO, SYMBOLS, WAY, Mesh
-from graphflow.parallel.pipeline import pipelined, with_merged_bodies
+from graphflow.parallel.pipeline import pipelined, ways_of, with_merged_bodies
 from graphflow.parallel.report import Report
 from graphflow.parallel.schedule import Schedule
 from graphflow.parallel.schedules import SCHEDULES
@@ -236,7 +236,7 @@ class Pipeline:
         return _made(make, count, microbatches, f"Pipeline at {self.line}")
 
     def _check_sizes(self, schedule: Schedule) -> None:
-        """Refuse a schedule of other sizes than were asked for.
+        """Refuse a schedule of other sizes than were asked for, or that divides them unevenly.
 
         Raises:
             ScheduleError: see above.
@@ -259,6 +259,7 @@ class Pipeline:
                     f"Pipeline at {self.line}: {asked} {what}, but the schedule "
                     f"{schedule.name!r} has {found}; give both as many"
                 )
+        ways_of(schedule)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
