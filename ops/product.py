@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import ArgumentError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ops import batching, sharding, sharding_meetings
@@ -126,14 +128,18 @@ def prod(
 
 
 _WIDER = {"float32": "float64", "complex64": "complex128"}
-"""In which dtype a running sum runs: one that begins anew for no block would lose a tenth of ten
-million equal numbers in float32."""
+
+
+def _running_dtype(xp: Any, dtype: Any) -> Any:
+    """In which dtype a running sum runs. numpy's begins anew for no block, and would lose a tenth
+    of ten million equal numbers in float32; CuPy's is a tree."""
+    return _WIDER.get(dtype.name, dtype) if xp is np else dtype
 
 
 def _cumsum_kernel(xp: Any, x: Any, axis: int, reverse: bool) -> Any:
     dtype = summed_dtype(x, None)
     given = xp.flip(x, axis) if reverse else x
-    total = xp.cumsum(given, axis=axis, dtype=_WIDER.get(dtype.name, dtype))
+    total = xp.cumsum(given, axis=axis, dtype=_running_dtype(xp, dtype))
     return xp.ascontiguousarray(xp.flip(total, axis) if reverse else total, dtype)
 
 
@@ -141,7 +147,7 @@ def _cumsum_into(xp: Any, out: Any, x: Any, axis: int, reverse: bool) -> None:
     if reverse:
         xp.copyto(out, _cumsum_kernel(xp, x, axis, reverse))
     else:
-        xp.cumsum(x, axis=axis, dtype=_WIDER.get(out.dtype.name, out.dtype), out=out)
+        xp.cumsum(x, axis=axis, dtype=_running_dtype(xp, out.dtype), out=out)
 
 
 _cumsum: Op = register(
