@@ -97,8 +97,13 @@ def _process(track: str) -> int:
     """A process for each worker, one for all links, one for the steps."""
     if not track:
         return 0
-    worker = track.removeprefix("/worker:").partition("/")[0]
-    return LINKS if "→" in track or not worker.isdigit() else int(worker) + 1
+    worker = number(track.removeprefix("/worker:").partition("/")[0])
+    return LINKS if "→" in track or worker < 0 else worker + 1
+
+
+def number(text: str) -> int:
+    """A number that a worker has told, which may be any text; -1 where it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
 def _group(track: str) -> str:

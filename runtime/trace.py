@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from graphflow.errors import ArgumentError, SessionError
 from graphflow.quantities import counted, show_seconds
 from graphflow.runtime.messages import EDGE_BITS, SEND, WAIT
-from graphflow.runtime.perfetto import trace_events
+from graphflow.runtime.perfetto import number, trace_events
 from graphflow.runtime.traffic import Exchanges, Traffic
 
 if TYPE_CHECKING:
@@ -134,8 +134,7 @@ class Trace:
         uses: Counter[tuple[str, int]] = Counter()
         for track, name, start, end in spans:
             if track in (DEPARTURE, ARRIVAL):
-                if name.isdigit():
-                    (left if track == DEPARTURE else came)[int(name)] = start
+                (left if track == DEPARTURE else came)[number(name)] = start
             elif end <= start_ns:
                 before.append(Event(track, name, "compute", start, end))
             else:
@@ -319,10 +318,9 @@ def _event(
 ) -> Event:
     """A span on a device; one that sends or waits knows of which edge."""
     kind = "wait" if name.startswith(WAIT) else "send" if name.startswith(SEND) else "compute"
-    number = name.rpartition("/")[2]
-    if kind == "compute" or not number.isdigit() or int(number) not in edges:
+    edge = number(name.rpartition("/")[2])
+    if kind == "compute" or edge not in edges:
         return Event(track, name, "compute" if kind == "send" else kind, start, end)
-    edge = int(number)
     tensor, source, target, size = edges[edge]
     if name.count("/") == 1:  # in a loop, where only numbers are known
         name = f"{name.partition('/')[0]}/{tensor}/{edge}"
@@ -341,5 +339,4 @@ def _transfer(number: int, use: int, edge: Edge, left: int, came: int) -> Event:
 
 def _worker(device: str) -> int:
     """The index in "/worker:1/cpu:0"; -1 for what is not on a worker."""
-    index = device.removeprefix("/worker:").partition("/")[0]
-    return int(index) if index.isdigit() else -1
+    return number(device.removeprefix("/worker:").partition("/")[0])

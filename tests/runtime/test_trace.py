@@ -65,6 +65,16 @@ def test_an_edge_that_nobody_described_is_left_out() -> None:
     assert made.steps[0].events == ()
 
 
+@pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", " 1", "1_0", "٣", ""])
+def test_what_a_worker_tells_in_place_of_a_number_is_left_out(text: str, tmp_path: Path) -> None:
+    tracks = ("departure", "arrival", f"/worker:{text}/cpu:0")
+    trace = Trace()
+    told = [(track, name, 5, 6) for track in tracks for name in (text, f"recv/x/{text}")]
+    trace.add_step(1, 0, 9, told, {1: ("x", "/worker:0/cpu:0", "/worker:1/cpu:0", 4)})
+    trace.save(tmp_path / "trace.json")
+    assert not trace.edges and {event.edge for event in trace.steps[0].events} == {None}
+
+
 def test_the_measured_step_is_the_median_from_its_own_start() -> None:
     seen = trace(9, 5, 7).measured()
     assert seen.makespan == pytest.approx(7e-3)
