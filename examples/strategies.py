@@ -54,6 +54,9 @@ STRATEGIES: dict[str, Any] = {
     "pipeline": P.Pipeline(2, "1f1b", microbatches=4),
     "by names": P.Pipeline([["input", "block0"], ["block1", "output"]], "gpipe", microbatches=4),
     "zero bubble": P.Pipeline(2, "zb-h1", microbatches=4),
+    "in a V": P.Pipeline(4, "zb-v", microbatches=4),
+    "interleaved": P.Pipeline(4, "interleaved", microbatches=4),
+    "two ways": P.Pipeline(2, "chimera", microbatches=4),
     "pipe x data": P.Pipeline(2, "1f1b", microbatches=2) * P.Data(2),
 }
 
@@ -210,7 +213,7 @@ def main() -> None:
         }
         shutil.copytree(scratch, options.out, dirs_exist_ok=True)
     apart = print_curves(results)
-    print(f"\nlargest difference between any two strategies' losses: {apart:.1e}\n")
+    print(f"largest difference between any two strategies' losses: {apart:.1e}\n")
     for name, result in results.items():
         print(f"{name:>13}: {result.told}  {' '.join(result.files)}")
     whole = results[ONE].losses
@@ -227,11 +230,14 @@ def main() -> None:
 
 
 def print_curves(results: Mapping[str, Result]) -> float:
-    """The losses side by side; the largest difference between two of a step."""
-    print("step  " + "  ".join(f"{name:>13}" for name in results))
+    """The losses side by side, as many as fit; the largest difference between two of a step."""
     rows = list(zip(*(result.losses for result in results.values()), strict=True))
-    for step, losses in enumerate(rows):
-        print(f"{step:4}  " + "  ".join(f"{loss:13.9f}" for loss in losses))
+    each = max(1, (shutil.get_terminal_size().columns - 4) // 15)
+    for some in (slice(first, first + each) for first in range(0, len(results), each)):
+        print("step" + "".join(f"  {name:>13}" for name in list(results)[some]))
+        for step, losses in enumerate(rows):
+            print(f"{step:4}" + "".join(f"  {loss:13.9f}" for loss in losses[some]))
+        print()
     return max(max(row) - min(row) for row in rows)
 
 

@@ -30,7 +30,7 @@ def ran(program: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess
     )  # fmt: skip
 
 
-ALL = pytest.param([], 12, marks=pytest.mark.slow(reason="plans and pages of twelve strategies"))
+ALL = pytest.param([], 15, marks=pytest.mark.slow(reason="plans and pages of all strategies"))
 
 
 @pytest.mark.parametrize(("only", "count"), [(["--only", "data", "zero bubble"], 3), ALL])
