@@ -32,6 +32,11 @@ from graphflow.structure import bind, concerns, fed_sizes
 Array = np.ndarray[Any, Any]
 TIMED = 31
 """Steps whose time is remembered."""
+ROUTES = 64
+"""Combinations of sizes that have a shorter way: each step with other feeds than the last looks at
+all of them, and each keeps what was compiled for it."""
+CHECKED = 4096
+"""Combinations of sizes that are known to fit."""
 _OF_GROUP = re.compile(rf"{EXCHANGE}[^/]+/([0-9]{{1,9}})/")
 _OF_EDGE = re.compile(rf"{TAKEN}([0-9]{{1,9}})/")
 _Shapes = frozenset[tuple[Node, tuple[int, ...]]]
@@ -206,6 +211,8 @@ class Compiled:
         key = frozenset(shapes.items())
         if key not in self._bindings:
             sizes = bind(self.source, shapes)
+            if len(self._bindings) >= CHECKED:
+                self._bindings.clear()
             self._bindings[key] = sizes if self.division is None else self.division.bindings(sizes)
         return self._bindings[key]
 
@@ -219,6 +226,8 @@ class Compiled:
         if key not in self._fitting:
             for name, part in self.partitions.items():
                 _check_fit(part, bindings, cluster.device(name).memory)
+            if len(self._fitting) >= CHECKED:
+                self._fitting.clear()
             self._fitting.add(key)
 
     def feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
@@ -254,6 +263,8 @@ class Compiled:
         ready = hosts.ready(self.program, names)
         if ready is None:
             return
+        if len(self._routes) >= ROUTES:
+            del self._routes[next(iter(self._routes))]
         parts = [part for mine in self.by_worker.values() for part in mine]
         fetched = [name for part in parts for name in part.fetches]
         numbers = {name: i for i, name in enumerate(fetched)}

@@ -11,7 +11,7 @@ import pytest
 
 import graphflow as gf
 from graphflow import deployment
-from graphflow.compiled import Route
+from graphflow.compiled import ROUTES, Route
 from graphflow.errors import FeedError, FetchError, OpError, SessionError
 from graphflow.op import REGISTRY, Op, register
 
@@ -224,3 +224,14 @@ def test_many_graphs_of_many_lines_are_what_was_meant(monkeypatch: pytest.Monkey
         s.run(x + 1.0, {x: 1})
         s.run(x + 2.0, {x: 1})
         s.run(x + 3.0, {x: 1})
+
+
+def test_so_many_sizes_have_a_shorter_way_and_no_more() -> None:
+    """Each keeps what was compiled for it, and each step with other feeds looks at all of them."""
+    x = gf.placeholder("float32", (None,), name="x")
+    total = gf.sum(x)
+    with gf.Session() as s:
+        for size in (*range(1, ROUTES + 4), 1, 2):
+            assert s.run(total, {x: np.ones(size, "float32")}) == size
+        compiled = s._deployment.known([total])
+        assert compiled is not None and len(compiled._routes) == ROUTES
