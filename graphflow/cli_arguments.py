@@ -63,10 +63,11 @@ def cluster_of(
         if threads is not None or devices != "cpu:0":
             raise ArgumentError(f"give devices and threads in {path}, not as options beside it")
         return cluster_at(path)
-    with argument("--devices"):
-        names = names_of(devices)
-        if workers is None:
+    names = names_of(devices)
+    if workers is None:
+        with argument("--devices"):
             return Cluster.here(devices=names, threads=threads)
+    with argument("--workers, --devices"):
         return Cluster.local(workers=workers, devices=names, threads=threads)
 
 

@@ -36,7 +36,7 @@ def new(
     Example: graphflow keys new box1 --role worker
     """
     ring = Keyring()
-    with argument("graphflow keys new"):
+    with argument("keys new"):
         checked_name(name, "NAME")
         checked_role(role, "--role")
     pair = ring.new(name, role)
