@@ -30,6 +30,7 @@ from transport_peers import (
     near_lane,
     raw,
     ray_echo,
+    ray_holder,
     ray_put_and_get,
     ray_store,
     torch_peer,
@@ -142,9 +143,13 @@ def store(rounds: int) -> list[dict[str, Any]]:
     while they have nothing to do."""
     if find_spec("ray") is None:
         return []
-    small, results = b"x" * 100, []
+    small, results, held = b"x" * 100, [], {}
+    for size in (4, 16, 64):
+        with gf.device("/worker:0"):
+            held[size] = gf.variable(np.ones(size * MB // 4, "float32"), name=f"held{size}")
     with ExitStack() as stack:
-        hosts = hosts_of(stack.enter_context(workers()))
+        session = stack.enter_context(workers())
+        hosts = hosts_of(session)
         dealer = stack.enter_context(raw("echo"))
         ray = stack.enter_context(ray_store())
         for size in (4, 16, 64):
@@ -159,6 +164,15 @@ def store(rounds: int) -> list[dict[str, Any]]:
             results.append(
                 told(f"{size} MB beside Ray", times, "shared memory", "Ray put + get", "< 1 x Ray")
             )
+            variable = held[size]
+            contenders = {
+                "variable of a worker": thrice(lambda v=variable: session.run(v)),
+                "Ray: array of an actor": thrice(ray_holder(ray, nbytes)),
+            }
+            times = turns(contenders, rounds)
+            actor = "Ray: array of an actor"
+            title = f"{size} MB fetched, ours to be written to"
+            results.append(told(title, times, "variable of a worker", actor, "< 1 x Ray"))
 
         def bounce() -> None:
             dealer.send(small)

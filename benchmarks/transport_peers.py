@@ -216,5 +216,19 @@ def ray_echo(ray: Any) -> Callable[[], object]:
     return lambda: ray.get(actor.echo.remote(array))
 
 
+def ray_holder(ray: Any, nbytes: int) -> Callable[[], object]:
+    """An array that an actor has, to whoever asks; what comes is for reading only."""
+
+    class Holder:
+        def __init__(self) -> None:
+            self.array = np.ones(nbytes, np.uint8)
+
+        def value(self) -> Any:
+            return self.array
+
+    holder = ray.remote(Holder).remote()
+    return lambda: ray.get(holder.value.remote())
+
+
 if __name__ == "__main__":
     PEERS[sys.argv[1]](int(sys.argv[2]))

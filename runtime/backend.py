@@ -4,7 +4,7 @@ and out."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,13 +16,22 @@ from graphflow.ops.kernels.address import ALIGNMENT, address, fresh
 from graphflow.ops.kernels.threads import Pool, using
 from graphflow.spec import BFLOAT16
 
+Array = np.ndarray[Any, np.dtype[Any]]
+Keep = Callable[[Array], Array | None]
+"""Copies an array to where another process sees it; None where it belongs to its own."""
+
 
 class Backend(Protocol):
     """A device's array module `xp`, the threads that share a kernel's work, and the ways between
-    host and device."""
+    host and device.
+
+    Attributes:
+        keep: where results go that leave the process.
+    """
 
     xp: Any
     threads: int
+    keep: Keep | None
 
     def empty(self, nbytes: int) -> Any: ...
 
@@ -30,7 +39,7 @@ class Backend(Protocol):
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]: ...
 
-    def to_hosts(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]: ...
+    def to_hosts(self, arrays: Sequence[Any], keep: Keep | None = None) -> list[Array]: ...
 
     def write(self, memory: Any, value: Any) -> None:
         """Fill an array of the device."""
@@ -51,6 +60,7 @@ class CpuBackend:
     xp: Any = np
 
     def __init__(self, threads: int = 1) -> None:
+        self.keep: Keep | None = None
         self._pool = Pool(threads)
         self.threads = self._pool.threads
 
@@ -87,9 +97,9 @@ class CpuBackend:
         """A copy that the caller owns."""
         return np.array(array, order="C")
 
-    def to_hosts(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-        """Copies that the caller owns."""
-        return [np.array(array, order="C") for array in arrays]
+    def to_hosts(self, arrays: Sequence[Any], keep: Keep | None = None) -> list[Array]:
+        """Copies that the caller owns, or that `keep` makes."""
+        return [kept_or_copied(array, keep) for array in arrays]
 
     def write(self, memory: Any, value: Any) -> None:
         """Fill an array."""
@@ -108,6 +118,12 @@ class CpuBackend:
     def close(self) -> None:
         """End the threads; what still runs goes on without them."""
         self._pool.close()
+
+
+def kept_or_copied(array: Array, keep: Keep | None) -> Array:
+    """A copy of an array of this host's memory."""
+    kept = None if keep is None else keep(array)
+    return np.array(array, order="C") if kept is None else kept
 
 
 class _Active:

@@ -148,7 +148,7 @@ class Program:
             if not isinstance(error, Exception) and current_thread() is main_thread():
                 raise  # a signal's: Ctrl-C, or what a handler makes of another
             raise self._code.explained(error) from error
-        return self._to_hosts(values)
+        return self._to_hosts(values, self._backend.keep)
 
     def commit(self, spans: list[Span] | None = None) -> None:
         """Run the assignments, in place; `spans` get what each node's share of it took."""

@@ -22,6 +22,7 @@ from graphflow.errors import CompileError, DeviceError, DeviceOutOfMemory, Shape
 from graphflow.ops.kernels.address import ALIGNMENT
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
 from graphflow.ops.kernels.emit import Region
+from graphflow.runtime.backend import Array, Keep, kept_or_copied
 from graphflow.spec import TensorSpec, nbytes
 
 _OPTIONS = ("--fmad=false",)
@@ -79,6 +80,7 @@ class GpuBackend:
     def __init__(self, index: int) -> None:
         self.xp = cupy = imported()
         self.index = index
+        self.keep: Keep | None = None
         self.allocations = 0
         self.pinned = 0
         self._functions: dict[str, Any] = {}
@@ -217,8 +219,9 @@ class GpuBackend:
         """A copy that the caller owns."""
         return self.to_hosts((array,))[0]
 
-    def to_hosts(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-        """Copies that the caller owns, through pinned memory, with one wait for all."""
+    def to_hosts(self, arrays: Sequence[Any], keep: Keep | None = None) -> list[Array]:
+        """Copies that the caller owns, or that `keep` makes, through pinned memory, with one wait
+        for all."""
         if not arrays:
             return []
         landed = []
@@ -233,7 +236,9 @@ class GpuBackend:
             with self._waited():
                 self._outward.synchronize()
         return [
-            np.array(_view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape))
+            kept_or_copied(
+                _view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape), keep
+            )
             for pinned, array in landed
         ]
 

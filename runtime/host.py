@@ -18,7 +18,7 @@ from graphflow.blas import one_thread
 from graphflow.device import DeviceName
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.placement.host import cores, everywhere
-from graphflow.runtime.backend import backend_for
+from graphflow.runtime.backend import Keep, backend_for
 from graphflow.runtime.executor import Program
 from graphflow.runtime.mail import Carried
 from graphflow.runtime.messages import EXCHANGE, TAKEN, Computed, Key, Parcel, Usage
@@ -153,11 +153,14 @@ class Host:
         attend: Callable[[Callable[[], bool], float], bool],
         wake: Callable[[], None],
         carried: Carried,
+        keep: Keep | None = None,
     ) -> None:
         """How a thread that waits for a tensor may receive it itself, and how another one tells it
-        to look again: see `Mail`. And who hears of tensors that need no message."""
-        mail = self._of(session).mail
-        mail.attend, mail.wake, mail.carried = attend, wake, carried
+        to look again: see `Mail`. And who hears of tensors that need no message, and where results
+        go."""
+        state = self._of(session)
+        state.mail.attend, state.mail.wake, state.mail.carried = attend, wake, carried
+        state.keep_by(keep)
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
         """Wake every wait of the step with an error."""

@@ -88,7 +88,12 @@ class HostLike(Protocol):
     def abort(self, session: str, step: int) -> None: ...
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
     def attend(
-        self, session: str, attend: Attend, wake: Callable[[], None], carried: Carried
+        self,
+        session: str,
+        attend: Attend,
+        wake: Callable[[], None],
+        carried: Carried,
+        keep: Callable[[Array], Array | None],
     ) -> None: ...
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
     def read(self, session: str, variable: str) -> Array: ...
@@ -328,7 +333,8 @@ class HostedSession:
                 self._links[worker] = Link(channel, outbound, lane)
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
-        self._host.attend(self._session, self._attend, self._wake, self._carried)
+        keep = self._loans.keep
+        self._host.attend(self._session, self._attend, self._wake, self._carried, keep)
 
     def _close(self) -> None:
         self._echoes.close()

@@ -53,6 +53,11 @@ class Loans:
             self._offer(token)
         return array
 
+    def keep(self, array: Array) -> Array | None:
+        """A copy of an array where `lend` finds it in its place; None if it would not lend it."""
+        is_worth_it = array.nbytes >= LENT_FROM and self.lender.accepted
+        return self.lender.keep(array) if is_worth_it else None
+
     def _promise(self, raw: memoryview, announce: Announce | None) -> tuple[int, int] | None:
         """Where bytes are going to be lent: they are copied when all have been told, who wake up
         meanwhile."""

@@ -17,7 +17,7 @@ import numpy as np
 from graphflow.device import DeviceName
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
 from graphflow.runtime.arenas import Arena, Arenas
-from graphflow.runtime.backend import Backend
+from graphflow.runtime.backend import Backend, Keep
 from graphflow.runtime.channel import Ends, meets_others
 from graphflow.runtime.collectives.exchanges import Exchanges, Part
 from graphflow.runtime.collectives.passages import Inward, Outward
@@ -97,6 +97,11 @@ class SessionState:
         self._threads: ThreadPoolExecutor | None = None
         if len(backends) > 1:
             self._threads = ThreadPoolExecutor(len(backends) - 1, f"graphflow-{worker}")
+
+    def keep_by(self, keep: Keep | None) -> None:
+        """Where results go, those of steps and of `read`."""
+        for backend in self._backends.values():
+            backend.keep = keep
 
     def close(self) -> None:
         self.mail.cancel(2**62, SessionError("the session was closed"))
@@ -375,7 +380,8 @@ class SessionState:
 
     def read(self, variable: str) -> Array:
         device, value = self._find(variable)
-        return self._backends[device].to_host(value)
+        backend = self._backends[device]
+        return backend.to_hosts((value,), backend.keep)[0]
 
     def snapshot(self) -> dict[str, Array]:
         return {

@@ -92,11 +92,15 @@ class Lender:
 
     def lend(self, raw: memoryview, announce: Announce | None = None) -> tuple[int, int] | None:
         """Copies bytes into a slot: where it is, and which turn of it; None if there is no room.
+        What `keep` has made is there already.
 
         Args:
             announce: is told the same, while the last bytes are still to be copied; what it raises
                 takes the slot back.
         """
+        kept = _loan(raw.obj)
+        if isinstance(kept, _Kept) and kept.is_all(self, raw):
+            return kept.handed_on()
         slot = self._taken(raw.nbytes)
         if slot is None:
             return None
@@ -120,6 +124,18 @@ class Lender:
         finally:
             slot.is_written_to = False
         return slot.start, slot.turn
+
+    def keep(self, array: Array) -> Array | None:
+        """A copy of a contiguous array in a slot, for reading, which can be lent as it is; None for
+        others, and if there is no room. If it is not lent, its end returns the slot."""
+        segment = self._segment
+        if segment is None or not array.flags.c_contiguous:
+            return None
+        found = self.lend(array.reshape(-1).view(np.uint8).data)
+        if found is None:
+            return None
+        kept = np.asarray(_Kept(self, segment.memory, *found, array.nbytes))
+        return kept.view(array.dtype).reshape(array.shape)
 
     def promise(self, raw: memoryview) -> tuple[int, int, Callable[[], None]] | None:
         """As `lend`, with what does the copying: to be called once the borrower has been told. None
@@ -294,13 +310,43 @@ class _Loan:
         return True
 
 
+class _Kept(_Loan):
+    """What arrays refer to that their own process keeps in a slot, and may lend."""
+
+    __slots__ = ("_bytes", "_lender", "_start", "is_lent")
+
+    def __init__(self, lender: Lender, memory: Array, start: int, turn: int, nbytes: int) -> None:
+        place = address(memory) + start
+        self._lender, self._start, self._bytes, self.is_lent = lender, start, (place, nbytes), False
+        super().__init__(_words(memory, start), place, turn, nbytes)
+
+    def is_all(self, lender: Lender, raw: memoryview) -> bool:
+        """Whether these are its bytes, which that one can lend."""
+        is_ours = lender is self._lender and not self.is_lent
+        return is_ours and (address(raw.obj), raw.nbytes) == self._bytes
+
+    def handed_on(self) -> tuple[int, int]:
+        """The slot and its turn: from now on the borrower returns it."""
+        self.is_lent = True
+        return self._start, self._turn
+
+    def __del__(self) -> None:
+        if not self.is_lent:
+            super().__del__()
+
+
+def _loan(array: Any) -> _Loan | None:
+    """What an array refers to, if it lies in a slot."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array if isinstance(array, _Loan) else None
+
+
 def is_whole(array: Any, seconds: float = PATIENCE) -> bool:
     """Whether all of an array is there, after waiting some seconds for the last of it, where it is
     one that another process lends: to be asked before it is read."""
-    loan = array
-    while isinstance(loan, np.ndarray):
-        loan = loan.base
-    return not isinstance(loan, _Loan) or loan.is_whole(seconds)
+    loan = _loan(array)
+    return loan is None or loan.is_whole(seconds)
 
 
 def require_whole(array: Any) -> None:

@@ -264,3 +264,46 @@ def test_an_offer_takes_no_memory_until_something_is_lent() -> None:
     lender = Lender()
     lender.offer()
     assert lender._reserved == 64 and lender.lent == 0
+
+
+def test_what_is_kept_is_lent_as_it_is() -> None:
+    lender, borrower = pair()
+    kept = lender.keep(np.arange(30_000.0).reshape(100, 300))
+    assert kept is not None and not kept.flags.writeable
+    found = lender.lend(kept.reshape(-1).view(np.uint8).data)
+    assert found is not None
+    array = borrower.borrow(*found, kept.nbytes)
+    del kept  # the borrower returns it now
+    assert lender.lent > 0 and np.array_equal(array.view(float), np.arange(30_000.0))
+    del array
+    assert lender.lent == 0
+
+
+def test_what_is_kept_and_not_lent_is_free_again() -> None:
+    lender, _ = pair()
+    kept = lender.keep(np.ones(40_000))
+    assert kept is not None and lender.lent > 0
+    part = kept[3:5]
+    del kept
+    assert lender.lent > 0 and part[0] == 1.0
+    del part
+    assert lender.lent == 0
+
+
+def test_only_all_of_what_is_kept_and_only_once_is_lent_without_a_copy() -> None:
+    lender, other = pair()[0], pair()[0]
+    kept = lender.keep(np.ones(40_000))
+    assert kept is not None
+    flat = kept.view(np.uint8)
+    copies = [lender.lend(flat[64:].data), other.lend(flat.data)]
+    first, again = lender.lend(flat.data), lender.lend(flat.data)
+    assert None not in (*copies, first, again)
+    assert len({copies[0], first, again}) == 3
+    assert lender.keep(np.ones((200, 200)).T[1:]) is None  # it has to be put in order elsewhere
+
+
+def test_what_is_not_attached_keeps_nothing() -> None:
+    lender = Lender()
+    assert lender.keep(np.ones(40_000)) is None
+    lender.offer()
+    assert lender.keep(np.ones(40_000)) is None
