@@ -55,8 +55,8 @@ from graphflow.structure import bind
 from graphflow.trial import try_out
 
 BUDGET = 60_000
-"""Nodes of strategies that are written: some seconds. The best `LEAST` of those that fit are
-anyway."""
+"""Nodes of strategies that are written: some seconds. The best `LEAST` are anyway, and others until
+one fits."""
 SPARE = 20_000
 """Of these, for strategies that cannot win by closed forms: they are shown beside the others."""
 LEAST = 3
@@ -190,12 +190,12 @@ class _Search:
     def run(self) -> list[Tried]:
         """All candidates, in any order."""
         queue, tried = self._in_order()
-        spent, simulated, best = 0, 0, inf
+        spent, written, best = 0, 0, inf
         while queue:
             rough, candidate = queue.pop(0)
             nodes = len(self._source.nodes) * candidate.places
             room = SPARE if rough.least >= best * ALIKE else BUDGET
-            enough = simulated >= LEAST and best < inf and spent + nodes > room
+            enough = written >= LEAST and best < inf and spent + nodes > room
             if len(candidate.devices) > 1 and enough:
                 strategy = self._strategy(candidate)
                 tried.append(
@@ -209,15 +209,14 @@ class _Search:
             found = self._hopeless(candidate, rough)
             if found is None:
                 found = self._tried(candidate)
-                spent += nodes
+                spent, written = spent + nodes, written + 1
             tried.append(found)
             if found.why_not.startswith("memory"):
                 self._too_large.append((candidate, found.memory))
                 again = candidate.leaner()
                 if again is not None:
                     queue.insert(0, (self._rough(again), again))
-            if not found.why_not:
-                simulated, best = simulated + 1, min(best, found.seconds)
+            best = min(best, found.seconds)
         return tried
 
     def _in_order(self) -> tuple[list[tuple[Rough, Candidate]], list[Tried]]:
