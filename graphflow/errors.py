@@ -36,6 +36,11 @@ def sendable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def unbroken(text: str) -> str:
+    """The text with control characters, and all others that do not print, written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _abridged(text: str, longest: int) -> str:
     left_out = len(text) - longest
     if left_out <= 0:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from graphflow.environment import word
-from graphflow.errors import ArgumentError
+from graphflow.errors import ArgumentError, unbroken
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -224,11 +224,6 @@ def quoted(value: Any) -> str:
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + unbroken(escaped) + '"'
-
-
-def unbroken(text: str) -> str:
-    """The text with control characters, and all others that do not print, written as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class TextFormat(logging.Formatter):

@@ -47,7 +47,7 @@ from graphflow.runtime.messages import (
     Welcome,
     changed,
 )
-from graphflow.runtime.protocol.faults import raised
+from graphflow.runtime.protocol.faults import harmless, raised
 from graphflow.runtime.protocol.operations import Operation, UnderWay
 from graphflow.runtime.protocol.orders import (
     Attach,
@@ -275,7 +275,7 @@ class CoordinatorMachine:
             return self._answered(operation, worker, message)
         match message:
             case Broken(reason, op, ended):
-                return self._lose(Gone(worker, reason, op, ended))
+                return self._lose(Gone(worker, harmless(reason), op, ended))
             case Fenced(StaleSession.__name__, reason):
                 if peer.left:  # as it was told, while others are waited for
                     peer.heeds(self._now)
@@ -284,7 +284,7 @@ class CoordinatorMachine:
                     if type(operation.first) is Close and worker in operation.waiting:
                         # Its answer comes by another way, later; or it was restarted meanwhile.
                         return self._answered(operation, worker, Ready(operation.begin.request))
-                return self._lose(Gone(worker, reason, ended=False))
+                return self._lose(Gone(worker, harmless(reason), ended=False))
             case Pong():
                 peer.heeds(message.sent)
                 peer.clock.add(message.sent, message.clock, self._now, message.home)

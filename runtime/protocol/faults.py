@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from graphflow import errors
-from graphflow.errors import GraphflowError, OpError, StepTimeout, sendable, told
+from graphflow.errors import GraphflowError, OpError, StepTimeout, sendable, told, unbroken
 from graphflow.runtime.messages import Failed
 from graphflow.runtime.plain import TEXT_CAP
 
@@ -31,9 +31,15 @@ def error_of(kind: str, text: str) -> GraphflowError:
 
 
 def raised(message: Failed, where: str) -> GraphflowError:
-    """The error that a worker told of; the worker's traceback is attached as a note."""
-    error = error_of(message.error, message.text)
+    """The error that a worker told of; the worker's traceback is attached as a note. Neither gives
+    orders to the terminal that shows it."""
+    error = error_of(message.error, harmless(message.text))
     if isinstance(error, StepTimeout) and message.awaits >= 0:
         error.worker = message.awaits
-    error.add_note(f"Traceback on {where}:\n{message.traceback}")
+    error.add_note(f"Traceback on {where}:\n{harmless(message.traceback)}")
     return error
+
+
+def harmless(text: str) -> str:
+    """A text of another process, line by line without what does not print."""
+    return "\n".join(map(unbroken, text.split("\n")))

@@ -52,6 +52,7 @@ from graphflow.runtime.messages import (
 from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import orders as c
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
+from graphflow.runtime.protocol.faults import raised
 from graphflow.runtime.protocol.stream import Outbound, Version
 from graphflow.runtime.protocol.worker import MAX_SESSIONS, WorkerMachine
 from graphflow.runtime.wire import chunks, small
@@ -911,3 +912,9 @@ def test_too_many_sessions_are_refused() -> None:
         machine.handle(w.Received(b"x", Envelope(f"s{index}", 1, -1, 0, 1), opening), 0.0)
     (answer,) = machine.handle(w.Received(b"x", Envelope("more", 1, -1, 0, 1), opening), 0.0)
     assert isinstance(answer.message, Failed) and "sessions" in answer.message.text
+
+
+def test_what_a_worker_raises_gives_no_orders_to_a_terminal() -> None:
+    error = raised(Failed(1, "OpError", "red \x1b[31m\nand\r back", "at\tline\x07\n"), "worker 1")
+    assert str(error) == "red \\x1b[31m\nand\\r back"
+    assert error.__notes__ == ["Traceback on worker 1:\nat\\tline\\x07\n"]
