@@ -33,7 +33,7 @@ from graphflow.runtime.messages import (
     Status,
     StatusReport,
 )
-from graphflow.runtime.metrics import Meters, watch_process
+from graphflow.runtime.metrics import Meters
 from graphflow.runtime.protocol.faults import failed
 from graphflow.runtime.protocol.jobs import (
     Attach,
@@ -64,6 +64,7 @@ from graphflow.runtime.transport.helm import SLICE, Helm
 from graphflow.runtime.transport.lane import Lane, Lanes
 from graphflow.runtime.transport.tcp import leave
 from graphflow.runtime.wire import decode_frames, encode
+from graphflow.runtime.worker.watched import watch_worker
 
 _TICK = 0.5  # seconds
 _BELL, _LISTENER, _PARENT, _LANES, _FIRST = range(5)  # what wakes who drives the sockets
@@ -146,7 +147,7 @@ class WorkerProcess:
         self._failure: BaseException | None = None
         self._why = "it was asked to end"
         self._started = time.monotonic()
-        self._watch()
+        watch_worker(self.meters, self.address, self._sessions, self._unsent, self._listener.door)
 
     def stop(self) -> None:
         """Ends `run` soon; for signal handlers and other threads."""
@@ -370,30 +371,6 @@ class WorkerProcess:
             sessions=[each for each in list(self._sessions.values()) if not each.is_trial],
             parked=self._machine.parked(time.monotonic()), meters=self.meters, names=names,
         )  # fmt: skip
-
-    def _watch(self) -> None:
-        """Lets the meters tell of this process when somebody asks."""
-
-        def of_devices(kind: str) -> dict[tuple[str, ...], float]:
-            found: dict[tuple[str, ...], float] = {}
-            for hosted in list(self._sessions.values()):
-                for device, nbytes in getattr(hosted.usage(), kind).items():
-                    found[device,] = found.get((device,), 0) + nbytes
-            return found
-
-        def queued() -> float:
-            return sum(len(waiting) for waiting in list(self._unsent.values()))
-
-        watch_process(self.meters, "worker", self.address)
-        self.meters.watch("graphflow_sessions", lambda: len(self._sessions))
-        self.meters.watch("graphflow_connections", lambda: self._listener.door.visitors)
-        self.meters.watch("graphflow_queued_messages", queued)
-        self.meters.watch(
-            "graphflow_queued_jobs",
-            lambda: sum(hosted.queued for hosted in list(self._sessions.values())),
-        )
-        self.meters.watch("graphflow_arena_bytes", lambda: of_devices("arenas"))
-        self.meters.watch("graphflow_variable_bytes", lambda: of_devices("variables"))
 
     def _handle(self, event: WorkerEvent) -> None:
         for action in self._machine.handle(event, time.monotonic()):

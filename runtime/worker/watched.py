@@ -1,0 +1,42 @@
+"""What the meters of a worker tell of it when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from typing import TYPE_CHECKING
+
+from graphflow.runtime.metrics import Meters, watch_process
+
+if TYPE_CHECKING:
+    from graphflow.runtime.hosting import HostedSession
+    from graphflow.runtime.security.door import Door
+
+
+def watch_worker(
+    meters: Meters,
+    address: str,
+    sessions: Mapping[str, HostedSession],
+    unsent: Mapping[bytes, Sized],
+    door: Door,
+) -> None:
+    """Let meters tell of a worker.
+
+    Args:
+        sessions: those that it serves now.
+        unsent: messages that wait for room, by connection.
+    """
+
+    def of_devices(kind: str) -> dict[tuple[str, ...], float]:
+        found: dict[tuple[str, ...], float] = {}
+        for hosted in list(sessions.values()):
+            for device, nbytes in getattr(hosted.usage(), kind).items():
+                found[device,] = found.get((device,), 0) + nbytes
+        return found
+
+    watch_process(meters, "worker", address)
+    meters.watch("graphflow_sessions", lambda: len(sessions))
+    meters.watch("graphflow_connections", lambda: door.visitors)
+    meters.watch("graphflow_queued_messages", lambda: sum(map(len, list(unsent.values()))))
+    meters.watch("graphflow_queued_jobs", lambda: sum(s.queued for s in list(sessions.values())))
+    meters.watch("graphflow_arena_bytes", lambda: of_devices("arenas"))
+    meters.watch("graphflow_variable_bytes", lambda: of_devices("variables"))
