@@ -79,8 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files that wait for other processes evenly among those that compute, each kind with its largest
-    first: one after the other, at the end, they would leave processors idle."""
+    """Files that wait for other processes evenly among those that compute, largest first: one after
+    the other, at the end, they would leave processors idle."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
