@@ -35,7 +35,7 @@ demo: $(VENV)/.installed-demo
 # Three processes on two cores: half of the time tests wait for others. A file stays in one of them.
 # ARGS="-n 0" for a debugger.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

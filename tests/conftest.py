@@ -24,9 +24,6 @@ settings.load_profile("default")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_WAITING = {Path(__file__).parent / folder for folder in ("faults", "runtime", "cli")}
-"""Tests that wait for other processes half of their time."""
-
 _ON_REQUEST = {
     "browser": "drives a real browser: run with --run-browser",
     "slow": "takes more than about ten seconds: run with --run-slow",
@@ -75,21 +72,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             missing = _why_no_gpu()
             if missing is not None:
                 item.add_marker(pytest.mark.skip(reason=f"{missing}: force with --run-gpu"))
-    items[:] = _spread(items)
-
-
-def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files that wait for other processes evenly among those that compute, largest first: one after
-    the other, at the end, they would leave processors idle."""
-    files: dict[Path, list[pytest.Item]] = {}
-    for item in items:
-        files.setdefault(item.path, []).append(item)
-    placed = []
-    for waits in (False, True):
-        kind = [file for file in files if (not _WAITING.isdisjoint(file.parents)) is waits]
-        kind.sort(key=lambda file: -len(files[file]))
-        placed += [((i + 0.5) / len(kind), waits, file) for i, file in enumerate(kind)]
-    return [item for _, _, file in sorted(placed) for item in files[file]]
 
 
 @pytest.fixture(autouse=True)
