@@ -3,7 +3,7 @@ that are begun ahead."""
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -89,7 +89,8 @@ class Running:
                     if not is_dropped:
                         raise
                     # Python passes over what a generator raises that nobody has: it comes again.
-                    threading.Timer(_MOMENT, _thread.interrupt_main).start()
+                    main = threading.main_thread().ident or 0
+                    threading.Timer(_MOMENT, signal.pthread_kill, (main, signal.SIGINT)).start()
 
     def undo(self) -> None:
         """End what was begun ahead."""

@@ -484,7 +484,9 @@ def test_ctrl_c_while_what_was_begun_ahead_is_undone_is_not_lost(
         with pytest.raises(KeyboardInterrupt):
             for _ in session.run(model.update, model.feeds(5), steps=5):
                 break
+            began = time.monotonic()
             time.sleep(10.0)
+    assert time.monotonic() - began < 5.0  # it wakes who sleeps
     before = session.step
     session.run(model.update, model.feeds(1)[0])
     assert session.step == before + 1

@@ -56,11 +56,12 @@ def docstrings(source: Source) -> set[int]:
 def runs_text(source: Source) -> set[str]:
     """What a file names of the functions that run text: called, or given another name."""
     found = set()
+    last = {name.rpartition(".")[2] for name in RUNS_TEXT}
     for node in source.nodes:
-        if isinstance(node, ast.Name | ast.Attribute):
-            name = ast.unparse(node).removeprefix("builtins.")
-            found |= {name} & RUNS_TEXT
-    return found
+        own = getattr(node, "id", getattr(node, "attr", None))
+        if own in last and isinstance(node, ast.Name | ast.Attribute):
+            found.add(ast.unparse(node).removeprefix("builtins."))
+    return found & RUNS_TEXT
 
 
 def test_text_is_run_in_one_place_whose_text_is_ours() -> None:
