@@ -52,7 +52,10 @@ class _Worker:
 def _stop(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.part = None
-        worker.go.release()
+        if (
+            worker.go.locked()
+        ):  # else Ctrl-C came when it had been told to go, and it goes to its end
+            worker.go.release()
 
 
 class Pool:

@@ -4,6 +4,7 @@ runs out of file descriptors; while another client runs its steps."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import time
@@ -225,8 +226,7 @@ def test_pages_of_other_origins_and_names_are_answered_by_403(
     workers: Callable[..., list[Worker]], tmp_path: Path
 ) -> None:
     pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = 20_000 + os.getpid() % 10_000  # below those that the system gives to others meanwhile
     (worker,) = workers(1, "--metrics", f"127.0.0.1:{port}")
     with Bystander(cluster_file(tmp_path, [worker.address])):
         assert asked(port) == 200

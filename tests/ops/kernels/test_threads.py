@@ -121,3 +121,16 @@ def test_without_a_pool_parts_run_in_order() -> None:
     done: list[int] = []
     run_parts(done.append, 4)
     assert done == [0, 1, 2, 3]
+
+
+def test_a_pool_whose_thread_was_just_told_to_go_is_closed() -> None:
+    """As Ctrl-C leaves it between two lines of the caller."""
+    pool = Pool(2)
+    (worker,) = pool._workers
+    waited_for = worker.go
+    worker.go = threading.Lock()  # as if the thread had been told, and had not run yet
+    pool._finalizer()
+    assert not worker.go.locked() and worker.part is None
+    waited_for.release()
+    worker.thread.join(5.0)
+    assert not worker.thread.is_alive()
