@@ -164,9 +164,8 @@ def store(rounds: int) -> list[dict[str, Any]]:
             results.append(
                 told(f"{size} MB beside Ray", times, "shared memory", "Ray put + get", "< 1 x Ray")
             )
-            variable = held[size]
             contenders = {
-                "variable of a worker": thrice(lambda v=variable: session.run(v)),
+                "variable of a worker": thrice(partial(session.run, held[size])),
                 "Ray: array of an actor": thrice(ray_holder(ray, nbytes)),
             }
             times = turns(contenders, rounds)

@@ -52,9 +52,8 @@ class _Worker:
 def _stop(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.part = None
-        if (
-            worker.go.locked()
-        ):  # else Ctrl-C came when it had been told to go, and it goes to its end
+        # Where Ctrl-C came just after it was told to go, it is on its way, and finds nothing to do.
+        if worker.go.locked():
             worker.go.release()
 
 
