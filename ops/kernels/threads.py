@@ -19,42 +19,76 @@ from graphflow.errors import DeviceError
 Part = Callable[[int], None]
 
 
+class _Share:
+    """What one thread does of a run: part(i) for each i of `numbers`."""
+
+    __slots__ = ("done", "error", "numbers", "part")
+
+    def __init__(self, part: Part | None = None, numbers: range = range(0)) -> None:
+        self.part = part
+        self.numbers = numbers
+        self.done = part is None
+        self.error: BaseException | None = None
+
+    def do(self) -> None:
+        assert self.part is not None
+        try:
+            for i in self.numbers:
+                self.part(i)
+        except BaseException as error:
+            self.error = error
+        self.part = None
+        self.done = True
+
+
 class _Worker:
-    """A thread that waits for `go`, does its share, and releases `done`."""
+    """A thread that sleeps until it is given a share.
+
+    Ctrl-C may come between any two lines of the caller. So a lock only wakes who waits, once too
+    often if need be; what there is to do, and whether it is done, the share says.
+    """
 
     def __init__(self, name: str) -> None:
-        self.go = threading.Lock()
-        self.done = threading.Lock()
-        self.go.acquire()
-        self.done.acquire()
-        self.part: Part | None = None
-        self.share: range = range(0)
-        self.error: BaseException | None = None
+        self._share: _Share | None = _Share()
+        self._given = threading.Lock()
+        self._finished = threading.Lock()
+        self._given.acquire()
+        self._finished.acquire()
         self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self.thread.start()
 
     def _loop(self) -> None:
         np.seterr(all="ignore")  # as in the caller's thread, where a program runs: inf is a value
         while True:
-            self.go.acquire()
-            part = self.part
-            if part is None:
+            self._given.acquire()
+            share = self._share
+            if share is None:
                 return
-            try:
-                for i in self.share:
-                    part(i)
-            except BaseException as error:
-                self.error = error
-            self.part = part = None
-            self.done.release()
+            if not share.done:
+                share.do()
+                _wake(self._finished)
+
+    def give(self, share: _Share | None) -> None:
+        """Let it do a share, or end; for one caller at a time."""
+        self._share = share
+        _wake(self._given)
+
+    def settle(self) -> None:
+        """Wait until it has done what it was given, also where its caller was interrupted before
+        it was woken."""
+        _wake(self._given)
+        while self._share is not None and not self._share.done:
+            self._finished.acquire()
+
+
+def _wake(lock: threading.Lock) -> None:
+    if lock.locked():
+        lock.release()
 
 
 def _stop(workers: Sequence[_Worker]) -> None:
     for worker in workers:
-        worker.part = None
-        # Where Ctrl-C came just after it was told to go, it is on its way, and finds nothing to do.
-        if worker.go.locked():
-            worker.go.release()
+        worker.give(None)
 
 
 class Pool:
@@ -99,20 +133,28 @@ class Pool:
     def _run_shared(self, part: Part, parts: int) -> None:
         threads = min(self.threads, parts)
         helping = self._workers[: threads - 1]
-        for first, worker in enumerate(helping, start=1):
-            worker.part, worker.share = part, range(first, parts, threads)
-            worker.go.release()
+        shares = [_Share(part, range(first, parts, threads)) for first in range(threads)]
+        interrupted: BaseException | None = None
         try:
-            for i in range(0, parts, threads):
+            for worker, share in zip(helping, shares[1:], strict=True):
+                worker.give(share)
+            for i in shares[0].numbers:
                 part(i)
-        finally:
-            for worker in helping:
-                worker.done.acquire()
-            errors = [worker.error for worker in helping if worker.error is not None]
-            for worker in helping:
-                worker.error = None
-        if errors:
-            raise errors[0]
+        except BaseException as error:
+            interrupted = error
+        # Helpers write to memory of the caller, who must not leave before them, though Ctrl-C come
+        # again and again.
+        waiting = True
+        while waiting:
+            try:
+                for worker in helping:
+                    worker.settle()
+                waiting = False
+            except BaseException as error:
+                interrupted = interrupted or error
+        for failed in (interrupted, *(share.error for share in shares)):
+            if failed is not None:
+                raise failed
 
     def close(self) -> None:
         """Let the threads end; afterwards the caller does all parts alone."""
