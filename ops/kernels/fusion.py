@@ -27,7 +27,11 @@ _MOST_OPERANDS = 32
 _GROWTH = 1
 """How often a large sum may grow within a region by what is made later."""
 _LARGE = 16384
-"""Bytes of a large sum."""
+"""Bytes of what is large."""
+_NEAR = 2
+"""How many nodes further on a value a row still joins what keeps something large until then."""
+_STANDING = ("variable", "placeholder", "constant")
+"""Ops whose values are there throughout a step."""
 Sizes = tuple[int, ...]
 View = tuple[Tensor, Sizes]
 """A tensor, and the shape, as long as the whole's, in which a region reads it."""
@@ -175,6 +179,9 @@ class _Regions:
         self.readers: dict[Tensor, _Group] = {}  # that reduce
         self.seen: dict[Node, int] = {}
         self.grown: dict[Node, int] = {}
+        self.last_read = {  # of what lies in a tensor's memory
+            roots[t]: i for i, n in enumerate(graph.nodes) if not n.op.alias for t in n.inputs
+        }
 
     def add(self, node: Node, item: _Item | None) -> None:
         """The next node: into the groups that it reads, if it may; it closes the others."""
@@ -221,6 +228,8 @@ class _Regions:
             return False
         if node.op.name == "add" and self._outgrows(group, node, item):
             return False
+        if not place[0] and self._comes_late(group):
+            return False
         for tensor, view in zip(node.inputs, place[1], strict=True):
             root = self.roots[tensor]
             if self.of.get(root.node) is group and (
@@ -242,6 +251,20 @@ class _Regions:
                 self.grown[node] = growth if growth <= _GROWTH else 0
                 return large and growth > _GROWTH
         return False
+
+    def _comes_late(self, group: _Group) -> bool:
+        """Whether a value a row would keep something large that a group reads, and nobody else any
+        more. A bias's update would keep cotangents from the backward pass to the end of a step, and
+        a sum over micro-batches those of all; the sums of their columns are small."""
+        now = len(self.seen) - 1
+        if now - self.seen[group.nodes[-1]] <= _NEAR:
+            return False
+        return any(
+            prod(view) * tensor.dtype.itemsize > _LARGE
+            and self.last_read[self.roots[tensor]] < now
+            and self.roots[tensor].node.op.name not in _STANDING
+            for tensor, view in group.operands
+        )
 
     def _may_go_down(self, group: _Group, node: Node, item: _Item) -> bool:
         """Columns are summed in strips, which is a slow way to write what has all elements: what

@@ -133,3 +133,19 @@ def test_of_gradients_two_or_three_micro_batches_are_kept_and_not_all() -> None:
     gradient = 128 * 128 * 4
     assert taken(Data(1, accumulate=16)) - taken(Data(1, accumulate=2)) < 4 * gradient
     assert taken(Pipeline(2, "1f1b", 16)) - taken(Pipeline(2, "1f1b", 2)) < 3 * gradient
+
+
+def test_what_is_computed_again_is_not_kept_for_biases() -> None:
+    """Their gradients are sums over all micro-batches of what is as large as activations."""
+
+    def taken(recompute: bool) -> int:
+        h = x = gf.placeholder("float32", ("batch", 64))
+        for i in range(8):
+            with gf.name_scope(f"layer{i}"):
+                h = gf.nn.gelu(gf.nn.Linear(64, 64)(h))
+        strategy = Pipeline(2, "gpipe", 6, recompute=recompute)
+        fetches = gf.optim.SGD(0.1).minimize(gf.mean(gf.square(h)), strategy=strategy)
+        plan = gf.plan(fetches, gf.Cluster.local(2), shapes={x: (4096, 64)})
+        return max(plan.peak_memory.values())
+
+    assert taken(recompute=True) < 0.7 * taken(recompute=False)

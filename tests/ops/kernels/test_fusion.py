@@ -250,6 +250,23 @@ def test_an_optimisers_update_of_a_parameter_is_one_sweep_in_place(
     assert all(t.node in layout.deferred for t in fused.results)
 
 
+def test_what_comes_late_keeps_nothing_large_for_a_value_a_row() -> None:
+    """A bias's update would keep the cotangent whose columns it sums, and a sum over micro-batches
+    those of all of them."""
+    x = x_of((6, 1000))
+    total = None
+    for i in range(4):
+        h = gf.exp(gf.matmul(gf.constant(np.eye(6, dtype="f") * i), x))
+        columns = gf.sum(h, axis=0)
+        total = columns if total is None else total + columns
+    layout = layout_of(total * 2.0)
+    assert drawn(layout) == ["exp sum*", "exp sum add*", "exp sum add*", "exp sum add multiply*"]
+    assert layout.arena.nbytes < 2 * 6 * 1000 * 4
+    value = np.resize(X, (6, 1000))
+    have, want = ran(total, x=value)[0], evaluate([total], {x: value})[0]
+    assert have.tobytes() == np.asarray(want).tobytes()
+
+
 def test_regions_run_inside_the_bodies_of_loops() -> None:
     x = x_of()
 
