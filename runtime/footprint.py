@@ -89,8 +89,9 @@ def kernel_workspace(node: Node, layout: Layout) -> int:
     op = node.op
     inputs = [layout.specs[t] for t in node.inputs]
     outputs = [layout.specs[t] for t in node.outputs]
+    added = op.native is not None and op.in_place  # a product that a library makes first
     taken = 0
-    if op.ufunc is None and (op.into is None or op.random):
+    if op.ufunc is None and (op.into is None or op.random or added):
         taken += sum(map(nbytes, outputs))
     if not op.halves and any_half(inputs):
         wide = [s for s in (*inputs, *outputs) if is_half(s.dtype)]

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
-from graphflow.ops.kernels.gemm import preferred
+from graphflow.ops.kernels.gemm import available, preferred
 from graphflow.ops.kernels.regions import enabled
+from graphflow.ops.kernels.vectors import vector_product
 from graphflow.passes.base import Pass
-from graphflow.spec import TensorSpec, nbytes
+from graphflow.spec import nbytes
 
 _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
 """Ops whose values are sums that grow; others are left to fused regions."""
@@ -23,7 +24,8 @@ _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
 @dataclass(frozen=True)
 class AccumulateProducts(Pass):
     """Replace c + a @ b by accumulate_product(c, a, b), where nobody else reads the product, it is
-    of at least `least` bytes, and a generated kernel computes it: the bits are the same."""
+    of at least `least` bytes, and a generated kernel computes it, or may where the size along which
+    it sums is open: the bits are the same."""
 
     least: int = 16384
 
@@ -55,13 +57,12 @@ class AccumulateProducts(Pass):
             return False
         if c.spec != spec or product.spec != spec or source.device != node.device:
             return False
-        if not _is_concrete(node.specs[0], *(t.spec for t in source.inputs)):
+        if not spec.is_concrete or nbytes(spec) < self.least or not available(spec.dtype.name):
             return False
+        if not all(t.spec.is_concrete for t in source.inputs):
+            return True
         a, b = (t.shape for t in source.inputs)
         flags = [bool(source.attrs.get(name)) for name in ("transpose_a", "transpose_b")]
-        found = preferred(a, b, spec.dtype.name, *flags)
-        return nbytes(spec) >= self.least and found is not None
-
-
-def _is_concrete(*specs: TensorSpec) -> bool:
-    return all(spec.is_concrete for spec in specs)
+        if vector_product(a, b, spec.dtype.name, *flags) is not None:
+            return False
+        return preferred(a, b, spec.dtype.name, *flags) is not None

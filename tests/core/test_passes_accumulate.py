@@ -51,6 +51,22 @@ def test_weight_gradients_of_micro_batches_are_one_sum() -> None:
     _check([gradient * 0.5], feeds, 2)
 
 
+def test_gradients_of_batches_of_open_size_are_one_sum() -> None:
+    """Also where, as of the last sizes, a library multiplies, which adds to nothing."""
+    xs = [gf.placeholder("float32", (None, 96)) for _ in range(3)]
+    w = gf.constant(np.random.default_rng(1).normal(size=(96, 96)).astype("f4"))
+    (gradient,) = gf.gradients(sum(gf.sum(gf.tanh(x @ w)) for x in xs), [w])
+    assert _sums([gradient]) == 2
+    random = np.random.default_rng(0)
+    with gf.Session() as session:
+        for sizes in ((16, 16, 16), (1, 7, 300), (2, 1, 33_000)):
+            feeds = {
+                x: random.normal(size=(n, 96)).astype("f4") for x, n in zip(xs, sizes, strict=True)
+            }
+            value = session.run(gradient, feeds)
+            np.testing.assert_array_equal(value, evaluate([gradient], feeds)[0])
+
+
 @pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_bits_are_those_of_a_product_and_a_sum(flags: tuple[bool, bool], dtype: str) -> None:
@@ -111,7 +127,9 @@ def test_the_sum_takes_the_memory_of_what_it_is_added_to() -> None:
     _check([total], feeds, 5)
 
 
-@pytest.mark.parametrize("case", ["read twice", "broadcast", "small", "of ints", "elementwise"])
+@pytest.mark.parametrize(
+    "case", ["read twice", "broadcast", "small", "of ints", "elementwise", "of a vector"]
+)
 def test_other_sums_stay(case: str) -> None:
     x, y = gf.placeholder("float32", (80, 80)), gf.placeholder("float32", (80, 80))
     product = x @ y
@@ -123,6 +141,9 @@ def test_other_sums_stay(case: str) -> None:
         case "small":
             small = gf.placeholder("float32", (8, 8))
             outputs = [small + small @ small]
+        case "of a vector":  # which has a kernel of its own
+            x = gf.placeholder("float32", (1, 4096))
+            outputs = [x + x @ gf.placeholder("float32", (4096, 4096))]
         case "of ints":
             whole = gf.placeholder("int32", (80, 80))
             outputs = [whole + whole @ whole]

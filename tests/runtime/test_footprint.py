@@ -124,6 +124,13 @@ def deep_scan(checkpoint: bool, layers: int = 16, batch: int = 256, width: int =
     return [loss, gf.optim.SGD(0.1).minimize(loss)], {x: np.ones((batch, width), "float32")}
 
 
+def sums_of_products(rows: int = 1200, width: int = 512) -> Case:
+    """Whose terms a library makes, as so many rows are better left to."""
+    xs = [gf.placeholder("float32", (None, width)) for _ in range(2)]
+    one, other = (gf.matmul(x, x * 2.0, transpose_a=True) for x in xs)
+    return [one + other], {x: np.ones((rows, width), "float32") for x in xs}
+
+
 MODELS: dict[str, Callable[[], Case]] = {
     "sgd": lambda: mlp(gf.optim.SGD(0.05, momentum=0.9)),
     "adam": lambda: mlp(gf.optim.Adam(1e-3)),
@@ -131,6 +138,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "convnet": convnet,
     "gpt": gpt,
     "lstm": lstm,
+    "sums of products": sums_of_products,
     "checkpoint": lambda: deep(True),
     "checkpoint in a scan": lambda: deep_scan(True),
 }
