@@ -71,6 +71,7 @@ _PATIENCE = 0.02  # seconds between two looks at whether somebody still drives t
 _BELL = 1 << 30  # no worker's number
 _LANE = 1 << 20  # and a worker's number: its lane
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
+_BATCH = 64  # messages taken from one worker before anything else has its turn, deadlines too
 
 _log = Log("graphflow.coordinator")
 
@@ -359,15 +360,23 @@ class Loop:
             elif tag >= _LANE:
                 self._hear(tag - _LANE)
             elif tag >= 0:
-                self._drain(tag)
-            else:  # what a worker said before it was lost counts: messages first, then the link
-                self._drain(~tag)
+                if not self._drain(tag):
+                    self._touched.add(tag)
+            # What a worker said before it was lost counts: messages first, then the link.
+            elif self._drain(~tag):
                 self._look(~tag)
+            else:
+                self._unread.append(tag)
 
-    def _drain(self, worker: int) -> None:
+    def _drain(self, worker: int) -> bool:
+        """Takes what has come by a channel, up to a batch; whether that was all."""
         channel = self._ways[worker].channel
-        while channel.has_message() and (frames := channel.receive()) is not None:
+        for _ in range(_BATCH):
+            frames = channel.receive() if channel.has_message() else None
+            if frames is None:
+                return True
             self._take(worker, frames)
+        return False
 
     def _take(self, worker: int, frames: list[Any]) -> None:
         try:

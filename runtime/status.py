@@ -54,6 +54,7 @@ WAITS = 20
 """Tensors that a session waits for of which a report tells; of more, only how many."""
 _TEXT = 200  # characters of what is waited for
 _SESSION = 8  # digits of a session's name
+_BATCH = 64  # messages taken from one worker before the others have their turn, and the deadline
 
 Report = Mapping[str, Any]
 
@@ -271,9 +272,12 @@ class _Asked:
             self.channel.send([encode(Envelope("", 0, COORDINATOR, 0, message.request), message)])
 
     def look(self) -> None:
-        """Takes in what has come."""
+        """Takes in what has come, up to what tells the outcome."""
         self.channel.changes()
-        while (frames := self.channel.receive()) is not None:
+        for _ in range(_BATCH):
+            frames = self.channel.receive() if self.outcome is None else None
+            if frames is None:
+                return
             try:
                 _, message, _ = decode_frames(frames)
             except ProtocolError as error:
@@ -294,8 +298,6 @@ class _Asked:
         return None
 
     def _checked(self, told: Any) -> Report | GraphflowError:
-        if isinstance(self.outcome, VersionMismatch):
-            return self.outcome  # what another version tells means something else
         wrong = misfit(told)
         if wrong is not None:
             return ProtocolError(f"{self._address} sent a report that is not valid: {wrong}")

@@ -16,14 +16,23 @@ import pytest
 import zmq
 
 import graphflow as gf
-from graphflow.errors import GraphflowError, SessionError, TransportError, WorkerLost
+from graphflow.errors import (
+    GraphflowError,
+    RendezvousTimeout,
+    SessionError,
+    TransportError,
+    WorkerLost,
+)
 from graphflow.placement.devices import Device, Worker
-from graphflow.runtime import loop, membership
+from graphflow.runtime import loop, membership, status
 from graphflow.runtime.activity import SessionActivity
-from graphflow.runtime.messages import Close
+from graphflow.runtime.messages import Close, Envelope, Hello, Welcome
 from graphflow.runtime.pending import Pending
 from graphflow.runtime.protocol.orders import Begin, Gone, Order
+from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.transport import tcp
 from graphflow.runtime.transport.bell import Bell, Sleeper
+from graphflow.runtime.wire import WIRE_VERSION, encode
 
 
 @pytest.fixture
@@ -150,6 +159,39 @@ def test_who_has_an_outcome_waits_for_no_message(monkeypatch: pytest.MonkeyPatch
             session.ask(Begin(request, {0: Order(Close(request))}, 20.0), 20.0)
     session.stop()
     assert waited and max(waited) <= 0
+
+
+def endless(seconds: float) -> Any:
+    """A `receive` by which valid messages come faster than they are read, for some seconds."""
+    own = Version.own()
+    welcome = Welcome(1, own.version, own.wire, own.python, ["cpu:0"])
+    said = encode(Envelope("", 0, 0, 0, 1), welcome)
+    until = time.monotonic() + seconds
+    return lambda *_: [said] if time.monotonic() < until else None
+
+
+def test_who_talks_without_an_end_keeps_nobody_from_a_deadline() -> None:
+    made = begin()
+    try:
+        channel = made._ways[0].channel
+        channel.has_message, channel.receive = lambda: True, endless(4.0)
+        started = time.monotonic()
+        hello = Hello(2, "1.0", WIRE_VERSION, "3.12")
+        with pytest.raises(RendezvousTimeout):
+            made.ask(Begin(2, {0: Order(hello)}, 0.2), 1.0)
+        assert time.monotonic() - started < 2.0
+    finally:
+        made.stop()
+
+
+def test_who_talks_without_an_end_keeps_no_question_for_status_from_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp.Channel, "receive", endless(4.0))
+    started = time.monotonic()
+    (found,) = status.ask([status.Address("tcp://127.0.0.1:1")], seconds=0.2)
+    assert isinstance(found, RendezvousTimeout)
+    assert time.monotonic() - started < 2.0
 
 
 def interrupt_at(count: int) -> Any:
