@@ -15,7 +15,7 @@ from graphflow.ops.kernels.gemm import available, preferred
 from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.vectors import vector_product
 from graphflow.passes.base import Pass
-from graphflow.spec import nbytes
+from graphflow.spec import evaluate, nbytes
 
 _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
 """Ops whose values are sums that grow; others are left to fused regions."""
@@ -61,7 +61,7 @@ class AccumulateProducts(Pass):
             return False
         if not all(t.spec.is_concrete for t in source.inputs):
             return True
-        a, b = (t.shape for t in source.inputs)
+        a, b = (tuple(evaluate(size, {}) for size in t.shape) for t in source.inputs)
         flags = [bool(source.attrs.get(name)) for name in ("transpose_a", "transpose_b")]
         if vector_product(a, b, spec.dtype.name, *flags) is not None:
             return False
