@@ -64,7 +64,7 @@ def checks(error: type[GraphflowError]) -> Callable[[F], F]:
 
     def enter(public: F) -> F:
         if isinstance(public, type):
-            setattr(public, "__init__", _watched(vars(public)["__init__"], "", error))  # noqa: B010
+            setattr(public, "__init__", _watched(_own(public, "__init__"), "", error))  # noqa: B010
             return public
         return cast(F, _watched(public, public.__name__, error))
 
@@ -87,12 +87,18 @@ def spelt(error: type[GraphflowError], but: Collection[str] = ()) -> Callable[[F
             name: f"{public.__name__}.{name}" for name in vars(public) if name[0] != "_"
         }
         for name, what in methods.items():
-            method = vars(public)[name]
+            method = _own(public, name)
             if inspect.isfunction(method) and name not in but:
                 setattr(public, name, _spelt(method, what, error))
         return public
 
     return enter
+
+
+def _own(cls: type, name: str) -> Any:
+    """A method as it stands in the class; those of a dataclass are made when they are asked for."""
+    getattr(cls, name)
+    return vars(cls)[name]
 
 
 def _spelt(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> Callable[..., Any]:

@@ -9,7 +9,6 @@ bodies get batched bodies; a loop whose condition depends on the batch runs unti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from graphflow.control import scan as scan_over
@@ -19,6 +18,7 @@ from graphflow.op import FUNCTIONS, Node, Tensor, derived, make_node
 from graphflow.ops import batching, control
 from graphflow.spec import Size
 from graphflow.tracing import parameter
+from graphflow.values import dataclass
 
 Twin = tuple[Tensor, bool]
 """What stands for a tensor, and whether it has the batch axis."""

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from graphflow.runtime.hosts import Hosts, Saving
 from graphflow.runtime.logs import Log
 from graphflow.state import State
 from graphflow.stepping import Steps
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 EVERY, KEEP, REJOIN = "10min", 3, 10.0

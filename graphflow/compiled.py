@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from graphflow.runtime.trace import Exchange, Trace
 from graphflow.spec import evaluate
 from graphflow.strategy import Division
 from graphflow.structure import bind, concerns, fed_sizes
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 TIMED = 31

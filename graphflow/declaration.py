@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from graphflow.arguments import checks
 from graphflow.errors import ArgumentError
 from graphflow.spec import Outer, Shape, Size, TensorSpec
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from graphflow.errors import DeviceError
+from graphflow.values import dataclass
 
 _NAME = re.compile(r"(?:/worker:(?P<worker>\d+))?/?(?:(?P<kind>cpu|gpu)(?::(?P<index>\d+))?)?")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -20,6 +20,7 @@ from graphflow.errors import GraphError, VariableError
 from graphflow.op import Node, Tensor, user_location
 from graphflow.quantities import counted
 from graphflow.spec import Dim, Equation, evaluate
+from graphflow.values import dataclass
 
 
 @spelt(GraphError)

@@ -7,7 +7,7 @@ values on any placement.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import next_stream, user_location
 from graphflow.spec import Span, as_dtype, is_inexact, part_of
 from graphflow.spec import kind as kind_of
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

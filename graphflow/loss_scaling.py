@@ -8,7 +8,6 @@ step changes nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from graphflow.build import assign
 from graphflow.errors import ArgumentError
 from graphflow.op import FUNCTIONS, REGISTRY, Tensor, made_by, user_location
 from graphflow.spec import is_half
+from graphflow.values import dataclass
 
 LEAST, MOST = 2.0**-24, 2.0**120
 

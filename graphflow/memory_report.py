@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from graphflow.compiled import Compiled
 from graphflow.placement.cluster import Cluster
@@ -11,6 +10,7 @@ from graphflow.placement.tables import Table
 from graphflow.quantities import show_bytes
 from graphflow.runtime.footprint import MemoryUse, memory_use
 from graphflow.runtime.layout import plan_layout
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

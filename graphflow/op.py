@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from graphflow.arguments import checked
@@ -41,6 +40,7 @@ from graphflow.scopes import (
 )
 from graphflow.spec import TensorSpec
 from graphflow.tensor import PLAIN, Tensor, as_tensor, autocasted, promoted
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True, eq=False)

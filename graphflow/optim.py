@@ -11,7 +11,7 @@ writes the rows that occur, and takes memory for no others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 from typing import Any
 
@@ -40,6 +40,7 @@ from graphflow.updates import (
     wide_dtype,
     widened,
 )
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from graphflow.runtime.hosts import NOBODY, uninterrupted
 from graphflow.runtime.logs import Log
 from graphflow.runtime.protocol.poison import Poison
 from graphflow.streaming import Decide, Run, nothing
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")

@@ -8,11 +8,11 @@ what it costs beside the steps goes to zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphflow.errors import ArgumentError
 from graphflow.quantities import show_seconds
 from graphflow.runtime.trace import Step
+from graphflow.values import dataclass
 
 GAIN = 0.1
 """Share of a step that the automatic mode must gain."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from graphflow.errors import ArgumentError, DeviceError, DTypeError
 from graphflow.location import Location, located, user_location
 from graphflow.registry import FUNCTIONS
 from graphflow.spec import as_dtype, is_half
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.node import Node

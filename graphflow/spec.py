@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +42,7 @@ from graphflow.dtypes import (
     real_dtype,
 )
 from graphflow.errors import ShapeError
+from graphflow.values import dataclass
 
 LARGEST_SIZE = 2**63 - 1
 """Of an axis."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from graphflow.errors import ArgumentError, FeedError, GraphflowError, NonFinite
 from graphflow.feeding import convert_all
 from graphflow.op import Node, Tensor
 from graphflow.stepping import Steps
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 Given = Mapping[Node, Array]

@@ -8,7 +8,6 @@ body depends on nothing but its arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from graphflow.arguments import signature_of
@@ -17,6 +16,7 @@ from graphflow.graph import Body, Graph
 from graphflow.op import REGISTRY, Node, Tensor, next_serial
 from graphflow.spec import TensorSpec
 from graphflow.structure import Rebuild, flatten_values
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from graphflow.ops.kernels.threads import run_parts
+from graphflow.values import dataclass
 
 # Queries and keys of a block: its scores, and what is made of them, stay in a core's cache.
 _QUERIES, _KEYS = 128, 512

@@ -13,7 +13,6 @@ POPL 2023.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from graphflow.graph import Body, Graph
@@ -22,6 +21,7 @@ from graphflow.ops.control import call, cond, is_control
 from graphflow.ops.rules import zeros_like
 from graphflow.spec import is_inexact
 from graphflow.tracing import parameter
+from graphflow.values import dataclass
 
 Cotangents = tuple[Tensor | None, ...]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from graphflow.spec import (
     spec,
     symbols,
 )
+from graphflow.values import dataclass
 
 Specs = tuple[tuple[Shape, str], ...]
 

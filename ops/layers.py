@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -39,6 +38,7 @@ from graphflow.ops.linalg import biased, matmul
 from graphflow.ops.norm import group_norm, layer_norm, rms_norm
 from graphflow.ops.training import current_updates
 from graphflow.spec import show_shape
+from graphflow.values import dataclass
 
 Key = int | slice
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from graphflow import init
@@ -28,6 +27,7 @@ from graphflow.ops.shape import moveaxis, reshape
 from graphflow.ops.window import split
 from graphflow.ops.window import window as rows_of
 from graphflow.spec import Size, show_shape
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True, eq=False, init=False)

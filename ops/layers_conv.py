@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from graphflow.errors import ArgumentError, ShapeError
@@ -12,6 +11,7 @@ from graphflow.ops.conv import conv, conv_transpose
 from graphflow.ops.layers import Layer, fill, per_root, require_sizes, uniform
 from graphflow.ops.sliding import per_axis
 from graphflow.spec import show_shape
+from graphflow.values import dataclass
 
 
 def _kernel(layer: Layer, kernel: Any, rank: int) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ both."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from graphflow.arguments import signature_of
@@ -25,6 +24,7 @@ from graphflow.ops.recurrent import (
 from graphflow.ops.shape import moveaxis
 from graphflow.ops.window import stack
 from graphflow.spec import show_shape
+from graphflow.values import dataclass
 
 DEEPEST = 10_000
 """Layers of one network: each is variables and a node of its own."""

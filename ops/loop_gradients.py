@@ -8,7 +8,6 @@ multiplied once, after the loop; everything else is summed as the loop goes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from graphflow.errors import DifferentiationError
@@ -27,6 +26,7 @@ from graphflow.ops.control_gradients import (
 from graphflow.ops.rules import zeros_like
 from graphflow.spec import Size
 from graphflow.tracing import parameter
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

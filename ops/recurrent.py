@@ -7,7 +7,7 @@ gates is said by a word, one letter a gate: torch has "ifgo" and "rzn", ONNX "io
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
@@ -22,6 +22,7 @@ from graphflow.ops.shape import expand_dims, moveaxis, reshape, squeeze
 from graphflow.ops.window import concat, stack
 from graphflow.ops.window import window as rows_of
 from graphflow.spec import Size, equate, is_half, kind, show_shape
+from graphflow.values import dataclass
 
 Activation = Callable[[Tensor], Tensor]
 State = tuple[Tensor, ...]

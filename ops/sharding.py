@@ -9,12 +9,13 @@ inputs have is summed over, so that each shard has a partial sum; `.` is an axis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 from graphflow.op import FUNCTIONS, Op, Sharding, Tensor, make_node
 from graphflow.spec import Shape, Size, TensorSpec, broadcast_shapes, floordiv, product
+from graphflow.values import dataclass
 
 G = FUNCTIONS
 Range = tuple[Any, Any]

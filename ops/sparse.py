@@ -8,7 +8,6 @@ any pattern; it is checked whenever a kernel reads it. Two ops are each other's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from graphflow.spec import (
     show_shape,
     spec,
 )
+from graphflow.values import dataclass
 
 I64 = np.dtype("int64")
 

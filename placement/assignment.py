@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from graphflow.arguments import checks
 from graphflow.errors import ProblemError
 from graphflow.placement.arrays import Ints, array_of, error_at, put, reject
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.problem import Problem

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -31,6 +31,7 @@ from graphflow.placement.host import MEMORY_SHARE, cores, device_memory, gpu_mem
 from graphflow.placement.ports import Port
 from graphflow.placement.products import product
 from graphflow.quantities import counted
+from graphflow.values import dataclass
 
 MOST = 1024
 """Devices of a cluster, each of which has a link to each other."""

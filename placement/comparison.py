@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphflow.arguments import spelt
@@ -11,6 +10,7 @@ from graphflow.errors import PlanError
 from graphflow.placement.report import Report, report
 from graphflow.placement.tables import Table, seconds_cell
 from graphflow.quantities import counted, show_bytes, show_seconds
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

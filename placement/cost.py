@@ -7,7 +7,7 @@ about node numbers become errors about the user's lines.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from graphflow.placement.predictions import UNPLACED, Predictions
 from graphflow.placement.problem import Problem
 from graphflow.placement.topology import shared_links
 from graphflow.spec import TensorSpec, evaluate, is_inexact
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True, eq=False)

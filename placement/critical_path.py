@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

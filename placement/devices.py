@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from graphflow.arguments import checks
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.products import product
+from graphflow.values import dataclass
 
 CLIENT = "/client"
 """The process of the session, which feeds and fetches."""

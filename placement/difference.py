@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphflow.placement.tables import SHOWN, Printed, Table, more, seconds_cell
 from graphflow.quantities import show_bytes, show_seconds
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

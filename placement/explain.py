@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.simulate import Run, Timeline, execute, simulate
 from graphflow.placement.view.text import printable
 from graphflow.quantities import show_bytes, show_seconds
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

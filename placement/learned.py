@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from graphflow.errors import PlanError
 from graphflow.placement.calibrate import Link, fit_link, machine_key, profile_path, write_whole
 from graphflow.placement.measure import quick
+from graphflow.values import dataclass
 
 FORMAT = 3
 SAMPLES = 31

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from graphflow.placement.hardware import classes, rates
 from graphflow.placement.learned import Bucket
 from graphflow.placement.limits import Limits
 from graphflow.placement.predictions import UNPLACED, Predictions
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ Knows LLVM and what Python means by numbers, and no Python program.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from graphflow.errors import CompileError
+from graphflow.values import dataclass
 
 LLVM = {"i": "i64", "f": "double", "b": "i1", "I": "ptr", "F": "ptr", "v": "void"}
 """Types by letter: int, float, bool, arrays of the first two, and nothing."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from hashlib import sha256
 from types import ModuleType
 
 from graphflow.errors import CompileError
 from graphflow.placement.native_lines import ITEM, LLVM, Lines, Value, constant, joined, zero
+from graphflow.values import dataclass
 
 MATH = ("exp", "log", "sqrt")
 _ARITHMETIC = {

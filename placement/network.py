@@ -13,7 +13,6 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 from graphflow.errors import PlanError
 from graphflow.ops.kernels.objects import cache_folder
 from graphflow.placement.calibrate import SIZES, Link, Probe, both_ways, timed, write_whole
+from graphflow.values import dataclass
 
 FORMAT = 1
 ALIKE = 1.5

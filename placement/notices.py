@@ -5,11 +5,11 @@ Plan ─ports→ [PortUse, …];  Plan ─taken→ [Taken, …]
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphflow.placement.devices import CLIENT
 from graphflow.placement.topology import port_users
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

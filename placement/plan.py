@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -29,6 +29,7 @@ from graphflow.quantities import counted, show_bytes, show_seconds
 from graphflow.spec import show_shape
 from graphflow.strategy import divided_whole
 from graphflow.structure import bind, concerns, flatten
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     import networkx

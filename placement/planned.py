@@ -4,7 +4,8 @@ measured of them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from math import inf
 from typing import Any
@@ -45,6 +45,7 @@ from graphflow.placement.shortage import memory_limit
 from graphflow.placement.simulate import simulate
 from graphflow.placement.turns import in_turns
 from graphflow.spec import nbytes
+from graphflow.values import dataclass
 
 SENDING = 0.5
 """Seconds of makespan that a second of transfer must save in a graph that will run. Serialising and

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphflow.arguments import checks
 from graphflow.errors import ClusterError
+from graphflow.values import dataclass
 
 
 @checks(ClusterError)

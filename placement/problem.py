@@ -7,7 +7,6 @@ Textbook instances go straight in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +21,7 @@ from graphflow.placement.assignment import Assignment
 from graphflow.placement.native import native
 from graphflow.placement.problem_checks import check, check_values
 from graphflow.quantities import counted
+from graphflow.values import dataclass
 
 Output = tuple[int, float, tuple[int, ...]]
 """A tensor that a node makes: its id, its bytes, the nodes that read it (each once)."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from graphflow.arguments import meant
 from graphflow.errors import ClusterError
+from graphflow.values import dataclass
 
 GB, TERA = 10**9, 1e12
 

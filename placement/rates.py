@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +18,7 @@ from graphflow.graph import Body, bind_attrs
 from graphflow.op import Op
 from graphflow.ops.control import cond, is_control, iterations
 from graphflow.spec import TensorSpec, evaluate, is_half, nbytes, real_dtype
+from graphflow.values import dataclass
 
 MATMUL = frozenset(
     {

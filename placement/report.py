@@ -9,13 +9,13 @@ and `comparison`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphflow.placement.critical_path import Segment, critical_path
 from graphflow.placement.notices import PortUse, Taken, ports, taken
 from graphflow.placement.tables import SHOWN, Printed, Table, busy_share, more, off_by, seconds_cell
 from graphflow.quantities import counted, show_bytes, show_seconds
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from graphflow.placement.problem import Problem
+from graphflow.values import dataclass
 
 INF = float("inf")
 

@@ -6,7 +6,6 @@ Placers only find that their answers do not fit; these bounds hold for every ans
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from graphflow.errors import MemoryLimitError
 from graphflow.placement.problem import Problem
 from graphflow.quantities import show_memory
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.cost import GraphProblem

@@ -11,7 +11,6 @@ makes one (`schedule`): so what a placer predicts is what the simulator says.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any
@@ -23,6 +22,7 @@ from graphflow.arguments import spelt
 from graphflow.errors import ProblemError
 from graphflow.placement.problem import Assignment, Floats, Ints, Problem
 from graphflow.placement.sharing import Clock, Flow, Flows
+from graphflow.values import dataclass
 
 TRANSFER = np.dtype(
     [

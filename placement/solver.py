@@ -11,13 +11,14 @@ Without a clock the answer depends on the model alone: work is limited in nodes 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from graphflow.errors import PlacementError
 from graphflow.placement.problem import Floats
+from graphflow.values import dataclass
 
 INF = float("inf")
 

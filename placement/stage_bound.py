@@ -9,7 +9,7 @@ Last step of `split_stages`, and what tells its search that it may stop.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import monotonic
 
 import numpy as np
@@ -19,6 +19,7 @@ from graphflow.placement.problem import Floats, Ints
 from graphflow.placement.solver import Live, Model
 from graphflow.placement.stage_order import Stock, stock_of
 from graphflow.placement.stage_units import StageUnits
+from graphflow.values import dataclass
 
 GAPS = (0.3, 0.03, 0.0)
 """Shares within which sets are priced: roughly while that brings new ones."""

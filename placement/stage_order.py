@@ -8,7 +8,6 @@ edges, turned round.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -19,6 +18,7 @@ from graphflow.placement import stage_loops
 from graphflow.placement.native import native
 from graphflow.placement.problem import Ints, Problem
 from graphflow.placement.stage_units import StageUnits
+from graphflow.values import dataclass
 
 MOST_ITEMS = 1_000
 """Longer orders are cut into that many blocks of neighbours first."""

@@ -7,7 +7,6 @@ some workers of a level, which share its samples and then agree on its weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from graphflow.errors import PlacementError, ProblemError
 from graphflow.placement import stage_loops
 from graphflow.placement.arrays import array_of
 from graphflow.placement.native import native
+from graphflow.values import dataclass
 
 
 @checks(PlacementError)

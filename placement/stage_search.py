@@ -7,7 +7,6 @@ worse.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
@@ -17,6 +16,7 @@ from graphflow.placement.native import native
 from graphflow.placement.problem import Floats, Ints
 from graphflow.placement.solver import Model
 from graphflow.placement.stage_units import StageUnits
+from graphflow.values import dataclass
 
 COLDEST = 1e-5
 """Heat at the end of every anneal, as a share of the max load."""

@@ -6,7 +6,6 @@ every transfer is priced once per device that it enters or leaves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphflow.placement.problem import Floats, Ints, Problem
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ Forward and backward nodes add up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -27,6 +26,7 @@ from graphflow.placement.stage_memory import fitting
 from graphflow.placement.stage_order import best_cuts, best_ideals, ideals_of, items_of, orders
 from graphflow.placement.stage_search import Anneal, annealed, neighbourhoods
 from graphflow.placement.stage_units import StageUnits, stage_units
+from graphflow.values import dataclass
 
 ANNEALS = (
     (Anneal(0.4, 2, 24), "contiguous"), (Anneal(0.4, 2, 60), "contiguous"),

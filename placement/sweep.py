@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from graphflow.placement.plan import Plan, plan
 from graphflow.placement.report import report
 from graphflow.placement.tables import Table
 from graphflow.quantities import show_bytes, show_seconds
+from graphflow.values import dataclass
 
 Maker = Callable[[Any], Cluster]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from unicodedata import east_asian_width
 
 from graphflow.placement.view.text import printable
 from graphflow.quantities import show_seconds
+from graphflow.values import dataclass
 
 SHOWN = 20
 """Rows of a list that may be long, when it is printed."""

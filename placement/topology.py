@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product as pairs
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from graphflow.errors import ClusterError
 from graphflow.placement.ports import Port
 from graphflow.placement.products import Product, product, wire
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster

@@ -11,12 +11,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from graphflow.errors import DeviceOutOfMemory, TransportError
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.transport.segment import Segment
+from graphflow.values import dataclass
 
 _GROWTH = 1.5
 """How much larger than the last arena the next one is at least: all of them together are then at

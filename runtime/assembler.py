@@ -6,7 +6,6 @@ allocated, or a byte copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from graphflow.runtime.wire import (
     dtype_of,
     nbytes_of,
 )
+from graphflow.values import dataclass
 
 ENTRIES = 1 << 17  # arrays that one session may have under way to one process
 

@@ -7,7 +7,6 @@ both see (`collectives/passages.py`), or as messages.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from graphflow.runtime.messages import EDGE_BITS, TAKEN
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.transport.segment import Segment
 from graphflow.spec import TensorSpec
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.runtime.session_state import SessionState

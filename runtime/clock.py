@@ -15,8 +15,9 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from graphflow.values import dataclass
 
 DRIFT = 2e-4
 """Seconds a second that two clocks may drift apart; RFC 5905 allows 5e-4, quartz has less than

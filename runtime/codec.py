@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import msgpack
@@ -34,6 +34,7 @@ from graphflow.runtime.partition import FORMS, Partition
 from graphflow.runtime.security.limits import MOST_ITERATIONS, Limits
 from graphflow.runtime.wire import BUDGET
 from graphflow.spec import Dim, TensorSpec, as_dtype
+from graphflow.values import dataclass
 
 MAX_DEPTH = 32  # of bodies in bodies
 MAX_RANK = 64  # numpy's

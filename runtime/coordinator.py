@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,6 +52,7 @@ from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
 from graphflow.runtime.protocol.orders import Begin, Order, Release, Replies
 from graphflow.runtime.session_state import DRAWS, FAILED
 from graphflow.runtime.wire import SMALL_TOGETHER, small
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
 from itertools import accumulate
@@ -32,6 +31,7 @@ from graphflow.quantities import show_bytes, show_seconds
 from graphflow.runtime.logs import Log
 from graphflow.runtime.metrics import BUCKETS, COUNTER, HISTOGRAM, Histogram, Meters, Sample
 from graphflow.runtime.transport.bell import Bell
+from graphflow.values import dataclass
 
 REQUEST_CAP = 8192
 """Bytes of a request with its headers; beyond, it is answered with 431."""

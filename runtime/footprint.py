@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from graphflow.graph import Graph
 from graphflow.half import any_half
@@ -20,6 +19,7 @@ from graphflow.placement.footprints import predict_by
 from graphflow.runtime.layout import Layout, plan_layout
 from graphflow.runtime.partition import FREE, Partition, partition
 from graphflow.spec import evaluate, is_half, nbytes, product
+from graphflow.values import dataclass
 
 _STANDING = (*FREE, "variable", "assign", "send", "recv", "collective_start")
 """Ops that run no kernel."""

@@ -13,7 +13,6 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_
 from graphflow.ops.kernels.emit import Region
 from graphflow.runtime.backend import Array, Keep, kept_or_copied
 from graphflow.spec import TensorSpec, nbytes
+from graphflow.values import dataclass
 
 _OPTIONS = ("--fmad=false",)
 """Of NVRTC: no multiplication and addition is contracted, so a step's bits are its own."""

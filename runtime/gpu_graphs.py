@@ -10,12 +10,12 @@ capture that fails gives its step up, or all of them, and says so once: the bits
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graphflow.environment import is_on
 from graphflow.op import Node
 from graphflow.runtime.logs import Log
+from graphflow.values import dataclass
 
 _log = Log("graphflow.gpu")
 

@@ -12,7 +12,6 @@ in the log. GRAPHFLOW_GPU_LIBRARIES=off leaves nvmath-python and cudnn-frontend 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from math import prod
@@ -27,6 +26,7 @@ from graphflow.runtime.gpu_graphs import graphs_enabled
 from graphflow.runtime.lines import writing
 from graphflow.runtime.logs import Log
 from graphflow.spec import TensorSpec, is_half
+from graphflow.values import dataclass
 
 _log = Log("graphflow.gpu")
 _SIXTEEN = ("float16", "bfloat16")

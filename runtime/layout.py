@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from graphflow.device import DeviceName
@@ -22,6 +21,7 @@ from graphflow.runtime.memory import Arena, Block, plan_arena
 from graphflow.runtime.partition import Partition
 from graphflow.runtime.wide import Stretch, Unit, plan_branches, stretch_at, stretches
 from graphflow.spec import TensorSpec, is_inexact, nbytes
+from graphflow.values import dataclass
 
 _ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
 """Ops whose value is not in the arena (or that have none)."""

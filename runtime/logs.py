@@ -18,11 +18,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from graphflow.environment import word
 from graphflow.errors import ArgumentError, unbroken
+from graphflow.values import dataclass
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")

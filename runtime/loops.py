@@ -7,11 +7,11 @@ loop carries has two sets of buffers: an iteration reads one and writes the othe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graphflow.op import Node
 from graphflow.ops.control import call, cond, folded, indices, scan
+from graphflow.values import dataclass
 
 Routine = Callable[[Sequence[Any], int, int], Sequence[Any]]
 """(arrays, step, draws) -> results."""

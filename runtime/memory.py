@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
 from graphflow.ops.kernels.address import aligned
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

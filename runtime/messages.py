@@ -7,13 +7,14 @@ types, the state machines of `protocol` pass them around, `Host` and the session
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from graphflow.runtime.fields import made
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Span = tuple[str, str, int, int]  # track, name, start and end in ns (monotonic)

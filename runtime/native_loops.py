@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from graphflow.ops.kernels.driver import copy_task, driver, frame
 from graphflow.ops.kernels.regions import FREED
 from graphflow.runtime.loops import Carried, Proceed, told
 from graphflow.runtime.segments import LONGEST, Call, Place, Segment, Slot
+from graphflow.values import dataclass
 
 _MOST = 1 << 40
 """Iterations of a loop without a bound."""

@@ -15,7 +15,7 @@ reads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from graphflow.device import DeviceName
@@ -24,6 +24,7 @@ from graphflow.graph import Graph, bodies
 from graphflow.op import REGISTRY, Node, Tensor
 from graphflow.ops.collectives import groups_of, own_inputs
 from graphflow.runtime.spread import Meaning, spread_bodies
+from graphflow.values import dataclass
 
 FREE = ("constant", "placeholder", "group")
 """Ops that are not placed: values are wherever they are read, and a group only holds nodes

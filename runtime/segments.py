@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from graphflow.ops.kernels.native import Task, compiler
 from graphflow.ops.kernels.regions import FREED
 from graphflow.runtime.epilogues import Used, Work, steps
 from graphflow.spec import TensorSpec
+from graphflow.values import dataclass
 
 LONGEST = 5e6
 """Nanoseconds of work after which a program looks whether its step was given up."""

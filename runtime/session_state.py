@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import monotonic, monotonic_ns
 from typing import Any
 
@@ -26,6 +26,7 @@ from graphflow.runtime.mail import Mail
 from graphflow.runtime.messages import Computed, Parcel, Usage
 from graphflow.runtime.partition import FORMS, Partition
 from graphflow.structure import symbols_of
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 

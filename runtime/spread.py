@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from graphflow.op import REGISTRY, Node, Tensor
 from graphflow.ops.control import FREE, cond, scan
 from graphflow.passes.bodies import spread as is_spread
 from graphflow.spec import TensorSpec
+from graphflow.values import dataclass
 
 FIRST_EDGE = 1 << 24
 """Edges inside bodies have numbers from here on, those of the graph below."""

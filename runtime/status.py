@@ -15,7 +15,6 @@ import platform
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -46,6 +45,7 @@ from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.tcp import unknown
 from graphflow.runtime.wire import decode_frames, encode
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.runtime.hosting import HostedSession

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from graphflow.placement.cluster import Cluster
 from graphflow.placement.hardware import is_described
 from graphflow.placement.network import links
 from graphflow.progress import telling
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.runtime.coordinator import RemoteHosts

@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -28,6 +28,7 @@ from graphflow.quantities import counted, show_seconds
 from graphflow.runtime.messages import EDGE_BITS, SEND, WAIT
 from graphflow.runtime.perfetto import number, trace_events
 from graphflow.runtime.traffic import Exchanges, Traffic
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.planned import Measured

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from graphflow.placement.tables import Table
 from graphflow.quantities import show_bytes, show_seconds
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.runtime.trace import Event, Step

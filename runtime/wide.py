@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from graphflow.ops.kernels.threads import current_pool
 from graphflow.runtime.memory import Arena, Block, plan_arena
 from graphflow.runtime.segments import Call, Segment, Slot
+from graphflow.values import dataclass
 
 LEAST = 120_000.0
 """Nanoseconds of work from which branches are looked for (a hand-over takes 10 to 20 thousand)."""

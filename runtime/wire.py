@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -25,6 +24,7 @@ from graphflow.runtime.fields import END, Fields, check_of
 from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
 from graphflow.runtime.packed import MARK, pack, unpack
 from graphflow.runtime.plain import read, write
+from graphflow.values import dataclass
 
 WIRE_VERSION = 11
 CONTROL_CAP = 1 << 20  # bytes of a control frame

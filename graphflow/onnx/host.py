@@ -9,7 +9,6 @@ onnx's own reference implementation that runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnx import NodeProto, ValueInfoProto, helper
@@ -18,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from graphflow.errors import GraphflowError, OpError
 from graphflow.onnx.call import Call, attribute_value
 from graphflow.onnx.registry import ML, handler_of, normal_domain
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.onnx.program import Run

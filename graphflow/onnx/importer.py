@@ -8,7 +8,7 @@ is computed when the model runs, and the next segment begins there (`program.py`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from graphflow.onnx.registry import handler_of, normal_domain
 from graphflow.onnx.values import Array, Fixed, Known, OnHost, Value, classified, known
 from graphflow.op import Location, Tensor, as_tensor, read_from
 from graphflow.spec import Dim, nbytes
+from graphflow.values import dataclass
 
 SMALL = 1024
 """Elements of a known value that is computed at once while a model is read."""

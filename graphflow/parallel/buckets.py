@@ -9,7 +9,7 @@ fetched, such as a loss, goes with one of them, so that it takes no message of i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from graphflow.op import Node, Tensor
@@ -18,6 +18,7 @@ from graphflow.parallel.moves import Moves
 from graphflow.parallel.notes import called, is_gradient
 from graphflow.parallel.together import scattered, summed
 from graphflow.quantities import counted
+from graphflow.values import dataclass
 
 BUCKET = 4 << 20
 """Bytes of gradients that are summed at once, unless told otherwise."""

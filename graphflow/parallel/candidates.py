@@ -7,7 +7,7 @@ with schedules and numbers of micro-batches
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from graphflow.graph import Graph
@@ -16,6 +16,7 @@ from graphflow.parallel.data import Data
 from graphflow.parallel.pipelines import Pipeline
 from graphflow.parallel.strategies import Shard
 from graphflow.spec import Size
+from graphflow.values import dataclass
 
 SCHEDULES = ("1f1b", "zb-h1", "interleaved")
 """Schedules that are tried; GPipe stores more than 1F1B and is never sooner done."""

@@ -5,13 +5,13 @@ equation the axes of a mesh go.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from graphflow.op import Node, Tensor
 from graphflow.parallel.layouts import Layout, Value
 from graphflow.parallel.mesh import Cuts, Mesh, Split
 from graphflow.parallel.rules import Rule, rules_of
 from graphflow.spec import TensorSpec, product
+from graphflow.values import dataclass
 
 KEEP = "+"
 """A choice: partial sums are handed on."""

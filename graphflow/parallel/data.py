@@ -8,7 +8,7 @@ differ in size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from typing import Any
 
@@ -36,6 +36,7 @@ from graphflow.parallel.strategies import (
 from graphflow.parallel.teams import teams_of, within
 from graphflow.parallel.terms import Terms, with_batch
 from graphflow.placement.cluster import Cluster
+from graphflow.values import dataclass
 
 DATA = "data"
 """The axis of the mesh along which replicas are."""

@@ -12,12 +12,11 @@ Megatron-LM", SC 2021; Rajbhandari et al., "ZeRO", SC 2020, for state in shares;
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphflow.parallel.gpt import GPT, Cost, block, head
 from graphflow.parallel.schedule import run
 from graphflow.parallel.schedules import interleaved, one_f_one_b
 from graphflow.placement.products import Wire, product, wire
+from graphflow.values import dataclass
 
 SLOTS = 12
 """Bytes of a weight's float32 copy and Adam's two slots."""

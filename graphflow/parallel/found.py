@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from math import inf
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from graphflow.parallel.shard import Pieces, Sharded
 from graphflow.parallel.strategies import Shard, report_of
 from graphflow.placement.cluster import Cluster
 from graphflow.quantities import show_bytes
+from graphflow.values import dataclass
 
 SHOWN = 10
 """Strategies that were not simulated, and are printed."""

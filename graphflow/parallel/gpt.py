@@ -8,7 +8,7 @@ Weights are declared and never made.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from math import ceil
 
@@ -24,6 +24,7 @@ from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.plan import plan_graph
 from graphflow.spec import nbytes
+from graphflow.values import dataclass
 
 
 @checks(ArgumentError)

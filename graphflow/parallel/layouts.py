@@ -5,11 +5,12 @@ the others; or a partial result, which all parts together (their sum, largest, â
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from graphflow.op import Location, Tensor
 from graphflow.parallel.mesh import WHOLE, Split
 from graphflow.spec import TensorSpec
+from graphflow.values import dataclass
 
 Partial = tuple[tuple[str, str], ...]
 """Along which axes of the mesh a value is partial, and how parts are combined."""

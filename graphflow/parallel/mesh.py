@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from graphflow.spec import (
     stretches,
     substitute,
 )
+from graphflow.values import dataclass
 
 SYMBOLS = 1024
 """Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""

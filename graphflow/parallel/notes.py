@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphflow.op import Node
 from graphflow.ops.collectives import crossing
 from graphflow.parallel.layouts import Move, Sent, Value
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.parallel.moves import Moves

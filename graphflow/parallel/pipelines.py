@@ -7,7 +7,7 @@ gf.parallel.Pipeline(2, "zb-h1") * gf.parallel.Data(2)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from typing import Any
 
@@ -33,6 +33,7 @@ from graphflow.parallel.terms import Terms
 from graphflow.parallel.unrolled import unrolled
 from graphflow.placement.cluster import Cluster
 from graphflow.spec import alone
+from graphflow.values import dataclass
 
 _ON_A_DEVICE = {"interleaved": 2, "zb-v": 2}
 """Stages on a device, of schedules that ask for several."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from graphflow.op import Node
@@ -16,6 +15,7 @@ from graphflow.parallel.staged import EVERYWHERE, StageRow, between, rows, timel
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
 from graphflow.spec import product
+from graphflow.values import dataclass
 
 WIDEST = 100
 """Letters of a line of a schedule."""

@@ -8,7 +8,6 @@ that was simulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from graphflow.parallel.stages import origin_of
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import GraphProblem
 from graphflow.spec import nbytes
+from graphflow.values import dataclass
 
 SLACK = 0.8
 """A part of a step's work may take less than its share of the time, by so much: what fits in a

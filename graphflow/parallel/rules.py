@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from graphflow.op import Node, Sharding
@@ -11,6 +11,7 @@ from graphflow.ops import sharding as rules
 from graphflow.parallel.mesh import WHOLE, Piece, Split
 from graphflow.parallel.stretches import Readers, along, stretch_of
 from graphflow.spec import Outer, Size, floordiv, stretches
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
@@ -24,6 +23,7 @@ from graphflow.arguments import checks
 from graphflow.errors import ScheduleError
 from graphflow.op import user_location
 from graphflow.parallel.counts import count_of, settle
+from graphflow.values import dataclass
 
 Phase = Literal["F", "B", "W"]
 

@@ -9,7 +9,7 @@ Gradients and updates are part of the graph that is cut, so nothing is different
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from graphflow.parallel.updates import Updates
 from graphflow.passes import MergeBodies
 from graphflow.spec import Span, evaluate
 from graphflow.strategy import strategy_of
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 

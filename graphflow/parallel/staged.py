@@ -6,7 +6,7 @@ Sharded + Staged ─rows→ [StageRow, …]        Sharded + Staged ─timeline�
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphflow.device import DeviceName
@@ -17,6 +17,7 @@ from graphflow.parallel.mesh import Cuts
 from graphflow.parallel.schedule import Schedule, Task, Timeline, run, sequence
 from graphflow.spec import Dim, product
 from graphflow.structure import symbols_of
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster

@@ -8,7 +8,7 @@ What is not said follows (see `propagate`). `Data` is the short form in which on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
@@ -32,6 +32,7 @@ from graphflow.placement.cluster import Cluster
 from graphflow.spec import show_shape
 from graphflow.strategy import Strategy, divided_by, strategy_of
 from graphflow.structure import flatten
+from graphflow.values import dataclass
 
 Axis = str | Sequence[str] | None
 NODES = 4_000_000

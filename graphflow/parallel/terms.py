@@ -5,7 +5,6 @@ they exchange at once, and who keeps what of the optimiser's state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from graphflow.graph import Graph
 from graphflow.op import Tensor
@@ -13,6 +12,7 @@ from graphflow.parallel.batch import batch_of
 from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import Cuts, Mesh, Split, too_small
 from graphflow.parallel.propagate import is_slot, propagate
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, IC
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphflow.arguments import checks
 from graphflow.errors import ScheduleError
 from graphflow.parallel.counts import count_of
 from graphflow.parallel.schedule import Schedule, refusal, require
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ Megatron-LM", SC 2021, for the layout (tensor parallel within a host, pipelines 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isqrt
 
 from graphflow.arguments import checks
@@ -24,6 +23,7 @@ from graphflow.op import user_location
 from graphflow.parallel.estimate import ADAM, Estimate, Layout, Site, estimate, fits
 from graphflow.parallel.gpt import GPT, check_count
 from graphflow.placement.products import wire
+from graphflow.values import dataclass
 
 SIMULATED = 16
 """Strategies whose pipelines are simulated task by task: those that are best by closed forms."""

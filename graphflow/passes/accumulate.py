@@ -7,7 +7,6 @@ other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
@@ -16,6 +15,7 @@ from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.vectors import vector_product
 from graphflow.passes.base import Pass
 from graphflow.spec import evaluate, nbytes
+from graphflow.values import dataclass
 
 _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
 """Ops whose values are sums that grow; others are left to fused regions."""

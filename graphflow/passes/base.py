@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphflow.graph import Graph
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

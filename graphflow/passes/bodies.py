@@ -4,7 +4,7 @@ are inlined."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from graphflow.graph import Body, Graph, bodies
@@ -13,6 +13,7 @@ from graphflow.ops.control import FREE, call
 from graphflow.passes.base import Pass
 from graphflow.passes.duplicates import key_of
 from graphflow.spec import TensorSpec
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

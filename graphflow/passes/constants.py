@@ -4,7 +4,6 @@ compiled."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from graphflow.graph import Graph, bind_attrs
 from graphflow.op import REGISTRY, Node, Tensor, owner
 from graphflow.passes.base import Pass
 from graphflow.spec import nbytes
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

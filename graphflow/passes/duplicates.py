@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.passes.base import Pass
+from graphflow.values import dataclass
 
 _INLINE_BYTES = 1024  # larger constants are equal only if they are the same array
 

@@ -4,12 +4,12 @@ make and take them, instead of having them moved before T and back."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, standing_for
 from graphflow.ops.attention_rows import swaps, turned
 from graphflow.passes.base import Pass
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ joined instead."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
 from graphflow.passes.base import Pass
 from graphflow.spec import Size
+from graphflow.values import dataclass
 
 _MOST = 64
 """Parts, at most."""

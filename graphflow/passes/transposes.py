@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphflow.graph import Graph
 from graphflow.op import FUNCTIONS, Node, Tensor, standing_for
 from graphflow.passes.base import Pass
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +29,7 @@ from graphflow.ops.kernels.native import Function
 from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.shared import function
 from graphflow.ops.kernels.threads import current_pool
+from graphflow.values import dataclass
 
 QUERIES, KEYS = 64, 512
 """Rows and columns of a block of scores."""

@@ -6,7 +6,7 @@ power first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from graphflow.values import dataclass
 
 Coefficients = tuple[float, ...]
 

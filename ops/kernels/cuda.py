@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from math import prod
 from typing import Any
@@ -32,6 +32,7 @@ from graphflow.ops.kernels.passes import COMBINED, neutral
 from graphflow.ops.kernels.steps import write_step
 from graphflow.ops.kernels.trace import Step
 from graphflow.spec import as_dtype
+from graphflow.values import dataclass
 
 THREADS = 256
 """Of a block of an elementwise kernel, and of one over rows."""

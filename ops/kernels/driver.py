@@ -9,13 +9,13 @@ all programs: a program compiles nothing of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from graphflow.ops.kernels.native import Function, Task, compiler, named
+from graphflow.values import dataclass
 
 WORDS = 5
 """Of an entry."""

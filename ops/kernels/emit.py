@@ -12,7 +12,6 @@ are cut changes a bit. What does not change along a row, or at all, is computed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +21,7 @@ from graphflow.op import Op
 from graphflow.ops.kernels.lanes import ELEMENTS, SHORT, Lanes, Module
 from graphflow.ops.kernels.steps import write_step
 from graphflow.ops.kernels.trace import ROWS, XP, Step, Symbol, Trace, record
+from graphflow.values import dataclass
 
 Attributes = tuple[tuple[str, Any, str], ...]
 """Names, values, and these as text: 0.0 is not -0.0, though they are equal."""

@@ -10,7 +10,6 @@ into regions, which follows from where its nodes are placed, changes no bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -21,6 +20,7 @@ from graphflow.ops.kernels.emit import Applied, Attributes, Operand, Region, att
 from graphflow.ops.kernels.regions import Traced, enabled, traced
 from graphflow.ops.kernels.rowwise import MOST_AXES, Form, collapsed, form_of, orientation, whole_of
 from graphflow.spec import Shape, TensorSpec
+from graphflow.values import dataclass
 
 _MOST_NODES = 64
 _MOST_OPERANDS = 32

@@ -19,7 +19,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -44,6 +44,7 @@ from graphflow.ops.kernels.gemm_form import (
 from graphflow.ops.kernels.native import Function, Task, compiler, named, vector_width
 from graphflow.ops.kernels.threads import current_pool
 from graphflow.spec import broadcast_shapes
+from graphflow.values import dataclass
 
 _SHARED = 40_000
 """Nanoseconds of work from which threads share it."""

@@ -6,13 +6,13 @@ here is a matter of time only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from graphflow.ops.kernels.gemm_form import COPIED, EXCHANGED, IN_PLACE, Form
 from graphflow.ops.kernels.native import vector_width
+from graphflow.values import dataclass
 
 ELEMENTS = {"float32": "float", "float64": "double"}
 _REUSED = 4

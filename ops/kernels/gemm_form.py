@@ -3,8 +3,9 @@ sizes that it is given each time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum, auto
+
+from graphflow.values import dataclass
 
 
 class Size(IntEnum):

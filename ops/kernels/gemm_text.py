@@ -18,11 +18,10 @@ buffer. Packed things and the buffer are in the scratch memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphflow.ops.kernels.blocks import Function
 from graphflow.ops.kernels.gemm_form import APART, COPIED, EXCHANGED, IN_PLACE, Form, Size
 from graphflow.ops.kernels.gemm_tile import LINE, copy, exchange, finish, strip, tile
+from graphflow.values import dataclass
 
 _ROWS = 8
 """Rows of x that are copied to all tiles at a time."""

@@ -12,12 +12,12 @@ import hashlib
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
 from graphflow.errors import CompileError
 from graphflow.ops.kernels.objects import Store
+from graphflow.values import dataclass
 
 _ARGUMENTS = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _RELEASING = ctypes.CFUNCTYPE(*_ARGUMENTS)

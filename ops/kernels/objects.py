@@ -14,10 +14,10 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from graphflow.environment import home, own_folder
+from graphflow.values import dataclass
 
 LIMIT = 64 << 20
 """Bytes that entries may take in all."""

@@ -7,12 +7,13 @@ others are computed anew. `reductions.py` writes the loops around them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from graphflow.ops.kernels.emit import FLOPS, Region, in_memory, reachable, trace_of
 from graphflow.ops.kernels.lanes import ELEMENTS, SHORT, Lanes, Module
 from graphflow.ops.kernels.steps import write_step
 from graphflow.ops.kernels.trace import Step
+from graphflow.values import dataclass
 
 LANES = 32
 _DEAR = 4

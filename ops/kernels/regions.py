@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -27,6 +26,7 @@ from graphflow.ops.kernels.rowwise import form_of
 from graphflow.ops.kernels.threads import current_pool
 from graphflow.ops.kernels.trace import APPROXIMATE, DTYPES, ROWS, XP, Trace, record
 from graphflow.spec import TensorSpec
+from graphflow.values import dataclass
 
 SHARED = 60_000
 """Nanoseconds of work from which a kernel's rows are shared by threads (a hand-over takes 10 to 20

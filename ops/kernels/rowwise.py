@@ -9,12 +9,12 @@ says what these are. The same expression serves numpy and cupy (`Along`) and the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from graphflow.op import Op, Rows
 from graphflow.spec import broadcast_shapes
+from graphflow.values import dataclass
 
 Sizes = tuple[int, ...]
 

@@ -7,11 +7,11 @@ outside, complex numbers lie as arrays have them (`Outside`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 from graphflow.ops.kernels.flow import BYTES, Flow, lanes_of
 from graphflow.ops.kernels.lanes import Floats
+from graphflow.values import dataclass
 
 Pair = tuple[str, str]
 """Real and imaginary parts."""

@@ -9,13 +9,13 @@ Source: Stockham, AFIPS Spring Joint Computer Conference, 1966; Swarztrauber, Pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from graphflow.ops.kernels.flow import BYTES, Flow, lanes_of
 from graphflow.ops.kernels.transform_lanes import ROWS, Complex, Inside, Outside, Pair
+from graphflow.values import dataclass
 
 
 def radices(n: int) -> tuple[int, ...] | None:

@@ -7,7 +7,6 @@ by vectors; over rows by blocks, whose sums are added in order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from graphflow.ops.kernels.lanes import Floats
 from graphflow.ops.kernels.native import Task
 from graphflow.ops.kernels.scratch import scratch
 from graphflow.ops.kernels.shared import call, function
+from graphflow.values import dataclass
 
 _LEAST = 4096
 """Elements of a matrix below which other kernels are as good."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 
 import numpy as np
@@ -25,6 +25,7 @@ from graphflow.placement.placers.round_robin import dealt, round_robin
 from graphflow.placement.placers.single import cheapest_devices, singles
 from graphflow.placement.problem import Assignment, Ints, Problem
 from graphflow.placement.simulate import peak_memory
+from graphflow.values import dataclass
 
 THOROUGH = 500_000
 """Problems of at most this many (n + e)·d also get the greedy placer and each device alone; beyond,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from graphflow.placement.problem import Assignment, Floats, Ints, Problem
 from graphflow.placement.shortage import shortages
 from graphflow.placement.simulate import simulate
 from graphflow.quantities import show_memory
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ grain). Each level is coarser than the one before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graphflow.placement.problem import Floats, Ints, Problem
+from graphflow.values import dataclass
 
 GRAINS = (8.0, 2.0, 0.5)
 BALANCE = 0.6

@@ -4,13 +4,13 @@ wishes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
 
 from graphflow.placement.problem import Problem
 from graphflow.placement.simulate import Run, execute, peak_memory, schedule
+from graphflow.values import dataclass
 
 Key = tuple[float, float, float, int]
 """Less is better: bytes over capacity; seconds of makespan (and a share of the transfers'); seconds

@@ -3,7 +3,7 @@ ones."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from graphflow.placement.placers.list_schedule import Flat
 from graphflow.placement.placers.mixed_integer import relaxed
 from graphflow.placement.problem import Assignment, Floats, Problem
 from graphflow.placement.simulate import simulate
+from graphflow.values import dataclass
 
 SLACK = 1e-9
 SOLVED = 1e-6

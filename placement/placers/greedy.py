@@ -5,7 +5,6 @@ then look again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import cheapest_devices, singles
 from graphflow.placement.problem import Assignment, Problem
 from graphflow.placement.simulate import peak_memory
+from graphflow.values import dataclass
 
 ISLANDS = 2
 """Hosts (of different kinds) that are tried alone, where the way between hosts is long."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphflow.placement.placers.base import Placer, register_placer
 from graphflow.placement.placers.list_schedule import Flat, insert, settled
 from graphflow.placement.problem import Assignment, Problem
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

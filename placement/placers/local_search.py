@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from time import monotonic
 
 import numpy as np
@@ -15,6 +14,7 @@ from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.list_schedule import Flat, Schedule, as_schedule, forward, insert
 from graphflow.placement.placers.loops import loops
 from graphflow.placement.problem import Assignment, Ints, Problem
+from graphflow.values import dataclass
 
 HISTORY = 200
 ROAM = 2_000_000

@@ -6,13 +6,12 @@ are full rather than waiting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from graphflow.placement.placers.list_schedule import Flat
 from graphflow.placement.problem import Floats, Ints, Problem
 from graphflow.placement.solver import Model
+from graphflow.values import dataclass
 
 LARGEST = 700
 """Rows for edges (each by devices) beyond which no program is made."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from graphflow.placement.placers.base import Placer, register_placer
 from graphflow.placement.placers.list_schedule import Flat, Schedule, insert, settled
 from graphflow.placement.problem import Assignment, Problem
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

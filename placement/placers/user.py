@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from graphflow.errors import PlacementError
 from graphflow.placement.placers.base import Placer, get_placer, register_placer
 from graphflow.placement.problem import Assignment, Problem
+from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import colorsys
-from dataclasses import dataclass
+
+from graphflow.values import dataclass
 
 INK, FAINT, WIRE, PAPER = "#1c2430", "#5c6877", "#a3adba", "#ffffff"
 CUT = "#d0105a"  # a tensor that leaves its device

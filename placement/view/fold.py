@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from graphflow.placement.view.tree import Group, Tree, tree
 from graphflow.quantities import counted
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 from graphflow.errors import PlanError
+from graphflow.values import dataclass
 
 NODE_WIDTH, NODE_HEIGHT = 116.0, 34.0
 JOINT = 4.0  # the width of an edge that passes through a layer

@@ -7,7 +7,6 @@ values: names are still raw text and must be escaped by whoever writes them out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from graphflow.placement.view.fold import folded
 from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange
 from graphflow.placement.view.text import printable, shorten
 from graphflow.quantities import counted, show_bytes, show_seconds
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable
 from graphflow.quantities import show_seconds
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.plan import Plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from graphflow.placement.host import host_memory
 from graphflow.runtime.checkpoint import files
 from graphflow.runtime.checkpoint.manifest import Manifest, Part, Shard, Signature
 from graphflow.runtime.checkpoint.shard import arrays_of, metadata_of, pieces
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 MANIFEST = "manifest.json"

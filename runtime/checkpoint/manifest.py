@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from graphflow.arguments import shown
 from graphflow.errors import CheckpointError
 from graphflow.spec import Span, as_dtype, part_of, show_shape
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2

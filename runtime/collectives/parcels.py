@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.rounds import all_reduce, spread
 from graphflow.runtime.mail import Awaited
 from graphflow.runtime.messages import EXCHANGE, Parcel
+from graphflow.values import dataclass
 
 PART = 1 << 20
 """Bytes that travel together."""

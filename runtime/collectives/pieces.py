@@ -7,7 +7,6 @@ of its own in the result. Reducing collectives fold the pieces for a rank there,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -27,6 +26,7 @@ from graphflow.ops.reduction_order import (
     starts,
 )
 from graphflow.spec import Shape, TensorSpec, as_dtype, evaluate, is_half
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 

@@ -16,10 +16,10 @@ Clusters of Workstations, JPDC 69(2), 2009.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from graphflow.ops.reduction_order import members_of, split_at
+from graphflow.values import dataclass
 
 Action = Literal["send", "fold", "give", "keep"]
 """Send a partial result, fold one that comes, give a result, keep one that comes."""

@@ -15,7 +15,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.shared import ground, is_small, private
 from graphflow.runtime.transport.segment import Segment
 from graphflow.spec import TensorSpec, nbytes
+from graphflow.values import dataclass
 
 _PAUSE = 0.001  # seconds between two looks at whether another device of this worker is there
 

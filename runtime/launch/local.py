@@ -13,7 +13,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import IO, TextIO
 
@@ -25,6 +24,7 @@ from graphflow.runtime.launch import child
 from graphflow.runtime.launch.memory_kills import MemoryKills
 from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork, started
 from graphflow.runtime.recorder import OUT_OF_MEMORY, Recorder
+from graphflow.values import dataclass
 
 _GRACE = 2.0  # seconds between the request to end and the kill
 _TAIL_LINES = 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -34,6 +33,7 @@ from graphflow.runtime.messages import (
     Write,
 )
 from graphflow.runtime.wire import Buffer
+from graphflow.values import dataclass
 
 Route = bytes  # how the transport finds the way back to a peer
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from graphflow.errors import GraphflowError
 from graphflow.runtime.messages import Array, Chunk, Envelope, Key, Message, Span
 from graphflow.runtime.wire import Buffer
+from graphflow.values import dataclass
 
 
 class Order(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from math import inf
 
@@ -21,6 +21,7 @@ from graphflow.runtime.messages import Hello, Key, Open
 from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.orders import Gone
 from graphflow.runtime.protocol.stream import Stream, Version
+from graphflow.values import dataclass
 
 BEAT = 1.0  # seconds between two pings
 _LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down

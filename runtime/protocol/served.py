@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from graphflow.runtime.protocol.faults import error_of, failed
 from graphflow.runtime.protocol.jobs import Job, Outcome, Route, Run, Send, Wake, WorkerAction
 from graphflow.runtime.protocol.stream import Inbound, Letter, Stream
 from graphflow.runtime.wire import SMALL_TOGETHER, SPANS_A_MESSAGE, array_of, pieces, small
+from graphflow.values import dataclass
 
 _UNANSWERED = (Commit, Abort, Chunk)
 _FETCHING = (Compute, Read, Save)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import platform
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from hmac import compare_digest
 from sys import intern
@@ -35,6 +35,7 @@ from graphflow.runtime.messages import (
     Welcome,
 )
 from graphflow.runtime.wire import WIRE_VERSION, Buffer, checksum, intact
+from graphflow.values import dataclass
 
 WINDOW = 512  # messages that are not acknowledged: fewer than a socket's queue takes
 WINDOW_BYTES = 64 << 20  # and their bytes: 50 ms of 10 Gbit/s

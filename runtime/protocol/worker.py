@@ -10,7 +10,7 @@ coordinator to take over; it is closed when its lease ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from graphflow.errors import (
@@ -80,6 +80,7 @@ from graphflow.runtime.protocol.jobs import (
 from graphflow.runtime.protocol.served import Served
 from graphflow.runtime.protocol.stream import Arrival, Inbound, Stream, Version, fence
 from graphflow.runtime.wire import Buffer, array_of, give_back, is_far
+from graphflow.values import dataclass
 
 MAX_SESSIONS = 64
 LONGEST_LEASE = 86_400.0  # seconds: what nobody speaks for is not kept for good

@@ -20,7 +20,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from time import monotonic
 from typing import Any
@@ -30,6 +30,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from graphflow.runtime.logs import Log
 from graphflow.runtime.transport.bell import Bell
+from graphflow.values import dataclass
 
 HANDSHAKE_SECONDS = 6.0
 """For a new connection to say who it is; longer than the guard keeps an unknown key waiting."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -32,6 +31,7 @@ from graphflow.runtime.messages import (
 )
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.transport.bell import Bell
+from graphflow.values import dataclass
 
 _ENDPOINT = "inproc://zeromq.zap.01"
 _DOMAIN = b"graphflow"

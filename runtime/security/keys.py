@@ -16,11 +16,11 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from graphflow.environment import home, own_folder
 from graphflow.errors import KeyFileError
+from graphflow.values import dataclass
 
 COORDINATOR, WORKER, CLIENT = ROLES = ("coordinator", "worker", "client")
 """A coordinator opens sessions and gives orders; a worker runs them, and sends tensors to other

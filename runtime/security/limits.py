@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphflow.errors import ArgumentError
+from graphflow.values import dataclass
 
 MOST_ITERATIONS = 10**12
 

@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from graphflow.runtime.transport.bell import CROWDED
 from graphflow.runtime.transport.bypass import TURN, Pace, copy, read
 from graphflow.runtime.transport.segment import Segment, is_possible, memory_left
 from graphflow.runtime.wire import SMALL_BYTES, Announce, Borrowed
+from graphflow.values import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,7 +13,6 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -30,6 +29,7 @@ from graphflow.errors import (
 from graphflow.runtime.security.door import HANDSHAKE_SECONDS, STRANGER, STRIKES, Door
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.wire import CHUNK_BYTES, DIRECT_BYTES
+from graphflow.values import dataclass
 
 Frames = Sequence[bytes | memoryview]
 

@@ -7,7 +7,6 @@ deepest tree has levels every place is a leaf.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -27,6 +26,7 @@ from graphflow.ops.index import take, take_along_axis
 from graphflow.ops.shape import broadcast_to, expand_dims
 from graphflow.ops.window import stack, window
 from graphflow.spec import kind
+from graphflow.values import dataclass
 
 _COMPARED: dict[int, Callable[[Any, Any], Tensor]] = {
     0: elementwise.less_equal, 1: elementwise.less, 2: elementwise.greater_equal,
