@@ -95,36 +95,53 @@ class Frame(Passes):
 
     def _places(self) -> list[str]:
         """Where the unit is along each outer axis, and where its streams begin."""
-        lines = []
-        left = "%u"
+        lines, left = [], "%u"
         if self.down:
-            index = ", ".join(f"i64 {i}" for i in range(LANES))
-            kind = f"<{LANES} x i64>"
-            lines += [
-                "  %block = urem i64 %u, %blocks",
-                "  %row = udiv i64 %u, %blocks",
-                f"  %column = shl i64 %block, {LANES.bit_length() - 1}",
-                "  %there = sub i64 %width, %column",
-                f"  %there.1 = insertelement {kind} poison, i64 %there, i64 0",
-                f"  %theres = shufflevector {kind} %there.1, {kind} poison, "
-                f"<{LANES} x i32> zeroinitializer",
-                f"  %lanes = icmp ult {kind} <{index}>, %theres",
-                f"  %full = icmp uge i64 %there, {LANES}",
-            ]
-            left = "%row"
+            lines, left = [*self._strip_of_unit(), *self._columns("%block")], "%row"
+        lines += self._along(left)
+        for s in self.streams.values():
+            more, start = self._start_of_row(s)
+            if self.down and s.axes[-1]:
+                more += [
+                    f"  %cb.{s.name} = mul i64 %column, {s.itemsize}",
+                    f"  %co.{s.name} = add i64 {start}, %cb.{s.name}",
+                ]
+                start = f"%co.{s.name}"
+            lines += [*more, f"  %b.{s.name} = getelementptr i8, ptr %p{s.number}, i64 {start}"]
+        return lines
+
+    def _strip_of_unit(self) -> list[str]:
+        return ["  %block = urem i64 %u, %blocks", "  %row = udiv i64 %u, %blocks"]
+
+    def _columns(self, block: str) -> list[str]:
+        """The first column of a strip, and which lanes are columns."""
+        index = ", ".join(f"i32 {i}" for i in range(LANES))
+        kind = f"<{LANES} x i32>"
+        return [
+            f"  %column = shl i64 {block}, {LANES.bit_length() - 1}",
+            "  %there = sub i64 %width, %column",
+            f"  %full = icmp uge i64 %there, {LANES}",
+            f"  %some = select i1 %full, i64 {LANES}, i64 %there",
+            "  %there.1 = trunc i64 %some to i32",
+            f"  %there.2 = insertelement {kind} poison, i32 %there.1, i64 0",
+            f"  %theres = shufflevector {kind} %there.2, {kind} poison, "
+            f"<{LANES} x i32> zeroinitializer",
+            f"  %lanes = icmp ult {kind} <{index}>, %theres",
+        ]
+
+    def _along(self, left: str) -> list[str]:
+        """The place along each outer axis."""
+        lines = []
         for axis in range(self.outer - 1, 0, -1):
             lines += [
                 f"  %at{axis} = urem i64 {left}, %d{axis}",
                 f"  %left{axis} = udiv i64 {left}, %d{axis}",
             ]
             left = f"%left{axis}"
-        lines.append(f"  %at0 = add i64 {left}, 0")
-        for s in self.streams.values():
-            lines += self._base(s)
-        return lines
+        return [*lines, f"  %at0 = add i64 {left}, 0"]
 
-    def _base(self, s: Stream) -> list[str]:
-        """Where a stream begins for this unit."""
+    def _start_of_row(self, s: Stream) -> tuple[list[str], str]:
+        """How many bytes a stream has moved along the outer axes."""
         lines, total = [], "0"
         for axis in range(self.outer):
             name = f"{s.name}.{axis}"
@@ -133,20 +150,16 @@ class Frame(Passes):
                 f"  %o.{name} = add i64 {total}, %m.{name}",
             ]
             total = f"%o.{name}"
-        if self.down and s.axes[-1]:
-            lines += [
-                f"  %cb.{s.name} = mul i64 %column, {s.itemsize}",
-                f"  %co.{s.name} = add i64 {total}, %cb.{s.name}",
-            ]
-            total = f"%co.{s.name}"
-        return [*lines, f"  %b.{s.name} = getelementptr i8, ptr %p{s.number}, i64 {total}"]
+        return lines, total
 
     def _foot(self) -> list[str]:
         """The rest of the function, after the last pass."""
+        return ["  br label %unit.end", *self._next_unit("1")]
+
+    def _next_unit(self, done: str) -> list[str]:
         return [
-            "  br label %unit.end",
             "unit.end:",
-            "  %u.next = add i64 %u, 1",
+            f"  %u.next = add i64 %u, {done}",
             "  %units = icmp ult i64 %u.next, %stop",
             "  br i1 %units, label %unit, label %done",
             "done:",

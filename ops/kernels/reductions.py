@@ -14,7 +14,7 @@ of elements. Columns (the reduced axis is not the last one) have a lane each, an
 
 from __future__ import annotations
 
-from graphflow.ops.kernels.emit import FLOPS, Region, Source
+from graphflow.ops.kernels.emit import FLOPS, Source
 from graphflow.ops.kernels.frame import Frame
 from graphflow.ops.kernels.lanes import ELEMENTS, Lanes
 from graphflow.ops.kernels.passes import COMBINED, LANES, Stream, neutral
@@ -25,16 +25,7 @@ CHUNK = 32
 BLOCK = 32
 
 
-def write(region: Region, wide: bool = False) -> Source:
-    """The kernel of a region with reductions.
-
-    Args:
-        wide: as of `Module`.
-    """
-    return _Nest(region, wide).source()
-
-
-class _Nest(Frame):
+class Nest(Frame):
     """The loops of the passes, in the frame that goes over rows."""
 
     def source(self) -> Source:
@@ -86,6 +77,11 @@ class _Nest(Frame):
         lines += self._end(k, moving)
         return lines
 
+    def _is_deep(self, k: int) -> bool:
+        """Whether a pass sums by chunks and blocks."""
+        sums = self.passes[k].sums
+        return any(s.kind in ("row_sum", "row_prod") and s.dtype.kind == "f" for s in sums)
+
     def _number(self, step: Step) -> int:
         return self.used.index(step)
 
@@ -99,7 +95,7 @@ class _Nest(Frame):
         """The loop over vectors, in chunks and blocks where there is something to sum; leaves the
         lanes of reductions in %h."""
         each = self.passes[k]
-        deep = any(s.kind in ("row_sum", "row_prod") and s.dtype.kind == "f" for s in each.sums)
+        deep = self._is_deep(k)
         sums, kinds = each.sums, {s: self._kind(s) for s in each.sums}
         number = self._number
         start = {s: self._start(s) if self.down else f"%g{k}.{number(s)}" for s in sums}
@@ -307,11 +303,14 @@ class _Nest(Frame):
 
 def _limited(name: str, start: str, count: int, stop: str) -> list[str]:
     """start + count, or `stop` where that comes first."""
-    bare = name.removeprefix("%")
+    return [f"  {name}.full = add i64 {start}, {count}", *least(name, f"{name}.full", stop)]
+
+
+def least(name: str, a: str, b: str) -> list[str]:
+    """The smaller of two sizes."""
     return [
-        f"  %{bare}.full = add i64 {start}, {count}",
-        f"  %{bare}.less = icmp ult i64 %{bare}.full, {stop}",
-        f"  {name} = select i1 %{bare}.less, i64 %{bare}.full, i64 {stop}",
+        f"  {name}.less = icmp ult i64 {a}, {b}",
+        f"  {name} = select i1 {name}.less, i64 {a}, i64 {b}",
     ]
 
 

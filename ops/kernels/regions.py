@@ -17,7 +17,7 @@ import numpy as np
 from graphflow.environment import is_on
 from graphflow.errors import ShapeError, Untraceable
 from graphflow.op import Op
-from graphflow.ops.kernels import emit, reductions
+from graphflow.ops.kernels import bands, emit
 from graphflow.ops.kernels.address import address, aligned, fresh
 from graphflow.ops.kernels.emit import Applied, Operand, Region, Source, attributes
 from graphflow.ops.kernels.native import Task, compiler, named, vector_width
@@ -102,7 +102,7 @@ class Kernel:
         width = vector_width()
         wide = width == 16
         if self.region.over:
-            return reductions.write(self.region, wide)
+            return bands.write(self.region, wide)
         return emit.write(self.region, width, wide, short)
 
     def task(self, sizes: tuple[int, ...]) -> Task:

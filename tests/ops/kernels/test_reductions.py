@@ -187,32 +187,62 @@ def test_a_rows_bits_depend_on_its_elements_alone() -> None:
     assert whole.tobytes() == np.array(rows).tobytes() == np.array(flat).tobytes()
 
 
+def in_turn(parts: Array) -> Array:
+    total = np.zeros(parts.shape[1:], parts.dtype)
+    for part in parts:
+        total = total + part
+    return total
+
+
+def by_blocks(rows: Array) -> Array:
+    """Rows added up by chunks, and blocks of chunks."""
+    chunk, block = reductions.CHUNK, reductions.CHUNK * reductions.BLOCK
+    blocks = []
+    for some in np.split(rows, range(block, len(rows), block)):
+        blocks.append(
+            in_turn(np.stack([in_turn(c) for c in np.split(some, range(chunk, len(some), chunk))]))
+        )
+    return np.stack(blocks)
+
+
 def test_lanes_chunks_and_blocks_are_summed_in_the_order_that_is_written_down() -> None:
     size = 2 * LANES * reductions.CHUNK * reductions.BLOCK + 3 * 1024 + 37
     x = np.random.default_rng(5).normal(size=size).astype("float32")
     have = computed(REGISTRY["sum"], np, [x], attributes_of("sum", (0,), False))
-
-    def in_turn(parts: Array) -> Array:
-        total = np.zeros(parts.shape[1:], "float32")
-        for part in parts:
-            total = total + part
-        return total
-
-    lanes, chunk = LANES, reductions.CHUNK
-    whole = x[: size // lanes * lanes].reshape(-1, lanes)
-    tail = np.zeros(lanes, "float32")
-    tail[: size % lanes] = x[size // lanes * lanes :]
-    blocks = []
-    for block in np.split(
-        whole, range(chunk * reductions.BLOCK, len(whole), chunk * reductions.BLOCK)
-    ):
-        chunks = [in_turn(c) for c in np.split(block, range(chunk, len(block), chunk))]
-        blocks.append(in_turn(np.stack(chunks)))
-    total = in_turn(np.stack([*blocks, tail]))
+    tail = np.zeros(LANES, "float32")
+    tail[: size % LANES] = x[size // LANES * LANES :]
+    blocks = by_blocks(x[: size // LANES * LANES].reshape(-1, LANES))
+    total = in_turn(np.concatenate([blocks, tail[None]]))
     while len(total) > 1:
         half = len(total) // 2
         total = total[:half] + total[half:]
     assert have.tobytes() == total[0].tobytes()
+
+
+@pytest.mark.parametrize("shape", [(2, 2100, 70), (1, 300, 1100), (3, 7, 33), (1, 9000, 40)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_columns_are_summed_in_the_same_order_however_many_go_down_together(
+    shape: tuple[int, int, int], dtype: str
+) -> None:
+    x = np.random.default_rng(7).normal(size=shape).astype(dtype)
+    attrs = attributes_of("sum", (1,), False)
+    have = computed(REGISTRY["sum"], np, [x], attrs)
+    want = np.stack([in_turn(by_blocks(rows)) for rows in x])
+    assert have.tobytes() == want.tobytes()
+    check_threads(lambda: [computed(REGISTRY["sum"], np, [x], attrs)], [want])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8, 33])
+def test_columns_of_several_reductions_and_of_no_rows(rows: int) -> None:
+    x = gf.placeholder("float32", (None, 50), name="x")
+    fetches = [gf.sum(x, 0), gf.sum(gf.astype(x, "int32"), 0), gf.any(x > 1, 0), x * 2 + 1,
+               gf.mean(gf.tanh(x), 0)]  # fmt: skip
+    given = np.random.default_rng(8).normal(size=(rows, 50)).astype("float32")
+    with gf.Session(gf.Cluster.here(threads=1)) as s, np.errstate(all="ignore"):
+        total, whole, some, line, mean = s.run(fetches, {x: given})
+        assert close(total, given.sum(0)) and close(line, given * 2 + 1)
+        assert (whole == given.astype("int32").sum(0)).all() and (some == (given > 1).any(0)).all()
+        assert close(mean, np.tanh(given).mean(0) if rows else np.full(50, np.nan, "float32"))
 
 
 @pytest.mark.parametrize("name", ["softmax", "standardize"])
