@@ -215,7 +215,8 @@ class Loop:
         return self._machine.awaited()
 
     def refused(self) -> list[int]:
-        """The workers with which the last handshake failed: keys that are not trusted."""
+        """The workers with which the last handshake failed: of those with a key mostly for want of
+        trust."""
         return [worker for worker, way in enumerate(self._ways) if way.channel.refused]
 
     def silent(self) -> list[int]:

@@ -23,6 +23,7 @@ from graphflow.runtime.protocol.coordinator import GRACE
 from graphflow.runtime.protocol.orders import Begin, Order, Replies
 from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
+from graphflow.runtime.transport.tcp import ENDED
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
@@ -32,8 +33,9 @@ _ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
 _NO_TRUST = (
     "and this process do not trust each other's keys; there, run `graphflow keys add` with the "
     ".public file of this machine's key; here, check that the cluster file has the worker's key "
-    "(`graphflow keys list` shows both), and that it is not frozen; on loopback a worker shows a "
-    "key only if it was started with `--key`"
+    "(`graphflow keys list` shows both), and that it is not frozen, and takes more connections "
+    "(its log tells of those over `--max-connections`); on loopback a worker shows a key only if "
+    "it was started with `--key`"
 )
 _CLOSED = (
     "were started on this machine, and cannot be connected to: is its loopback interface up "
@@ -144,8 +146,10 @@ class Rendezvous:
     def _unanswered(self, cluster: Cluster) -> RendezvousTimeout | None:
         """Why workers did not answer, where their side of the connection tells."""
         closed = self._loop.strangers() if cluster.kind == "local" else []  # they do listen
+        refused = self._loop.refused()
         for workers, why in (
-            (self._loop.refused(), _NO_TRUST),
+            ([worker for worker in refused if self._keys[worker]], _NO_TRUST),
+            (refused, f'{ENDED}; look there, or name its key (key = "box1")'),
             (self._loop.silent(), _FROZEN),
             (closed, _CLOSED),
         ):

@@ -43,7 +43,7 @@ from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.tcp import unknown
+from graphflow.runtime.transport.tcp import ENDED, unknown
 from graphflow.runtime.wire import decode_frames, encode
 from graphflow.values import dataclass
 
@@ -254,6 +254,8 @@ class _Asked:
         self, context: Any, worker: Address, *, insecure: bool, guard: Guard | None
     ) -> None:
         self._address = worker.address
+        self._keyed = bool(worker.key)
+        self._linked = False  # the handshake is done
         self.outcome: Report | GraphflowError | None = None
         transport = transport_of(worker.address)
         parts = transport.check(
@@ -273,7 +275,7 @@ class _Asked:
 
     def look(self) -> None:
         """Takes in what has come, up to what tells the outcome."""
-        self.channel.changes()
+        self._watch()
         for _ in range(_BATCH):
             frames = self.channel.receive() if self.outcome is None else None
             if frames is None:
@@ -284,6 +286,10 @@ class _Asked:
                 self.outcome = ProtocolError(f"{self._address} sent what is not valid: {error}")
                 return
             self.outcome = self._of(message) or self.outcome
+
+    def _watch(self) -> None:
+        for up in self.channel.changes():
+            self._linked = up
 
     def _of(self, message: Message) -> Report | GraphflowError | None:
         if isinstance(message, StatusReport):
@@ -305,17 +311,27 @@ class _Asked:
 
     def silence(self, seconds: float) -> GraphflowError:
         """Why it may not have answered."""
-        self.channel.changes()
+        self._watch()
+        if self.channel.refused and not self._keyed:
+            return RendezvousTimeout(
+                f"{self._address} {ENDED}; look there, or give its --worker-key"
+            )
         if self.channel.refused:
             return RendezvousTimeout(
                 f"somebody listens at {self._address}, but there are keys that are not trusted: "
                 "there, run `graphflow keys add` with the .public file of this machine's key; here,"
-                " check the worker's key; or a key is needed here and was not given; or it hangs"
+                " check the worker's key; or it shows none, has too many connections, or hangs"
             )
         if self.channel.silent:
             return RendezvousTimeout(
                 f"somebody listens at {self._address}, but said nothing within {seconds:g} s: a "
                 "worker that is frozen or overloaded, or no graphflow worker; look there"
+            )
+        if self._linked:
+            return RendezvousTimeout(
+                f"{self._address} took the connection, but did not answer within {seconds:g} s: an "
+                "op holds its Python interpreter, or it has too much to do; give it a longer "
+                "--timeout, or look there"
             )
         return RendezvousTimeout(
             f"nobody answered at {self._address} within {seconds:g} s; "

@@ -94,6 +94,21 @@ class Peer:
             f"{self} runs {its}, this process runs {ours}; install the same version on both"
         )
 
+    @property
+    def absence(self) -> str:
+        """What may be the reason why it has not answered at all."""
+        if self.link:
+            return (
+                "it took the connection, but an op holds its Python interpreter, or it has too "
+                "much to do; wait for that, or look there"
+            )
+        if self.down:
+            return (
+                "it took the connection and ended it again, with as many as it takes (`graphflow "
+                "worker --max-connections`), or because its process ended; its log tells"
+            )
+        return "is `graphflow worker --listen ADDRESS` running there?"
+
     def lateness(self, now: float) -> str:
         """What is known of why it has not finished."""
         silent = now - self.heard
@@ -115,8 +130,9 @@ def late(operation: Operation, peers: Sequence[Peer], now: float) -> GraphflowEr
     waiting = [peers[worker] for worker in sorted(operation.waiting)]
     if isinstance(operation.first, Hello | Open):
         return RendezvousTimeout(
-            f"{', '.join(map(str, waiting))} did not answer within {seconds:g} s; "
-            "is `graphflow worker --listen ADDRESS` running there?"
+            "; ".join(
+                f"{peer} did not answer within {seconds:.3g} s: {peer.absence}" for peer in waiting
+            )
         )
     return StepTimeout(
         f"{operation.what} passed its deadline of {seconds:g} s: "

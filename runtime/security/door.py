@@ -3,8 +3,8 @@
 ZeroMQ accepts whoever connects, keeps who says nothing, and collects the frames of a message in
 its own memory until the last one has come, however many there are. So a thread of ours watches:
 its monitor tells of connections, the kernel how many bytes came over each. Beyond the cap those
-who said least go first; who stays silent goes after a while; so does who has more under way than
-any valid message has, and who keeps sending what is not valid.
+who have not said who they are go first; who stays silent goes after a while; so does who has more
+under way than any valid message has, and who keeps sending what is not valid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import struct
 import sys
 import termios
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from math import inf
 from time import monotonic
@@ -47,6 +48,7 @@ _LOOK_SECONDS = 0.2
 _CLOSE_LOOK_SECONDS = 0.01  # while somebody has much under way
 _MUCH = UNDER_WAY // 4
 _FEWEST, _MOST = 16, 4096
+_HEARTBEATS_SECONDS = 2.5  # in which a peer has at least one
 _TCP_INFO_BYTES_RECEIVED = 128  # where struct tcp_info of Linux has them: 64 bits
 _NOTHING = bytes(16)  # an address of no family
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -228,10 +230,7 @@ class Door:
                 self.wake()
         beyond = len(self._visitors) - self._cap
         if beyond > 0:
-            least = sorted(
-                self._visitors.values(), key=lambda v: (v.route is not None, v.received, v.since)
-            )
-            for visitor in least[:beyond]:
+            for visitor in _superfluous(list(self._visitors.values()), beyond, now):
                 self._drop(visitor, f"there are over {self._cap} connections")
         return _CLOSE_LOOK_SECONDS if much else _LOOK_SECONDS
 
@@ -262,6 +261,22 @@ class Door:
             self._end.close()
             self.socket.disable_monitor()
             self._monitor.close(linger=0)
+
+
+def _superfluous(visitors: Sequence[_Visitor], beyond: int, now: float) -> list[_Visitor]:
+    """Those who make room: first who has not said yet who it is, of the host that has the most of
+    these, there who said least for longest; then who has no heartbeat any more, and may be here
+    anew; then who came last, so that nobody who is served is pushed out by who comes."""
+    unknown = Counter(_shown(each.peer) for each in visitors if each.route is None)
+
+    def rank(visitor: _Visitor) -> tuple[float, ...]:
+        if visitor.route is None:
+            return 0, -unknown[_shown(visitor.peer)], visitor.received, visitor.since
+        if now > visitor.heard + _HEARTBEATS_SECONDS:
+            return 1, visitor.heard
+        return 2, -visitor.since
+
+    return sorted(visitors, key=rank)[:beyond]
 
 
 class _Connection:

@@ -33,6 +33,13 @@ from graphflow.values import dataclass
 
 Frames = Sequence[bytes | memoryview]
 
+ENDED = (
+    "took the connection and ended it before a word was said: a worker that asks for a key, or "
+    "that has as many connections as it takes (`graphflow worker --max-connections`; its log tells)"
+    ", or no graphflow worker"
+)
+"""What to say of a listener with which no handshake without keys comes to its end."""
+
 _FRAME_CAP = CHUNK_BYTES  # of one frame; control frames have a lower cap of their own
 _SEALED = 64  # more than a frame grows by when it is encrypted: ZeroMQ counts it as it travels
 _FRAMES_KEPT = 4  # one more than any valid message has, so that it is seen to be invalid
@@ -369,7 +376,7 @@ class Channel:
         self.address = address
         self.refused = False
         """Whether somebody there has not come to the end of the handshake: keys that are not
-        trusted, which a worker takes its time for."""
+        trusted, which a worker takes its time for; without a key see `ENDED`."""
         self.silent = False
         """Whether a connection without keys is there, and nobody has said anything yet."""
         self._sealed = bool(key)

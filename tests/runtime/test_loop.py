@@ -39,6 +39,7 @@ from graphflow.runtime.wire import WIRE_VERSION, encode
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What has a `close` and was opened."""
     made: list[Any] = []
+    zmq.Frame(b"\0", copy=False, copy_threshold=0)  # pyzmq's own context comes with the first
     for owner, name in ((zmq, "Context"), (loop, "Bell"), (loop, "Sleeper")):
         kind = getattr(owner, name)
 

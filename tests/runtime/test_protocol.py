@@ -187,6 +187,17 @@ def told(actions: list, kind: type) -> list[int]:
     return [a.worker for a in actions if isinstance(a, c.Send) and isinstance(a.message, kind)]
 
 
+def test_who_does_not_answer_is_told_with_what_is_known_of_its_connection() -> None:
+    desk = Desk(3, welcomed=0)
+    for event in (c.LinkUp(1), c.LinkUp(2), c.LinkDown(2, "its process ended")):
+        desk.machine.handle(event, 0.1)
+    error = settled(desk.machine.handle(c.Tick(), 2.0)).outcome
+    nobody, busy, ended = str(error).split("; worker ")
+    assert "7000 did not answer within 2 s: is `graphflow worker --listen" in nobody
+    assert "7001 did not answer within 2 s: it took the connection, but an op holds" in busy
+    assert "7002 did not answer within 2 s: it took the connection and ended it" in ended
+
+
 def test_a_step_commits_when_the_last_worker_has_computed() -> None:
     desk = Desk()
     desk.step(2, 1, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -100,6 +101,36 @@ def test_those_who_say_nothing_make_room_for_who_does(served: Served, context: A
     for each in (*silent, channel, late):
         each.close()
     wait_for(lambda: served.listener.door.visitors == 0)
+
+
+def visitor(
+    host: str, since: float, received: int, route: bytes | None, heard: float = 100.0
+) -> Any:
+    return door._Visitor(0, (host, 1), since, heard, received, route)
+
+
+def test_who_comes_pushes_nobody_out_who_is_served() -> None:
+    served = visitor("a", 10.0, 500, b"1")
+    talker = visitor("a", 99.0, 1 << 20, b"2")
+    cut_off = visitor("b", 5.0, 1 << 20, b"3", heard=97.0)  # and may be here anew
+    silent = [visitor("c", 98.0, 0, None), visitor("c", 97.0, 0, None)]
+    everybody = [served, talker, cut_off, *silent]
+    order = [*reversed(silent), cut_off, talker, served]
+    assert door._superfluous(everybody, 5, 100.0) == order
+    assert door._superfluous(everybody, 2, 100.0) == order[:2]
+
+
+def test_many_of_one_host_keep_nobody_of_another_from_saying_who_it_is(served: Served) -> None:
+    host, port = served.listener.address.removeprefix("tcp://").split(":")
+    friend = socket.create_connection((host, int(port)), source_address=("127.0.0.2", 0))
+    many = [connected(served.listener.address) for _ in range(60)]
+    for each in many:
+        with contextlib.suppress(OSError):  # it made room already
+            each.sendall(ZMTP)  # more than the friend has said so far
+    wait_for(lambda: 0 < served.listener.door.visitors <= 20)
+    assert not closed(friend, 0.5)  # looks at the door come each 0.2 s
+    for each in (*many, friend):
+        each.close()
 
 
 def test_silence_is_not_waited_for_longer_than_a_handshake(
