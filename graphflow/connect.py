@@ -73,7 +73,7 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = No
     if cluster.kind == "here":
         threads = [d.threads for d in cluster.workers[0].devices if d.threads is not None]
         return LocalHosts(cluster.devices, max(threads, default=None))
-    with uninterrupted():  # asyncio, which pyzmq loads, cannot be loaded again after a Ctrl-C
+    with uninterrupted():  # what Ctrl-C cuts short in loading may not load again
         from graphflow.runtime.coordinator import RemoteHosts
 
     try:

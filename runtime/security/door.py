@@ -27,10 +27,10 @@ from time import monotonic
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from graphflow.runtime.logs import Log
 from graphflow.runtime.transport.bell import Bell
+from graphflow.runtime.transport.watch import next_event
 from graphflow.values import dataclass
 
 HANDSHAKE_SECONDS = 6.0
@@ -187,11 +187,11 @@ class Door:
                 for visitor in self._visitors.values():
                     visitor.heard += now - due
             while self._monitor.poll(0):
-                event = recv_monitor_message(self._monitor)
-                if event["event"] == zmq.EVENT_ACCEPTED:
-                    self._arrive(event["value"])
-                elif event["event"] == zmq.EVENT_DISCONNECTED:
-                    self._leave(event["value"])
+                event, descriptor = next_event(self._monitor)
+                if event == zmq.EVENT_ACCEPTED:
+                    self._arrive(descriptor)
+                elif event == zmq.EVENT_DISCONNECTED:
+                    self._leave(descriptor)
                 else:
                     return  # the socket is closed
             seconds = self._look(now)

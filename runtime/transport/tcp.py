@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from graphflow.errors import (
     AddressInUse,
@@ -28,6 +27,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.security.door import HANDSHAKE_SECONDS, STRANGER, STRIKES, Door
 from graphflow.runtime.security.guard import Guard
+from graphflow.runtime.transport.watch import next_event
 from graphflow.runtime.wire import CHUNK_BYTES, DIRECT_BYTES
 from graphflow.values import dataclass
 
@@ -425,15 +425,14 @@ class Channel:
         """What has happened to the link since the last call: True for up, False for down."""
         found = []
         while self.monitor is not None and self.monitor.poll(0):
-            told = recv_monitor_message(self.monitor)
-            event = told["event"]
+            event, detail = next_event(self.monitor)
             if event == zmq.EVENT_CONNECTED:
                 self.refused |= self._sealed  # until the handshake is done
             self.silent = event == zmq.EVENT_CONNECTED and not self._sealed
             if (
                 event in _FAILURES
             ):  # of which this number is ZeroMQ's for a handshake without an end
-                self.refused |= event != _NO_DETAIL or told["value"] != errno.EAGAIN
+                self.refused |= event != _NO_DETAIL or detail != errno.EAGAIN
             elif event != zmq.EVENT_CONNECTED:
                 up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 self.refused = self.refused and not up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -62,6 +63,7 @@ print(json.dumps({
 """
 
 
+@cache
 def _survey() -> dict[str, list[object]]:
     done = subprocess.run(
         [sys.executable, "-B", "-c", SURVEY],
@@ -85,6 +87,15 @@ def test_importing_graphflow_starts_no_thread_and_writes_nothing() -> None:
     before, after, python_threads = survey["threads"]
     assert (after, python_threads) == (before, 1)
     assert survey["acts"] == []
+
+
+def test_a_worker_loads_nothing_that_only_others_need() -> None:
+    code = "import sys, graphflow.runtime.worker.serving; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert (HEAVY - {"msgpack", "zmq"} | {"asyncio", "ssl"}) & loaded == set()
 
 
 @pytest.mark.parametrize(
