@@ -110,6 +110,7 @@ from graphflow.ops.shape import (
     tile,
 )
 from graphflow.ops.sort import argsort, cummax, cummin, sort, top_k
+from graphflow.ops.special import digamma, erfc, erfinv, lgamma, polygamma
 from graphflow.ops.transcendental import (
     acos,
     acosh,
@@ -253,10 +254,13 @@ __all__ = [
     "device",
     "diagonal",
     "diff",
+    "digamma",
     "divide",
     "einsum",
     "equal",
     "erf",
+    "erfc",
+    "erfinv",
     "errors",
     "exp",
     "expand_dims",
@@ -286,6 +290,7 @@ __all__ = [
     "jvp",
     "less",
     "less_equal",
+    "lgamma",
     "linalg",
     "linspace",
     "log",
@@ -324,6 +329,7 @@ __all__ = [
     "placeholder",
     "placement",
     "plan",
+    "polygamma",
     "positive",
     "pow",
     "prod",

@@ -92,7 +92,7 @@ MODULES_ELSEWHERE = {
     "custom_gradient": "gf.custom_vjp", "cumulative_sum": "gf.cumsum", "empty": "gf.zeros",
     "empty_like": "gf.zeros_like", "flatten": "x.reshape(-1)", "fill": "gf.full",
     "from_dlpack": "gf.constant", "from_numpy": "gf.constant",
-    "functional": "gf.nn itself", "identity": "gf.eye", "map_fn": "gf.vmap",
+    "functional": "gf.nn itself", "gammaln": "gf.lgamma", "identity": "gf.eye", "map_fn": "gf.vmap",
     "integers": "gf.random.randint", "rand": "gf.random.uniform", "randn": "gf.random.normal",
     "randperm": "gf.random.permutation", "range": "gf.arange", "shuffle": "gf.random.permutation",
     "unsqueeze": "gf.expand_dims",

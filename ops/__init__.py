@@ -59,6 +59,7 @@ from graphflow.ops import (
     solve,
     sort,
     sparse,
+    special,
     state,
     suppression,
     transcendental,
@@ -74,8 +75,8 @@ __all__ = [
     "fft", "fourier", "getitem", "grid", "host", "index", "linalg", "linear_algebra", "magnitude",
     "moments", "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product", "random",
     "reduce", "resize", "roi", "sampling", "scatter", "search", "select", "shape", "signal",
-    "singular", "softmax", "solve", "sort", "sparse", "state", "suppression", "transcendental",
-    "unfold", "vision", "window",
+    "singular", "softmax", "solve", "sort", "sparse", "special", "state", "suppression",
+    "transcendental", "unfold", "vision", "window",
 ]  # fmt: skip
 
 

@@ -181,7 +181,7 @@ _Q = (1.3541983617394452e-05, -0.00034620312169174783, 0.003738810919811754,
       1.1286859367757203)  # fmt: skip
 
 
-def _horner(coefficients: Sequence[float], x: Any) -> Any:
+def horner(coefficients: Sequence[float], x: Any) -> Any:
     """A polynomial, highest power first, in the dtype of x; in place: fresh memory costs more."""
     total = x * coefficients[0]
     total += coefficients[1]
@@ -198,18 +198,18 @@ def erf_of(xp: Any, x: Any) -> Any:
     if x.dtype.itemsize == 4:
         t = xp.minimum(xp.abs(x), 4.0)  # erf(4) rounds to 1
         is_small = t < 1.0
-        small = _horner(_P, t * t)
+        small = horner(_P, t * t)
         small *= t
         small += t
-        large = _horner(_Q, t)
+        large = horner(_Q, t)
         large *= -t
         large = 1 - xp.exp(large)
     else:
         t = xp.minimum(xp.abs(x), 6.0)
         is_small = t < 0.46875
         s = t * t
-        small = t * _horner(_A, s) / _horner(_B, s)
-        large = 1 - xp.exp(-s) * _horner(_C, t) / _horner(_D, t)
+        small = t * horner(_A, s) / horner(_B, s)
+        large = 1 - xp.exp(-s) * horner(_C, t) / horner(_D, t)
     # Both are finite: multiplying by truth values chooses exactly, and much faster than `where`.
     small *= is_small
     large *= ~is_small

@@ -80,6 +80,7 @@ BUILDING: dict[str, Any] = {
     "pad": {"x": F, "widths": 1}, "permute_dims": {"x": F, "axes": (1, 0)},
     "placeholder": {"dtype": "float32", "shape": (2,)},
     "plan": {"fetches": [loss], "cluster": HERE},
+    "polygamma": {"n": 1, "x": F},
     "pow": {"x": F, "exponent": 2.0}, "put_along_axis": {"x": F, "indices": I34, "values": F},
     "ravel_multi_index": {"indices": [INTS, INTS], "shape": (3, 4)},
     "repeat": {"x": F, "repeats": 2},
