@@ -22,6 +22,7 @@ from graphflow.runtime.messages import Hello, Meet, Met, Open, Welcome
 from graphflow.runtime.protocol.coordinator import GRACE
 from graphflow.runtime.protocol.orders import Begin, Order, Replies
 from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.protocol.worker import LONGEST_LEASE
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.transport.tcp import ENDED
 
@@ -113,8 +114,10 @@ class Rendezvous:
             self._check_devices(cluster, worker, welcome)
         request = next(self._requests)
         shown = self._keys if any(self._keys) else []
+        # Own processes end with this one: however long it stands still, they wait for it.
+        lease = LONGEST_LEASE if cluster.kind == "local" else LEASE
         orders = {
-            w: Order(Open(request, w, self._addresses, LEASE, list(ops), shown, trial))
+            w: Order(Open(request, w, self._addresses, lease, list(ops), shown, trial))
             for w in workers
         }
         self._ask(request, orders, _left(until))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import field
+from math import inf
 
 import numpy as np
 
@@ -19,12 +20,15 @@ from graphflow.runtime.messages import (
     Compute,
     Computed,
     Done,
+    Envelope,
     Key,
     Measure,
     Measured,
     Meet,
     Message,
     Met,
+    Open,
+    Ping,
     Pong,
     Probe,
     Probed,
@@ -37,7 +41,7 @@ from graphflow.runtime.messages import (
 )
 from graphflow.runtime.protocol.faults import error_of, failed
 from graphflow.runtime.protocol.jobs import Job, Outcome, Route, Run, Send, Wake, WorkerAction
-from graphflow.runtime.protocol.stream import Inbound, Letter, Stream
+from graphflow.runtime.protocol.stream import Arrival, Inbound, Letter, Stream
 from graphflow.runtime.wire import SMALL_TOGETHER, SPANS_A_MESSAGE, array_of, pieces, small
 from graphflow.values import dataclass
 
@@ -62,6 +66,7 @@ class Served:
     lane: Route = b""  # the way for short messages, if the coordinator has one
     begun: int = -1  # the last step that was computed or is being computed
     program: str = ""  # its program
+    pinged: float = -inf  # when, by the coordinator's clock
     settled: int = -1  # the last step that was committed or aborted
     # Steps that were begun and are not settled: several only if all but the first are free.
     open: deque[int] = field(default_factory=deque)
@@ -74,6 +79,23 @@ class Served:
         told = self.stream.outbound
         self.name, self.epoch, self.token = told.session, told.epoch, told.token
         """The session's, which of its epochs this is, and its secret."""
+
+    def is_said_now(
+        self, arrival: Arrival, envelope: Envelope, message: Message, answered: int
+    ) -> bool:
+        """Whether a message, not the next in number, can be of now, and so shows that the
+        coordinator is there, and by which way: what was recorded and is played back does not.
+
+        Args:
+            answered: the last request to send again that was answered before it.
+        """
+        if isinstance(message, Ping):
+            is_new = message.sent > self.pinged
+            self.pinged = max(self.pinged, message.sent)
+            return is_new
+        if arrival is Arrival.DUPLICATE:  # nothing follows before this one was answered
+            return isinstance(message, Open) and envelope.sequence == self.stream.inbound.received
+        return arrival is Arrival.MISSING or self.stream.outbound.resent > answered
 
     # Orders ------------------------------------------------------------------------------------
 

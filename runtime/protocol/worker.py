@@ -194,8 +194,12 @@ class WorkerMachine:
         if stopped > _SILENT:  # this process did not run, and heard nobody: that is no silence
             for session in self._sessions.values():
                 session.heard = min(now, session.heard + stopped)
-        silent = [s for s, state in self._sessions.items() if now > state.heard + state.lease]
-        actions = self._drop(silent, WorkerLost("its coordinator was silent for its whole lease"))
+        actions: list[WorkerAction] = []
+        for name, session in list(self._sessions.items()):
+            if now > session.heard + session.lease:
+                why = f"its coordinator was silent for its lease of {session.lease:g} s"
+                stopped_too = "was that process stopped, its machine asleep, or the network cut?"
+                actions += self._drop([name], WorkerLost(f"{why}; {stopped_too}"))
         for name, session in self._sessions.items():
             quiet = now > session.heard + _QUIET  # who speaks unheard is found to be cut off
             if quiet or session.stream.outbound.pending or session.stream.inbound.owes:
@@ -236,12 +240,16 @@ class WorkerMachine:
             return self._stale(session, event, stale, now)
         if envelope.origin != COORDINATOR:
             return self._from_peer(session, envelope, message, data)
-        session.heard = now
-        if lane:
-            session.lane = route
-        else:  # a reconnection comes by a new way
-            session.route = route
+        answered = session.stream.outbound.resent
         arrival, letters = session.stream.receive(envelope, message, data)
+        if arrival is Arrival.FRESH or session.is_said_now(arrival, envelope, message, answered):
+            session.heard = now
+            if lane:
+                session.lane = route
+            else:  # a reconnection comes by a new way
+                session.route = route
+        elif isinstance(message, Ping):
+            return []
         actions: list[WorkerAction] = [session.sent(each) for each in letters] if letters else []
         if arrival is Arrival.BEAT:
             return actions + self._beat(session, message, now)

@@ -655,9 +655,33 @@ def test_answers_go_by_the_lane_that_the_coordinator_used_and_to_pings_never() -
     done = w.Finished("s", run.job, 0, 1, np.zeros(3))
     (answer,) = shop.machine.handle(done, 1.0)
     assert (answer.route, answer.lane) == (b"boss", b"lane 1")
-    ping = w.Received(b"new", Envelope("s", 1, COORDINATOR, 0, 2), Ping())
+    ping = w.Received(b"new", Envelope("s", 1, COORDINATOR, 0, 2), Ping(sent=1.0))
     (pong,) = shop.machine.handle(ping, 1.0)
     assert (pong.route, pong.lane) == (b"new", b"")
+
+
+def test_what_is_played_back_takes_no_answers_away_and_keeps_no_session_alive() -> None:
+    shop = Shop(lease=10.0)
+    shop.order(compute(2), 1.0, step=1)
+    ping = Envelope("s", 1, COORDINATOR, 0, 2)
+    shop.machine.handle(w.Received(b"boss", ping, Ping(sent=5.0)), 2.0)
+    recorded = [
+        (shop.opened[0].job, ping._replace(sequence=1)),
+        (compute(2), ping._replace(step=1)),
+        (Ping(sent=4.0), ping),
+        (Ping(sent=5.0), ping),
+        (Resend(1, 0), ping),
+        (Ack(asks=True), ping),
+    ]
+    for message, envelope in recorded:
+        told = shop.machine.handle(w.Received(b"thief", envelope, message), 9.0)
+        assert b"thief" not in [a.route for a in told if isinstance(a, w.Send)]
+        assert not isinstance(message, Ping) or told == []
+    (answer,) = shop.machine.handle(w.Finished("s", compute(2), 1, 1, Computed()), 9.0)
+    assert answer.route == b"boss"
+    assert shop.machine.handle(w.Tick(), 11.9) and shop.machine.sessions == ["s"]
+    shop.machine.handle(w.Tick(), 12.1)
+    assert shop.machine.sessions == []
 
 
 def test_a_link_is_told_of_what_small_tensors_acknowledge_together() -> None:

@@ -10,9 +10,10 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ProtocolError
-from graphflow.runtime.messages import Met, Ready, Welcome
+from graphflow.runtime.messages import Hello, Meet, Met, Open, Ready, Welcome
 from graphflow.runtime.protocol.orders import Replies
-from graphflow.runtime.rendezvous import Rendezvous
+from graphflow.runtime.protocol.worker import LONGEST_LEASE
+from graphflow.runtime.rendezvous import LEASE, Rendezvous
 from graphflow.runtime.survey import survey
 
 
@@ -47,6 +48,26 @@ def test_a_worker_misses_none_but_the_sessions(missing: list[int], cluster: gf.C
     meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], nobody, itertools.count(1), ask)
     with pytest.raises(ProtocolError, match="misses"):
         meeting.meet(cluster, 1e12, 1.0, [], False)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_own_workers_wait_for_a_session_that_stands_still_and_others_for_their_lease(
+    local: bool, cluster: gf.Cluster
+) -> None:
+    found = []
+
+    def ask(request: int, orders: Any, seconds: float) -> Replies:
+        message = orders[0].message
+        if isinstance(message, Open):
+            found.append(message.lease)
+        answers = {Hello: Welcome(1, "", 0, "", ["cpu:0"]), Open: Ready(2), Meet: Met(3, [])}
+        return Replies({0: answers[type(message)]})
+
+    nobody: Any = None
+    meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], nobody, itertools.count(1), ask)
+    where = gf.Cluster.local(workers=1) if local else cluster
+    meeting.meet(where, 1e12, 1.0, [], False)
+    assert found == [LONGEST_LEASE if local else LEASE]
 
 
 def test_a_fetch_that_no_worker_has_told_is_named() -> None:
