@@ -376,7 +376,7 @@ def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
     if isinstance(key, Tensor):
         return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
     named = {name: t for name, t in named.items() if _has_rules(t)}
-    inside = [name for name in named if name.endswith(f"/{key}")]  # named in a scope
+    inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # named in a scope
     hint = meant(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
     if inside:
         hint = f"did you mean {' or '.join(map(repr, inside[:3]))}, or all such, '*/{key}'?"

@@ -48,6 +48,7 @@ def schedule(*orders: str, stages: int = 2, microbatches: int = 1) -> Schedule:
     (lambda: Data(replica=2), rf"Data at {HERE}: .* 'replica' \(did you mean 'replicas'\?\)"),  # type: ignore[call-arg]
     (lambda: Shard({"m": 2}, {"w": ("m",)}), rf"Shard at {HERE}: a rule names 'w'.*did you mean "
      r"'a/w' or 'b/w' or 'c/w', or all such, '\*/w'\?"),
+    (lambda: Shard({"m": 2}, {"w*": ("m",)}), rf"Shard at {HERE}: .*, or all such, '\*/w\*'\?"),
     (lambda: Shard({"m": 2}, {"a/w": ("k",)}), rf"Shard at {HERE}: .* has no axis 'k'; it has m"),
     (lambda: Shard({"m": 2}) * Data(2), rf"Shard at {HERE}: the mesh \(data 2 × m 2\) takes 4"),
     (lambda: Pipeline(99), rf"Pipeline at {HERE}: 99 stages for a network of 7 nodes; give 1 to 7"),
