@@ -22,7 +22,7 @@ FOLDER = Path(__file__).resolve().parent
 PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "sizes", "chain", "first_step", "memory",
           "fused", "products", "conv")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
-          "parallel", "pipeline", "auto", "checkpoints")  # fmt: skip
+          "arrays", "parallel", "pipeline", "auto", "checkpoints")  # fmt: skip
 FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
        ["--nodes", "10000"], "placers": [], "memory": []}  # fmt: skip
 

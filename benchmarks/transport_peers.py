@@ -184,14 +184,14 @@ def torch_peer() -> Iterator[Callable[[int], Callable[[], float]]]:
 
 
 @contextmanager
-def ray_store() -> Iterator[Any]:
+def ray_store(processors: int = 1) -> Iterator[Any]:
     """Ray with its object store; none of its processes outlives this, however it ends."""
     import ray
 
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         ray.init(
-            num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False,
-            object_store_memory=1 << 30, _temp_dir=folder,
+            num_cpus=processors, include_dashboard=False, log_to_driver=False,
+            configure_logging=False, object_store_memory=1 << 30, _temp_dir=folder,
         )  # fmt: skip
         try:
             yield ray

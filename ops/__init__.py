@@ -30,6 +30,7 @@ from graphflow.ops import (
     fft,
     fourier,
     getitem,
+    gram,
     grid,
     host,
     index,
@@ -72,10 +73,10 @@ __all__ = [
     "activations", "adaptive", "attention_packed", "attention_rows", "batch_norm", "bitwise",
     "collectives", "comm", "complex", "control", "conv", "convert", "correlation", "creation",
     "debug", "decompose", "deform", "determinant", "einsum", "elementwise", "embedding", "extrema",
-    "fft", "fourier", "getitem", "grid", "host", "index", "linalg", "linear_algebra", "magnitude",
-    "moments", "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product", "random",
-    "reduce", "resize", "roi", "sampling", "scatter", "search", "select", "shape", "signal",
-    "singular", "softmax", "solve", "sort", "sparse", "special", "state", "suppression",
+    "fft", "fourier", "getitem", "gram", "grid", "host", "index", "linalg", "linear_algebra",
+    "magnitude", "moments", "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product",
+    "random", "reduce", "resize", "roi", "sampling", "scatter", "search", "select", "shape",
+    "signal", "singular", "softmax", "solve", "sort", "sparse", "special", "state", "suppression",
     "transcendental", "unfold", "vision", "window",
 ]  # fmt: skip
 

@@ -111,7 +111,7 @@ def split_rule(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int
     return axis, max(1, min(wanted, size // _SMALLEST_BLOCK))
 
 
-def _native_matmul(
+def native_matmul(
     a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
 ) -> Task | None:
     """The generated kernel of a product; None where BLAS does it."""
@@ -144,7 +144,7 @@ def _of_vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> VectorPr
     return vector_product(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
 
 
-def _matmul_into(
+def matmul_into(
     xp: Any, out: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
 ) -> None:
     if xp is np:
@@ -199,7 +199,7 @@ def _matmul_kernel(
     n = b.shape[-2] if transpose_b else b.shape[-1]
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     out = xp.empty((*batch, m, n), a.dtype)
-    _matmul_into(xp, out, a, b, transpose_a, transpose_b)
+    matmul_into(xp, out, a, b, transpose_a, transpose_b)
     return out
 
 
@@ -227,8 +227,8 @@ matmul_op = register(
         "matmul",
         infer=_infer_matmul,
         kernel=_matmul_kernel,
-        into=_matmul_into,
-        native=_native_matmul,
+        into=matmul_into,
+        native=native_matmul,
         vjp=_matmul_vjp,
         batch=batching.product,
         sharding=sharding.product_rule,

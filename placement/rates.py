@@ -23,7 +23,7 @@ from graphflow.values import dataclass
 MATMUL = frozenset(
     {
         "matmul", "einsum", "vecdot", "tensordot", "conv", "conv_transpose", "conv_weight_grad",
-        "attention", "attention_grad", "attention_mask_grad",
+        "attention", "attention_grad", "attention_mask_grad", "gram",
     }
 )  # fmt: skip
 """Ops whose time is that of matrix products."""

@@ -14,6 +14,7 @@ from graphflow.passes.base import Pass
 from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
 from graphflow.passes.constants import FoldConstants
 from graphflow.passes.duplicates import MergeDuplicates
+from graphflow.passes.gram import HalveProducts
 from graphflow.passes.heads import FoldHeads
 from graphflow.passes.pads import JoinPads
 from graphflow.passes.transposes import FoldTransposes
@@ -21,7 +22,7 @@ from graphflow.pauses import without_collection
 
 DEFAULT: tuple[Pass, ...] = (
     MergeBodies(), FoldConstants(), FoldHeads(), FoldTransposes(), JoinPads(), MergeDuplicates(),
-    InlineCalls(), AccumulateProducts(),
+    InlineCalls(), HalveProducts(), AccumulateProducts(),
 )  # fmt: skip
 
 
@@ -34,6 +35,7 @@ def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
 
 
 __all__ = [
-    "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldHeads", "FoldTransposes", "InlineCalls",
-    "JoinPads", "MergeBodies", "MergeDuplicates", "Pass", "optimize",
+    "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldHeads", "FoldTransposes",
+    "HalveProducts", "InlineCalls", "JoinPads", "MergeBodies", "MergeDuplicates", "Pass",
+    "optimize",
 ]  # fmt: skip

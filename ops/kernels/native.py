@@ -52,7 +52,7 @@ class Task:
         rows: it runs from 0 to this.
         nanoseconds: a rough guess of its time on one thread.
         scratch: bytes of aligned memory that it writes to meanwhile, the last of its pointers.
-        order: the operands as it takes them, by number; as they come where there are none.
+        order: the first operands and results as it takes them, by number; others as they come.
         row: elements of a row, where each of its rows reads and writes the same row of all that
             has as many elements as the result; else 0.
         blocks: at which rows how many of the result's first elements are done, up to all of them,

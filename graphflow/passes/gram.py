@@ -1,0 +1,38 @@
+"""Products of a matrix with its own transpose are computed by one triangle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphflow.graph import Graph
+from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
+from graphflow.ops.gram import is_halved, sizes
+from graphflow.passes.base import Pass
+from graphflow.spec import evaluate
+from graphflow.values import dataclass
+
+
+@dataclass(frozen=True)
+class HalveProducts(Pass):
+    """Replace x.T @ x and x @ x.T by the op `gram`, where that is quicker, or may be where sizes
+    are open; the sizes decide then."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        def halve(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+            if node.op.name != "matmul" or inputs[0] is not inputs[1] or inputs[0].ndim != 2:
+                return None
+            columns = bool(node.attrs.get("transpose_a"))
+            if columns == bool(node.attrs.get("transpose_b")) or not _pays(inputs[0], columns):
+                return None
+            with standing_for(node):
+                made = make_node(REGISTRY["gram"], inputs[:1], {"columns": columns})
+            return made.with_inputs(inputs[:1], turn=node.turn).outputs
+
+        return graph.rewrite(halve)
+
+
+def _pays(x: Tensor, columns: bool) -> bool:
+    n, k = sizes(x.spec, columns)
+    if not x.spec.is_concrete:
+        return x.dtype.name in ("float32", "float64")
+    return is_halved(evaluate(n, {}), evaluate(k, {}), x.dtype.name)
