@@ -81,6 +81,8 @@ from graphflow.ops.linalg import diagonal, matmul, outer, trace, tril, triu, vec
 from graphflow.ops.padding import pad
 from graphflow.ops.places import ravel_multi_index
 from graphflow.ops.product import cumsum, prod
+from graphflow.ops.quantiles import median, quantile
+from graphflow.ops.recurrence import cumprod
 from graphflow.ops.reduce import all, any, mean, std, sum, var
 from graphflow.ops.scatter import gather_nd, put_along_axis, scatter, scatter_nd
 from graphflow.ops.search import (
@@ -248,6 +250,7 @@ __all__ = [
     "count_nonzero",
     "cummax",
     "cummin",
+    "cumprod",
     "cumsum",
     "custom_vjp",
     "debug",
@@ -308,6 +311,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "median",
     "meshgrid",
     "min",
     "minimum",
@@ -334,6 +338,7 @@ __all__ = [
     "pow",
     "prod",
     "put_along_axis",
+    "quantile",
     "random",
     "ravel_multi_index",
     "real",

@@ -95,7 +95,22 @@ MODULES_ELSEWHERE = {
     "functional": "gf.nn itself", "gammaln": "gf.lgamma", "identity": "gf.eye", "map_fn": "gf.vmap",
     "integers": "gf.random.randint", "rand": "gf.random.uniform", "randn": "gf.random.normal",
     "randperm": "gf.random.permutation", "range": "gf.arange", "shuffle": "gf.random.permutation",
-    "unsqueeze": "gf.expand_dims",
+    "unsqueeze": "gf.expand_dims", "cumulative_prod": "gf.cumprod",
+    **dict.fromkeys(("vdot", "inner"), "gf.vecdot, or gf.tensordot"),
+    **dict.fromkeys(("argwhere", "flatnonzero"), "gf.nonzero(x, size=…)"),
+    **dict.fromkeys(("isclose", "allclose"), "gf.abs(a - b) <= tolerance"),
+    **dict.fromkeys(("digitize", "histogram"), "gf.searchsorted, counted by gf.bincount"),
+    **dict.fromkeys(("percentile", "nanmedian"), "gf.quantile, of shares and not of NaN"),
+    **dict.fromkeys(("nanmax", "nanmin", "nansum", "nan_to_num"), "gf.where(gf.isnan(x), y, x)"),
+    "nanmean": "gf.where(gf.isnan(x), 0, x), summed, over how many gf.isfinite(x) are",
+    "average": "gf.mean, or gf.sum(x * w) / gf.sum(w)", "diag": "gf.diagonal, or gf.eye(n) * x",
+    "cbrt": "gf.sign(x) * gf.abs(x) ** (1 / 3)", "exp2": "2.0**x", "kron": "gf.einsum",
+    "fliplr": "gf.flip(x, 1)", "flipud": "gf.flip(x, 0)", "ravel": "x.reshape(-1)",
+    "logspace": "10.0 ** gf.linspace(a, b, n)", "ptp": "gf.max(x) - gf.min(x)",
+    "rot90": "gf.flip(gf.swapaxes(x, 0, 1), 0)", "select": "gf.where, nested",
+    "sinc": "gf.sin(math.pi * x) / (math.pi * x)", "deg2rad": "x * (math.pi / 180)",
+    "fmax": "gf.maximum", "fmin": "gf.minimum", "xlogy": "x * gf.log(y)",
+    "column_stack": "gf.stack(vectors, 1)", "dstack": "gf.stack(matrices, 2)",
 }  # fmt: skip
 """What stands for functions and classes that their modules have."""
 

@@ -45,7 +45,9 @@ from graphflow.ops import (
     pool_max,
     pool_mean,
     product,
+    quantiles,
     random,
+    recurrence,
     reduce,
     resize,
     roi,
@@ -75,9 +77,9 @@ __all__ = [
     "debug", "decompose", "deform", "determinant", "einsum", "elementwise", "embedding", "extrema",
     "fft", "fourier", "getitem", "gram", "grid", "host", "index", "linalg", "linear_algebra",
     "magnitude", "moments", "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product",
-    "random", "reduce", "resize", "roi", "sampling", "scatter", "search", "select", "shape",
-    "signal", "singular", "softmax", "solve", "sort", "sparse", "special", "state", "suppression",
-    "transcendental", "unfold", "vision", "window",
+    "quantiles", "random", "recurrence", "reduce", "resize", "roi", "sampling", "scatter", "search",
+    "select", "shape", "signal", "singular", "softmax", "solve", "sort", "sparse", "special",
+    "state", "suppression", "transcendental", "unfold", "vision", "window",
 ]  # fmt: skip
 
 

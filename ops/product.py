@@ -173,6 +173,14 @@ _cumsum: Op = register(
 )
 
 
+def along_one_axis(x: Any, axis: int | None) -> tuple[Tensor, int]:
+    """What the user gave, as a tensor and the axis from the front along which something runs."""
+    x = as_tensor(x)
+    if axis is None and x.ndim != 1:
+        raise ArgumentError(f"x has rank {x.ndim}; say along which axis")
+    return x, normalize_axis(0 if axis is None else axis, x.ndim)
+
+
 @function
 def cumsum(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
     """Running sum along an axis (which only a 1-d x may leave out); dtypes as for `sum`.
@@ -180,10 +188,7 @@ def cumsum(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
     Raises:
         ShapeError, ArgumentError: not an axis of x.
     """
-    x = as_tensor(x)
     with located("cumsum"):
-        if axis is None and x.ndim != 1:
-            raise ArgumentError(f"x has rank {x.ndim}; say along which axis")
-        axis = normalize_axis(0 if axis is None else axis, x.ndim)
+        x, axis = along_one_axis(x, axis)
     result: Tensor = _cumsum(x, axis=axis, reverse=False, name=name)
     return result
