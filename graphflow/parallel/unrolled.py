@@ -11,7 +11,7 @@ Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, IC
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import reduce
 from operator import add
 from typing import Any
@@ -93,6 +93,7 @@ class _Unrolling:
         phases = phases_of(graph, stages, schedule)
         later = self._goes_on(phases)
         self.phases = {n: phase for n, phase in phases.items() if n not in later}
+        self.phases |= dict.fromkeys(self._before(later), "F")
         self.copies: list[dict[Tensor, Tensor]] = []  # by micro-batch
         self.made: list[dict[Tensor, Tensor]] = []  # by update
 
@@ -229,6 +230,16 @@ class _Unrolling:
         for node in besides:
             sources = {t.node for t in node.inputs}
             if sources & found or (node in needed and sources & self.updated):
+                found.add(node)
+        return found
+
+    def _before(self, later: Set[Node]) -> set[Node]:
+        """What is made of variables, and not in the forward pass, for a backward pass to read: the
+        scale of a loss as one of the loss's dtype."""
+        found: set[Node] = set()
+        for node in reversed(self.graph.nodes):
+            is_read = any(r in self.phases or r in found for r in self.graph.consumers[node])
+            if is_read and node.inputs and node not in self.phases and node not in later:
                 found.add(node)
         return found
 

@@ -57,7 +57,18 @@ def moving_means(strategy: Any) -> Step:
     return x, [loss, train, *assigned], [w, teacher, centre, last, steps, ready]
 
 
-@pytest.mark.parametrize("make", [inner_gradient, moving_means])
+def scaled(strategy: Any) -> Step:
+    """A scale that rises, of another dtype than the loss: passes read what is made of it."""
+    x = gf.placeholder("float64", ("B", WIDTH), name="x")
+    w = gf.variable(WEIGHT, name="w")
+    scale = gf.variable(np.float32(8.0), name="scale", trainable=False)
+    loss = gf.mean(gf.square(gf.tanh(x @ w) - x))
+    scaling = gf.optim.LossScaling(scale, interval=2)
+    train = gf.optim.SGD(0.2).minimize(loss, strategy=strategy, scaling=scaling)
+    return x, [loss, train], [w, scale]
+
+
+@pytest.mark.parametrize("make", [inner_gradient, moving_means, scaled])
 def test_one_stage_is_one_micro_batch_after_the_other(make: Callable[[Any], Step]) -> None:
     x, fetches, variables = make(None)
     with gf.Session() as s:
