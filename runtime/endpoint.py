@@ -39,7 +39,7 @@ REQUEST_SECONDS = 5.0
 """Seconds that a connection may take in all."""
 CONNECTIONS = 8
 """Connections that are answered at a time; beyond them, who has asked for longest without an end
-makes room."""
+makes room, or who takes longest to read."""
 _MAKE_ROOM = 0.5  # seconds for that; else who comes is closed at once
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>\d{1,5}|\*)")
@@ -105,7 +105,9 @@ class MetricsServer:
         self.address = f"{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
         self._bell = Bell()
         self._slots = threading.Semaphore(CONNECTIONS)
-        self._asking: dict[socket.socket, None] = {}  # have not said all; the oldest first
+        # Who has not said all, and who has not taken all of its answer; the oldest first.
+        self._asking: dict[socket.socket, None] = {}
+        self._answered: dict[socket.socket, None] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
         self._thread.start()
@@ -143,12 +145,14 @@ class MetricsServer:
                 ).start()  # fmt: skip
 
     def _has_room(self) -> bool:
-        """Takes a place for one more; who has been asking for longest makes room."""
+        """Takes a place for one more; who has been asking for longest makes room, or else who has
+        been taking its answer for longest."""
         if self._slots.acquire(blocking=False):
             return True
-        for oldest in list(self._asking)[:1]:
-            with suppress(OSError):  # it has just said all, or hung up
-                oldest.shutdown(socket.SHUT_RD)
+        for oldest in (list(self._asking) or list(self._answered))[:1]:
+            told = oldest in self._answered
+            with suppress(OSError):  # it has just said all, taken all, or hung up
+                oldest.shutdown(socket.SHUT_RDWR if told else socket.SHUT_RD)
         return self._slots.acquire(timeout=_MAKE_ROOM)
 
     def _attend(self, connection: socket.socket, peer: str) -> None:
@@ -164,7 +168,11 @@ class MetricsServer:
                     reason = f"{answer.status}: {answer.body.decode().strip()}"
                     _log.tell("metrics.refused", peer=peer, reason=reason)
                 connection.settimeout(max(0.01, until - time.monotonic()))
-                connection.sendall(answer.encode())
+                self._answered[connection] = None
+                try:
+                    connection.sendall(answer.encode())
+                finally:
+                    del self._answered[connection]
                 connection.shutdown(socket.SHUT_WR)
         except OSError:
             return  # it hung up

@@ -206,6 +206,21 @@ def test_who_says_nothing_makes_room_for_who_asks(monkeypatch: pytest.MonkeyPatc
     server.close()
 
 
+def test_who_does_not_read_makes_room_for_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "REQUEST_SECONDS", 60.0)
+    monkeypatch.setattr(endpoint, "page", lambda meters: "x" * (16 << 20))  # more than buffers take
+    server = MetricsServer("127.0.0.1:*", Meters())
+    host, _, port = server.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            deaf = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            deaf.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert deaf.recv(1)
+        for _ in range(3):
+            assert get(server)[0] == 200
+    server.close()
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0:*", "10.1.2.3:9100", "[::]:9100"])
 def test_beyond_loopback_it_must_be_said(address: str) -> None:
     with pytest.raises(InsecureAddress, match="insecure://"):
