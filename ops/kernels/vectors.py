@@ -6,7 +6,7 @@ by vectors; over rows by blocks, whose sums are added in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,8 +21,14 @@ from graphflow.values import dataclass
 
 _LEAST = 4096
 """Elements of a matrix below which other kernels are as good."""
-_ROWS = 4  # that are summed at once
+_FAR = 1 << 14
+"""Bytes from which rows are read four at a time, each a stream of its own to the processor; shorter
+ones are one stream together, which comes from memory at up to five times the speed."""
 _STRIP = 8  # vectors of a row whose sums are kept in registers
+_PAGE, _ROWS = 4096, 8
+"""Bytes of a row from which so many are added at once to sums in memory; shorter ones come one at a
+time, as above."""
+_TILE = 1 << 14  # bytes of sums that the nearest cache holds
 _BLOCK, _BLOCKS = 512, 64  # rows of a block at least, and blocks at most
 _LINE = 64
 
@@ -30,8 +36,12 @@ _LINE = 64
 # Along rows -----------------------------------------------------------------------------------
 
 
-def rows_dot(element: str) -> tuple[str, str]:
-    """out[r] = Σ a[r, j]·x[j] for rows start to stop. Pointers: a, x, out. Size: of a row."""
+def rows_dot(element: str, together: int) -> tuple[str, str]:
+    """out[r] = Σ a[r, j]·x[j] for rows start to stop. Pointers: a, x, out. Size: of a row.
+
+    Args:
+        together: rows that are read at once, a power of two.
+    """
     flow = Flow()
     a, x, out = (flow.pointer(i) for i in range(3))
     count = flow.size(0)
@@ -59,10 +69,20 @@ def rows_dot(element: str) -> tuple[str, str]:
             one = flow.folded(lanes, element, total, Floats.add)
             flow.store(element, one, flow.at(out, element, flow.add(r, i)), item)
 
-    together = flow.step("sub", "%stop", flow.step("and", flow.step("sub", "%stop", "%start"), 3))
-    flow.loop("%start", together, (), lambda r: rows(r, _ROWS), _ROWS)
-    flow.loop(together, "%stop", (), lambda r: rows(r, 1))
+    _rows(flow, "%start", "%stop", together, rows)
     return flow.function()
+
+
+def _rows(
+    flow: Flow, start: str, stop: str, together: int, rows: Callable[[str, int], None]
+) -> None:
+    """Loops over rows, so many at once and those that are left."""
+    if together > 1:
+        left = flow.step("and", flow.step("sub", stop, start), together - 1)
+        last = flow.step("sub", stop, left)
+        flow.loop(start, last, (), lambda r: rows(r, together), together)
+        start = last
+    flow.loop(start, stop, (), lambda r: rows(r, 1))
 
 
 # Over rows ------------------------------------------------------------------------------------
@@ -83,6 +103,8 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
     f, kind = flow.floats(lanes, element), f"<{lanes} x {element}>"
     strip = _STRIP * lanes
     whole = count - count % strip
+    tile = _TILE // BYTES[element] // strip * strip
+    tiled = max(0, whole - 1) // tile * tile
     vectors = -(-(count - whole) // lanes)
     bits = ", ".join(f"i1 {'true' if i < count % lanes else 'false'}" for i in range(lanes))
     edge = f"<{bits}>" if count % lanes else None
@@ -99,40 +121,79 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
     def block(b: str) -> None:
         first, last = (flow.step("udiv", flow.mul(rows, i), blocks) for i in (b, flow.add(b, 1)))
         target = flow.at(memory, element, flow.mul(b, count))
+        if count <= strip:
+            columns(partial(narrow, first, last, target))
+        else:
+            flow.loop("0", tiled, (), lambda j: wide(first, last, target, j, False), tile)
+            wide(first, last, target, str(tiled), True)
 
-        def strips(j: str, many: int, mask: str | None) -> None:
-            def row(r: str, *totals: str) -> list[str]:
-                given = flow.load(element, flow.at(x, element, r), BYTES[element])
-                scale = flow.spread(lanes, element, given)
-                line = flow.at(a, element, flow.add(flow.mul(r, count), j))
-                given_row = [
-                    flow.read(lanes, element, flow.at(line, element, v * lanes), of(v, many, mask))
-                    for v in range(many)
-                ]
-                return [f.fma(x, scale, t) for x, t in zip(given_row, totals, strict=True)]
+    def narrow(first: str, last: str, target: str, j: str, many: int, mask: str | None) -> None:
+        """The sums of a strip in registers, row by row."""
 
-            totals = flow.loop(first, last, [(kind, "zeroinitializer")] * many, row)
-            place = flow.at(target, element, j)
-            for v, total in enumerate(totals):
-                to = flow.at(place, element, v * lanes)
-                flow.keep(lanes, element, total, to, of(v, many, mask))
+        def row(r: str, *totals: str) -> list[str]:
+            line = flow.at(a, element, flow.add(flow.mul(r, count), j))
+            return added(scale_of(r), line, many, mask, totals)
 
-        columns(strips)
+        totals = flow.loop(first, last, [(kind, "zeroinitializer")] * many, row)
+        written(flow.at(target, element, j), many, mask, totals)
+
+    def wide(first: str, last: str, target: str, start: str, is_last: bool) -> None:
+        """The sums of a tile in memory, for some rows at a time."""
+
+        def each(strip_of: Callable[[str, int, str | None], None]) -> None:
+            stop = str(whole) if is_last else flow.add(start, tile)
+            flow.loop(start, stop, (), lambda j: strip_of(j, _STRIP, None), strip)
+            if is_last and vectors:
+                strip_of(str(whole), vectors, edge)
+
+        def cleared(j: str, many: int, mask: str | None) -> None:
+            written(flow.at(target, element, j), many, mask, ["zeroinitializer"] * many)
+
+        def some(r: str, together: int) -> None:
+            scales = [scale_of(flow.add(r, i)) for i in range(together)]
+            lines = [flow.at(a, element, flow.mul(flow.add(r, i), count)) for i in range(together)]
+
+            def strip_of(j: str, many: int, mask: str | None) -> None:
+                place = flow.at(target, element, j)
+                totals = read(place, many, mask)
+                for scale, line in zip(scales, lines, strict=True):
+                    totals = added(scale, flow.at(line, element, j), many, mask, totals)
+                written(place, many, mask, totals)
+
+            each(strip_of)
+
+        each(cleared)
+        _rows(flow, first, last, _ROWS if count * BYTES[element] >= _PAGE else 1, some)
+
+    def scale_of(r: str) -> str:
+        return flow.spread(
+            lanes, element, flow.load(element, flow.at(x, element, r), BYTES[element])
+        )
+
+    def read(line: str, many: int, mask: str | None) -> list[str]:
+        return [
+            flow.read(lanes, element, flow.at(line, element, v * lanes), of(v, many, mask))
+            for v in range(many)
+        ]
+
+    def added(
+        scale: str, line: str, many: int, mask: str | None, totals: Sequence[str]
+    ) -> list[str]:
+        given = read(line, many, mask)
+        return [f.fma(x, scale, total) for x, total in zip(given, totals, strict=True)]
+
+    def written(place: str, many: int, mask: str | None, totals: Sequence[str]) -> None:
+        for v, total in enumerate(totals):
+            to = flow.at(place, element, v * lanes)
+            flow.keep(lanes, element, total, to, of(v, many, mask))
 
     def total(j: str, many: int, mask: str | None) -> None:
         def add(b: str, *sums: str) -> list[str]:
             line = flow.at(memory, element, flow.add(flow.mul(b, count), j))
-            parts = [
-                flow.read(lanes, element, flow.at(line, element, v * lanes), of(v, many, mask))
-                for v in range(many)
-            ]
-            return [f.add(s, part) for s, part in zip(sums, parts, strict=True)]
+            return [f.add(s, part) for s, part in zip(sums, read(line, many, mask), strict=True)]
 
         sums = flow.loop("0", blocks, [(kind, "zeroinitializer")] * many, add)
-        place = flow.at(out, element, j)
-        for v, value in enumerate(sums):
-            to = flow.at(place, element, v * lanes)
-            flow.keep(lanes, element, value, to, of(v, many, mask))
+        written(flow.at(out, element, j), many, mask, sums)
 
     if begin:
         flow.loop("%start", "%stop", (), block)
@@ -164,6 +225,11 @@ class VectorProduct:
         return min(_BLOCKS, -(-self.rows // _BLOCK))
 
     @property
+    def _together(self) -> int:
+        """Rows that are read at once."""
+        return 4 if self.columns * np.dtype(self.dtype).itemsize >= _FAR else 1
+
+    @property
     def nanoseconds(self) -> float:
         return self.rows * (self.columns * np.dtype(self.dtype).itemsize * 0.06 + 4)
 
@@ -172,7 +238,7 @@ class VectorProduct:
         """The same as an entry of a table of native calls."""
         element, order = element_of(self.dtype), (1, 0) if self.swapped else ()
         if not self.over:
-            name, text = _written(rows_dot, element)
+            name, text = _written(rows_dot, element, self._together)
             return Task(name, text, (self.columns,), self.rows, self.nanoseconds, 0, order)
         name, text = _written(rows_sum, element, self.columns, True, True)
         sizes = (self.rows, self.blocks)
@@ -185,7 +251,13 @@ class VectorProduct:
         element = element_of(self.dtype)
         if not self.over:
             given = [matrix, vector, out]
-            call(function(rows_dot, element), given, [self.columns], self.rows, self.nanoseconds)
+            call(
+                function(rows_dot, element, self._together),
+                given,
+                [self.columns],
+                self.rows,
+                self.nanoseconds,
+            )
             return
         memory = scratch(np, "vectors", (self.blocks, self.columns), out.dtype)
         given = [matrix, vector, out, memory]

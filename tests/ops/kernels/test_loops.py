@@ -169,3 +169,33 @@ def test_products_with_a_vector_are_sums_in_one_order(
     np.testing.assert_allclose(
         found[0], wanted, rtol=1e-3, atol=2e-3 if dtype == "float32" else 1e-9
     )
+
+
+def _product(a: Array, b: Array, threads: int = 1) -> Array:
+    made = vector_product(a.shape, b.shape, a.dtype.name, False, False)
+    assert made is not None
+    out = np.empty((a.shape[0], b.shape[1]), a.dtype)
+    with using(Pool(threads)):
+        made.run(out, np.ascontiguousarray(a), np.ascontiguousarray(b))
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("m, n", [(1030, 257), (2100, 128), (1100, 1025), (70, 9001)])
+def test_bits_of_a_matrix_times_a_vector_do_not_depend_on_how_much_is_read_at_once(
+    m: int, n: int, dtype: str
+) -> None:
+    """Rows of less than a page and of several, results that fit a cache and that come in tiles."""
+    rng = np.random.default_rng(9)
+    matrix, row = (
+        rng.standard_normal((m, n)).astype(dtype),
+        rng.standard_normal((1, m)).astype(dtype),
+    )
+    column = rng.standard_normal((n, 1)).astype(dtype)
+    along, over = _product(matrix, column), _product(row, matrix)
+    tolerance = 1e-3 if dtype == "float32" else 1e-11
+    np.testing.assert_allclose(along, matrix.astype("f8") @ column.astype("f8"), atol=tolerance)
+    np.testing.assert_allclose(over, row.astype("f8") @ matrix.astype("f8"), atol=tolerance)
+    assert (_product(matrix, column, 3) == along).all() and (_product(row, matrix, 3) == over).all()
+    assert (_product(matrix[-65:], column)[-1] == along[-1]).all()
+    assert (_product(row, matrix[:, -60:])[0, -5:] == over[0, -5:]).all()
