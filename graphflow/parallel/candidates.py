@@ -72,17 +72,17 @@ class Candidate:
         return self.data * self.model * self.microbatches
 
     def takes_as_much_as(self, other: Candidate) -> bool:
-        """Whether it takes about as much memory as another, or more: it is the same mesh, nothing
-        of it is leaner, and its micro-batches are as large or larger. Schedules of as many chunks
-        keep as many of these."""
+        """Whether it takes about as much memory as another, or more: it has the same stages, and
+        they have as few places or fewer, nothing of it is leaner, and its micro-batches are as
+        large or larger. Schedules of as many chunks keep as many of these."""
         if self.microbatches > other.microbatches:
             return False
         if self.shared > other.shared or self.sequence > other.sequence:
             return False
         if self.recompute > other.recompute:
             return False
-        mine, theirs = ((c.devices, c.data, c.model, c.stages, c.chunks) for c in (self, other))
-        return mine == theirs
+        mine, theirs = ((c.stages, c.chunks) for c in (self, other))
+        return mine == theirs and self.data <= other.data and self.model <= other.model
 
     def leaner(self) -> Candidate | None:
         """The same with less memory: with the state in shares, with more of the activations cut,

@@ -14,6 +14,7 @@ import numpy as np
 from graphflow.graph import Graph
 from graphflow.op import Node, Tensor
 from graphflow.parallel.candidates import Candidate, Rules, fitting
+from graphflow.parallel.repeats import Repeats
 from graphflow.parallel.stages import origin_of
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.cost import GraphProblem
@@ -34,7 +35,8 @@ class Rough:
 
     Attributes:
         least, about: seconds that it cannot go below, and about what it takes.
-        held: bytes of variables, and of their gradients, that one of its devices has at least.
+        held: bytes that one of its devices has at least: of variables, and of their gradients or of
+            what is kept for backward passes.
     """
 
     least: float
@@ -74,7 +76,9 @@ class Outline:
             if node in self._inside and node.attrs["trainable"]
         ]
         self._weights = sum(_bytes(made, node.outputs[0]) for node in self._trained)
-        self._beside = self._slots()
+        self._slots = self._bytes_of_slots()
+        self._gradients = self._bytes_of_gradients()
+        self._kept = self._bytes_kept()
         self._products = sum(  # what row-parallel products sum up, forwards and backwards
             2 * _bytes(made, node.outputs[0])
             for node in self._inside
@@ -108,20 +112,44 @@ class Outline:
         sent = self._sent(candidate, used, stages)
         return Rough(SLACK * computed, computed + fixed + sent, self._held(candidate, stages))
 
-    def _slots(self) -> dict[Node, float]:
-        """Bytes beside each weight: the optimiser's slots, and the gradient if there are any and
-        only products read the weight. A table's gradient may be a few rows, and without slots a
-        product is its weight's update."""
+    def _bytes_of_slots(self) -> dict[Node, float]:
+        """Bytes beside each weight that stay: the optimiser's slots."""
         slots = dict.fromkeys(self._trained, 0.0)
         for node in self._made.graph.variables:
             if node not in slots and (weight := origin_of(node)) in slots:
                 slots[weight] += _bytes(self._made, node.outputs[0])
-        readers = self._made.graph.consumers
-        for weight, held in slots.items():
-            inside = (n for n in readers[weight] if n in self._inside)
-            if held and all(n.op.name == "matmul" for n in inside):
-                slots[weight] += _bytes(self._made, weight.outputs[0])
         return slots
+
+    def _bytes_of_gradients(self) -> dict[Node, float]:
+        """Bytes of the gradient of each weight that has slots and which only products read. A
+        table's gradient may be a few rows, and without slots a product is its weight's update."""
+        found = {}
+        for weight, slots in self._slots.items():
+            inside = (n for n in self._made.graph.consumers[weight] if n in self._inside)
+            alone = slots > 0 and all(n.op.name == "matmul" for n in inside)
+            found[weight] = _bytes(self._made, weight.outputs[0]) if alone else 0.0
+        return found
+
+    def _bytes_kept(self) -> dict[Node, float]:
+        """Bytes of what forward passes make of the batch and backward passes read. What follows the
+        last product may be computed as one kernel with its gradient, and is not counted."""
+        nodes, consumers = self._made.graph.nodes, self._made.graph.consumers
+        repeats, fed, early = Repeats(), set[Node](), set[Node]()
+        first = {n: repeats.first(n) for n in nodes if n in self._inside}
+        for node in first:
+            if node.op.name == "placeholder" or any(t.node in fed for t in node.inputs):
+                fed.add(node)
+        for node in reversed([*first]):
+            if any(r in early or not _is_fused(r) for r in consumers[node] if r in self._inside):
+                early.add(node)
+        found: dict[Node, float] = {}
+        for node in nodes:
+            for tensor in () if node in self._inside else node.inputs:
+                source = _source(tensor)
+                made = first.get(source.node)
+                if made in fed and made in early and made.op.name != "placeholder":
+                    found[made] = sum(_bytes(self._made, t) for t in made.outputs)
+        return found
 
     def _held(self, candidate: Candidate, stages: Mapping[Node, int] | None) -> float:
         """Of the device that has most, were all that there is of a weight cut as that is."""
@@ -130,13 +158,22 @@ class Outline:
             for weight, axes in fitting(self._rules, candidate.model).items()
             if "model" in axes
         }
-        held = [0.0] * candidate.stages
-        for node, beside in self._beside.items():
-            at = 0 if stages is None else stages.get(node, 0) % candidate.stages
-            own = beside / (candidate.data if candidate.shared else 1)
-            own += _bytes(self._made, node.outputs[0])
-            held[at] += own / (candidate.model if node in cut else 1)
-        return max(held)
+        p, v = candidate.stages, candidate.chunks
+        stays, late = [0.0] * p, [0.0] * p
+        kept = [[0.0] * v for _ in range(p)]
+        for node, slots in self._slots.items():
+            at = 0 if stages is None else stages.get(node, 0) % p
+            share = candidate.data if candidate.shared else 1
+            pieces = candidate.model if node in cut else 1
+            stays[at] += (_bytes(self._made, node.outputs[0]) + slots / share) / pieces
+            late[at] += self._gradients[node] / share / pieces
+        for node, size in self._kept.items():
+            chunk, at = divmod(0 if stages is None else stages.get(node, 0), p)
+            kept[at][chunk] += size / candidate.places
+        return max(
+            max(stays[at] + late[at], stays[at] + _stored(candidate, at, kept[at], late[at]))
+            for at in range(p)
+        )
 
     def _shares(
         self, candidate: Candidate, used: Sequence[int], stages: Mapping[Node, int] | None
@@ -178,6 +215,33 @@ class Outline:
             total += 2 * crossing / d / rate / max(1, p - 1)
             total += 2 * (p - 1 + candidate.microbatches) * latency
         return total
+
+
+def _stored(candidate: Candidate, at: int, kept: Sequence[float], gradients: float) -> float:
+    """Bytes of the micro-batches that a device stores as a backward pass begins: its first one, or
+    one by which all gradients are there.
+
+    Args:
+        kept: of one micro-batch, by the stages that the device has.
+    """
+    p, m = candidate.stages, candidate.microbatches
+    *before, last = kept
+    beside = gradients if m >= 2 * p and not before else 0.0
+    if candidate.recompute:
+        return max(kept) + beside
+    return min(m, p) * sum(before) + min(m, 2 * (p - at) - 1 if before else p - at) * last + beside
+
+
+def _is_fused(node: Node) -> bool:
+    """Whether a node may be part of a kernel with others."""
+    return node.op.elementwise or node.op.rows is not None or node.op.alias
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """What a tensor is only another view of, or may be by the time it is read."""
+    while tensor.node.op.alias or tensor.node.op.name == "permute_dims":
+        tensor = tensor.node.inputs[0]
+    return tensor
 
 
 def _bytes(made: GraphProblem, tensor: Tensor) -> float:

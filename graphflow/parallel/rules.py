@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,8 @@ from graphflow.op import Node, Sharding
 from graphflow.ops import sharding as rules
 from graphflow.parallel.mesh import WHOLE, Piece, Split
 from graphflow.parallel.stretches import Readers, along, stretch_of
-from graphflow.spec import Outer, Size, floordiv, stretches
+from graphflow.passes.duplicates import key_of
+from graphflow.spec import Dim, Outer, Size, floordiv, stretches
 from graphflow.values import dataclass
 
 
@@ -84,16 +85,47 @@ def rules_of(node: Node, readers: Readers) -> list[Rule]:
     Args:
         readers: the nodes that read each tensor.
     """
-    first = rule_of(node)
+    first, *others = _rules(node)
     stretch = stretch_of(node, readers)
     if stretch is not None:
         return [_taken_apart(node, along(node, stretch, first.sharding)), first]
-    others = [_taken_apart(node, each) for each in first.sharding.alternatives]
     return [first, *others]
 
 
 def rule_of(node: Node) -> Rule:
     """The rule of a node's op; what has none needs its inputs whole."""
+    return _rules(node)[0]
+
+
+_KNOWN: dict[Hashable, tuple[Rule, ...]] = {}
+"""Rules of nodes that are alike: a network has the same layers again and again, and so do the
+strategies among which a search chooses."""
+_MOST = 4096
+"""Rules that are known at a time."""
+
+
+def _rules(node: Node) -> tuple[Rule, ...]:
+    """The rules that follow from a node's op, attributes and specs."""
+    if not all(map(_is_plain, node.attrs.values())):
+        return _made(node)
+    specs = tuple([t.spec for t in node.inputs])
+    key = (node.op, specs, node.specs, key_of(dict(node.attrs)) if node.attrs else ())
+    found = _KNOWN.get(key)
+    if found is None:
+        if len(_KNOWN) >= _MOST:
+            _KNOWN.clear()
+        found = _KNOWN[key] = _made(node)
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an attribute is small, and says all that it is."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float | Dim)
+
+
+def _made(node: Node) -> tuple[Rule, ...]:
     specs = [t.spec for t in node.inputs]
     op = node.op
     found: Any
@@ -105,7 +137,8 @@ def rule_of(node: Node) -> Rule:
         found = Sharding(
             rules.equation(["." * s.rank for s in specs], ["." * s.rank for s in node.specs])
         )
-    return _taken_apart(node, Sharding(found) if isinstance(found, str) else found)
+    first = Sharding(found) if isinstance(found, str) else found
+    return tuple([_taken_apart(node, each) for each in (first, *first.alternatives)])
 
 
 def _taken_apart(node: Node, found: Sharding) -> Rule:

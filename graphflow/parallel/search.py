@@ -283,8 +283,8 @@ class _Search:
         return Tried(candidate.name, strategy, inf, needed, why)
 
     def _hopeless(self, candidate: Candidate, rough: Rough) -> Tried | None:
-        """What need not be written to know that it takes more memory than there is: its variables
-        alone do, or what was refused takes no more."""
+        """What need not be written to know that it takes more memory than there is: what it has at
+        least does, or what was refused takes no more."""
         room = max(self._room(name) for name in candidate.devices)
         needed, why = int(rough.held), "at least"
         for other, known in self._too_large:

@@ -100,11 +100,11 @@ def test_where_replicas_do_not_fit_they_share_the_state() -> None:
     assert 0 < again["data 2, state shared"].memory < every["data 2"].memory
 
 
-def blocks() -> Tensor:
-    """Two transformer blocks, whose activations are most of what they take."""
+def blocks(count: int = 2) -> Tensor:
+    """Transformer blocks, whose activations are most of what they take."""
     gf.random.seed(0)
     h = x = gf.placeholder("float32", (4, 96, 16), name="x")
-    for i in range(2):
+    for i in range(count):
         h = gf.nn.TransformerBlock(16, 2, name=f"block{i}")(h, causal=True)
     return gf.mean(gf.square(h - x))
 
@@ -128,7 +128,7 @@ def test_where_cut_layers_do_not_fit_the_rest_is_cut_too(
     again = {t.name: t for t in tight.tried}
     assert again[name].why_not.startswith("memory")
     found = again[f"{name}, {more}"]
-    assert found is tight.best and 0 < found.memory < 0.97 * whole.memory
+    assert found is tight.best and 0 < found.memory < whole.memory
 
 
 def test_what_takes_as_much_as_what_was_refused_is_not_written(
@@ -146,12 +146,31 @@ def test_what_takes_as_much_as_what_was_refused_is_not_written(
     monkeypatch.setattr(
         search, "candidates", lambda *given: [c for c in made(*given) if "1f1b" in c.name]
     )
-    x, loss = network(64, 2)
+    x, loss = network(64, 4)
     with pytest.raises(MemoryLimitError, match=r"1f1b of 2 +memory: as 2 stages 1f1b of 8, "):
-        auto(loss, TWO, shapes={x: (2048, 64)}, quiet=True, memory=200_000)
+        auto(loss, TWO, shapes={x: (2048, 64)}, quiet=True, memory=1_000_000)
     assert list(found) == ["2 stages 1f1b of 8", "2 stages 1f1b of 8, recomputing"]
     first, again = (each.memory for each in found.values())
-    assert 200_000 < again < first
+    assert 1_000_000 < again < first
+
+
+def test_what_backward_passes_read_is_counted_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One device would hold all variables, slots and gradients (103,000 bytes), and no two of them
+    what is kept of the batch beside these."""
+    monkeypatch.setattr(search._Search, "_tried", None)
+    with pytest.raises(MemoryLimitError, match=r"data 2, state shared +memory: at least "):
+        auto(blocks(), TWO, quiet=True, memory=120_000)
+
+
+def test_of_the_same_stages_on_fewer_devices_each_takes_as_much() -> None:
+    """Of fewer stages not: where layers do not divide evenly, some have more than with fewer."""
+    many = Candidate(tuple("abcd"), data=2, stages=2, schedule="1f1b", microbatches=4, of=4)
+    few = replace(many, devices=("a", "b"), data=1)
+    assert few.takes_as_much_as(many) and not many.takes_as_much_as(few)
+    assert not replace(few, recompute=True).takes_as_much_as(many)
+    assert not few.takes_as_much_as(replace(many, data=1, stages=4))
 
 
 def test_initial_values_are_not_made_to_look_for_a_strategy(
@@ -207,7 +226,7 @@ def tied() -> Tensor:
 
 
 @pytest.mark.parametrize("make, optimizer", [
-    (lambda: network(128, 2)[1], gf.optim.Adam(1e-3)),
+    (lambda: network(128, 2)[1], gf.optim.Adam(1e-3)), (lambda: blocks(1), gf.optim.SGD(0.1)),
     (tied, gf.optim.Adam(1e-3)), (tied, gf.optim.SGD(0.1)),
 ])  # fmt: skip
 def test_what_is_refused_unwritten_would_not_have_fitted(
