@@ -308,10 +308,13 @@ class WorkerMachine:
     ) -> list[WorkerAction]:
         name, epoch, count = envelope.session, envelope.epoch, len(message.peers)
         error: GraphflowError | None = None
+        address = message.peers[message.worker] if message.worker < count else ""
+        who = f"worker {message.worker} at {address}"
         if self._draining:
-            error = SessionError("the worker was asked to end, and takes no more sessions")
+            why = "was asked to end, and takes no more sessions"
+            error = SessionError(f"{who} {why}; start it again, or leave it out of the cluster")
         elif len(self._sessions) >= MAX_SESSIONS:
-            error = SessionError(f"the worker serves {MAX_SESSIONS} sessions already; close one")
+            error = SessionError(f"{who} serves {MAX_SESSIONS} sessions already; close one of them")
         elif len(name) > _LONGEST_NAME:
             error = ProtocolError(f"the name of a session has {len(name)} characters")
         elif not 0 < message.lease <= LONGEST_LEASE:

@@ -808,7 +808,7 @@ def test_a_worker_that_is_asked_to_end_tells_its_sessions_and_takes_no_more() ->
     assert told.message == Draining(20.0) and told.route == b"boss"
     other = w.Received(b"x", Envelope("t", 1, COORDINATOR, 0, 1), shop.opened[0].job)
     (refused,) = shop.machine.handle(other, 1.1)
-    assert isinstance(refused.message, Failed) and "asked to end" in refused.message.text
+    assert isinstance(refused.message, Failed) and "worker 0 at tcp:" in refused.message.text
     shop.order(Close(7), 2.0)
     assert shop.machine.sessions == []
 
@@ -946,7 +946,8 @@ def test_too_many_sessions_are_refused() -> None:
     for index in range(MAX_SESSIONS):
         machine.handle(w.Received(b"x", Envelope(f"s{index}", 1, -1, 0, 1), opening), 0.0)
     (answer,) = machine.handle(w.Received(b"x", Envelope("more", 1, -1, 0, 1), opening), 0.0)
-    assert isinstance(answer.message, Failed) and "sessions" in answer.message.text
+    assert isinstance(answer.message, Failed)
+    assert "worker 0 at tcp://127.0.0.1:7000 serves" in answer.message.text
 
 
 def test_what_a_worker_raises_gives_no_orders_to_a_terminal() -> None:
