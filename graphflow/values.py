@@ -35,6 +35,7 @@ class _Later:
         kept = ("__module__", "__qualname__", "__post_init__")
         body = {each: getattr(cls, each) for each in kept if hasattr(cls, each)}
         body["__annotations__"] = {field.name: field.type for field in fields(cls)}
+        body["__doc__"] = name  # else the library makes one of the signature
         like = type(cls.__name__, (), body | {field.name: field for field in fields(cls)})
         wanted = {flag: each == name for each, flag in _FLAGS.items()}
         dataclasses.dataclass(frozen=self._frozen and name == "__init__", **wanted)(like)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from unicodedata import normalize
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ops", "placement", "runtime")
@@ -43,6 +44,15 @@ def sources() -> tuple[Source, ...]:
         text = path.read_text(encoding="utf-8")
         found.append(Source(dotted.removesuffix(".__init__"), path, text))
     return tuple(found)
+
+
+def having(files: Iterable[Source], *words: str) -> Iterator[Source]:
+    """Those in whose text one of some words stands, however its letters are written: only they need
+    to be parsed by who looks for such names."""
+    for source in files:
+        text = source.text if source.text.isascii() else normalize("NFKC", source.text)
+        if any(word in text for word in words):
+            yield source
 
 
 def _files(folder: Path) -> Iterator[Path]:
