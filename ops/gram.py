@@ -7,7 +7,6 @@ and is what numpy takes for two views of one memory; others are the products tha
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import reduce
 from itertools import pairwise
 from typing import Any, cast
 
@@ -16,9 +15,14 @@ import numpy as np
 from graphflow.errors import ShapeError
 from graphflow.op import Cost, Op, Tensor, register, sample
 from graphflow.ops.kernels.native import Task
-from graphflow.ops.kernels.scratch import scratch
 from graphflow.ops.kernels.threads import run_parts
-from graphflow.ops.linalg import matmul, matmul_into, native_matmul, split_rule
+from graphflow.ops.linalg import (
+    matmul,
+    matmul_into,
+    native_matmul,
+    split_rule,
+    sum_of_products,
+)
 from graphflow.ops.rules import require_kind
 from graphflow.ops.shape import matrix_transpose
 from graphflow.spec import Size, TensorSpec, show_shape, spec
@@ -75,26 +79,14 @@ def _into(xp: Any, out: Any, x: Any, columns: bool) -> None:
         xp.matmul(tall.swapaxes(0, 1), tall, out=out)
     elif not is_halved(n, k, x.dtype.name):
         matmul_into(np, out, x, x, **flags(columns))
-    elif (parts := split_rule((), n, k, n)[1]) == 1:
-        np.matmul(tall.T, tall, out=out)
-    elif k >= n * parts:
-        _by_rows(out, tall, parts)
     else:
-        _by_columns(out, tall, min(4, parts))
-
-
-def _by_rows(out: Array, tall: Array, parts: int) -> None:
-    """The sum of the products of some rows each, in order."""
-    k, n = tall.shape
-    ends = [k * i // parts for i in range(parts + 1)]
-    products = scratch(np, "products", (parts, n, n), out.dtype)
-
-    def part(i: int) -> None:
-        rows = tall[ends[i] : ends[i + 1]]
-        np.matmul(rows.T, rows, out=products[i])
-
-    run_parts(part, parts)
-    np.copyto(out, reduce(lambda total, each: np.add(total, each, out=total), products))
+        axis, parts = split_rule((), n, k, n)
+        if parts == 1:
+            np.matmul(tall.T, tall, out=out)
+        elif axis == 2:
+            sum_of_products(out, tall.T, tall, parts)
+        else:
+            _by_columns(out, tall, min(4, parts))
 
 
 def _by_columns(out: Array, tall: Array, parts: int) -> None:

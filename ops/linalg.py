@@ -31,6 +31,7 @@ from graphflow.ops.kernels.address import address
 from graphflow.ops.kernels.gemm import Product, preferred
 from graphflow.ops.kernels.native import Task, vector_width
 from graphflow.ops.kernels.regions import enabled
+from graphflow.ops.kernels.scratch import scratch
 from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.kernels.tiny import tiny_task
 from graphflow.ops.kernels.vectors import VectorProduct, vector_product
@@ -98,7 +99,8 @@ def _cost_matmul(
 
 
 def split_rule(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int]:
-    """(axis of the product, blocks) of a split; a function of the shapes only."""
+    """(axis, blocks) of a split; a function of the shapes only. The axis is one of the product, or
+    the one after them: that which is summed over."""
     flops = 2.0 * math.prod(batch) * m * k * n
     wanted = next((blocks for least, blocks in _BLOCKS if flops >= least), 1)
     if wanted == 1:
@@ -106,6 +108,8 @@ def split_rule(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int
     longest = max(range(len(batch)), key=batch.__getitem__) if batch else 0
     if batch and batch[longest] > 1:
         return longest, min(wanted, batch[longest])
+    if not batch and k >= wanted * max(m, n):
+        return 2, wanted  # all blocks of rows or columns would read the whole of the other operand
     # the longer side: a block of rows reads all of b, a block of columns all of a
     size, axis = (m, len(batch)) if m >= n else (n, len(batch) + 1)
     return axis, max(1, min(wanted, size // _SMALLEST_BLOCK))
@@ -169,8 +173,26 @@ def matmul_into(
         axis, blocks = split_rule(out.shape[:-2], out.shape[-2], a.shape[-1], out.shape[-1])
     if blocks == 1:
         xp.matmul(a, b, out=out)
+    elif axis == out.ndim:
+        sum_of_products(out, a, b, blocks)
     else:
         _matmul_blocks(out, a, b, axis, blocks)
+
+
+def sum_of_products(out: Any, a: Any, b: Any, blocks: int) -> None:
+    """A product of matrices as that of some terms after the other, added in order."""
+    count = a.shape[1]
+    edges = [count * i // blocks for i in range(blocks + 1)]
+    products = scratch(np, "products", (blocks, *out.shape), out.dtype)
+
+    def part(i: int) -> None:
+        some = slice(edges[i], edges[i + 1])
+        np.matmul(a[:, some], b[some], out=products[i])
+
+    run_parts(part, blocks)
+    np.add(products[0], products[1], out=out)
+    for more in products[2:]:
+        np.add(out, more, out=out)
 
 
 def _matmul_blocks(out: Any, a: Any, b: Any, axis: int, blocks: int) -> None:

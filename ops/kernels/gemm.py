@@ -290,6 +290,9 @@ _LARGE = 1.2e9
 """Flops of one matrix from which BLAS, which packs both operands, is as fast or faster."""
 _LARGE_APART = 6e8
 """The same where rows of a transposed first operand are read from far and wide."""
+_FAR, _FEW = 32e6, 2048
+"""Bytes of such operands, which no cache holds, from which it is quicker for any number of flops,
+unless the result has so few elements that one pass over both gives it."""
 
 
 @lru_cache(maxsize=4096)
@@ -310,7 +313,9 @@ def preferred(
     flops = 2.0 * m * k * n
     # Most of a register would be empty, which does not matter for a few elements.
     narrow = (n <= 4 or (m <= 4 and transpose_b)) and m * k * n > 4096
-    if narrow or flops > (_LARGE_APART if transpose_a and k > LONG else _LARGE):
+    is_apart = transpose_a and k > LONG
+    is_far = is_apart and k * (m + n) * np.dtype(dtype).itemsize >= _FAR and m * n > _FEW
+    if narrow or is_far or flops > (_LARGE_APART if is_apart else _LARGE):
         return None
     batch: tuple[int, ...] = broadcast_shapes(a[:-2], b[:-2])  # type: ignore[assignment]
     rank, item = len(batch) + 2, np.dtype(dtype).itemsize

@@ -167,12 +167,27 @@ def test_without_generated_kernels_products_are_numpys(monkeypatch: pytest.Monke
     np.testing.assert_array_equal(out, x @ y)
 
 
-def test_products_are_split_along_their_longer_side_into_blocks_of_at_least_32() -> None:
+def test_a_long_sum_of_products_has_the_same_bits_for_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_JIT", "off")
+    x, y = RNG.normal(size=(20_001, 40)), RNG.normal(size=(20_001, 50))
+    assert split_rule((), 40, len(x), 50) == (2, 2)
+    found = []
+    for threads in (1, 3):
+        with using(Pool(threads)):
+            found += MATMUL.run(np, [x, y], {"transpose_a": True})
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0], x.T @ y, rtol=0, atol=1e-10)
+
+
+def test_products_are_split_along_their_longest_side_into_blocks_of_at_least_32() -> None:
     assert split_rule((), 64, 64, 64) == (0, 1)
     assert split_rule((), 128, 784, 512) == (1, 2)
     assert split_rule((), 784, 128, 512) == (0, 2)
     assert split_rule((), 1024, 1024, 1024) == (0, 8)
-    assert split_rule((), 40, 100_000, 40) == (0, 1)
+    assert split_rule((), 40, 100_000, 40) == (2, 2)
+    assert split_rule((1,), 40, 100_000, 40) == (1, 1)
     assert split_rule((8,), 256, 256, 256) == (0, 2)
     assert split_rule((2, 64), 256, 256, 256) == (1, 8)
 
