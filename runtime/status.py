@@ -39,6 +39,7 @@ from graphflow.runtime.messages import (
 from graphflow.runtime.metrics import Meters, resident, resident_peak
 from graphflow.runtime.protocol.faults import raised
 from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.security.door import UNDER_WAY
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
@@ -54,6 +55,7 @@ WAITS = 20
 """Tensors that a session waits for of which a report tells; of more, only how many."""
 _TEXT = 200  # characters of what is waited for
 _SESSION = 8  # digits of a session's name
+_LOOK_MS = 50  # between two looks at how much has come
 _BATCH = 64  # messages taken from one worker before the others have their turn, and the deadline
 
 Report = Mapping[str, Any]
@@ -228,15 +230,15 @@ def ask(
         for worker in workers:
             asked.append(_Asked(context, worker, insecure=insecure, guard=guard))
         until = time.monotonic() + seconds
-        poller = zmq.Poller()
-        for each in asked:
-            poller.register(each.channel.socket, zmq.POLLIN)
-        while any(each.outcome is None for each in asked):
+        while waiting := [each for each in asked if each.outcome is None]:
             left = until - time.monotonic()
             if left <= 0:
                 break
-            poller.poll(max(1, int(left * 1000)))
-            for each in asked:
+            poller = zmq.Poller()
+            for each in waiting:
+                poller.register(each.channel.socket, zmq.POLLIN)
+            poller.poll(max(1, min(_LOOK_MS, int(left * 1000))))
+            for each in waiting:
                 each.look()
         return [each.outcome or each.silence(seconds) for each in asked]
     finally:
@@ -255,7 +257,7 @@ class _Asked:
     ) -> None:
         self._address = worker.address
         self._keyed = bool(worker.key)
-        self._linked = False  # the handshake is done
+        self._linked = False  # the handshake was done, once
         self.outcome: Report | GraphflowError | None = None
         transport = transport_of(worker.address)
         parts = transport.check(
@@ -276,6 +278,11 @@ class _Asked:
     def look(self) -> None:
         """Takes in what has come, up to what tells the outcome."""
         self._watch()
+        if self.channel.received() > UNDER_WAY:
+            self.outcome = ProtocolError(
+                f"{self._address} sends a message without an end: it is no graphflow worker"
+            )
+            self.channel.close()
         for _ in range(_BATCH):
             frames = self.channel.receive() if self.outcome is None else None
             if frames is None:
@@ -288,8 +295,7 @@ class _Asked:
             self.outcome = self._of(message) or self.outcome
 
     def _watch(self) -> None:
-        for up in self.channel.changes():
-            self._linked = up
+        self._linked |= any(self.channel.changes())
 
     def _of(self, message: Message) -> Report | GraphflowError | None:
         if isinstance(message, StatusReport):

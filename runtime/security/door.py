@@ -198,7 +198,7 @@ class Door:
 
     def _arrive(self, descriptor: int) -> None:
         now = monotonic()
-        with _Connection(descriptor) as connection:
+        with Connection(descriptor) as connection:
             self._visitors[descriptor] = _Visitor(descriptor, connection.peer, now, now)
 
     def _leave(self, descriptor: int) -> None:
@@ -235,7 +235,7 @@ class Door:
         return _CLOSE_LOOK_SECONDS if much else _LOOK_SECONDS
 
     def _measure(self, visitor: _Visitor, now: float) -> None:
-        with _Connection(visitor.descriptor, visitor.peer) as connection:
+        with Connection(visitor.descriptor, visitor.peer) as connection:
             received = connection.received()
         visitor.route = self._routes.get(visitor.descriptor)
         if received is None:  # not told by this system: then ZeroMQ's own time limits have to do
@@ -249,7 +249,7 @@ class Door:
             visitor.messages, visitor.whole, visitor.drains = messages, received, None
 
     def _drop(self, visitor: _Visitor, why: str) -> None:
-        with _Connection(visitor.descriptor, visitor.peer) as connection:
+        with Connection(visitor.descriptor, visitor.peer) as connection:
             if connection.shut():
                 _log.tell("connection.dropped", address=_shown(visitor.peer), reason=why)
 
@@ -279,7 +279,7 @@ def _superfluous(visitors: Sequence[_Visitor], beyond: int, now: float) -> list[
     return sorted(visitors, key=rank)[:beyond]
 
 
-class _Connection:
+class Connection:
     """A connection of ZeroMQ's, by a descriptor of our own: it stays what it is while we look.
 
     `peer` is None where the descriptor is no connection any more, or not the one that was meant.
@@ -321,7 +321,7 @@ class _Connection:
         ctypes.CDLL(None).connect(self._own.fileno(), _NOTHING, len(_NOTHING))
         return True
 
-    def __enter__(self) -> _Connection:
+    def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *_: object) -> None:

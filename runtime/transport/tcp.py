@@ -25,7 +25,13 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
-from graphflow.runtime.security.door import HANDSHAKE_SECONDS, STRANGER, STRIKES, Door
+from graphflow.runtime.security.door import (
+    HANDSHAKE_SECONDS,
+    STRANGER,
+    STRIKES,
+    Connection,
+    Door,
+)
 from graphflow.runtime.security.guard import Guard
 from graphflow.runtime.transport.watch import next_event
 from graphflow.runtime.wire import CHUNK_BYTES, DIRECT_BYTES
@@ -380,6 +386,7 @@ class Channel:
         self.silent = False
         """Whether a connection without keys is there, and nobody has said anything yet."""
         self._sealed = bool(key)
+        self._descriptor = -1  # of the connection, for who watches it
         self._lock = threading.Lock()
         self.socket = _socket(context, zmq.DEALER)
         _options(self.socket, sealed=bool(key))
@@ -427,7 +434,10 @@ class Channel:
         while self.monitor is not None and self.monitor.poll(0):
             event, detail = next_event(self.monitor)
             if event == zmq.EVENT_CONNECTED:
+                self._descriptor = detail
                 self.refused |= self._sealed  # until the handshake is done
+            elif event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._descriptor = -1  # it may be another's by now
             self.silent = event == zmq.EVENT_CONNECTED and not self._sealed
             if (
                 event in _FAILURES
@@ -439,10 +449,16 @@ class Channel:
                 found.append(up)
         return found
 
+    def received(self) -> int:
+        """Bytes that came over the connection, which is watched; 0 where the system does not tell.
+        ZeroMQ collects those of a message without an end."""
+        with Connection(self._descriptor) as connection:
+            return connection.received() or 0
+
     def close(self) -> None:
-        """Ends the connection; what is queued is dropped."""
+        """Ends the connection; what is queued is dropped. Idempotent."""
         with self._lock:
-            if self.monitor is not None:
+            if self.monitor is not None and not self.socket.closed:
                 self.socket.disable_monitor()
                 self.monitor.close(linger=0)
             self.socket.close(linger=0)

@@ -6,9 +6,11 @@ import errno
 import gc
 import itertools
 import signal
+import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,7 @@ import zmq
 import graphflow as gf
 from graphflow.errors import (
     GraphflowError,
+    ProtocolError,
     RendezvousTimeout,
     SessionError,
     TransportError,
@@ -193,6 +196,31 @@ def test_who_talks_without_an_end_keeps_no_question_for_status_from_its_time(
     (found,) = status.ask([status.Address("tcp://127.0.0.1:1")], seconds=0.2)
     assert isinstance(found, RendezvousTimeout)
     assert time.monotonic() - started < 2.0
+
+
+def test_a_message_without_an_end_fills_no_memory_of_who_asks_for_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status, "UNDER_WAY", 100_000)
+    ready = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER"
+    frame = b"\x03" + (1 << 16).to_bytes(8, "big") + bytes(1 << 16)  # and more of them follow
+
+    def answer() -> None:
+        there, _ = listener.accept()
+        with there, suppress(OSError):
+            there.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
+            there.recv(64, socket.MSG_WAITALL)
+            there.sendall(ready + 4 * frame)
+            while there.recv(4096):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        (found,) = status.ask([status.Address(address)], seconds=2.0)
+        thread.join(5.0)
+    assert isinstance(found, ProtocolError) and "without an end" in str(found)
 
 
 def interrupt_at(count: int) -> Any:
