@@ -113,9 +113,11 @@ def what_if(
     ]
     if not asked:
         raise ScheduleError(
-            f"{where}: there is no mesh of {devices} devices with "
-            f"{tensor or 'any'} along the model and {stages or 'any'} stages for {model.layers} "
-            f"layers, {model.heads} heads and a batch of {batch}; each must divide"
+            f"{where}: there is no mesh of {devices} devices with {tensor or 'any'} along the "
+            f"model and {stages or 'any'} stages: those along the model divide a host (of "
+            f"{hosts_of}), the {model.heads} heads and the width {model.width}, stages the "
+            f"{model.layers} layers, replicas the batch of {batch}, and all of them together the "
+            "devices; leave one of them open"
         )
     layouts = [layout for layout in asked if fits(model, site, batch, layout)]
     rough = {layout: estimate(model, site, batch, layout, exact=False) for layout in layouts}

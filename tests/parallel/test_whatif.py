@@ -232,6 +232,8 @@ def test_recomputing_takes_less_memory_and_more_time() -> None:
         (lambda: what_if(GPT(2, 64, 2), "a1000", devices=1, batch=8), ClusterError, "a100"),
         (lambda: what_if(GPT(2, 64, 2), devices=8, batch=8, stages=3), ScheduleError,
          "no mesh.*3 stages"),
+        (lambda: what_if(GPT(2, 64, 16), devices=16, batch=16, tensor=16), ScheduleError,
+         r"16 along the model and any stages: those along the model divide a host \(of 8\)"),
         (lambda: what_if(GPT(2, 64, 2), devices=8, batch=8, stages="x"), ScheduleError,
          "stages is a number from 1 up, not 'x'"),
         (lambda: what_if(GPT(2, 64, 2), devices=8, batch=8, recompute="maybe"), ScheduleError,
