@@ -53,7 +53,17 @@ _INSIDE_CAP = SMALL_BYTES + _HEADER_CAP + _PREFIX.size  # bytes of an array insi
 
 _HEAD = Fields(Envelope)
 _check_header = check_of(tuple[Key, str, list[Count]])
-_FIELDS: dict[str, Fields[Message]] = {name: Fields(kind) for name, kind in KINDS.items()}
+
+
+class _Known(dict[str, Fields[Message]]):
+    """The fields of each kind of message, made when the first of a kind travels."""
+
+    def __missing__(self, kind: str) -> Fields[Message]:
+        self[kind] = Fields(KINDS[kind])
+        return self[kind]
+
+
+_FIELDS = _Known()
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,7 @@ def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
     if type(parts) is not tuple or len(parts) != 3:
         raise ProtocolError("a control frame holds a kind, an envelope and a body")
     kind, head, body = parts
-    if type(kind) is not str or kind not in _FIELDS:
+    if type(kind) is not str or kind not in KINDS:
         raise ProtocolError(f"unknown kind of message {shown(kind, 40)}")
     known = _FIELDS[kind]
     if type(head) is not tuple:
