@@ -11,6 +11,7 @@ from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, re
 from graphflow.ops import batching, sharding, sharding_meetings
 from graphflow.ops.convert import astype
 from graphflow.ops.kernels.rowwise import over_axes
+from graphflow.ops.kernels.running import running_sum
 from graphflow.ops.reduce import (
     COMPLEX,
     CUBE,
@@ -138,12 +139,16 @@ def _running_dtype(xp: Any, dtype: Any) -> Any:
 
 def _cumsum_kernel(xp: Any, x: Any, axis: int, reverse: bool) -> Any:
     dtype = summed_dtype(x, None)
+    if xp is np and running_sum(out := np.empty(x.shape, dtype), x, axis, reverse):
+        return out
     given = xp.flip(x, axis) if reverse else x
     total = xp.cumsum(given, axis=axis, dtype=_running_dtype(xp, dtype))
     return xp.ascontiguousarray(xp.flip(total, axis) if reverse else total, dtype)
 
 
 def _cumsum_into(xp: Any, out: Any, x: Any, axis: int, reverse: bool) -> None:
+    if xp is np and running_sum(out, x, axis, reverse):
+        return
     if reverse:
         xp.copyto(out, _cumsum_kernel(xp, x, axis, reverse))
     else:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from graphflow.ops.kernels import csr
 from graphflow.ops.kernels.flow import Flow
-from graphflow.ops.kernels.native import compiler
+from graphflow.ops.kernels.native import compiler, vector_width
 from graphflow.ops.kernels.rows import combine_rows
+from graphflow.ops.kernels.running import running_sum
 from graphflow.ops.kernels.shared import call
 from graphflow.ops.kernels.threads import Pool, using
 from graphflow.ops.kernels.vectors import vector_product
@@ -199,3 +200,23 @@ def test_bits_of_a_matrix_times_a_vector_do_not_depend_on_how_much_is_read_at_on
     assert (_product(matrix, column, 3) == along).all() and (_product(row, matrix, 3) == over).all()
     assert (_product(matrix[-65:], column)[-1] == along[-1]).all()
     assert (_product(row, matrix[:, -60:])[0, -5:] == over[0, -5:]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape, axis", [((9000,), 0), ((700, 30), 0), ((3, 50, 1100), 1),
+                                         ((3000, 5, 2), 1), ((40, 3, 50), 2)])  # fmt: skip
+@pytest.mark.parametrize("reverse", [False, True])
+def test_running_sums_have_numpys_bits(
+    shape: tuple[int, ...], axis: int, reverse: bool, dtype: str
+) -> None:
+    x = np.random.default_rng(10).standard_normal(shape).astype(dtype)
+    x.flat[0] = x.flat[-1] = -0.0
+    given = np.flip(x, axis) if reverse else x
+    want = np.cumsum(given, axis=axis, dtype="float64").astype(dtype)
+    want = np.ascontiguousarray(np.flip(want, axis) if reverse else want)
+    for threads in (1, 3):
+        out = np.empty_like(x)
+        with using(Pool(threads)):
+            assert running_sum(out, x, axis, reverse) or vector_width() < 8
+        assert out.tobytes() == want.tobytes() or vector_width() < 8
+    assert not running_sum(out[:10], x[:10], axis, reverse) or x[:10].size >= 4096
