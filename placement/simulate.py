@@ -281,12 +281,14 @@ def _shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
     arrival, missing = devices.arrival, devices.missing
     flows, clock, sent = Flows(problem), Clock(), dict[tuple[int, int], TransferRow | None]()
     now = 0.0
+    touched = set(range(problem.devices))  # where something may begin now
 
     def arrives(reader: int, comes: float) -> None:
         arrival[reader] = max(arrival[reader], comes)
         missing[reader] -= 1
         if missing[reader] == 0 and arrival[reader] <= now:
             devices.add(reader)
+            touched.add(device[reader])
         elif missing[reader] == 0:
             clock.at(arrival[reader], n + reader)
 
@@ -304,8 +306,9 @@ def _shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
                 flows.add(Flow(tensor, node, at, to, size, tuple(there)), now)
 
     while True:
-        for node in devices.begin(range(problem.devices), now):
+        for node in devices.begin(sorted(touched), now):
             clock.at(now + compute[node][device[node]], node)
+        touched.clear()
         for when, flow in flows.settle(now):
             clock.leaves(when, flow, 2 * n)
         upcoming = clock.next()
@@ -323,8 +326,10 @@ def _shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
                     arrives(reader, comes)
             elif code >= n:
                 devices.add(code - n)
+                touched.add(device[code - n])
             else:
                 devices.end(code, now)
+                touched.add(device[code])
                 sends(code)
 
 
