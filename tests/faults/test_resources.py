@@ -145,7 +145,8 @@ def test_sessions_that_are_over_leave_a_worker_neither_memory_nor_descriptors(
         serve(1 << 18)
     serve(1 << 25)  # 128 MB
     assert settles(lambda: descriptors() <= before), (descriptors(), before)
-    assert settles(lambda: resident(worker.pid) - held < 48 << 20), resident(worker.pid) - held
+    # Of the two arrays of 128 MB nothing is left but pieces of the heap between what still lives.
+    assert settles(lambda: resident(worker.pid) - held < 80 << 20), resident(worker.pid) - held
 
 
 # Numbers ---------------------------------------------------------------------------------------
