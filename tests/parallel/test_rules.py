@@ -125,7 +125,7 @@ def test_most_ops_are_cut_where_they_can_be() -> None:
     assert whole_ones == {
         "accumulate_product", "all_gather", "all_reduce", "all_to_all", "attention_rows",
         "attention_rows_grad", "broadcast", "csr_places",
-        "flat_elements", "host_call", "non_max_suppression", "nonzero", "pure_host_call",
+        "flat_elements", "gram", "host_call", "non_max_suppression", "nonzero", "pure_host_call",
         "reduce_scatter", "size_of", "tap_positions", "unique",
     }  # fmt: skip
 
