@@ -29,7 +29,9 @@ from graphflow.spec import Size, TensorSpec, show_shape, spec
 
 Array = np.ndarray[Any, Any]
 
-LEAST = 2.5e7
+DTYPES = ("float32", "float64")
+"""Of products that may be computed by their triangle."""
+_LEAST = 2.5e7
 """Flops of the whole product from which one triangle of it takes less time."""
 _NARROW = 32
 """Columns up to which generated kernels are quicker, however long these are."""
@@ -38,7 +40,7 @@ _NARROW = 32
 def is_halved(n: int, k: int, dtype: str) -> bool:
     """Whether a product of n columns of length k is computed by its triangle: a function of sizes
     and dtype alone, since bits follow from it."""
-    return dtype in ("float32", "float64") and n > _NARROW and 2.0 * n * n * k >= LEAST
+    return dtype in DTYPES and n > _NARROW and 2.0 * n * n * k >= _LEAST
 
 
 def flags(columns: bool) -> dict[str, bool]:

@@ -137,22 +137,20 @@ def _running_dtype(xp: Any, dtype: Any) -> Any:
     return _WIDER.get(dtype.name, dtype) if xp is np else dtype
 
 
-def _cumsum_kernel(xp: Any, x: Any, axis: int, reverse: bool) -> Any:
-    dtype = summed_dtype(x, None)
-    if xp is np and running_sum(out := np.empty(x.shape, dtype), x, axis, reverse):
-        return out
-    given = xp.flip(x, axis) if reverse else x
-    total = xp.cumsum(given, axis=axis, dtype=_running_dtype(xp, dtype))
-    return xp.ascontiguousarray(xp.flip(total, axis) if reverse else total, dtype)
-
-
 def _cumsum_into(xp: Any, out: Any, x: Any, axis: int, reverse: bool) -> None:
     if xp is np and running_sum(out, x, axis, reverse):
         return
+    dtype = _running_dtype(xp, out.dtype)
     if reverse:
-        xp.copyto(out, _cumsum_kernel(xp, x, axis, reverse))
+        xp.copyto(out, xp.flip(xp.cumsum(xp.flip(x, axis), axis=axis, dtype=dtype), axis))
     else:
-        xp.cumsum(x, axis=axis, dtype=_running_dtype(xp, out.dtype), out=out)
+        xp.cumsum(x, axis=axis, dtype=dtype, out=out)
+
+
+def _cumsum_kernel(xp: Any, x: Any, axis: int, reverse: bool) -> Any:
+    out = xp.empty(x.shape, summed_dtype(x, None))
+    _cumsum_into(xp, out, x, axis, reverse)
+    return out
 
 
 _cumsum: Op = register(

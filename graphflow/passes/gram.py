@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
-from graphflow.ops.gram import is_halved, sizes
+from graphflow.ops.gram import DTYPES, is_halved, sizes
 from graphflow.passes.base import Pass
 from graphflow.spec import evaluate
 from graphflow.values import dataclass
@@ -32,7 +32,7 @@ class HalveProducts(Pass):
 
 
 def _pays(x: Tensor, columns: bool) -> bool:
-    n, k = sizes(x.spec, columns)
     if not x.spec.is_concrete:
-        return x.dtype.name in ("float32", "float64")
+        return x.dtype.name in DTYPES
+    n, k = sizes(x.spec, columns)
     return is_halved(evaluate(n, {}), evaluate(k, {}), x.dtype.name)

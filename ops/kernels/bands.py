@@ -28,8 +28,11 @@ def write(region: Region, wide: bool = False) -> Source:
     Args:
         wide: as of `Module`.
     """
-    bands = _Bands(region, wide)
-    return (bands if bands.fit else Nest(region, wide)).source()
+    if region.over == "columns":
+        bands = _Bands(region, wide)
+        if bands.fit:
+            return bands.source()
+    return Nest(region, wide).source()
 
 
 class _Bands(Nest):
@@ -37,23 +40,18 @@ class _Bands(Nest):
 
     @property
     def fit(self) -> bool:
-        """Whether the region is of columns that one pass reduces, and nothing of a column has to be
-        known before."""
+        """Whether one pass reduces the columns, and nothing of a column has to be known before."""
         one_pass = all(self.ready[s] <= (self.levels[s] < 2) for s in self.used) and not any(
             self.ready[s] for s, whole in zip(self.results, self.whole, strict=True) if whole
         )
         before = any(self.levels[s] == 1 and self.ready[s] == 0 for s in self.used)
-        return self.down and one_pass and not before
+        return one_pass and not before
 
     # Where a band and a strip are ---------------------------------------------------------------
 
     def _places(self) -> list[str]:
-        lines = [*self._strip_of_unit(), *self._along("%row")]
-        for s in self.streams.values():
-            more, start = self._start_of_row(s)
-            lines += [*more, f"  %r.{s.name} = getelementptr i8, ptr %p{s.number}, i64 {start}"]
         return [
-            *lines,
+            *self._begins(),
             "  %strips.row = sub i64 %blocks, %block",
             "  %strips.all = sub i64 %stop, %u",
             *least("%strips.most", str(_STRIPS), "%strips.row"),
@@ -69,7 +67,8 @@ class _Bands(Nest):
             "  br label %strip",
             "strip:",
             "  %v = phi i64 [0, %turn], [%v.next, %strip.end]",
-            *self._strip(),
+            "  %at = add i64 %block, %v",
+            *self._strip("%at"),
         ]
 
     def _rows(self) -> list[str]:
@@ -91,15 +90,6 @@ class _Bands(Nest):
             "  %is.stream = and i1 %is.far, %is.short",
             f"  %rows.most = select i1 %is.stream, i64 1, i64 {_ROWS}",
         ]
-
-    def _strip(self) -> list[str]:
-        lines = ["  %at = add i64 %block, %v", *self._columns("%at")]
-        for s in self.streams.values():
-            lines += [
-                f"  %cb.{s.name} = mul i64 %column, {s.itemsize if s.axes[-1] else 0}",
-                f"  %b.{s.name} = getelementptr i8, ptr %r.{s.name}, i64 %cb.{s.name}",
-            ]
-        return lines
 
     # Sums so far --------------------------------------------------------------------------------
 

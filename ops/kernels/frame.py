@@ -8,7 +8,7 @@ where its streams begin there.
 from __future__ import annotations
 
 from graphflow.ops.kernels.lanes import ELEMENTS
-from graphflow.ops.kernels.passes import LANES, Passes, Stream
+from graphflow.ops.kernels.passes import LANES, Passes
 
 
 class Frame(Passes):
@@ -94,30 +94,39 @@ class Frame(Passes):
         ]
 
     def _places(self) -> list[str]:
-        """Where the unit is along each outer axis, and where its streams begin."""
-        lines, left = [], "%u"
+        return [*self._begins(), *(self._strip("%block") if self.down else ())]
+
+    def _begins(self) -> list[str]:
+        """Where the unit is along each outer axis, and where its streams begin there: of columns,
+        with the first strip of them (%r), else by themselves (%b)."""
+        lines, left, name = [], "%u", "b"
         if self.down:
-            lines, left = [*self._strip_of_unit(), *self._columns("%block")], "%row"
-        lines += self._along(left)
+            lines, left, name = ["  %block = urem i64 %u, %blocks",
+                                 "  %row = udiv i64 %u, %blocks"], "%row", "r"  # fmt: skip
+        for axis in range(self.outer - 1, 0, -1):
+            lines += [
+                f"  %at{axis} = urem i64 {left}, %d{axis}",
+                f"  %left{axis} = udiv i64 {left}, %d{axis}",
+            ]
+            left = f"%left{axis}"
+        lines.append(f"  %at0 = add i64 {left}, 0")
         for s in self.streams.values():
-            more, start = self._start_of_row(s)
-            if self.down and s.axes[-1]:
-                more += [
-                    f"  %cb.{s.name} = mul i64 %column, {s.itemsize}",
-                    f"  %co.{s.name} = add i64 {start}, %cb.{s.name}",
+            total = "0"
+            for axis in range(self.outer):
+                moved = f"{s.name}.{axis}"
+                lines += [
+                    f"  %m.{moved} = mul i64 %at{axis}, %s.{moved}",
+                    f"  %o.{moved} = add i64 {total}, %m.{moved}",
                 ]
-                start = f"%co.{s.name}"
-            lines += [*more, f"  %b.{s.name} = getelementptr i8, ptr %p{s.number}, i64 {start}"]
+                total = f"%o.{moved}"
+            lines.append(f"  %{name}.{s.name} = getelementptr i8, ptr %p{s.number}, i64 {total}")
         return lines
 
-    def _strip_of_unit(self) -> list[str]:
-        return ["  %block = urem i64 %u, %blocks", "  %row = udiv i64 %u, %blocks"]
-
-    def _columns(self, block: str) -> list[str]:
-        """The first column of a strip, and which lanes are columns."""
+    def _strip(self, block: str) -> list[str]:
+        """The first column of a strip, which lanes are columns, and where streams begin there."""
         index = ", ".join(f"i32 {i}" for i in range(LANES))
         kind = f"<{LANES} x i32>"
-        return [
+        lines = [
             f"  %column = shl i64 {block}, {LANES.bit_length() - 1}",
             "  %there = sub i64 %width, %column",
             f"  %full = icmp uge i64 %there, {LANES}",
@@ -128,29 +137,12 @@ class Frame(Passes):
             f"<{LANES} x i32> zeroinitializer",
             f"  %lanes = icmp ult {kind} <{index}>, %theres",
         ]
-
-    def _along(self, left: str) -> list[str]:
-        """The place along each outer axis."""
-        lines = []
-        for axis in range(self.outer - 1, 0, -1):
+        for s in self.streams.values():
             lines += [
-                f"  %at{axis} = urem i64 {left}, %d{axis}",
-                f"  %left{axis} = udiv i64 {left}, %d{axis}",
+                f"  %cb.{s.name} = mul i64 %column, {s.itemsize if s.axes[-1] else 0}",
+                f"  %b.{s.name} = getelementptr i8, ptr %r.{s.name}, i64 %cb.{s.name}",
             ]
-            left = f"%left{axis}"
-        return [*lines, f"  %at0 = add i64 {left}, 0"]
-
-    def _start_of_row(self, s: Stream) -> tuple[list[str], str]:
-        """How many bytes a stream has moved along the outer axes."""
-        lines, total = [], "0"
-        for axis in range(self.outer):
-            name = f"{s.name}.{axis}"
-            lines += [
-                f"  %m.{name} = mul i64 %at{axis}, %s.{name}",
-                f"  %o.{name} = add i64 {total}, %m.{name}",
-            ]
-            total = f"%o.{name}"
-        return lines, total
+        return lines
 
     def _foot(self) -> list[str]:
         """The rest of the function, after the last pass."""

@@ -109,9 +109,12 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
     bits = ", ".join(f"i1 {'true' if i < count % lanes else 'false'}" for i in range(lanes))
     edge = f"<{bits}>" if count % lanes else None
 
-    def columns(body: Callable[[str, int, str | None], None]) -> None:
-        flow.loop("0", whole, (), lambda j: body(j, _STRIP, None), strip)
-        if vectors:
+    def columns(
+        body: Callable[[str, int, str | None], None], start: str = "0", stop: str | None = None
+    ) -> None:
+        """Strips from one to another, or to the end."""
+        flow.loop(start, stop or str(whole), (), lambda j: body(j, _STRIP, None), strip)
+        if stop is None and vectors:
             body(str(whole), vectors, edge)
 
     def of(v: int, many: int, mask: str | None) -> str | None:
@@ -124,8 +127,10 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
         if count <= strip:
             columns(partial(narrow, first, last, target))
         else:
-            flow.loop("0", tiled, (), lambda j: wide(first, last, target, j, False), tile)
-            wide(first, last, target, str(tiled), True)
+            flow.loop(
+                "0", tiled, (), lambda j: wide(first, last, target, j, flow.add(j, tile)), tile
+            )
+            wide(first, last, target, str(tiled), None)
 
     def narrow(first: str, last: str, target: str, j: str, many: int, mask: str | None) -> None:
         """The sums of a strip in registers, row by row."""
@@ -137,14 +142,8 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
         totals = flow.loop(first, last, [(kind, "zeroinitializer")] * many, row)
         written(flow.at(target, element, j), many, mask, totals)
 
-    def wide(first: str, last: str, target: str, start: str, is_last: bool) -> None:
+    def wide(first: str, last: str, target: str, start: str, stop: str | None) -> None:
         """The sums of a tile in memory, for some rows at a time."""
-
-        def each(strip_of: Callable[[str, int, str | None], None]) -> None:
-            stop = str(whole) if is_last else flow.add(start, tile)
-            flow.loop(start, stop, (), lambda j: strip_of(j, _STRIP, None), strip)
-            if is_last and vectors:
-                strip_of(str(whole), vectors, edge)
 
         def cleared(j: str, many: int, mask: str | None) -> None:
             written(flow.at(target, element, j), many, mask, ["zeroinitializer"] * many)
@@ -160,9 +159,9 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
                     totals = added(scale, flow.at(line, element, j), many, mask, totals)
                 written(place, many, mask, totals)
 
-            each(strip_of)
+            columns(strip_of, start, stop)
 
-        each(cleared)
+        columns(cleared, start, stop)
         _rows(flow, first, last, _ROWS if count * BYTES[element] >= _PAGE else 1, some)
 
     def scale_of(r: str) -> str:
