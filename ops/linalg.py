@@ -286,7 +286,7 @@ def _infer_accumulate(
     return made.with_shape(shape)
 
 
-def _added(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Product | None:
+def added_product(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Product | None:
     """What adds the product of arrays, or specs of arrays, to something; None: it is made first."""
     if _of_vector(a, b, transpose_a, transpose_b) is not None:
         return None
@@ -297,7 +297,7 @@ def _native_accumulate(
     c: TensorSpec, a: TensorSpec, b: TensorSpec, transpose_a: bool = False,
     transpose_b: bool = False,
 ) -> Task | None:  # fmt: skip
-    product = _added(a, b, transpose_a, transpose_b)
+    product = added_product(a, b, transpose_a, transpose_b)
     if product is None:
         return None
     return replace(product.task, order=(2, 1, 0) if product.swapped else (1, 2, 0))
@@ -306,7 +306,7 @@ def _native_accumulate(
 def _accumulate_into(
     xp: Any, out: Any, c: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
 ) -> None:
-    product = _added(a, b, transpose_a, transpose_b) if xp is np else None
+    product = added_product(a, b, transpose_a, transpose_b) if xp is np else None
     if product is None or not out.flags.c_contiguous:
         xp.add(c, _matmul_kernel(xp, a, b, transpose_a, transpose_b), out=out)
         return

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
-from graphflow.ops.kernels.gemm import available, preferred
+from graphflow.ops.kernels.gemm import available
 from graphflow.ops.kernels.regions import enabled
-from graphflow.ops.kernels.vectors import vector_product
+from graphflow.ops.linalg import added_product
 from graphflow.passes.base import Pass
-from graphflow.spec import evaluate, nbytes
+from graphflow.spec import nbytes
 from graphflow.values import dataclass
 
 _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
@@ -61,8 +61,6 @@ class AccumulateProducts(Pass):
             return False
         if not all(t.spec.is_concrete for t in source.inputs):
             return True
-        a, b = (tuple(evaluate(size, {}) for size in t.shape) for t in source.inputs)
         flags = [bool(source.attrs.get(name)) for name in ("transpose_a", "transpose_b")]
-        if vector_product(a, b, spec.dtype.name, *flags) is not None:
-            return False
-        return preferred(a, b, spec.dtype.name, *flags) is not None
+        a, b = (t.spec for t in source.inputs)
+        return added_product(a, b, *flags) is not None
