@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
-from graphflow.ops.kernels.address import fresh
+from graphflow.ops.kernels.address import ALIGNMENT, address, fresh
 from graphflow.runtime.messages import Array, Chunk, Key
 from graphflow.runtime.wire import (
     BUDGET,
@@ -74,6 +74,17 @@ class _Partial:
     filled: int
 
 
+def _given(chunk: Chunk, data: Buffer) -> Array | None:
+    """The memory of a whole array that comes with its first piece: one that is lent, or the piece
+    itself, which is nobody else's, where it begins where a buffer may."""
+    if isinstance(data, Borrowed):
+        return data.borrow()
+    if len(data) < chunk.nbytes or not isinstance(data, memoryview) or data.readonly:
+        return None
+    memory = np.frombuffer(data, np.uint8)
+    return memory if address(memory) % ALIGNMENT == 0 else None
+
+
 def _is_of(header: Chunk, chunk: Chunk) -> bool:
     """Whether a chunk is of the array that another one is of."""
     return (
@@ -129,9 +140,8 @@ class Assembler:
             raise ProtocolError(
                 f"a chunk of {chunk.purpose} {chunk.name} does not continue the one before it"
             )
-        if isinstance(data, Borrowed):
-            partial.filled = chunk.nbytes
-        else:
+        if partial.filled < chunk.nbytes:
+            assert not isinstance(data, Borrowed)
             end = partial.filled + len(data)
             partial.memory[partial.filled : end] = np.frombuffer(data, np.uint8)
             partial.filled = end
@@ -159,14 +169,16 @@ class Assembler:
         if len(self._partial) + len(self._whole) >= self._entries:
             raise MessageTooLarge(f"more than {self._entries} arrays are under way in a session")
         try:
-            memory = data.borrow() if isinstance(data, Borrowed) else fresh(chunk.nbytes)
+            memory = _given(chunk, data)
+            filled = 0 if memory is None else chunk.nbytes
+            memory = fresh(chunk.nbytes) if memory is None else memory
         except MemoryError:
             raise MessageTooLarge(f"no memory for an array of {chunk.nbytes} bytes") from None
         array = memory.view(dtype).reshape([chunk.shape[axis] for axis in chunk.axes])
         if chunk.axes != sorted(chunk.axes):
             array = array.transpose(np.argsort(chunk.axes))
         self._hold(key[0], chunk.nbytes)
-        self._partial[key] = partial = _Partial(chunk, array, memory, 0)
+        self._partial[key] = partial = _Partial(chunk, array, memory, filled)
         return partial
 
     def take(self, origin: int, purpose: str, number: int, name: Key) -> Array:

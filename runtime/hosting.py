@@ -58,6 +58,7 @@ from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.helm import LINGER
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, is_whole
+from graphflow.runtime.transport.pipe import WORD, Outlet, Pipe, join
 from graphflow.runtime.wire import Borrowed
 
 _SILENT = frozenset((Commit, Abort, Save))
@@ -126,6 +127,8 @@ class HostedSession:
         wake: Callable[[], None] = lambda: None,
         meters: Meters | None = None,
         checkpoints: str | None = None,
+        listens: str = "",
+        admit: Callable[[Pipe], None] = Pipe.close,
     ) -> None:
         message = opening.job
         assert isinstance(message, Open)
@@ -137,6 +140,8 @@ class HostedSession:
         self.meters = meters if meters is not None and not message.trial else Meters()
         self.activity = Activity(self._session, self._epoch, self._index, self.meters)
         self._addresses = message.peers
+        self._listens = listens  # where, as this process knows it
+        self._admit = admit
         self._context = context
         self._devices = [f"/worker:{message.worker}/{name}" for name in devices]
         self._threads = threads
@@ -201,7 +206,11 @@ class HostedSession:
 
     def attach(self, origin: int, token: str) -> None:
         """Makes use of memory that the coordinator or another worker shares, if it is of this
-        host; whoever shares it sees that."""
+        host; whoever shares it sees that. Or takes the pipe that another worker offers."""
+        if token.startswith(WORD):
+            if origin >= 0 and not self._keys:
+                join(token, self._addresses[origin], self._admit)
+            return
         with contextlib.suppress(TransportError):
             self._borrowers[origin] = Borrower(token)
 
@@ -330,7 +339,8 @@ class HostedSession:
                 )  # fmt: skip
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)
                 lane = None if self._keys else Lane.to(address)
-                self._links[worker] = Link(channel, outbound, lane)
+                outlet = Outlet(self._listens) if self._listens and not self._keys else None
+                self._links[worker] = Link(channel, outbound, lane, outlet)
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
         keep = self._loans.keep

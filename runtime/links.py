@@ -18,25 +18,40 @@ from graphflow.runtime.protocol.jobs import Heard
 from graphflow.runtime.protocol.stream import Letter, Outbound
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Lender, require_whole
+from graphflow.runtime.transport.pipe import Outlet, Pipe
 from graphflow.runtime.wire import chunks, encode, is_far, lent, small
 
 _OFFER_SECONDS = 0.1  # between two offers of memory that were not taken
+_OFFERS = 2  # of memory, before a pipe is offered
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 _PATIENCE = 4  # times that a peer is asked before anybody else is told
 
 
 class Link:
-    """The way to one other worker: a connection and the numbering of what goes over it."""
+    """The way to one other worker: a connection and the numbering of what goes over it.
 
-    def __init__(self, channel: Any, outbound: Outbound, lane: Lane | None = None) -> None:
+    Args:
+        lane: beside it, for short messages; it has no pipe then.
+        outlet: where it may get a pipe from.
+    """
+
+    def __init__(
+        self,
+        channel: Any,
+        outbound: Outbound,
+        lane: Lane | None = None,
+        outlet: Outlet | None = None,
+    ) -> None:
         self._channel = channel
-        self._lane = lane
+        self._beside: Lane | Pipe | None = lane
+        self._outlet = outlet if lane is None else None
         self._outbound = outbound
         self._lock = channel.lock
         self._changed = threading.Condition(channel.lock)
         self._lender = Lender()
         self._far = is_far(channel.address)
         self._offered = -inf  # when, last
+        self._offers = 0
         self._asked = 0  # times since the peer last took anything, in one step
         self._last: tuple[int, Key] = (0, "")  # step and edge of what it was to take last
 
@@ -102,14 +117,18 @@ class Link:
             return self._outbound.room(nbytes)
 
     def offer(self) -> None:
-        """Offers the peer memory to share, unless it was asked a moment ago."""
+        """Offers the peer memory to share, unless it was asked a moment ago; and a pipe, where it
+        does not take that."""
         now = time.monotonic()
         if self._lender.accepted or now < self._offered + _OFFER_SECONDS:
             return
         self._offered = now
-        token = self._lender.offer()
-        if token:
-            with self._lock:
+        self._offers += 1
+        tokens = [self._lender.offer()]
+        if self._outlet is not None and (self._offers > _OFFERS or not tokens[0]):
+            tokens.append(self._outlet.offer())
+        with self._lock:
+            for token in filter(None, tokens):
                 self._put(self._outbound.tell(Share(token)))
 
     def heed(self, heard: Heard) -> None:
@@ -147,8 +166,10 @@ class Link:
     def close(self) -> None:
         """Ends the connection."""
         self._channel.close()
-        if self._lane is not None:
-            self._lane.close()
+        if self._outlet is not None:
+            self._outlet.close()
+        elif self._beside is not None:
+            self._beside.close()
         self._lender.close()
 
     def _await_room(self, nbytes: int, go_on: Callable[[], bool]) -> None:
@@ -161,7 +182,12 @@ class Link:
         head = encode(letter.envelope, letter.message)
         frames = [head] if letter.data is None else [head, letter.data]
         known = self._outbound.acknowledged
-        if self._lane is not None and self._lane.carries(frames, letter.envelope.sequence, known):
+        if self._outlet is not None and self._outlet.pipe is not self._beside:
+            self._beside = pipe = self._outlet.pipe
+            if pipe is not None:  # it must not overtake what is on its way
+                pipe.past = self._outbound.sent
+        beside = self._beside
+        if beside is not None and beside.carries(frames, letter.envelope.sequence, known):
             return
         # The window is smaller than the queue: it is full only after a long cut, and then what it
         # does not take is asked for again.

@@ -41,6 +41,8 @@ _REQUEST = struct.Struct("<q")
 _COUNT = struct.Struct("<H")  # of small arrays
 _SIZE = struct.Struct("<I")  # of each, before its bytes
 _ONE = struct.Struct("<HI")
+_NONE = _COUNT.pack(0)
+_HEAD_SIZE, _COMPUTE_SIZE = _HEAD.size, _COMPUTE.size
 _TRACE, _FREE = 1, 2  # flags of a step
 _SAME_CAP = 1 << 10  # bytes of what is the same in all steps
 _KNOWN = 1024  # of these that are remembered
@@ -68,16 +70,18 @@ def pack(envelope: Envelope, message: Message) -> bytes | None:
     return b"".join((head, sender, body))
 
 
-def unpack(frame: Any) -> tuple[Envelope, Message]:
+def unpack(frame: bytes | memoryview) -> tuple[Envelope, Message]:
     """The message in such a frame.
 
     Raises:
         ProtocolError: it is none.
     """
+    if type(frame) is not bytes:
+        frame = bytes(frame)
     try:
         _, kind, size, step, sequence, acknowledged = _HEAD.unpack_from(frame)
-        start = _HEAD.size + size
-        session, epoch, origin, token = _sender(bytes(frame[_HEAD.size : start]))
+        start = _HEAD_SIZE + size
+        session, epoch, origin, token = _sender(frame[_HEAD_SIZE:start])
         if kind >= len(_READERS) or step < 0 or sequence < 0 or acknowledged < 0:
             raise ProtocolError(f"a packed frame of kind {kind} is none of this protocol")
         said = (session, epoch, origin, step, sequence, acknowledged, token)
@@ -144,19 +148,19 @@ def _write_compute(message: Compute) -> bytes | None:
         return None
 
 
-def _read_compute(frame: Any, start: int) -> Compute:
+def _read_compute(frame: bytes, start: int) -> Compute:
     request, commits, follows, deadline, flags, count, size = _COMPUTE.unpack_from(frame, start)
-    start += _COMPUTE.size
-    program, names, feeds = _template(bytes(frame[start : start + size]))
-    start += size
-    values = _integers(count).unpack_from(frame, start)
-    if request < 0 or len(names) != count or flags > _TRACE | _FREE or not isfinite(deadline):
+    start += _COMPUTE_SIZE
+    end = start + size
+    program, names, feeds = _template(frame[start:end])
+    values = _integers(count).unpack_from(frame, end)
+    if request < 0 or len(names) != count or flags > 3 or not isfinite(deadline):
         raise ProtocolError("a packed order contradicts itself")
     return made(Compute, {
         "request": request, "program": program, "feeds": feeds, "deadline": deadline,
-        "bindings": dict(zip(names, values, strict=True)), "trace": bool(flags & _TRACE),
-        "commits": commits, "small": _parted(frame, start + 8 * count),
-        "follows": follows, "free": bool(flags & _FREE),
+        "bindings": dict(zip(names, values)), "trace": flags & 1 == 1,  # noqa: B905
+        "commits": commits, "small": _parted(frame, end + 8 * count),
+        "follows": follows, "free": flags > 1,
     })  # fmt: skip
 
 
@@ -172,7 +176,7 @@ def _write_done(message: Done) -> bytes | None:
         return None
 
 
-def _read_done(frame: Any, start: int) -> Done:
+def _read_done(frame: bytes, start: int) -> Done:
     (request,) = _REQUEST.unpack_from(frame, start)
     if request < 0:
         raise ProtocolError(f"a packed answer is to request {request}")
@@ -184,8 +188,8 @@ def _write_tensor(message: Tensor) -> bytes:
     return message.array
 
 
-def _read_tensor(frame: Any, start: int) -> Tensor:
-    return made(Tensor, {"array": bytes(frame[start:])})
+def _read_tensor(frame: bytes, start: int) -> Tensor:
+    return made(Tensor, {"array": frame[start:]})
 
 
 # Chunk -------------------------------------------------------------------------------------------
@@ -222,11 +226,11 @@ def _write_chunk(message: Chunk) -> bytes | None:
         return None
 
 
-def _read_chunk(frame: Any, start: int) -> Chunk:
+def _read_chunk(frame: bytes, start: int) -> Chunk:
     number, offset, checksum, slot, turn = _CHUNK.unpack_from(frame, start)
     if number < 0 or offset < 0 or checksum < 0 or slot < 0 or turn < 0:
         raise ProtocolError("a packed piece of an array has a number below 0")
-    purpose, name, dtype, shape, axes, nbytes = _whole(bytes(frame[start + _CHUNK.size :]))
+    purpose, name, dtype, shape, axes, nbytes = _whole(frame[start + _CHUNK.size :])
     return made(Chunk, {
         "purpose": purpose, "number": number, "name": name, "dtype": dtype, "shape": shape,
         "axes": axes, "nbytes": nbytes, "offset": offset, "checksum": checksum, "slot": slot,
@@ -238,7 +242,9 @@ def _read_chunk(frame: Any, start: int) -> Chunk:
 
 
 def _joined(small: list[Small]) -> bytes:
-    if len(small) == 1:  # nearly always
+    if not small:
+        return _NONE
+    if len(small) == 1:  # nearly always, of the rest
         return _ONE.pack(1, len(small[0])) + small[0]
     parts = [_COUNT.pack(len(small))]
     for each in small:
@@ -246,14 +252,16 @@ def _joined(small: list[Small]) -> bytes:
     return b"".join(parts)
 
 
-def _parted(frame: Any, start: int) -> list[Small]:
+def _parted(frame: bytes, start: int) -> list[Small]:
+    if frame[start:] == _NONE:  # as the orders of most workers
+        return []
     (count,) = _COUNT.unpack_from(frame, start)
     start += _COUNT.size
     small = []
     for _ in range(count):
         (size,) = _SIZE.unpack_from(frame, start)
         start += _SIZE.size
-        small.append(bytes(frame[start : start + size]))
+        small.append(frame[start : start + size])
         start += size
     if start != len(frame):
         raise ProtocolError(f"a packed frame has {len(frame)} bytes, and says {start}")
@@ -261,10 +269,11 @@ def _parted(frame: Any, start: int) -> list[Small]:
 
 
 _Writer = Callable[[Any], bytes | None]
+_Reader = Callable[[bytes, int], Message]
 _WRITERS: dict[type[Message], _Writer] = {
     Compute: _write_compute, Done: _write_done, Tensor: _write_tensor, Chunk: _write_chunk,
 }  # fmt: skip
 _KINDS = {kind: number for number, kind in enumerate(_WRITERS)}
-_READERS: list[Callable[[Any, int], Message]] = [
+_READERS: list[_Reader] = [
     _read_compute, _read_done, _read_tensor, _read_chunk,
 ]  # fmt: skip

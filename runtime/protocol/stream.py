@@ -208,10 +208,13 @@ class Inbound:
 def _intact(message: Message, data: Buffer | None) -> bool:
     """Whether the arrays in a message, or the piece of one behind it, are what was sent."""
     kind = type(message)
+    if kind is Compute or kind is Done:
+        for each in message.small:  # type: ignore[attr-defined]
+            if not intact(each):
+                return False
+        return True
     if kind is Tensor:
         return intact(message.array)  # type: ignore[attr-defined]
-    if kind is Compute or kind is Done:
-        return not message.small or all(map(intact, message.small))  # type: ignore[attr-defined]
     if isinstance(message, Chunk) and message.checksum:
         return isinstance(data, bytes | memoryview) and checksum(data) == message.checksum
     return True
@@ -250,12 +253,14 @@ class Stream:
         self, envelope: Envelope, message: Message, data: Buffer | None
     ) -> tuple[Arrival, list[Letter]]:
         """What to make of a message of this session and epoch, and what to send."""
-        arrival, told = self.inbound.take(envelope, message, data)
-        self.outbound.received = self.inbound.received
+        inbound, outbound = self.inbound, self.outbound
+        arrival, told = inbound.take(envelope, message, data)
+        outbound.received = inbound.received
         letters = [self.tell(told)] if told is not None else []
         if type(message) is Resend:
-            letters += self.outbound.again(message)
-        if self.outbound.acknowledge(envelope.acknowledged) and self._waiting:
+            letters += outbound.again(message)
+        known = envelope.acknowledged
+        if known > outbound.acknowledged and outbound.acknowledge(known) and self._waiting:
             letters += self._flush()
         return arrival, letters
 

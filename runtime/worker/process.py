@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import zmq
@@ -62,6 +63,7 @@ from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import AWAKE, Bell, Sleeper
 from graphflow.runtime.transport.helm import SLICE, Helm
 from graphflow.runtime.transport.lane import Lane, Lanes
+from graphflow.runtime.transport.pipe import Pipe, Pipes
 from graphflow.runtime.transport.tcp import leave
 from graphflow.runtime.wire import decode_frames, encode
 from graphflow.runtime.worker.watched import watch_worker
@@ -137,7 +139,10 @@ class WorkerProcess:
         # A socket tells of what comes only once it has been found empty.
         self._unread = True
         self._lanes = Lanes(self.address if self._guard is None else "")
-        self._heard: dict[int, tuple[bytes, Lane]] = {}  # lanes, by what wakes us for them
+        self._pipes = Pipes()
+        self._entering: deque[tuple[str, Pipe]] = deque()
+        # Lanes and pipes, by what wakes us for them.
+        self._heard: dict[int, tuple[bytes, Lane | Pipe]] = {}
         if self._lanes.fileno() >= 0:
             self._sleeper.add(self._lanes.fileno(), _LANES)
         self._due = time.monotonic() + _TICK
@@ -220,6 +225,8 @@ class WorkerProcess:
             session.join(max(0.0, until - time.monotonic())) for session in self._ending.values()
         ]
         self._listener.close(words)
+        for route, _ in list(self._heard.values()):
+            self._drop(route)
         self._lanes.close()
         if self._guard is not None:
             self._guard.close()
@@ -242,6 +249,8 @@ class WorkerProcess:
         """Handles what has come, after waiting for it if there is nothing yet."""
         if self._finished:
             self._finish()
+        while self._entering:
+            self._adopt(*self._entering.popleft())
         now = time.monotonic()
         if now >= self._due:
             self._due = now + _TICK
@@ -292,8 +301,23 @@ class WorkerProcess:
             self._heard[tag] = admitted
             self._sleeper.add(admitted[1].fileno(), tag)
 
+    def _enter(self, session: str, pipe: Pipe) -> None:
+        """Lets a pipe in; from any thread."""
+        self._entering.append((session, pipe))
+        self._bell.ring()
+
+    def _adopt(self, session: str, pipe: Pipe) -> None:
+        if session not in self._sessions:
+            pipe.close()
+        elif (route := self._pipes.take_in(session, pipe)) is not None:
+            tag = _FIRST + pipe.fileno()
+            self._heard[tag] = route, pipe
+            self._sleeper.add(pipe.fileno(), tag)
+
     def _hear(self, tag: int) -> None:
-        """Takes the next message of a lane."""
+        """Takes the next message of a lane or a pipe."""
+        if tag not in self._heard:
+            return  # it has just been dropped
         route, lane = self._heard[tag]
         try:
             frames = lane.receive()
@@ -310,11 +334,14 @@ class WorkerProcess:
         _log.tell("message.refused", peer=key or route.hex(), reason=str(error))
 
     def _drop(self, route: bytes) -> None:
-        """Ends a lane; what its peer says from now on comes by ZeroMQ."""
+        """Ends a lane or a pipe; what its peer says from now on comes by ZeroMQ."""
         lane = self._lanes.get(route)
         if lane is not None:
             del self._heard[_FIRST + lane.fileno()]
             self._lanes.drop(route)
+        elif (pipe := self._pipes.drop(route)) is not None:
+            del self._heard[_FIRST + pipe.fileno()]
+            pipe.close()
 
     def _finish(self) -> None:
         while self._finished:
@@ -420,6 +447,8 @@ class WorkerProcess:
                 wake=self._bell.ring,
                 meters=self.meters,
                 checkpoints=self._checkpoints,
+                listens=self.address,
+                admit=partial(self._enter, action.session),
             )
             _log.tell(
                 "session.opened", session=action.session, epoch=action.epoch,
@@ -431,6 +460,8 @@ class WorkerProcess:
             if self._guard is not None:
                 self._guard.forget(action.session)
             self._ending[action.session] = closed = self._sessions.pop(action.session)
+            for route in self._pipes.of(action.session):
+                self._drop(route)
             told = closed.activity.report()
             _log.tell(
                 "session.closed", session=action.session, seconds=told["age"],

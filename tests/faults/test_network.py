@@ -221,6 +221,7 @@ def test_resets_over_and_over_lose_nothing_and_repeat_nothing(wired: Wired) -> N
 # Whatever this process sends, by any way, it sends twice.
 TWICE = """
 from graphflow.runtime.transport.lane import Lane
+from graphflow.runtime.transport.pipe import Pipe
 from graphflow.runtime.transport.tcp import Channel, Listener
 
 def twice(kind, name):
@@ -234,7 +235,10 @@ def twice(kind, name):
     return kind, name, again
 
 told = []
-doubled = [twice(Channel, "send_unlocked"), twice(Listener, "send"), twice(Lane, "send")]
+doubled = [
+    twice(Channel, "send_unlocked"), twice(Listener, "send"), twice(Lane, "send"),
+    twice(Pipe, "send"),
+]
 """
 DOUBLING = f"""{TWICE}
 for each in doubled:
@@ -279,6 +283,66 @@ def test_what_is_delivered_twice_is_applied_once(
         s.run(train)
         assert [float(s.get(c)) for c in counts] == [41.0, 42.0]
     assert len(known["told"]) > 100
+
+
+# A worker whose pipes lose, break or damage every few messages what they say they have sent.
+BREAKING = """
+import os, socket
+from graphflow.runtime.transport import pipe
+
+send, count = pipe.Pipe.send, 0
+
+def breaks(self, frames):
+    global count
+    count += 1
+    if count % 5 or self.ended:
+        return send(self, frames)
+    with open(os.environ["BROKEN"], "a") as told:
+        told.write("x")
+    if count % 3 == 0:  # in the middle of a message
+        sizes = pipe._HEAD.pack(len(frames[0]), len(frames[1]) if len(frames) > 1 else pipe._ONE)
+        self._socket.send(sizes + bytes(frames[0])[:9])
+        self._socket.shutdown(socket.SHUT_RDWR)
+    elif count % 3 == 1:
+        data = bytearray(frames[-1])
+        data[len(data) // 2] ^= 16
+        return send(self, [*frames[:-1], data])
+    else:
+        self._socket.send(b"no message, of a pipe")
+    return True
+
+pipe.Pipe.send = breaks
+import sys
+from graphflow.cli import main
+sys.argv = ["graphflow", "worker", "--listen", "tcp://127.0.0.1:*", "--threads", "1"]
+main()
+"""
+
+
+@pytest.mark.fault(15)
+def test_a_pipe_that_loses_breaks_and_damages_costs_no_tensor(
+    running: list[Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", "off")
+    broken = tmp_path / "broken"
+    monkeypatch.setenv("BROKEN", str(broken))
+    addresses = []
+    for _ in range(2):
+        running.append(worker := Script(BREAKING))
+        addresses.append(worker.line("graphflow worker").split())
+    file = cluster_file(tmp_path, [next(w for w in a if "tcp://" in w) for a in addresses])
+    x = gf.placeholder("float32", (None,), name="x")
+    result, counts, train = ping_pong(x)
+    rng, steps = np.random.default_rng(0), 0
+    with gf.Session(file, trial=False, deadline=30) as s:
+        began = time.monotonic()
+        while time.monotonic() < began + 40 and (not broken.exists() or broken.stat().st_size < 8):
+            fed = rng.random((3, 40_000, MB // 4)[steps % 3], "float32")
+            value, _ = s.run([result, train], {x: fed})
+            steps += 1
+            assert np.array_equal(value, fed * 2 + 1), steps
+        assert [float(s.get(c)) for c in counts] == [steps, steps]
+    assert broken.stat().st_size >= 8
 
 
 def crossing(x: gf.Tensor) -> gf.Tensor:
