@@ -209,10 +209,7 @@ def _intact(message: Message, data: Buffer | None) -> bool:
     """Whether the arrays in a message, or the piece of one behind it, are what was sent."""
     kind = type(message)
     if kind is Compute or kind is Done:
-        for each in message.small:  # type: ignore[attr-defined]
-            if not intact(each):
-                return False
-        return True
+        return not message.small or all(map(intact, message.small))  # type: ignore[attr-defined]
     if kind is Tensor:
         return intact(message.array)  # type: ignore[attr-defined]
     if isinstance(message, Chunk) and message.checksum:
