@@ -334,7 +334,7 @@ class HostedSession:
         for worker, address in enumerate(self._addresses):
             if worker != self._index:
                 channel = transport_of(address).Channel(
-                    self._context, address, insecure=self._insecure, guard=self._guard,
+                    self._context, address, insecure=self._insecure, watch=True, guard=self._guard,
                     key=self._keys[worker] if self._keys else "",
                 )  # fmt: skip
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)

@@ -13,9 +13,11 @@ from math import inf
 from typing import Any
 
 from graphflow.errors import TransportError
+from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import Ack, Array, Chunk, Key, Share, Tensor
 from graphflow.runtime.protocol.jobs import Heard
 from graphflow.runtime.protocol.stream import Letter, Outbound
+from graphflow.runtime.security.inflow import UNDER_WAY
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Lender, require_whole
 from graphflow.runtime.transport.pipe import Outlet, Pipe
@@ -25,6 +27,10 @@ _OFFER_SECONDS = 0.1  # between two offers of memory that were not taken
 _OFFERS = 2  # of memory, before a pipe is offered
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 _PATIENCE = 4  # times that a peer is asked before anybody else is told
+
+_FLOODED = f"more than {UNDER_WAY >> 20} MiB came over a link, where nothing is to come"
+
+_log = Log("graphflow.security")
 
 
 class Link:
@@ -150,11 +156,16 @@ class Link:
         return self._outbound.repeats
 
     def beat(self, *, owed: bool) -> None:
-        """Tells the peer what was sent, if it has not acknowledged that, and what was received."""
+        """Tells the peer what was sent, if it has not acknowledged that, and what was received; and
+        looks at what comes over the connection, where nothing should."""
         with self._lock:
             if owed or self._outbound.pending:
                 self._asked += self._outbound.pending > 0
                 self._put(self._outbound.tell(Ack(asks=True)))
+            self._channel.changes()
+            if self._channel.under_way(time.monotonic()) > UNDER_WAY:
+                _log.tell("connection.dropped", address=self._channel.address, reason=_FLOODED)
+                self._channel.drop()
 
     def untaken(self) -> tuple[int, tuple[int, Key]] | None:
         """How often the peer was asked in vain what it has of ours, and the step and the edge of

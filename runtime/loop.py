@@ -53,6 +53,7 @@ from graphflow.runtime.protocol.orders import (
     Tick,
 )
 from graphflow.runtime.security.guard import Guard
+from graphflow.runtime.security.inflow import ENDLESS, UNDER_WAY, pause
 from graphflow.runtime.security.keys import KeyPair, Keyring
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bell import AWAKE, Bell, Sleeper
@@ -71,6 +72,7 @@ _PATIENCE = 0.02  # seconds between two looks at whether somebody still drives t
 _BELL = 1 << 30  # no worker's number
 _LANE = 1 << 20  # and a worker's number: its lane
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
+_LOOKS = 1000  # at connections, in a second, at most: each takes 10 µs
 _BATCH = 64  # messages taken from one worker before anything else has its turn, deadlines too
 
 _log = Log("graphflow.coordinator")
@@ -117,7 +119,8 @@ class Loop:
         self._touched: set[int] = set()  # workers that were sent to since they were last drained
         self._events: deque[CoordinatorEvent] = deque()
         self._pending: dict[int, Pending] = {}
-        self._due = 0.0  # when the machine's next Tick is
+        self._due = 0.0  # when the machine's next Tick is, or the next look
+        self._look_at = 0.0  # when to look at how much is under way
         # A socket tells of what comes only once it has been found empty.
         self._unread = [~worker for worker, _ in enumerate(addresses)]
         self._stopping = False
@@ -321,6 +324,8 @@ class Loop:
         while self._promised:
             self._promised.popleft()()
         now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + self._measure(now)
         due = self._machine.wake_at(0.0)
         if now >= due:
             if now > due + _CATCH_UP:  # it is older than this is late
@@ -328,6 +333,8 @@ class Loop:
             self._handle(Tick())
             self._miss()
             due = self._machine.wake_at(0.0)
+        if due > self._look_at:
+            due = self._look_at
         self._due = due
         due = min(due, until) if pending.outcome is None else now
         for worker in list(self._full) if self._full else ():
@@ -410,6 +417,28 @@ class Loop:
                 self._handle(LinkUp(worker))
             else:
                 self._handle(self._down(worker))
+
+    def _measure(self, now: float) -> float:
+        """Looks at how much is under way from each worker; the seconds until the next time."""
+        most = 0
+        for worker, way in enumerate(self._ways):
+            under_way = way.channel.under_way(now)
+            most = max(most, under_way)
+            if under_way > UNDER_WAY:
+                self._doubt(worker, now)
+        return max(pause(most), len(self._ways) / _LOOKS)
+
+    def _doubt(self, worker: int, now: float) -> None:
+        """Loses a worker that has too much under way, unless it is whole messages that nobody has
+        taken yet: then taking the first of them shows that."""
+        channel = self._ways[worker].channel
+        if not self._drain(worker):
+            self._touched.add(worker)
+            return
+        self._look(worker)  # if there is another connection by now, that one counts
+        if channel.under_way(now) > UNDER_WAY:
+            channel.leave()
+            self._handle(Gone(worker, ENDLESS, ended=False))
 
     def _miss(self) -> None:
         """Notes processes of ours that ended before they were connected to: no link tells of it."""

@@ -39,8 +39,8 @@ from graphflow.runtime.messages import (
 from graphflow.runtime.metrics import Meters, resident, resident_peak
 from graphflow.runtime.protocol.faults import raised
 from graphflow.runtime.protocol.stream import Version
-from graphflow.runtime.security.door import UNDER_WAY
 from graphflow.runtime.security.guard import Guard
+from graphflow.runtime.security.inflow import UNDER_WAY
 from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.transport import transport_of
@@ -278,7 +278,7 @@ class _Asked:
     def look(self) -> None:
         """Takes in what has come, up to what tells the outcome."""
         self._watch()
-        if self.channel.received() > UNDER_WAY:
+        if self.channel.under_way(time.monotonic()) > UNDER_WAY:
             self.outcome = ProtocolError(
                 f"{self._address} sends a message without an end: it is no graphflow worker"
             )

@@ -9,15 +9,7 @@ under way than any valid message has, and who keeps sending what is not valid.
 
 from __future__ import annotations
 
-import array
-import ctypes
-import fcntl
-import os
 import resource
-import socket
-import struct
-import sys
-import termios
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,6 +21,7 @@ from typing import Any
 import zmq
 
 from graphflow.runtime.logs import Log
+from graphflow.runtime.security.inflow import UNDER_WAY, Connection, Inflow, pause
 from graphflow.runtime.transport.bell import Bell
 from graphflow.runtime.transport.watch import next_event
 from graphflow.values import dataclass
@@ -37,20 +30,13 @@ HANDSHAKE_SECONDS = 6.0
 """For a new connection to say who it is; longer than the guard keeps an unknown key waiting."""
 SILENCE_SECONDS = 30.0
 """Without a byte, after which a connection is dropped: peers of ours have a heartbeat."""
-UNDER_WAY = 10 << 20
-"""Bytes of one message that is not whole; a valid one has at most half as many."""
 STRIKES = 16.0
 """Messages that are not valid, after which who sent them is dropped; one a second is forgiven."""
 STRANGER = 1 / 256
 """What a valid message counts that belongs to no session: 4,096 at once, 256 a second."""
 
-_LOOK_SECONDS = 0.2
-_CLOSE_LOOK_SECONDS = 0.01  # while somebody has much under way
-_MUCH = UNDER_WAY // 4
 _FEWEST, _MOST = 16, 4096
 _HEARTBEATS_SECONDS = 2.5  # in which a peer has at least one
-_TCP_INFO_BYTES_RECEIVED = 128  # where struct tcp_info of Linux has them: 64 bits
-_NOTHING = bytes(16)  # an address of no family
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 _log = Log("graphflow.security")
@@ -75,8 +61,7 @@ class _Visitor:
     heard: float  # when its last byte came
     received: int = 0  # bytes
     route: bytes | None = None  # once a message has come over it
-    messages: int = 0  # that it had sent when `whole` was noted
-    whole: int = 0  # bytes that belong to messages that are whole
+    inflow: Inflow = field(default_factory=Inflow)
     drains: int | None = None  # of the socket, when it had too much under way
 
 
@@ -177,13 +162,13 @@ class Door:
         poller = zmq.Poller()
         poller.register(self._monitor, zmq.POLLIN)
         poller.register(self._end.fileno(), zmq.POLLIN)
-        now, seconds = monotonic(), _LOOK_SECONDS
+        now, seconds = monotonic(), pause(0)
         while True:
             ready = dict(poller.poll(int(seconds * 1000) if self._visitors else None))
             if self._end.fileno() in ready:
                 return
             due, now = now + seconds, monotonic()
-            if now > due + _LOOK_SECONDS:  # this process was stopped, and could hear nobody
+            if now > due + pause(0):  # this process was stopped, and could hear nobody
                 for visitor in self._visitors.values():
                     visitor.heard += now - due
             while self._monitor.poll(0):
@@ -211,11 +196,10 @@ class Door:
 
     def _look(self, now: float) -> float:
         """Look at everybody; the seconds until the next time."""
-        much = False
+        most = 0
         for visitor in self._visitors.values():
-            self._measure(visitor, now)
-            under_way = visitor.received - visitor.whole
-            much = much or under_way > _MUCH
+            under_way = self._measure(visitor, now)
+            most = max(most, under_way)
             patience = SILENCE_SECONDS if visitor.route else HANDSHAKE_SECONDS
             if now > visitor.heard + patience:
                 self._drop(visitor, f"nothing came from it for {patience:g} s")
@@ -232,21 +216,21 @@ class Door:
         if beyond > 0:
             for visitor in _superfluous(list(self._visitors.values()), beyond, now):
                 self._drop(visitor, f"there are over {self._cap} connections")
-        return _CLOSE_LOOK_SECONDS if much else _LOOK_SECONDS
+        return pause(most)
 
-    def _measure(self, visitor: _Visitor, now: float) -> None:
+    def _measure(self, visitor: _Visitor, now: float) -> int:
+        """The bytes that a connection has under way."""
         with Connection(visitor.descriptor, visitor.peer) as connection:
             received = connection.received()
         visitor.route = self._routes.get(visitor.descriptor)
         if received is None:  # not told by this system: then ZeroMQ's own time limits have to do
             visitor.heard = now
-            return
+            return 0
         if received != visitor.received:
             visitor.received, visitor.heard = received, now
         sender = self._senders.get(visitor.route or b"")
         messages = 0 if sender is None else sender.messages
-        if messages != visitor.messages:
-            visitor.messages, visitor.whole, visitor.drains = messages, received, None
+        return visitor.inflow.under_way(received, messages, now)
 
     def _drop(self, visitor: _Visitor, why: str) -> None:
         with Connection(visitor.descriptor, visitor.peer) as connection:
@@ -277,56 +261,6 @@ def _superfluous(visitors: Sequence[_Visitor], beyond: int, now: float) -> list[
         return 2, -visitor.since
 
     return sorted(visitors, key=rank)[:beyond]
-
-
-class Connection:
-    """A connection of ZeroMQ's, by a descriptor of our own: it stays what it is while we look.
-
-    `peer` is None where the descriptor is no connection any more, or not the one that was meant.
-    """
-
-    def __init__(self, descriptor: int, peer: Any = None) -> None:
-        self.peer: Any = None
-        self._own: socket.socket | None = None
-        try:
-            self._own = socket.socket(fileno=os.dup(descriptor))
-            found = self._own.getpeername()
-        except OSError:
-            return
-        if peer is None or peer == found:
-            self.peer = found
-
-    def received(self) -> int | None:
-        """Bytes that ZeroMQ has read of it; None where the system does not tell."""
-        if self.peer is None or self._own is None or sys.platform != "linux":
-            return None
-        try:
-            told = self._own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            waiting = array.array("i", [0])
-            fcntl.ioctl(self._own, termios.FIONREAD, waiting)
-            (arrived,) = struct.unpack_from("<Q", told, _TCP_INFO_BYTES_RECEIVED)
-        except (OSError, struct.error):
-            return None
-        return int(arrived) - waiting[0]
-
-    def shut(self) -> bool:
-        """Ends it, as if the other side had; whether it was there."""
-        if self.peer is None or self._own is None:
-            return False
-        try:
-            self._own.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
-        # Who goes on sending keeps a socket busy that is shut: "connected to nothing" resets it.
-        ctypes.CDLL(None).connect(self._own.fileno(), _NOTHING, len(_NOTHING))
-        return True
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._own is not None:
-            self._own.close()
 
 
 def _shown(peer: Any) -> str:

@@ -6,6 +6,7 @@ in its I/O thread, so they tell a dead or stopped process from one whose Python 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -25,14 +26,9 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
-from graphflow.runtime.security.door import (
-    HANDSHAKE_SECONDS,
-    STRANGER,
-    STRIKES,
-    Connection,
-    Door,
-)
+from graphflow.runtime.security.door import HANDSHAKE_SECONDS, STRANGER, STRIKES, Door
 from graphflow.runtime.security.guard import Guard
+from graphflow.runtime.security.inflow import ANEW, Connection, Inflow
 from graphflow.runtime.transport.watch import next_event
 from graphflow.runtime.wire import CHUNK_BYTES, DIRECT_BYTES
 from graphflow.values import dataclass
@@ -387,6 +383,9 @@ class Channel:
         """Whether a connection without keys is there, and nobody has said anything yet."""
         self._sealed = bool(key)
         self._descriptor = -1  # of the connection, for who watches it
+        self._peer: Any = None  # its address, by which the descriptor is known not to be another's
+        self._inflow = Inflow()
+        self._taken = 0  # messages
         self._lock = threading.Lock()
         self.socket = _socket(context, zmq.DEALER)
         _options(self.socket, sealed=bool(key))
@@ -400,7 +399,8 @@ class Channel:
         self.monitor: zmq.Socket[bytes] | None = None
         if watch:
             self.monitor = self.socket.get_monitor_socket(_WATCHED)
-        self.socket.connect(str(parts))
+        self._endpoint = str(parts)
+        self.socket.connect(self._endpoint)
 
     def send(self, frames: Frames) -> bool:
         """Sends without waiting; False when the queue is full."""
@@ -422,7 +422,10 @@ class Channel:
 
     def receive(self) -> list[Any] | None:
         """The next message's frames, or None."""
-        return _receive(self.socket, 1)
+        frames = _receive(self.socket, 1)
+        if frames is not None:
+            self._taken += 1
+        return frames
 
     def has_message(self) -> bool:
         """As `Listener.has_message`."""
@@ -434,10 +437,11 @@ class Channel:
         while self.monitor is not None and self.monitor.poll(0):
             event, detail = next_event(self.monitor)
             if event == zmq.EVENT_CONNECTED:
-                self._descriptor = detail
+                self._meet(detail)
                 self.refused |= self._sealed  # until the handshake is done
             elif event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._descriptor = -1  # it may be another's by now
+                self._inflow = Inflow(ANEW if self._taken else 0)
             self.silent = event == zmq.EVENT_CONNECTED and not self._sealed
             if (
                 event in _FAILURES
@@ -449,11 +453,30 @@ class Channel:
                 found.append(up)
         return found
 
-    def received(self) -> int:
-        """Bytes that came over the connection, which is watched; 0 where the system does not tell.
-        ZeroMQ collects those of a message without an end."""
-        with Connection(self._descriptor) as connection:
-            return connection.received() or 0
+    def _meet(self, descriptor: int) -> None:
+        with Connection(descriptor) as connection:
+            self._peer = connection.peer
+        self._descriptor = descriptor if self._peer is not None else -1
+
+    def under_way(self, now: float) -> int:
+        """Bytes that came over the connection, which is watched, and belong to no message that was
+        received, at most; 0 where the system does not tell. Those of messages that wait to be
+        received are among them."""
+        with Connection(self._descriptor, self._peer) as connection:
+            received = connection.received()
+        return 0 if received is None else self._inflow.under_way(received, self._taken, now)
+
+    def drop(self) -> None:
+        """Ends the connection, which is watched, as if the other side had: it is made anew."""
+        with Connection(self._descriptor, self._peer) as connection:
+            connection.shut()
+
+    def leave(self) -> None:
+        """Ends the connection for good. ZeroMQ lets go of what it has collected by the time that
+        somebody asks for messages again, of which there are none."""
+        with self._lock, contextlib.suppress(zmq.ZMQError):  # it was left already
+            self.socket.disconnect(self._endpoint)
+        self._descriptor = -1
 
     def close(self) -> None:
         """Ends the connection; what is queued is dropped. Idempotent."""

@@ -31,7 +31,9 @@ class Proxy:
         rate: bytes a second, each way and connection; None: no limit.
         piece: bytes that are written at once, each in a packet of its own; None: as they come.
         cut: directions in which nothing passes.
-        spared: how many connections, the first ones, a cut leaves alone.
+        endless: what is sent down over and over, 64 MB a second at most, once all that came before
+            has passed, in the place of what comes.
+        spared: how many connections, the first ones, a cut and what is endless leave alone.
         corrupt: changes bytes, (direction, number of the first byte, bytes) -> bytes.
         reset_after: bytes upwards after which a connection is reset, once.
 
@@ -44,6 +46,7 @@ class Proxy:
         self.rate: float | None = None
         self.piece: int | None = None
         self.cut: frozenset[str] = frozenset()
+        self.endless = b""
         self.spared = 0
         self.corrupt: Callable[[str, int, bytes], bytes] | None = None
         self.reset_after: int | None = None
@@ -193,3 +196,8 @@ class Proxy:
                     self.reset_after = None
                     self._reset_all()
                     return
+            while way == DOWN and self.endless and number > self.spared:
+                writer.write(self.endless)
+                await writer.drain()
+                self.passed[way] += len(self.endless)
+                await asyncio.sleep(len(self.endless) / 64e6)

@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
-from graphflow.errors import MessageTooLarge, ProtocolError
+import graphflow as gf
+from graphflow.errors import MessageTooLarge, ProtocolError, WorkerLost
 from graphflow.runtime.messages import Chunk, Compute, Envelope, Hello, Load, Ping, Read
 from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.security.door import HANDSHAKE_SECONDS
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
 from graphflow.runtime.wire import CHUNK_BYTES, CONTROL_CAP, decode, encode
+from tests.faults.proxy import Proxy
 from tests.faults.running import Worker, cluster_file, resident, timed, took
 from tests.faults.strangers import (
     Bystander,
@@ -32,7 +35,7 @@ from tests.faults.strangers import (
     plain,
     ports,
 )
-from tests.runtime.security.test_door import flood, shaken
+from tests.runtime.security.test_door import flood, shaken, wait_for
 
 OWN = Version.own()
 HELLO = Hello(1, OWN.version, OWN.wire, OWN.python)
@@ -157,6 +160,59 @@ def test_a_message_without_an_end_is_aborted_at_the_budget(
             assert seconds < 5.0
             took(29, f"aborted, parts of {size} bytes", seconds)
             assert resident(worker.pid) - before < 1 << 30
+
+
+ENDLESS = b"\x03" + struct.pack(">Q", 1 << 16) + bytes(1 << 16)  # a frame that others follow
+
+
+@pytest.mark.fault(29)
+def test_a_worker_whose_answer_has_no_end_is_lost_before_it_fills_memory(
+    workers: Callable[..., list[Worker]], proxy: Callable[[str], Proxy], tmp_path: Path
+) -> None:
+    (worker,) = workers(1)
+    between = proxy(worker.address)
+    with gf.Session(cluster_file(tmp_path, [between.address]), deadline=6.0) as session:
+        count = gf.variable(np.zeros((), "float32"), name="count")
+        step = gf.assign(count, count + 1.0)
+        assert session.run(step) == 1
+        before = resident(os.getpid())
+        between.endless = ENDLESS
+        started = time.monotonic()
+        with pytest.raises(WorkerLost, match=r"worker 0 at .* without an end: more than 10 MiB"):
+            for _ in range(10):  # whose first answer may still come before it
+                session.run(step)
+        took(29, "a worker is lost", time.monotonic() - started)
+        assert time.monotonic() - started < 4.0
+        assert resident(os.getpid()) - before < 64 << 20
+
+
+@pytest.mark.fault(29)
+def test_what_floods_the_link_of_a_worker_fills_no_memory_and_its_steps_go_on(
+    workers: Callable[..., list[Worker]], proxy: Callable[[str], Proxy], tmp_path: Path
+) -> None:
+    two = workers(2)
+    between = proxy(two[1].address)
+    with gf.Session(cluster_file(tmp_path, [two[0].address, between.address])) as session:
+        x = gf.placeholder("float32", (None,))
+        with gf.device("/worker:0"):
+            doubled = x * 2.0
+        with gf.device("/worker:1"):
+            more = doubled + 1.0
+        fed = np.arange(1000, dtype="float32")
+        assert np.array_equal(session.run(more, {x: fed}), fed * 2 + 1)
+        assert between.connections == 2  # the session's own, and the link
+        before = resident(two[0].pid)
+        between.spared, between.endless = 1, ENDLESS
+        with timed(29, "a link is dropped"):
+            until = time.monotonic() + 6.0
+            while not (told := [e for e in two[0].errors if "connection.dropped" in e]):
+                assert time.monotonic() < until, two[0].told()
+                time.sleep(0.01)
+        assert resident(two[0].pid) - before < 64 << 20
+        assert "more than 10 MiB came over a link" in told[0]
+        between.endless = b""
+        assert wait_for(lambda: between.connections > 2)  # it was made anew
+        assert np.array_equal(session.run(more, {x: fed}), fed * 2 + 1)
 
 
 # What is no message -------------------------------------------------------------------------------

@@ -31,6 +31,12 @@ class Line:
         self.closed = False
         self.full = False
 
+    def changes(self) -> list[bool]:
+        return []
+
+    def under_way(self, now: float) -> int:
+        return 0
+
     def send_unlocked(self, frames: list[Any]) -> bool:
         if not self.full:
             self.frames.append(frames)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import gc
 import itertools
+import os
 import signal
 import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -29,13 +31,16 @@ from graphflow.errors import (
 from graphflow.placement.devices import Device, Worker
 from graphflow.runtime import loop, membership, status
 from graphflow.runtime.activity import SessionActivity
-from graphflow.runtime.messages import Close, Envelope, Hello, Welcome
+from graphflow.runtime.messages import Chunk, Close, Envelope, Hello, Welcome
 from graphflow.runtime.pending import Pending
 from graphflow.runtime.protocol.orders import Begin, Gone, Order
 from graphflow.runtime.protocol.stream import Version
+from graphflow.runtime.security import inflow
 from graphflow.runtime.transport import tcp
 from graphflow.runtime.transport.bell import Bell, Sleeper
-from graphflow.runtime.wire import WIRE_VERSION, encode
+from graphflow.runtime.wire import CHUNK_BYTES, WIRE_VERSION, checksum, encode
+from tests.faults.running import resident
+from tests.runtime.security.test_door import wait_for
 
 
 @pytest.fixture
@@ -54,9 +59,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def begin() -> loop.Loop:
+def begin(address: str = "tcp://127.0.0.1:1") -> loop.Loop:
     return loop.Loop(
-        "a" * 32, ["tcp://127.0.0.1:1"], insecure=False, local=None, pair=None, keys=[""],
+        "a" * 32, [address], insecure=False, local=None, pair=None, keys=[""],
         activity=SessionActivity("a" * 32), epoch=1, token="t", dead_after=4.5,
     )  # fmt: skip
 
@@ -198,29 +203,107 @@ def test_who_talks_without_an_end_keeps_no_question_for_status_from_its_time(
     assert time.monotonic() - started < 2.0
 
 
-def test_a_message_without_an_end_fills_no_memory_of_who_asks_for_status(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(status, "UNDER_WAY", 100_000)
-    ready = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER"
-    frame = b"\x03" + (1 << 16).to_bytes(8, "big") + bytes(1 << 16)  # and more of them follow
+FRAME = b"\x03" + (1 << 16).to_bytes(8, "big") + bytes(1 << 16)  # and more of them follow
+
+
+@contextmanager
+def flooding(frames: int) -> Iterator[tuple[str, list[int]]]:
+    """Somebody at an address who sends a message without an end to whoever connects, up to so many
+    frames, one a millisecond; and how many were sent by each connection."""
+    ready, sent = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER", list[int]()
 
     def answer() -> None:
-        there, _ = listener.accept()
-        with there, suppress(OSError):
-            there.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
-            there.recv(64, socket.MSG_WAITALL)
-            there.sendall(ready + 4 * frame)
-            while there.recv(4096):
-                pass
+        with suppress(OSError):
+            while True:
+                there, _ = listener.accept()
+                sent.append(0)
+                with there, suppress(OSError):
+                    flood(there)
+
+    def flood(there: socket.socket) -> None:
+        there.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
+        there.recv(64, socket.MSG_WAITALL)
+        there.sendall(ready)
+        for _ in range(frames):
+            there.sendall(FRAME)
+            sent[-1] += 1
+            time.sleep(0.001)
+        while there.recv(4096):
+            pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer)
         thread.start()
-        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            yield f"tcp://127.0.0.1:{listener.getsockname()[1]}", sent
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_a_message_without_an_end_fills_no_memory_of_who_asks_for_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status, "UNDER_WAY", 100_000)
+    with flooding(4) as (address, _):
         (found,) = status.ask([status.Address(address)], seconds=2.0)
-        thread.join(5.0)
     assert isinstance(found, ProtocolError) and "without an end" in str(found)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_message_without_an_end_fills_no_memory_of_a_session(asked: bool) -> None:
+    """While somebody waits for what was asked, and while nobody does."""
+    before = resident(os.getpid())
+    with flooding(4000) as (address, sent):
+        made = begin(address)
+        try:
+            started = time.monotonic()
+            if asked:
+                hello = Hello(2, "1.0", WIRE_VERSION, "3.12")
+                with pytest.raises(GraphflowError) as failed:
+                    made.ask(Begin(2, {0: Order(hello)}, 4.0), 5.0)
+                assert resident(os.getpid()) - before < 64 << 20
+                assert failed.type is WorkerLost and "without an end" in str(failed.value)
+            else:
+                wait_for(made.lost, 4.0)
+                assert resident(os.getpid()) - before < 64 << 20
+            assert time.monotonic() - started < 3.0
+            assert made.lost() == {0: inflow.ENDLESS}
+            time.sleep(0.3)  # for it to come again, which it may not
+            count = sent[:]
+            time.sleep(0.2)
+            assert sent == count and len(sent) == 1
+        finally:
+            made.stop()
+
+
+def test_large_messages_that_wait_while_a_session_is_held_up_lose_nobody() -> None:
+    """300 MB, of which nobody takes any three times for long enough to look twice."""
+    context: Any = zmq.Context()
+    listener = tcp.Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    data = bytes(CHUNK_BYTES)
+    chunk = Chunk("fetch", 9, "x", "uint8", [CHUNK_BYTES], [0], CHUNK_BYTES, 0, checksum(data))
+    said = encode(Envelope("b" * 32, 1, 0, 0, 1), chunk)  # another session's: of no use here
+    made = begin(listener.address)
+    try:
+        own = Version.own()
+        made.submit(Begin(2, {0: Order(Hello(2, own.version, own.wire, own.python))}, 60.0))
+        made._bell.ring()
+        route, _, _ = wait_for(listener.receive)
+        channel = made._ways[0].channel
+        for number in range(300):
+            if number % 100 == 0:
+                wait_for(lambda number=number: channel._taken == number)
+                made._promised.append(lambda: time.sleep(0.5))
+                made._bell.ring()
+            wait_for(lambda: listener.send(route, [said, data]))
+        wait_for(lambda: channel._taken == 300)
+        assert made.lost() == {} and channel.changes() == []
+    finally:
+        made.stop()
+        listener.close()
+        context.destroy(linger=0)
 
 
 def interrupt_at(count: int) -> Any:
