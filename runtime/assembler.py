@@ -6,6 +6,7 @@ allocated, or a byte copied.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from graphflow.runtime.wire import (
 )
 from graphflow.values import dataclass
 
+_HEADERS = 1024  # of arrays that are remembered
 ENTRIES = 1 << 17  # arrays that one session may have under way to one process
 
 
@@ -33,14 +35,19 @@ def check_header(chunk: Chunk) -> np.dtype[Any]:
     Raises:
         ProtocolError: it is not.
     """
-    dtype = dtype_of(chunk.dtype)
-    nbytes = nbytes_of(chunk.shape, dtype)
-    if sorted(chunk.axes) != list(range(len(chunk.shape))):
-        raise ProtocolError(f"axes {chunk.axes} are no order of {len(chunk.shape)} axes")
-    if nbytes != chunk.nbytes:
+    return _checked(chunk.dtype, tuple(chunk.shape), tuple(chunk.axes), chunk.nbytes)
+
+
+@lru_cache(_HEADERS)
+def _checked(name: str, shape: tuple[int, ...], axes: tuple[int, ...], told: int) -> np.dtype[Any]:
+    dtype = dtype_of(name)
+    nbytes = nbytes_of(shape, dtype)
+    if sorted(axes) != list(range(len(shape))):
+        raise ProtocolError(f"axes {list(axes)} are no order of {len(shape)} axes")
+    if nbytes != told:
         raise ProtocolError(
-            f"an array of shape {chunk.shape} and dtype {chunk.dtype} has {nbytes} bytes, "
-            f"but its header says {chunk.nbytes}"
+            f"an array of shape {list(shape)} and dtype {name} has {nbytes} bytes, "
+            f"but its header says {told}"
         )
     return dtype
 

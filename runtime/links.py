@@ -16,7 +16,7 @@ from graphflow.errors import TransportError
 from graphflow.runtime.logs import Log
 from graphflow.runtime.messages import Ack, Array, Chunk, Key, Share, Tensor
 from graphflow.runtime.protocol.jobs import Heard
-from graphflow.runtime.protocol.stream import Letter, Outbound
+from graphflow.runtime.protocol.stream import Letter, Outbound, sealed
 from graphflow.runtime.security.inflow import UNDER_WAY
 from graphflow.runtime.transport.lane import Lane
 from graphflow.runtime.transport.lending import LENT_FROM, Lender, require_whole
@@ -90,7 +90,8 @@ class Link:
         if array.nbytes >= LENT_FROM and self._lend(purpose, number, name, array, step, go_on):
             return
         require_whole(array)
-        for chunk, data in chunks(purpose, number, name, array, far=self._far):
+        checked = not isinstance(self._beside, Pipe)  # which seals what it carries itself
+        for chunk, data in chunks(purpose, number, name, array, checked=checked, far=self._far):
             kept = data if owned else memoryview(bytes(data))
             with self._lock:
                 self._await_room(kept.nbytes, go_on)
@@ -190,8 +191,7 @@ class Link:
             self._changed.wait(_SLICE)
 
     def _put(self, letter: Letter) -> None:
-        head = encode(letter.envelope, letter.message)
-        frames = [head] if letter.data is None else [head, letter.data]
+        frames = _frames(letter)
         known = self._outbound.acknowledged
         if self._outlet is not None and self._outlet.pipe is not self._beside:
             self._beside = pipe = self._outlet.pipe
@@ -202,4 +202,11 @@ class Link:
             return
         # The window is smaller than the queue: it is full only after a long cut, and then what it
         # does not take is asked for again.
+        if isinstance(letter.message, Chunk) and not letter.message.checksum:
+            frames = _frames(sealed(letter))
         self._channel.send_unlocked(frames)
+
+
+def _frames(letter: Letter) -> list[Any]:
+    head = encode(letter.envelope, letter.message)
+    return [head] if letter.data is None else [head, letter.data]

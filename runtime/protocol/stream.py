@@ -33,6 +33,7 @@ from graphflow.runtime.messages import (
     Resend,
     Tensor,
     Welcome,
+    changed,
 )
 from graphflow.runtime.wire import WIRE_VERSION, Buffer, checksum, intact
 from graphflow.values import dataclass
@@ -61,6 +62,14 @@ class Letter(NamedTuple):
     envelope: Envelope
     message: Message
     data: memoryview | None = None
+
+
+def sealed(letter: Letter) -> Letter:
+    """A letter whose piece of an array, if there is one, has the checksum of what it is now."""
+    message, data = letter.message, letter.data
+    if not isinstance(message, Chunk) or data is None:
+        return letter
+    return letter._replace(message=changed(message, checksum=checksum(data)))
 
 
 class Outbound:
@@ -145,11 +154,8 @@ class Outbound:
         been written to since."""
         for letter in self._kept:
             if letter.envelope.sequence >= first:
-                message = letter.message
-                if isinstance(message, Chunk) and message.checksum and letter.data is not None:
-                    message = replace(message, checksum=checksum(letter.data))
                 envelope = letter.envelope._replace(acknowledged=self.received)
-                yield Letter(envelope, message, letter.data)
+                yield sealed(letter._replace(envelope=envelope))
 
 
 class Inbound:

@@ -10,7 +10,6 @@ coordinator to take over; it is closed when its lease ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 
 from graphflow.errors import (
@@ -55,6 +54,7 @@ from graphflow.runtime.messages import (
     Unreached,
     Welcome,
     Write,
+    changed,
 )
 from graphflow.runtime.protocol.faults import failed
 from graphflow.runtime.protocol.jobs import (
@@ -404,7 +404,7 @@ class WorkerMachine:
             return []
         array = session.inbox.take(origin, purpose, number, key)
         if purpose == "echo":
-            back = replace(chunk, purpose="echoed", name=origin)
+            back = changed(chunk, purpose="echoed", name=origin)
             return [Run(session.name, back, 0, session.epoch, {key: array})]
         return [Deliver(session.name, number, key, array, origin, echo=purpose == "echoed")]
 

@@ -24,6 +24,8 @@ from contextlib import suppress
 from hmac import compare_digest
 from typing import Any
 
+import xxhash
+
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.ops.kernels.address import fresh
 from graphflow.runtime.transport.tcp import check
@@ -41,6 +43,8 @@ _OFFERED = 5.0  # seconds for which an offer stands
 _GREETING = 1.0  # seconds for who connects to show the secret
 _HEAD = struct.Struct("<II")  # bytes of the first frame, and of the second; `_ONE`: there is none
 _ONE = 0xFFFFFFFF
+_SEAL = 8  # bytes after the frames, by which damage is seen
+_PIECE = 512 << 10  # bytes that are sent at once: what a second-level cache holds
 _WAIT = struct.pack("@ll", 0, 2000)  # 2 ms, for a connection that takes or brings nothing more
 _TAKEN_WITHIN = 2000  # milliseconds for the other end to take what was sent: as ZeroMQ's silence
 _CLOSED = 1.0  # seconds for the thread that writes to end
@@ -68,7 +72,10 @@ class Pipe:
         self._changed = threading.Condition()
         self._writer: threading.Thread | None = None
         self._head = memoryview(bytearray(_HEAD.size))
+        self._tail = memoryview(bytearray(_SEAL))
         self._frames: list[Any] = []  # of the message that comes
+        self._pieces: list[list[memoryview]] = []  # of these, that are not whole
+        self._seal = xxhash.xxh3_64()  # of those that are
         self._wanted: list[memoryview] = [self._head]  # where its next bytes go
 
     def fileno(self) -> int:
@@ -88,11 +95,28 @@ class Pipe:
     def send(self, frames: Sequence[Any]) -> bool:
         """Sends the frames of a message, which are not written to before it is acknowledged; False
         if it has to go another way. Waits for some milliseconds at most."""
+        head = frames[0]
+        data = memoryview(frames[1]) if len(frames) > 1 else None
+        sizes = _HEAD.pack(len(head), _ONE if data is None else len(data))
+        seal = xxhash.xxh3_64(head)
+        if data is None:
+            return self._put(sizes, head, seal.digest())
+        # Piece by piece, so that each is in the caches when it is looked at, at both ends at once.
+        before: tuple[Any, ...] = (sizes, head)
+        last = max(0, len(data) - 1) // _PIECE * _PIECE
+        for start in range(0, last, _PIECE):
+            piece = data[start : start + _PIECE]
+            seal.update(piece)
+            if not self._put(*before, piece):
+                return start > 0  # what has come in part is asked for again
+            before = ()
+        seal.update(data[last:])
+        return self._put(*before, data[last:], seal.digest()) or last > 0
+
+    def _put(self, *given: Any) -> bool:
         if self.ended:
             return False
-        two = len(frames) > 1
-        sizes = _HEAD.pack(len(frames[0]), len(frames[1]) if two else _ONE)
-        parts = [memoryview(each) for each in (sizes, *frames)]
+        parts = [memoryview(each) for each in given]
         if not self._left:
             try:
                 parts = _rest(parts, self._socket.sendmsg(parts))
@@ -155,18 +179,38 @@ class Pipe:
             self._wanted = _rest(self._wanted, count)
             if self._wanted:
                 return None
-            if frames := self._frames:
-                self._frames, self._wanted = [], [self._head]
-                return frames
-            self._make_room(*_HEAD.unpack(self._head))
+            if not self._frames:
+                self._make_room(*_HEAD.unpack(self._head))
+            else:
+                for piece in self._pieces[0]:
+                    self._seal.update(piece)
+                del self._pieces[0]
+                if not self._pieces:
+                    return self._whole()
+            self._wanted = (
+                self._pieces[0] if len(self._pieces) > 1 else [*self._pieces[0], self._tail]
+            )
 
     def _make_room(self, first: int, second: int) -> None:
         """For the frames that follow."""
         two = second != _ONE
         if not 0 < first <= CONTROL_CAP or (two and second > CHUNK_BYTES):
             raise ProtocolError(f"a message of a pipe says that it has {first} and {second} bytes")
-        self._frames = [bytearray(first), fresh(second).data] if two else [bytearray(first)]
-        self._wanted = [memoryview(each) for each in self._frames if len(each)]
+        head = bytearray(first)
+        self._frames, self._pieces = [head], [[memoryview(head)]]
+        self._seal = xxhash.xxh3_64()
+        if two:
+            data = fresh(second).data
+            self._frames.append(data)
+            self._pieces[0].append(data[:_PIECE])
+            self._pieces += [[data[at : at + _PIECE]] for at in range(_PIECE, second, _PIECE)]
+
+    def _whole(self) -> list[Any]:
+        """The message that has come."""
+        frames, self._frames, self._wanted = self._frames, [], [self._head]
+        if self._tail != self._seal.digest():
+            raise ProtocolError("a message of a pipe is not what was sent")
+        return frames
 
     def close(self) -> None:
         """Ends it."""

@@ -287,7 +287,7 @@ def test_what_is_delivered_twice_is_applied_once(
 
 # A worker whose pipes lose, break or damage every few messages what they say they have sent.
 BREAKING = """
-import os, socket
+import os, socket, xxhash
 from graphflow.runtime.transport import pipe
 
 send, count = pipe.Pipe.send, 0
@@ -299,14 +299,14 @@ def breaks(self, frames):
         return send(self, frames)
     with open(os.environ["BROKEN"], "a") as told:
         told.write("x")
+    sizes = pipe._HEAD.pack(len(frames[0]), len(frames[1]) if len(frames) > 1 else pipe._ONE)
     if count % 3 == 0:  # in the middle of a message
-        sizes = pipe._HEAD.pack(len(frames[0]), len(frames[1]) if len(frames) > 1 else pipe._ONE)
         self._socket.send(sizes + bytes(frames[0])[:9])
         self._socket.shutdown(socket.SHUT_RDWR)
     elif count % 3 == 1:
-        data = bytearray(frames[-1])
-        data[len(data) // 2] ^= 16
-        return send(self, [*frames[:-1], data])
+        sealed = bytearray(sizes + b"".join(frames) + xxhash.xxh3_64(b"".join(frames)).digest())
+        sealed[len(sealed) // 2] ^= 16
+        return self._put(sealed)
     else:
         self._socket.send(b"no message, of a pipe")
     return True

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -65,10 +66,14 @@ FRAMES = [
     [b"\x93head", b""],
     [b"\x93" * CONTROL_CAP],
     [b"\x93", os.urandom(CHUNK_BYTES)],
+    [b"\x93", os.urandom(pipes._PIECE)],
+    [b"\x93", os.urandom(pipes._PIECE + 1)],
 ]
 
 
-@pytest.mark.parametrize("frames", FRAMES, ids=["one", "two", "empty", "long", "long data"])
+@pytest.mark.parametrize(
+    "frames", FRAMES, ids=["one", "two", "empty", "long", "long data", "a piece", "more"]
+)
 def test_messages_come_as_they_were_sent(ends: tuple[Pipe, Pipe], frames: list[bytes]) -> None:
     near, far = ends
     assert far.receive() is None
@@ -94,7 +99,7 @@ def test_what_is_not_read_at_once_waits_without_its_sender(ends: tuple[Pipe, Pip
 def test_bytes_that_come_one_at_a_time_become_messages(ends: tuple[Pipe, Pipe]) -> None:
     near, far = ends
     frames = [b"head", b"data!"]
-    packed = pipes._HEAD.pack(4, 5) + b"".join(frames)
+    packed = pipes._HEAD.pack(4, 5) + b"".join(frames) + xxhash.xxh3_64(b"".join(frames)).digest()
     for byte in packed[:-1]:
         near._socket.send(bytes([byte]))
         assert far.receive() is None
@@ -150,6 +155,21 @@ def test_the_end_of_its_sender_is_seen(ends: tuple[Pipe, Pipe]) -> None:
     assert far.receive() is None
     near.close()
     with pytest.raises(TransportError, match="ended"):
+        eventually(far.receive)
+
+
+@pytest.mark.parametrize("place", [8, 10, 13, 40, -9, -8, -1])
+def test_a_flipped_bit_is_seen(ends: tuple[Pipe, Pipe], place: int) -> None:
+    near, far = ends
+    frames = [b"head", bytes(range(60))]
+    packed = bytearray(
+        pipes._HEAD.pack(4, 60) + b"".join(frames) + xxhash.xxh3_64(b"".join(frames)).digest()
+    )
+    near._socket.send(packed)
+    assert whole(far) == frames
+    packed[place] ^= 4
+    near._socket.send(packed)
+    with pytest.raises(ProtocolError, match="not what was sent"):
         eventually(far.receive)
 
 
