@@ -235,6 +235,7 @@ class HostedSession:
         """Time for the links to say what they have sent and received."""
         for worker, link in list(self._links.items()):
             link.beat(owed=worker in beat.owed)
+            link.look()
             if (untaken := link.untaken()) is not None:
                 asked, (step, edge) = untaken
                 self._report(Cut(self._session, worker, step, edge, asked))

@@ -157,12 +157,16 @@ class Link:
         return self._outbound.repeats
 
     def beat(self, *, owed: bool) -> None:
-        """Tells the peer what was sent, if it has not acknowledged that, and what was received; and
-        looks at what comes over the connection, where nothing should."""
+        """Tells the peer what was sent, if it has not acknowledged that, and what was received."""
         with self._lock:
             if owed or self._outbound.pending:
                 self._asked += self._outbound.pending > 0
                 self._put(self._outbound.tell(Ack(asks=True)))
+
+    def look(self) -> None:
+        """Looks at what comes over the connection, where nothing should: who sends much there ends
+        it."""
+        with self._lock:
             self._channel.changes()
             if self._channel.under_way(time.monotonic()) > UNDER_WAY:
                 _log.tell("connection.dropped", address=self._channel.address, reason=_FLOODED)

@@ -221,3 +221,56 @@ def test_calibration_sees_a_throttled_link_and_moves_the_placement(
     assert homes == ["/worker:0/cpu:0"], told
     assert after == before
     assert run.wait() == 0, run.told()
+
+
+OPEN = """
+import sys, time, numpy as np, graphflow as gf
+x = gf.placeholder("float32", (None,), name="x")
+with gf.device("/worker:0"):
+    there = x * 2.0
+    count = gf.variable(np.zeros((), "float32"), name="count")
+with gf.device("/worker:1"):
+    back = there + 1.0
+with gf.device("/worker:0"):
+    result, counted = back * 1.0, gf.assign(count, count + 1.0)
+rng = np.random.default_rng(0)
+with gf.Session(sys.argv[1], trial=False) as s:
+    for number in range(40):
+        fed = rng.random((10, 300_000, 1 << 20)[number % 3], "float32")
+        value, steps = s.run([result, counted], {x: fed})
+        right = np.array_equal(value, fed * np.float32(2) + np.float32(1)) and steps == number + 1
+        print("step" if right else "wrong", number, flush=True)
+        time.sleep(0.05)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow  # a cut of three seconds
+@pytest.mark.fault(12)
+def test_hosts_without_keys_have_pipes_and_a_cut_of_three_seconds_costs_no_step(
+    hosts: Hosts, tmp_path: Path, running: list[Running]
+) -> None:
+    two = hosts.hosts[:2]
+    for host in two:
+        at, env = f"tcp://{host.address}:7001", {"GRAPHFLOW_SHARED_MEMORY": "off"}
+        running.append(Worker(at, "--insecure", inside=host.enter, env=env))
+    addresses = [worker.ready().address for worker in running if isinstance(worker, Worker)]
+    file = cluster_file(tmp_path, addresses, "insecure = true", "deadline = 60.0")
+    command = [sys.executable, "-c", OPEN, str(file)]
+    running.append(run := Running(command, inside=two[0].enter, env={}, cwd=tmp_path))
+    run.line("step 8")
+    table = subprocess.run(
+        [*two[0].enter, "cat", "/proc/net/tcp"], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split() for line in table.splitlines()[1:]]
+    ends = [(row[1], row[2]) for row in rows if row[3] == "01"]
+    port = f":{7001:04X}"
+    pipes = [pair for pair in ends if not any(end.endswith(port) for end in pair)]
+    assert len(pipes) == 2, ends
+    two[1].unplug()
+    time.sleep(3.0)
+    two[1].plug()
+    assert run.wait() == 0, run.told()
+    took(12, "longest step over hosts without keys, cut of 3 s", run.gap())
+    assert run.gap() > 2.5, "it was cut off from what it needed"
+    assert run.lines == [*(f"step {n}" for n in range(40)), "done"]
