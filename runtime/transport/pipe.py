@@ -108,12 +108,13 @@ class Pipe:
             piece = data[start : start + _PIECE]
             seal.update(piece)
             if not self._put(*before, piece):
-                return start > 0  # what has come in part is asked for again
+                return False  # a message of which a part has come is none
             before = ()
         seal.update(data[last:])
-        return self._put(*before, data[last:], seal.digest()) or last > 0
+        return self._put(*before, data[last:], seal.digest())
 
     def _put(self, *given: Any) -> bool:
+        """Sends some bytes, now or later; False if the pipe has ended."""
         if self.ended:
             return False
         parts = [memoryview(each) for each in given]

@@ -227,6 +227,8 @@ class WorkerProcess:
         self._listener.close(words)
         for route, _ in list(self._heard.values()):
             self._drop(route)
+        while self._entering:
+            self._entering.popleft()[1].close()
         self._lanes.close()
         if self._guard is not None:
             self._guard.close()

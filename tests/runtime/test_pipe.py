@@ -149,6 +149,26 @@ def test_a_pipe_that_ends_says_so_and_sends_nothing(
     assert outlet.offer(), "there may be another one"
 
 
+def test_a_message_that_breaks_off_goes_another_way_whole(
+    ends: tuple[Pipe, Pipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = ends
+    put, pieces = near._put, []
+
+    def ends_after_one(*given: Any) -> bool:
+        pieces.append(given)
+        near.ended = len(pieces) > 1
+        return put(*given)
+
+    monkeypatch.setattr(near, "_put", ends_after_one)
+    assert not near.carries([b"head", bytes(CHUNK_BYTES)], 7, 6)
+    assert near.past == 7 and len(pieces) == 2
+    near.close()
+    with pytest.raises(TransportError):
+        for _ in range(100):
+            assert far.receive() is None
+
+
 def test_the_end_of_its_sender_is_seen(ends: tuple[Pipe, Pipe]) -> None:
     near, far = ends
     near._socket.send(pipes._HEAD.pack(4, 100) + b"head and a part")
