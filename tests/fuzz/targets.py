@@ -21,6 +21,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
+import xxhash
 from rich.console import Console
 
 import graphflow as gf
@@ -75,7 +76,7 @@ from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
 from graphflow.runtime.security.limits import Limits
-from graphflow.runtime.transport import lane
+from graphflow.runtime.transport import lane, pipe
 from graphflow.runtime.transport.segment import Segment
 from tests.runtime.programs import CPU, placed
 
@@ -232,6 +233,48 @@ def lane_seeds() -> tuple[bytes, ...]:
 
 def lane_packet(data: bytes) -> None:
     wire.decode_frames(lane.frames_of(data))
+
+
+class Poured:
+    """What comes over a pipe, in place of its connection."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = memoryview(data)
+
+    def setblocking(self, blocks: bool) -> None:
+        return
+
+    def setsockopt(self, *given: object) -> None:
+        return
+
+    def recvmsg_into(self, places: list[memoryview], *_: int) -> tuple[int]:
+        count = 0
+        for place in places:
+            part, self._left = self._left[: place.nbytes], self._left[place.nbytes :]
+            place[: part.nbytes] = part
+            count += part.nbytes
+        if not count:
+            raise BlockingIOError
+        return (count,)
+
+
+def pipe_seeds() -> tuple[bytes, ...]:
+    """Messages with and without a piece of an array, and two in a row."""
+    array = np.arange(200_000, dtype="float32")
+    (chunk, data), *_ = wire.chunks("edge", 3, 5, array, checked=False)
+    messages = [[wire.encode(envelope(), Ping())], [wire.encode(envelope(), chunk), bytes(data)]]
+    found = []
+    for frames in messages:
+        second = len(frames[1]) if len(frames) > 1 else pipe._ONE
+        seal = xxhash.xxh3_64(b"".join(frames)).digest()
+        found.append(pipe._HEAD.pack(len(frames[0]), second) + b"".join(frames) + seal)
+    return (*found, found[0] * 2)
+
+
+def pipe_bytes(data: bytes) -> None:
+    made = pipe.Pipe(Poured(data))  # type: ignore[arg-type]
+    while (frames := made.receive()) is not None:
+        wire.decode_frames(frames)
 
 
 # State machines --------------------------------------------------------------------------------
@@ -661,6 +704,7 @@ def targets() -> list[Target]:
         Target("control", "msgpack", _frames(), wire.decode, ProtocolError),
         Target("packed", "bytes", _packed_frames(), wire.decode, ProtocolError),
         Target("lane", "bytes", lane_seeds(), lane_packet, ProtocolError),
+        Target("pipe", "bytes", pipe_seeds(), pipe_bytes, ProtocolError, 5),
         Target("chunks", "msgpack", chunk_seeds(), chunk_run, (), 2),
         Target("graph", "msgpack", (graphs()[0],), graph, ProtocolError, 10),
         Target("worker", "msgpack", conversations(), worker_machine, (), 10),
