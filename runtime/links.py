@@ -197,8 +197,8 @@ class Link:
     def _put(self, letter: Letter) -> None:
         frames = _frames(letter)
         known = self._outbound.acknowledged
-        if self._outlet is not None and self._outlet.pipe is not self._beside:
-            self._beside = pipe = self._outlet.pipe
+        if self._outlet is not None and (pipe := self._outlet.pipe) is not self._beside:
+            self._beside = pipe
             if pipe is not None:  # it must not overtake what is on its way
                 pipe.past = self._outbound.sent
         beside = self._beside

@@ -41,8 +41,6 @@ _REQUEST = struct.Struct("<q")
 _COUNT = struct.Struct("<H")  # of small arrays
 _SIZE = struct.Struct("<I")  # of each, before its bytes
 _ONE = struct.Struct("<HI")
-_NONE = _COUNT.pack(0)
-_HEAD_SIZE, _COMPUTE_SIZE = _HEAD.size, _COMPUTE.size
 _TRACE, _FREE = 1, 2  # flags of a step
 _SAME_CAP = 1 << 10  # bytes of what is the same in all steps
 _KNOWN = 1024  # of these that are remembered
@@ -80,8 +78,8 @@ def unpack(frame: bytes | memoryview) -> tuple[Envelope, Message]:
         frame = bytes(frame)
     try:
         _, kind, size, step, sequence, acknowledged = _HEAD.unpack_from(frame)
-        start = _HEAD_SIZE + size
-        session, epoch, origin, token = _sender(frame[_HEAD_SIZE:start])
+        start = _HEAD.size + size
+        session, epoch, origin, token = _sender(frame[_HEAD.size : start])
         if kind >= len(_READERS) or step < 0 or sequence < 0 or acknowledged < 0:
             raise ProtocolError(f"a packed frame of kind {kind} is none of this protocol")
         said = (session, epoch, origin, step, sequence, acknowledged, token)
@@ -150,17 +148,17 @@ def _write_compute(message: Compute) -> bytes | None:
 
 def _read_compute(frame: bytes, start: int) -> Compute:
     request, commits, follows, deadline, flags, count, size = _COMPUTE.unpack_from(frame, start)
-    start += _COMPUTE_SIZE
+    start += _COMPUTE.size
     end = start + size
     program, names, feeds = _template(frame[start:end])
     values = _integers(count).unpack_from(frame, end)
-    if request < 0 or len(names) != count or flags > 3 or not isfinite(deadline):
+    if request < 0 or len(names) != count or flags > _TRACE | _FREE or not isfinite(deadline):
         raise ProtocolError("a packed order contradicts itself")
     return made(Compute, {
         "request": request, "program": program, "feeds": feeds, "deadline": deadline,
-        "bindings": dict(zip(names, values)), "trace": flags & 1 == 1,  # noqa: B905
+        "bindings": dict(zip(names, values, strict=True)), "trace": bool(flags & _TRACE),
         "commits": commits, "small": _parted(frame, end + 8 * count),
-        "follows": follows, "free": flags > 1,
+        "follows": follows, "free": bool(flags & _FREE),
     })  # fmt: skip
 
 
@@ -242,9 +240,7 @@ def _read_chunk(frame: bytes, start: int) -> Chunk:
 
 
 def _joined(small: list[Small]) -> bytes:
-    if not small:
-        return _NONE
-    if len(small) == 1:  # nearly always, of the rest
+    if len(small) == 1:  # nearly always
         return _ONE.pack(1, len(small[0])) + small[0]
     parts = [_COUNT.pack(len(small))]
     for each in small:
@@ -253,8 +249,6 @@ def _joined(small: list[Small]) -> bytes:
 
 
 def _parted(frame: bytes, start: int) -> list[Small]:
-    if frame[start:] == _NONE:  # as the orders of most workers
-        return []
     (count,) = _COUNT.unpack_from(frame, start)
     start += _COUNT.size
     small = []
@@ -269,11 +263,10 @@ def _parted(frame: bytes, start: int) -> list[Small]:
 
 
 _Writer = Callable[[Any], bytes | None]
-_Reader = Callable[[bytes, int], Message]
 _WRITERS: dict[type[Message], _Writer] = {
     Compute: _write_compute, Done: _write_done, Tensor: _write_tensor, Chunk: _write_chunk,
 }  # fmt: skip
 _KINDS = {kind: number for number, kind in enumerate(_WRITERS)}
-_READERS: list[_Reader] = [
+_READERS: list[Callable[[bytes, int], Message]] = [
     _read_compute, _read_done, _read_tensor, _read_chunk,
 ]  # fmt: skip

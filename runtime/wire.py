@@ -20,7 +20,7 @@ import xxhash
 from graphflow.arguments import shown
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.address import fresh
-from graphflow.runtime.fields import END, Fields, check_of, made
+from graphflow.runtime.fields import END, Fields, check_of
 from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
 from graphflow.runtime.packed import MARK, pack, unpack
 from graphflow.runtime.plain import read, write
@@ -51,7 +51,6 @@ _PREFIX = struct.Struct("<QH")  # of an array inside a message: checksum, length
 _SUMMED = 8  # the bytes of the checksum, before those that it is of
 _INSIDE_CAP = SMALL_BYTES + _HEADER_CAP + _PREFIX.size  # bytes of an array inside a message
 
-_MARKED = bytes([MARK])
 _HEAD = Fields(Envelope)
 _check_header = check_of(tuple[Key, str, list[Count]])
 
@@ -179,11 +178,7 @@ def decode_frames(
     """The message in the frames of one multipart, with the bytes of its second frame, if any."""
     if not 1 <= len(frames) <= 2:
         raise ProtocolError(f"a message has 1 or 2 frames, not {len(frames)}")
-    frame = frames[0]
-    if type(frame) is bytes and frame[:1] == _MARKED and len(frame) <= CONTROL_CAP:
-        envelope, message = unpack(frame)  # nearly always
-    else:
-        envelope, message = decode(frame)
+    envelope, message = decode(frames[0])
     data = frames[1] if len(frames) == 2 else None
     if (type(message) is Chunk and not message.slot) != (data is not None):
         raise ProtocolError("a chunk that is not lent, and nothing else, has a second frame")
@@ -224,12 +219,13 @@ def chunks(
     size = min(CHUNK_BYTES, FAR_CHUNK_BYTES) if far else CHUNK_BYTES
     for offset in range(0, max(raw.nbytes, 1), size):
         piece = raw[offset : offset + size]
-        chunk = made(Chunk, {
-            "purpose": purpose, "number": number, "name": name, "dtype": dtype,
-            "shape": list(array.shape), "axes": axes, "nbytes": raw.nbytes, "offset": offset,
-            "checksum": checksum(piece) if checked else 0, "slot": 0, "turn": 0,
-        })  # fmt: skip
-        yield chunk, piece
+        yield (
+            Chunk(
+                purpose, number, name, dtype, list(array.shape), axes, raw.nbytes, offset,
+                checksum(piece) if checked else 0,
+            ),
+            piece,
+        )  # fmt: skip
 
 
 def small(name: Key, array: Array) -> Small | None:

@@ -223,10 +223,9 @@ class CoordinatorMachine:
         stale = fence(envelope, self._epoch, self._token)
         if stale is not None:
             return self._stale(worker, envelope, message, stale)
-        stream = peer.stream
-        outbound = stream.outbound
+        outbound = peer.stream.outbound
         before = outbound.acknowledged
-        arrival, letters = stream.receive(envelope, message, data)
+        arrival, letters = peer.stream.receive(envelope, message, data)
         peer.hear(self._now)
         if outbound.acknowledged > before or not peer.opened:
             peer.heeds(self._now)

@@ -214,10 +214,10 @@ class Inbound:
 def _intact(message: Message, data: Buffer | None) -> bool:
     """Whether the arrays in a message, or the piece of one behind it, are what was sent."""
     kind = type(message)
-    if kind is Compute or kind is Done:
-        return not message.small or all(map(intact, message.small))  # type: ignore[attr-defined]
     if kind is Tensor:
         return intact(message.array)  # type: ignore[attr-defined]
+    if kind is Compute or kind is Done:
+        return not message.small or all(map(intact, message.small))  # type: ignore[attr-defined]
     if isinstance(message, Chunk) and message.checksum:
         return isinstance(data, bytes | memoryview) and checksum(data) == message.checksum
     return True
@@ -262,8 +262,7 @@ class Stream:
         letters = [self.tell(told)] if told is not None else []
         if type(message) is Resend:
             letters += outbound.again(message)
-        known = envelope.acknowledged
-        if known > outbound.acknowledged and outbound.acknowledge(known) and self._waiting:
+        if outbound.acknowledge(envelope.acknowledged) and self._waiting:
             letters += self._flush()
         return arrival, letters
 

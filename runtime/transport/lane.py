@@ -32,15 +32,39 @@ _MOST = LANE_BYTES + _HEAD.size
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
-class Lane:
+class Beside:
+    """One end of a way beside ZeroMQ, on which nothing overtakes what went there."""
+
+    past = 0
+    """The number of the last message that went by ZeroMQ instead."""
+
+    _socket: socket.socket
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._socket.fileno()
+
+    def carries(self, frames: Sequence[Any], number: int, acknowledged: int) -> bool:
+        """Sends a message with a number, unless it has to go by ZeroMQ: this way does not take it,
+        or it would overtake one that went there and is not among those that have been
+        acknowledged."""
+        if self.past <= acknowledged and self.send(frames):
+            return True
+        self.past = number
+        return False
+
+    def send(self, frames: Sequence[Any]) -> bool:
+        """Sends the frames of a message; False if it has to go another way."""
+        raise NotImplementedError
+
+
+class Lane(Beside):
     """One end of a lane. Sending is for one thread at a time, receiving for another."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         self._socket = sock
-        self.past = 0
-        """The number of the last message that went by ZeroMQ instead."""
 
     @staticmethod
     def to(address: str) -> Lane | None:
@@ -61,18 +85,6 @@ class Lane:
             pass  # nobody listens, or too many wait to be let in
         sock.close()
         return None
-
-    def fileno(self) -> int:
-        """What to poll."""
-        return self._socket.fileno()
-
-    def carries(self, frames: Sequence[Any], number: int, acknowledged: int) -> bool:
-        """Sends a message with a number, unless it has to go by ZeroMQ: it does not fit, or would
-        overtake one that went there and is not among those that have been acknowledged."""
-        if self.past <= acknowledged and self.send(frames):
-            return True
-        self.past = number
-        return False
 
     def send(self, frames: Sequence[Any]) -> bool:
         """Sends the frames of a message; False if it has to go another way."""

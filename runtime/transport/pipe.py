@@ -28,6 +28,7 @@ import xxhash
 
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.ops.kernels.address import fresh
+from graphflow.runtime.transport.lane import Beside
 from graphflow.runtime.transport.tcp import check
 from graphflow.runtime.wire import CHUNK_BYTES, CONTROL_CAP
 
@@ -50,7 +51,7 @@ _TAKEN_WITHIN = 2000  # milliseconds for the other end to take what was sent: as
 _CLOSED = 1.0  # seconds for the thread that writes to end
 
 
-class Pipe:
+class Pipe(Beside):
     """One end of a pipe: the one that `send`s, or the one that `receive`s.
 
     Sending is for one thread at a time; what the connection does not take at once, a thread writes.
@@ -64,8 +65,6 @@ class Pipe:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TAKEN_WITHIN)
         self._socket = sock
-        self.past = 0
-        """The number of the last message that went by ZeroMQ instead."""
         self.ended = False
         """Whether it takes nothing any more."""
         self._left: deque[memoryview] = deque()  # for the thread that writes
@@ -78,19 +77,7 @@ class Pipe:
         self._seal = xxhash.xxh3_64()  # of those that are
         self._wanted: list[memoryview] = [self._head]  # where its next bytes go
 
-    def fileno(self) -> int:
-        """What to poll."""
-        return self._socket.fileno()
-
     # Sending -------------------------------------------------------------------------------------
-
-    def carries(self, frames: Sequence[Any], number: int, acknowledged: int) -> bool:
-        """Sends a message with a number, unless it has to go by ZeroMQ: the pipe has ended, or it
-        would overtake one that went there and is not among those that have been acknowledged."""
-        if self.past <= acknowledged and self.send(frames):
-            return True
-        self.past = number
-        return False
 
     def send(self, frames: Sequence[Any]) -> bool:
         """Sends the frames of a message, which are not written to before it is acknowledged; False

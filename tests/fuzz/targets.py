@@ -21,7 +21,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
-import xxhash
 from rich.console import Console
 
 import graphflow as gf
@@ -260,15 +259,12 @@ class Poured:
 
 def pipe_seeds() -> tuple[bytes, ...]:
     """Messages with and without a piece of an array, and two in a row."""
+    from tests.runtime.test_pipe import framed
+
     array = np.arange(200_000, dtype="float32")
     (chunk, data), *_ = wire.chunks("edge", 3, 5, array, checked=False)
-    messages = [[wire.encode(envelope(), Ping())], [wire.encode(envelope(), chunk), bytes(data)]]
-    found = []
-    for frames in messages:
-        second = len(frames[1]) if len(frames) > 1 else pipe._ONE
-        seal = xxhash.xxh3_64(b"".join(frames)).digest()
-        found.append(pipe._HEAD.pack(len(frames[0]), second) + b"".join(frames) + seal)
-    return (*found, found[0] * 2)
+    ping = framed(wire.encode(envelope(), Ping()))
+    return ping, framed(wire.encode(envelope(), chunk), bytes(data)), ping * 2
 
 
 def pipe_bytes(data: bytes) -> None:

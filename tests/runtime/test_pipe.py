@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,17 @@ from graphflow.errors import ProtocolError, TransportError
 from graphflow.runtime.transport import pipe as pipes
 from graphflow.runtime.transport.pipe import MOST, Outlet, Pipe, Pipes, join
 from graphflow.runtime.wire import CHUNK_BYTES, CONTROL_CAP
+from tests.runtime.security.test_door import wait_for
 
 ADDRESS = "tcp://127.0.0.1:7001"
 MB = 1 << 20
 
 
-def eventually(holds: Callable[[], Any], seconds: float = 5.0) -> Any:
-    until = time.monotonic() + seconds
-    while not (found := holds()) and time.monotonic() < until:
-        time.sleep(0.005)
-    return found
+def framed(*frames: bytes) -> bytes:
+    """A message as it travels."""
+    second = len(frames[1]) if len(frames) > 1 else pipes._ONE
+    body = b"".join(frames)
+    return pipes._HEAD.pack(len(frames[0]), second) + body + xxhash.xxh3_64(body).digest()
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def ends(outlet: Outlet) -> Iterator[tuple[Pipe, Pipe]]:
     """The end that sends, and the one that receives."""
     found: list[Pipe] = []
     join(outlet.offer(), ADDRESS, found.append)
-    assert eventually(lambda: found and outlet.pipe)
+    assert wait_for(lambda: found and outlet.pipe)
     near = outlet.pipe
     assert near is not None
     yield near, found[0]
@@ -55,7 +56,7 @@ def ends(outlet: Outlet) -> Iterator[tuple[Pipe, Pipe]]:
 
 def whole(pipe: Pipe) -> list[bytes]:
     """The next message."""
-    frames = eventually(pipe.receive)
+    frames = wait_for(pipe.receive)
     assert frames is not None
     return [bytes(frame) for frame in frames]
 
@@ -99,7 +100,7 @@ def test_what_is_not_read_at_once_waits_without_its_sender(ends: tuple[Pipe, Pip
 def test_bytes_that_come_one_at_a_time_become_messages(ends: tuple[Pipe, Pipe]) -> None:
     near, far = ends
     frames = [b"head", b"data!"]
-    packed = pipes._HEAD.pack(4, 5) + b"".join(frames) + xxhash.xxh3_64(b"".join(frames)).digest()
+    packed = framed(*frames)
     for byte in packed[:-1]:
         near._socket.send(bytes([byte]))
         assert far.receive() is None
@@ -144,7 +145,7 @@ def test_a_pipe_that_ends_says_so_and_sends_nothing(
 ) -> None:
     near, far = ends
     far.close()
-    assert eventually(lambda: not near.send([b"x"]))
+    assert wait_for(lambda: not near.send([b"x"]))
     assert near.ended and outlet.pipe is None
     assert outlet.offer(), "there may be another one"
 
@@ -175,22 +176,20 @@ def test_the_end_of_its_sender_is_seen(ends: tuple[Pipe, Pipe]) -> None:
     assert far.receive() is None
     near.close()
     with pytest.raises(TransportError, match="ended"):
-        eventually(far.receive)
+        wait_for(far.receive)
 
 
 @pytest.mark.parametrize("place", [8, 10, 13, 40, -9, -8, -1])
 def test_a_flipped_bit_is_seen(ends: tuple[Pipe, Pipe], place: int) -> None:
     near, far = ends
     frames = [b"head", bytes(range(60))]
-    packed = bytearray(
-        pipes._HEAD.pack(4, 60) + b"".join(frames) + xxhash.xxh3_64(b"".join(frames)).digest()
-    )
+    packed = bytearray(framed(*frames))
     near._socket.send(packed)
     assert whole(far) == frames
     packed[place] ^= 4
     near._socket.send(packed)
     with pytest.raises(ProtocolError, match="not what was sent"):
-        eventually(far.receive)
+        wait_for(far.receive)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def test_sizes_that_no_message_has_are_refused_before_memory_is_taken(
     monkeypatch.setattr(pipes, "fresh", lambda size: pytest.fail(f"{size} bytes were taken"))
     near._socket.send(pipes._HEAD.pack(*sizes))
     with pytest.raises(ProtocolError, match="bytes"):
-        eventually(far.receive)
+        wait_for(far.receive)
 
 
 def test_any_bytes_are_messages_or_refused(ends: tuple[Pipe, Pipe]) -> None:
@@ -242,7 +241,7 @@ def test_an_offer_is_for_who_knows_the_secret(outlet: Outlet) -> None:
     assert outlet.pipe is None
     found: list[Pipe] = []
     join(token, ADDRESS, found.append)
-    assert eventually(lambda: found and outlet.pipe)
+    assert wait_for(lambda: found and outlet.pipe)
     found[0].close()
     with pytest.raises(OSError):  # nobody listens there any more
         socket.create_connection(("127.0.0.1", port), 1).close()
@@ -256,7 +255,7 @@ def test_who_says_nothing_does_not_keep_others_out(
     with socket.create_connection(("127.0.0.1", int(token.split()[1])), 5):
         found: list[Pipe] = []
         join(token, ADDRESS, found.append)
-        assert eventually(lambda: found and outlet.pipe)
+        assert wait_for(lambda: found and outlet.pipe)
     found[0].close()
 
 
@@ -264,11 +263,11 @@ def test_an_offer_ends_with_its_time_or_with_its_link(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pipes, "_OFFERED", 0.2)
     outlet = Outlet(ADDRESS)
     first = outlet.offer()
-    second = eventually(outlet.offer)
+    second = wait_for(outlet.offer)
     assert first and second and first != second
     began = time.monotonic()
     monkeypatch.setattr(pipes, "_OFFERED", 60.0)
-    assert eventually(outlet.offer)
+    assert wait_for(outlet.offer)
     outlet.close()
     assert time.monotonic() - began < 5.0
 
@@ -369,7 +368,7 @@ def test_workers_without_shared_memory_have_pipes(monkeypatch: pytest.MonkeyPatc
         before = connections(hosts.pids)
         for size in (MB, MB // 4, 3 * MB, 1000, 20_000) * 3:
             run(size)
-        there = eventually(lambda: run(MB) or connections(hosts.pids) == before + 4)
+        there = wait_for(lambda: run(MB) or connections(hosts.pids) == before + 4)
         assert there, "a pipe each way, of two ends"
 
 
