@@ -1,12 +1,12 @@
 """What the runtime adds to the wire: arrays, small messages and steps between processes, against
 memcpy, raw pyzmq, gloo (torch.distributed) and Ray's object store, all measured by turns.
 
-    python benchmarks/transport.py [--rounds 20] [--only arrays,messages,steps,many,store]
+    python benchmarks/transport.py [--rounds 20] [--only arrays,keyed,messages,steps,many,store]
                                    [--output results/transport.json]
 
 One way of an array is half of a round trip. "raw pyzmq" sends an array as one frame without a copy,
-and copies it once into place where it arrives; its round trip of 100 bytes is the unit of messages
-and steps.
+and copies it once into place where it arrives; with keys it is encrypted as ours is. Its round trip
+of 100 bytes is the unit of messages and steps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from peers import write
@@ -38,6 +42,7 @@ from transport_peers import (
 
 import graphflow as gf
 from graphflow.placement.cluster import Cluster
+from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
 
 MB = 1 << 20
 Times = dict[str, list[float]]
@@ -48,6 +53,37 @@ def workers(count: int = 2, *, shared: bool = True) -> Iterator[gf.Session]:
     os.environ["GRAPHFLOW_SHARED_MEMORY"] = "on" if shared else "off"
     with gf.Session(Cluster.local(count, threads=1, deadline=300), trial=False) as session:
         yield session
+
+
+@contextmanager
+def keyed_workers() -> Iterator[gf.Session]:
+    """Two workers that show keys, as they do by default beyond loopback."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(
+            patch.dict(
+                os.environ, GRAPHFLOW_KEYS=str(folder), GRAPHFLOW_SHARED_MEMORY="off",
+                GRAPHFLOW_LOG_LEVEL="error",
+            )
+        )  # fmt: skip
+        ring = Keyring(folder)
+        for name, role in (("boss", COORDINATOR), ("box", WORKER)):
+            ring.new(name, role)
+            ring.add((folder / f"{name}.public").read_text(), name)
+        lines = ['key = "boss"']
+        for _ in range(2):
+            command = ["worker", "--listen", "tcp://127.0.0.1:*", "--key", "box", "--threads", "1"]
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "graphflow", *command], stdout=subprocess.PIPE, text=True
+            )
+            stack.callback(worker.wait)
+            stack.callback(worker.terminate)
+            assert worker.stdout is not None
+            address = worker.stdout.readline().partition(" listening on ")[2].split()[0]
+            lines += ["[[workers]]", f'address = "{address}"', 'key = "box"']
+        (folder / "cluster.toml").write_text("\n".join(lines))
+        cluster = Cluster.load(folder / "cluster.toml")
+        yield stack.enter_context(gf.Session(cluster, trial=False))
 
 
 def hosts_of(session: gf.Session) -> Any:
@@ -103,6 +139,17 @@ def told(title: str, times: Times, ours: str, unit: str, goal: str) -> dict[str,
 # What is measured ------------------------------------------------------------------------------
 
 
+def blocks(nbytes: int) -> tuple[Any, Any]:
+    """An array to send, and where it comes back to."""
+    return np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+
+
+def bounce(dealer: Any, source: Any, target: Any) -> None:
+    """A round trip of an array by raw pyzmq."""
+    dealer.send(source, copy=False)
+    target[:] = np.frombuffer(dealer.recv(copy=False).buffer, np.uint8)
+
+
 def arrays(rounds: int) -> list[dict[str, Any]]:
     results = []
     with ExitStack() as stack:
@@ -112,17 +159,12 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
         dist = stack.enter_context(torch_peer()) if find_spec("torch") else None
         for size in (1, 4, 16, 64):
             nbytes = size * MB
-            source, target = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
-
-            def bounce(source: Any = source, target: Any = target) -> None:
-                dealer.send(source, copy=False)
-                target[:] = np.frombuffer(dealer.recv(copy=False).buffer, np.uint8)
-
+            source, target = blocks(nbytes)
             contenders = {
                 "memcpy": thrice(partial(np.copyto, target, source)),
                 "shared memory": partial(shared.probe_link, 0, 1, nbytes, 3),
                 "tcp": partial(tcp.probe_link, 0, 1, nbytes, 3),
-                "raw pyzmq": thrice(bounce, 0.5),
+                "raw pyzmq": thrice(partial(bounce, dealer, source, target), 0.5),
             }
             if dist is not None:
                 contenders["gloo"] = dist(nbytes)
@@ -135,6 +177,24 @@ def arrays(rounds: int) -> list[dict[str, Any]]:
                 told(f"{size} MB over TCP", {k: times[k] for k in ("tcp", "raw pyzmq")}, "tcp",
                      "raw pyzmq", "1 / 0.9 = 1.11 x raw pyzmq")
             )  # fmt: skip
+    return results
+
+
+def keyed(rounds: int) -> list[dict[str, Any]]:
+    """Arrays over TCP, encrypted."""
+    results = []
+    with ExitStack() as stack:
+        hosts = hosts_of(stack.enter_context(keyed_workers()))
+        dealer = stack.enter_context(raw("echo", keyed=True))
+        for size in (1, 4, 16, 64):
+            nbytes = size * MB
+            contenders = {
+                "tcp": partial(hosts.probe_link, 0, 1, nbytes, 3),
+                "raw pyzmq": thrice(partial(bounce, dealer, *blocks(nbytes)), 0.5),
+            }
+            title = f"{size} MB over TCP with keys"
+            times = turns(contenders, rounds)
+            results.append(told(title, times, "tcp", "raw pyzmq", "1 / 0.9 = 1.11 x raw pyzmq"))
     return results
 
 
@@ -154,7 +214,7 @@ def store(rounds: int) -> list[dict[str, Any]]:
         ray = stack.enter_context(ray_store())
         for size in (4, 16, 64):
             nbytes = size * MB
-            source, target = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+            source, target = blocks(nbytes)
             contenders = {
                 "memcpy": thrice(partial(np.copyto, target, source)),
                 "shared memory": partial(hosts.probe_link, 0, 1, nbytes, 3),
@@ -173,12 +233,12 @@ def store(rounds: int) -> list[dict[str, Any]]:
             title = f"{size} MB fetched, ours to be written to"
             results.append(told(title, times, "variable of a worker", actor, "< 1 x Ray"))
 
-        def bounce() -> None:
+        def there_and_back() -> None:
             dealer.send(small)
             dealer.recv()
 
         contenders = {
-            "raw round trip": clocked(bounce, 20),
+            "raw round trip": clocked(there_and_back, 20),
             "echo between workers": lambda: 2 * hosts.probe_link(0, 1, 0, 20),
             "Ray put + get of 100 bytes": clocked(partial(ray_put_and_get, ray, small), 20),
             "Ray: to an actor and back": clocked(ray_echo(ray), 20),
@@ -218,7 +278,7 @@ def messages(rounds: int) -> list[dict[str, Any]]:
         session.run(scalar)
         hosts = hosts_of(session)
 
-        def bounce() -> None:
+        def there_and_back() -> None:
             dealer.send(small)
             dealer.recv()
 
@@ -235,7 +295,7 @@ def messages(rounds: int) -> list[dict[str, Any]]:
 
         times = turns(
             {
-                "raw round trip": clocked(bounce, 20),
+                "raw round trip": clocked(there_and_back, 20),
                 "frames over TCP": clocked(frame, 20),
                 "frames to a process of this host": clocked(short, 20),
                 "echo between workers": lambda: 2 * hosts.probe_link(0, 1, 0, 20),
@@ -314,7 +374,8 @@ def many(rounds: int) -> list[dict[str, Any]]:
 
 
 PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
-    "arrays": arrays, "messages": messages, "steps": steps, "many": many, "store": store,
+    "arrays": arrays, "keyed": keyed, "messages": messages, "steps": steps, "many": many,
+    "store": store,
 }  # fmt: skip
 
 

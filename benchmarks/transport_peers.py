@@ -2,10 +2,13 @@
 own, and the ways to them.
 
     python benchmarks/transport_peers.py echo PORT      # starts one end; transport.py does that
+
+An end that is to have a CURVE key finds it in the environment: CURVE_PUBLIC and CURVE_SECRET.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -26,6 +29,10 @@ from graphflow.errors import TransportError
 def echo(port: int) -> None:
     """Sends every message back, by raw pyzmq."""
     router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    if "CURVE_SECRET" in os.environ:
+        router.curve_publickey = os.environ["CURVE_PUBLIC"].encode()
+        router.curve_secretkey = os.environ["CURVE_SECRET"].encode()
+        router.curve_server = True
     router.bind(f"tcp://127.0.0.1:{port}")
     place: Any = None
     while True:
@@ -100,11 +107,13 @@ PEERS: dict[str, Callable[[int], None]] = {
 
 
 @contextmanager
-def peer(name: str) -> Iterator[int]:
+def peer(name: str, **environment: str) -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    process = subprocess.Popen([sys.executable, __file__, name, str(port)])
+    process = subprocess.Popen(
+        [sys.executable, __file__, name, str(port)], env={**os.environ, **environment}
+    )
     try:
         yield port
     finally:
@@ -113,9 +122,15 @@ def peer(name: str) -> Iterator[int]:
 
 
 @contextmanager
-def raw(name: str) -> Iterator[Any]:
-    with peer(name) as port:
+def raw(name: str, *, keyed: bool = False) -> Iterator[Any]:
+    """A socket to an end of raw pyzmq; with keys, what goes over it is encrypted."""
+    public, secret = zmq.curve_keypair() if keyed else (b"", b"")
+    keys = {"CURVE_PUBLIC": public.decode(), "CURVE_SECRET": secret.decode()} if keyed else {}
+    with peer(name, **keys) as port:
         dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        if keyed:
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+            dealer.curve_serverkey = public
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(f"tcp://127.0.0.1:{port}")
         try:
