@@ -8,9 +8,13 @@ import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.nurseries import Nurseries
 
 # The same examples on every run and machine, and no judgement by the clock.
 # To look for new ones: pytest --hypothesis-profile=explore
@@ -106,19 +110,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_nurseries() -> Iterator[None]:
-    """What local workers are forked from stays for the next session of the same environment."""
+def shared_nurseries() -> Iterator[Nurseries]:
+    """What local workers are forked from stays for the next session of the same environment, and
+    what other processes are forked from stays to the end."""
     from graphflow.runtime.launch import local
+    from tests import loaded
     from tests.nurseries import Nurseries
 
-    if not local.can_fork():
-        yield
-        return
     nurseries = Nurseries()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "Nursery", nurseries)
-        yield
+        if local.can_fork():
+            patch.setattr(local, "Nursery", nurseries)
+        yield nurseries
         nurseries.close()
+        loaded.close()
 
 
 @pytest.fixture

@@ -32,6 +32,11 @@ class Nurseries:
                 entry[1].close()
         return Lent(self, kind, Nursery(environment))
 
+    @property
+    def waiting(self) -> list[Nursery]:
+        """Those that are kept and not lent."""
+        return [nursery for _, nursery in self._waiting]
+
     def take_back(self, kind: object, nursery: Nursery) -> None:
         self._waiting.append((kind, nursery))
         while len(self._waiting) > _KEPT:

@@ -218,11 +218,15 @@ def started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 class Nursery:
     """Forks processes that run `graphflow.runtime.worker`. For one thread at a time."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], first: str = child.__file__) -> None:
+        """Args:
+        environment: of its process.
+        first: the file that its process runs, which calls `grow`.
+        """
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A program without standard streams, such as a daemon, has other things in their places.
         place = fcntl.fcntl(other, fcntl.F_DUPFD_CLOEXEC, 3)
-        command = [sys.executable, "-P", child.__file__, "--nursery", str(place)]
+        command = [sys.executable, "-P", first, "--nursery", str(place)]
         try:
             self._process = started(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -9,9 +9,8 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,25 @@ from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
 from tests.faults.network import Hosts, NoNamespaces
 from tests.faults.proxy import Proxy
 from tests.faults.running import Running, Script, Worker, alive
+from tests.loaded import MARK, loaded
+from tests.nurseries import Nurseries
 
-_MARK = "GRAPHFLOW_TEST"
 _SECONDS = 5.0
 """For what ends by itself to be gone after a test."""
 
 
-def _marked(mark: str) -> list[str]:
-    """The processes that were started under a mark, also those whose parent has ended."""
-    found = []
-    wanted = f"{_MARK}={mark}".encode()
+def _marked(kept: Collection[int]) -> dict[int, str]:
+    """The processes that were started under the mark, also those whose parent has ended, but for
+    those that are kept for later tests."""
+    found = {}
+    wanted = "=".join(MARK).encode()
     for place in Path("/proc").glob("[0-9]*"):
-        if place.name == str(os.getpid()):
+        if (number := int(place.name)) in (os.getpid(), *kept):
             continue
         try:
-            if wanted in (place / "environ").read_bytes().split(b"\0") and alive(int(place.name)):
+            if wanted in (place / "environ").read_bytes().split(b"\0") and alive(number):
                 command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found.append(f"process {place.name}: {command[:200]}")
+                found[number] = f"process {number}: {command[:200]}"
         except (OSError, ValueError):
             continue  # it is gone, or not ours
     return found
@@ -75,21 +76,34 @@ def _segments() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def leftovers(own_nurseries: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def leftovers(shared_nurseries: Nurseries, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that a test began may be there when it has ended: no process, wherever its parent
     went, no socket, no shared memory, no thread."""
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(_MARK, mark)
-    threads, kinds, segments = set(threading.enumerate()), _open(), _segments()
+    monkeypatch.setenv(*MARK)
+    keeper = loaded()
+
+    def kept() -> list[int]:
+        waiting = [nursery.pid for nursery in shared_nurseries.waiting]
+        return [*waiting, *((keeper.pid,) if keeper is not None else ())]
+
+    def sockets() -> Counter[str]:
+        """Those beside the one to each nursery that waits."""
+        return _open() - Counter({"socket:": len(shared_nurseries.waiting)})
+
+    threads, kinds, segments = set(threading.enumerate()), sockets(), _segments()
+    others = _marked(kept())
     yield
     until = time.monotonic() + _SECONDS
     while True:
         gc.collect()
-        left = _marked(mark)
+        left = [told for number, told in _marked(kept()).items() if number not in others]
+        readers = {nursery._reader for nursery in shared_nurseries.waiting}
         left += [
-            f"thread {_told(t)}" for t in set(threading.enumerate()) - threads if not _stays(t)
+            f"thread {_told(t)}"
+            for t in set(threading.enumerate()) - threads - readers
+            if not _stays(t)
         ]
-        left += [f"{count} more of {kind}" for kind, count in (_open() - kinds).items()]
+        left += [f"{count} more of {kind}" for kind, count in (sockets() - kinds).items()]
         left += [f"shared memory {name}" for name in _segments() - segments]
         if not left or time.monotonic() > until:
             break

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from tests.loaded import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 START = 60.0
@@ -27,6 +29,7 @@ class Running:
     Args:
         command: what it runs.
         inside: what comes before that, such as the command that enters a network namespace.
+        python: the command is what follows `python`, and the package is loaded already.
     """
 
     def __init__(
@@ -36,15 +39,19 @@ class Running:
         inside: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        python: bool = False,
     ) -> None:
-        self.process = subprocess.Popen(
-            [*inside, *command],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        environment |= env or {}
+        keeper = loaded() if python and not inside else None
+        self.process: Any  # a Popen, or what stands for a fork
+        if keeper is not None:
+            self.process = keeper.start(command, environment, cwd)
+        else:
+            self.process = subprocess.Popen(
+                [*inside, *((sys.executable,) if python else ()), *command],
+                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+            )  # fmt: skip
         self.lines: list[str] = []
         self.errors: list[str] = []
         self.times: list[float] = []
@@ -134,9 +141,8 @@ class Worker(Running):
         inside: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
-        command = [sys.executable, "-m", "graphflow", "worker", "--listen", listen]
-        command += ["--threads", "1", *options]
-        super().__init__(command, inside=inside, env=env)
+        command = ["-m", "graphflow", "worker", "--listen", listen, "--threads", "1", *options]
+        super().__init__(command, inside=inside, env=env, python=True)
         self.address = ""
 
     def end(self) -> None:
@@ -165,7 +171,8 @@ class Script(Running):
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
-        super().__init__([sys.executable, "-c", text, *arguments], inside=inside, env=env, cwd=cwd)
+        command = ["-c", text, *arguments]
+        super().__init__(command, inside=inside, env=env, cwd=cwd, python=True)
 
 
 def cluster_file(

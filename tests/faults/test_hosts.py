@@ -14,9 +14,9 @@ import pytest
 
 import graphflow as gf
 from tests.faults import training
+from tests.faults.model import Model
 from tests.faults.network import Hosts
 from tests.faults.running import ROOT, START, Running, Worker, cluster_file, took
-from tests.faults.test_recovery import Model
 
 TRAINING = training.__file__
 STEPS = 30
@@ -126,7 +126,7 @@ def test_a_cable_that_is_cut_for_thirty_seconds_is_planned_around(
 
 CHAIN = """
 import sys, time, graphflow as gf
-from tests.faults.test_recovery import Model
+from tests.faults.model import Model
 model = Model(3)
 with gf.Session(sys.argv[1], trial=False, checkpoint=sys.argv[2], every=4, rejoin=2.0) as s:
     for number in range(30):

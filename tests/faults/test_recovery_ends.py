@@ -22,6 +22,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import WorkerLost
 from tests.faults import hazards
+from tests.faults.model import Model
 from tests.faults.running import (
     Running,
     Script,
@@ -33,13 +34,13 @@ from tests.faults.running import (
     timed,
     took,
 )
-from tests.faults.test_recovery import SLOW, Model, curves, local, pids, train
+from tests.faults.test_recovery import SLOW, curves, local, pids, train
 
 __all__ = ["curves"]
 
 TRAINING = """
 import sys, time, graphflow as gf
-from tests.faults.test_recovery import Model
+from tests.faults.model import Model
 cluster, folder, every, steps, pause = sys.argv[1:]
 every = int(every) if every.isdigit() else every
 where = cluster

@@ -1,0 +1,132 @@
+"""Python processes that need not load the package: forks of one that has.
+
+A worker by address or a script takes most of a second of a processor to load its modules, and tests
+start hundreds of them. Where it is not the point how a process starts, it comes from one that waits
+to be asked, as local workers come from their nursery. It has the arguments, environment, directory
+and streams of its own, takes signals, and ends, as any other. This file is what such a process runs
+first, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork, grow
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = ("GRAPHFLOW_TEST", uuid.uuid4().hex)
+"""A variable by which /proc shows what this process starts; a fork shows what it comes from."""
+
+_START = 60.0  # seconds for a process to come up on a busy machine
+_KEPT = (signal.SIGINT, signal.SIGHUP)  # whose being ignored goes on to a process that is started
+_LOADED = (
+    "graphflow.cli", "graphflow.session", "graphflow.parallel", "graphflow.runtime.coordinator",
+    "graphflow.runtime.checkpoint", "typer._adapters",
+)  # fmt: skip
+"""What commands and scripts load, beside what workers do."""
+
+
+class Loaded:
+    """Starts processes as forks of one that it keeps."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self._nursery = Nursery({**environment, MARK[0]: MARK[1]}, __file__)
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """The process that is kept."""
+        return self._nursery.pid
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
+    ) -> Forked:
+        """Starts a process, with text streams.
+
+        Args:
+            command: what follows `python`: "-c" or "-m", and so on.
+        """
+        asked = {
+            "command": list(command),
+            "environment": dict(environment),
+            "folder": str(folder or Path.cwd()),
+            "ignored": [each for each in _KEPT if signal.getsignal(each) is signal.SIG_IGN],
+        }
+        with self._lock, open(os.devnull, "wb") as nothing:
+            until = time.monotonic() + _START
+            forked = self._nursery.fork([json.dumps(asked)], [nothing.fileno()] * 2, until)
+        forked.stdin.close()
+        forked.stdout, forked.stderr = map(io.TextIOWrapper, (forked.stdout, forked.stderr))
+        return forked
+
+    def close(self) -> None:
+        """Ends the process, and what is left of its forks."""
+        self._nursery.close()
+
+
+_kept: list[Loaded] = []
+
+
+def loaded() -> Loaded | None:
+    """The one of this process, from its first use on; None where processes cannot be forked."""
+    if not _kept and can_fork():
+        _kept.append(Loaded())
+    return _kept[0] if _kept else None
+
+
+def close() -> None:
+    """Ends what is kept, if there is any."""
+    while _kept:
+        _kept.pop().close()
+
+
+# In the process that is kept, and in its forks -------------------------------------------------
+
+
+def _become(asked: Mapping[str, object]) -> None:
+    """Goes on as the process that was asked for."""
+    os.chdir(str(asked["folder"]))
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    for each in _KEPT:
+        ignored = each in asked["ignored"]
+        meant = signal.default_int_handler if each is signal.SIGINT else signal.SIG_DFL
+        signal.signal(each, signal.SIG_IGN if ignored else meant)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    told = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
+    sys.stdout = sys.__stdout__ = told  # those of the process that is kept are files
+    told = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace")
+    told.reconfigure(write_through=True)
+    sys.stderr = sys.__stderr__ = told
+    how, what, *rest = asked["command"]
+    sys.path.insert(0, "")
+    sys.argv = [how, *rest]
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    if how == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _name in _LOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(_name)
+    _told = grow(int(sys.argv[2]))
+    if _told is not None:
+        _become(json.loads(_told[0]))
