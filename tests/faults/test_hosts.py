@@ -16,7 +16,7 @@ import graphflow as gf
 from tests.faults import training
 from tests.faults.model import Model
 from tests.faults.network import Hosts
-from tests.faults.running import ROOT, START, Running, Worker, cluster_file, took
+from tests.faults.running import Running, Worker, cluster_file, took
 
 TRAINING = training.__file__
 STEPS = 30
@@ -25,13 +25,12 @@ STEPS = 30
 @cache
 def alone(steps: int) -> list[str]:
     """The losses and the final state of a training in one process."""
-    done = subprocess.run(
-        [sys.executable, TRAINING, "here", str(steps)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
-        capture_output=True, text=True, check=False, timeout=START,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return results(done.stdout.splitlines())
+    run = Running(["-m", "tests.faults.training", "here", str(steps)], python=True)
+    try:
+        assert run.wait() == 0, run.told()
+    finally:
+        run.end()
+    return results(run.lines)
 
 
 def results(lines: list[str]) -> list[str]:

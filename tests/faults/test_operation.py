@@ -102,8 +102,8 @@ def test_a_session_whose_client_dies_harms_no_other(
 ) -> None:
     two = workers(2)
     file = cluster_file(tmp_path, [worker.address for worker in two])
-    command = [sys.executable, training.__file__, str(file)]
-    first, second = (Running([*command, str(STEPS), f"pause={p}"]) for p in ("0.2", "0.05"))
+    command = ["-m", "tests.faults.training", str(file), str(STEPS)]
+    first, second = (Running([*command, f"pause={p}"], python=True) for p in ("0.2", "0.05"))
     running += [first, second]
     first.line("step 2 ")
     second.line("step 2 ")
