@@ -16,6 +16,7 @@ import json
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -58,7 +59,8 @@ class Loaded:
         """Starts a process, with text streams.
 
         Args:
-            command: what follows `python`: "-c" or "-m", and so on.
+            command: what follows `python`: "-c" and a text, "-m" and a module, or a file, and then
+                what they are told.
         """
         asked = {
             "command": list(command),
@@ -94,6 +96,34 @@ def close() -> None:
         _kept.pop().close()
 
 
+def ran(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    seconds: float = 100.0,
+) -> subprocess.CompletedProcess[str]:
+    """A process from its start to its end, as of `subprocess.run`."""
+    if (keeper := loaded()) is None:
+        return subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, check=False, cwd=folder,
+            env=environment, timeout=seconds,
+        )  # fmt: skip
+    process = keeper.start(command, environment, folder)
+    errors: list[str] = []
+    reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
+    timer = threading.Timer(seconds, process.kill)
+    reader.start()
+    timer.start()
+    try:
+        with process.stdout, process.stderr:
+            output = process.stdout.read()
+            reader.join()
+        return subprocess.CompletedProcess(command, process.wait(seconds), output, *errors)
+    finally:
+        timer.cancel()
+        process.kill()
+
+
 # In the process that is kept, and in its forks -------------------------------------------------
 
 
@@ -112,14 +142,19 @@ def _become(asked: Mapping[str, object]) -> None:
     told = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace")
     told.reconfigure(write_through=True)
     sys.stderr = sys.__stderr__ = told
-    how, what, *rest = asked["command"]
-    sys.path.insert(0, "")
-    sys.argv = [how, *rest]
+    how, *rest = asked["command"]
     sys.modules["__main__"] = main = ModuleType("__main__")
-    if how == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    further = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [each for each in further if each and each not in sys.path]
+    sys.path.insert(0, "" if how in ("-c", "-m") else str(Path(how).parent))
+    sys.argv = [how, *rest[how in ("-c", "-m") :]]
+    if how == "-c":
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    elif how == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
-        exec(compile(what, "<string>", "exec"), main.__dict__)
+        main.__file__ = how
+        exec(compile(Path(how).read_bytes(), how, "exec"), main.__dict__)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from graphflow.cli import main
+from tests import loaded
 
 MODEL = """
 import numpy as np
@@ -246,15 +247,7 @@ def test_a_cluster_file_with_nan_names_file_and_key(
 
 def graphflow(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own, importing the same graphflow."""
-    return subprocess.run(
-        [sys.executable, "-m", "graphflow.cli", *arguments],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=90,
-    )
+    return loaded.ran(["-m", "graphflow", *arguments], environment(), cwd)
 
 
 def environment() -> dict[str, str]:

@@ -25,6 +25,7 @@ from graphflow.parallel.search import Tried
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
 from graphflow.runtime.status import Address
 from graphflow.session import Session
+from tests import loaded
 from tests.house.sources import ROOT
 from tests.runtime.workers import serving
 
@@ -223,11 +224,8 @@ def test_ages_are_short(seconds: float, text: str) -> None:
     ids=str,
 )
 def test_a_worker_that_cannot_tell_as_asked_does_not_start(options: list[str], says: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "graphflow", "worker", "--listen", "tcp://127.0.0.1:*", *options],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    command = ["-m", "graphflow", "worker", "--listen", "tcp://127.0.0.1:*", *options]
+    done = loaded.ran(command, {**os.environ, "PYTHONPATH": str(ROOT)}, ROOT)
     assert done.returncode in (1, 2) and says in done.stderr
     assert done.stderr.count("\n") == 1 and not done.stdout
 

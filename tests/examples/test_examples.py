@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import loaded
 from tests.faults.running import children
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
@@ -24,10 +25,7 @@ PROGRAMS = sorted(
 
 
 def ran(program: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(FOLDER / program), *arguments],
-        capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=ENVIRONMENT,
-    )  # fmt: skip
+    return loaded.ran([str(FOLDER / program), *arguments], ENVIRONMENT, cwd)
 
 
 ALL = pytest.param([], 15, marks=pytest.mark.slow(reason="plans and pages of all strategies"))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from fnmatch import filter as matching
 from pathlib import Path
 
 import pytest
 
+from tests import loaded
 from tests.house.sources import ROOT, sources
 
 SLOW = pytest.mark.slow  # it plans for dozens of clusters, and for a thousand GPUs
@@ -70,18 +69,9 @@ def test_the_python_of_a_page_runs_with_what_it_takes_for_granted(
     ran("\n".join(code), tmp_path)
 
 
-def test_the_files_of_the_page_on_extending_run(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    files = {code.split("\n")[0].removeprefix("# "): code for code, _ in BLOCK.findall(text)}
-    for name, code in files.items():
-        assert name.endswith(".py")
-        (tmp_path / name).write_text(code, encoding="utf-8")
-    for code in files.values():
-        ran(code, tmp_path)
-
-
 def test_every_page_with_python_is_run() -> None:
-    named = {str(getattr(page, "values", [page])[0]) for page in PAGES} | {*IN_PARTS, "extending"}
+    named = {str(getattr(page, "values", [page])[0]) for page in PAGES} | {*IN_PARTS}
+    named.add("extending")  # its files are run by tests/runtime/test_custom_ops.py
     pages = (ROOT / "docs").glob("*.md")
     assert named == {p.stem for p in pages if BLOCK.search(p.read_text(encoding="utf-8"))}
 
@@ -90,10 +80,7 @@ def ran(code: str, folder: Path) -> str:
     """What a program prints that ends without an error."""
     script = folder / "page.py"
     script.write_text(code, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100,
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = loaded.ran([str(script)], {**os.environ, "PYTHONPATH": str(ROOT)}, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +33,7 @@ from graphflow.runtime.security import guard as guards
 from graphflow.runtime.security.keys import CLIENT, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.status import WAITS, report
+from tests import loaded
 from tests.house.sources import ROOT
 
 COMPUTE = Compute(1, "p", {}, [], False, 5.0)
@@ -63,11 +62,8 @@ if __name__ == "__main__":
 def test_real_processes_tell_one_json_object_a_line_and_no_secret(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GRAPHFLOW_LOG": "json",
-             "GRAPHFLOW_LOG_LEVEL": "debug"},
-    )  # fmt: skip
+    telling = {"GRAPHFLOW_LOG": "json", "GRAPHFLOW_LOG_LEVEL": "debug"}
+    done = loaded.ran([str(script)], {**os.environ, "PYTHONPATH": str(ROOT), **telling})
     assert done.returncode == 0, done.stderr
     session, token = done.stdout.split()
     told = [json.loads(line) for line in done.stderr.splitlines()]  # two workers, one stream

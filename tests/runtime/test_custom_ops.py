@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from graphflow.modules import admitted_function
 from graphflow.op import REGISTRY
 from graphflow.runtime.codec import decode, encode
 from graphflow.runtime.partition import partition
+from tests import loaded
 from tests.runtime.workers import serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -294,15 +294,7 @@ def test_the_python_of_the_documentation_runs(tmp_path: Path) -> None:
         ("train.py", r"([\d.]+) ([\d.]+)\n"),
         ("per_example.py", r"\(5, 8, 3\)\n"),
     ):
-        done = subprocess.run(
-            [sys.executable, name],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=100,
-        )
+        done = loaded.ran([name], {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path)
         assert done.returncode == 0, done.stderr
         found = re.fullmatch(expected, done.stdout)
         assert found, done.stdout

@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +29,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.wire import array_of
+from tests import loaded
 from tests.runtime.workers import serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -333,14 +332,7 @@ with gf.Session(gf.Cluster.local(workers=2, threads=1)) as s:
 
 @pytest.mark.slow  # each session calibrates the workers by address
 def test_ctrl_c_cancels_the_step_and_leaves_the_session_usable() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=90,
-    )
+    done = loaded.ran(["-c", INTERRUPTED], {**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.stdout.split() == ["interrupted", "0.0", "1.0"], done.stdout + done.stderr
 
 
@@ -351,14 +343,7 @@ def test_what_a_worker_prints_reaches_the_users_terminal() -> None:
         "    with gf.device('/worker:1'):\n"
         "        s.run(gf.debug.print(gf.ones((2,)) * 3.0, 'seen there'))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=90,
-    )
+    done = loaded.ran(["-c", script], {**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     assert "seen there" in done.stdout and "3." in done.stdout
 
@@ -404,14 +389,7 @@ for cluster in (gf.Cluster.here(threads=2), gf.Cluster.local(workers=1, threads=
 
 
 def test_a_fork_is_told_that_the_session_is_its_parents_and_harms_nothing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=90,
-    )
+    done = loaded.ran(["-c", FORKED], {**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.stdout.split() == ["True", "500.0"] * 2, done.stdout + done.stderr
 
 

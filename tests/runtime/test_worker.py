@@ -22,6 +22,7 @@ from graphflow.runtime.hosting import default_factory
 from graphflow.runtime.launch.local import LocalWorkers, _end_all
 from graphflow.runtime.worker.process import WorkerProcess
 from graphflow.runtime.worker.serving import main, serve
+from tests.faults.running import Script
 
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
 START = 30.0
@@ -197,14 +198,15 @@ def test_local_workers_end_when_their_parent_does(how: str) -> None:
         if how == "exception":
             raise ValueError("of the user")
     """)
-    pipe = subprocess.PIPE
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True)
-    assert parent.stdout is not None
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 2
-    if how == "SIGKILL":
-        parent.kill()
-    parent.communicate(timeout=20)
+    parent = Script(script)
+    try:
+        pids = [int(pid) for pid in parent.line().split()]
+        assert len(pids) == 2
+        if how == "SIGKILL":
+            parent.send(signal.SIGKILL)
+        parent.wait(20.0)
+    finally:
+        parent.end()
     assert all(ended(pid) for pid in pids)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.house.sources import ROOT
+from tests.loaded import loaded
 
 USERS = ("-m", "graphflow", "worker")
 """The command by which users start one."""
@@ -23,19 +26,29 @@ def serving(
     **environment: str,
 ) -> Iterator[str]:
     """A worker, until it is asked to end, which it does without an error; its address."""
-    process = subprocess.Popen(
-        [sys.executable, *command, "--listen", listen, *options],
-        stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )  # fmt: skip
-    assert process.stdout is not None
+    given = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    told = [*map(str, command), "--listen", listen, *options]
+    keeper = loaded() if command is USERS else None
+    pipe = subprocess.PIPE
+    process: Any = (
+        keeper.start(told, given, ROOT)
+        if keeper is not None
+        else subprocess.Popen(
+            [sys.executable, *told], stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=given
+        )
+    )
+    errors: list[str] = []
+    reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
+    reader.start()
     try:
         yield process.stdout.readline().partition(" listening on ")[2].split()[0]
     finally:
         process.terminate()
         status = process.wait(20)
+        reader.join()
         process.stdout.close()
-        assert status == 0
+        process.stderr.close()
+        assert status == 0, errors
 
 
 def segments_of(pid: int) -> int:
