@@ -66,18 +66,21 @@ def local(workers: int = 2, **options: Any) -> gf.Session:
     return gf.Session(gf.Cluster.local(workers=workers, threads=1), trial=False, **options)
 
 
+class Curves(dict[int, list[Any]]):
+    """Without faults, by the number of workers; each is computed when somebody asks for it."""
+
+    def __missing__(self, workers: int) -> list[Any]:
+        with (
+            gf.Session(gf.Cluster.here(devices=["cpu:0"], threads=1))
+            if workers == 1
+            else local(workers)
+        ) as s:
+            return self.setdefault(workers, train(s, Model(workers)))
+
+
 @pytest.fixture(scope="module")
 def curves() -> Mapping[int, list[Any]]:
-    """Without faults, by the number of workers."""
-    found = {}
-    for workers in (1, 2, 3):
-        model = Model(workers)
-        with gf.Session(gf.Cluster.here(devices=["cpu:0"], threads=1)) as s:
-            found[workers] = train(s, Model(1)) if workers == 1 else []
-        if workers > 1:
-            with local(workers) as s:
-                found[workers] = train(s, model)
-    return found
+    return Curves()
 
 
 @contextmanager
