@@ -30,6 +30,7 @@ from graphflow.errors import (
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.wire import array_of
 from tests import loaded
+from tests.faults import hazards
 from tests.runtime.workers import serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,13 +111,16 @@ def test_tensors_of_every_float_and_complex_dtype_travel_and_are_kept(
     assert session.get(v).tobytes() == given.tobytes()
 
 
+SLOW = ["tests.faults.hazards"]
+
+
 def slow_step() -> gf.Tensor:
-    """A tensor that takes the second worker many seconds."""
+    """A tensor that takes the second worker many seconds, and the machine nothing; of a session
+    with the ops of SLOW."""
     with gf.device("/worker:1"):
-        x = gf.variable(np.full((1500, 1500), 1e-3, "float32"))
-        y = x
+        y = gf.variable(np.ones(3, "float32"))
         for _ in range(600):
-            y = y @ x
+            y = hazards.sleep(y, seconds=0.05)
         return gf.sum(y)
 
 
@@ -262,7 +266,7 @@ def test_a_saved_plan_places_a_session_and_another_graphs_plan_is_refused(tmp_pa
 
 
 def test_a_killed_worker_is_named_with_the_step_within_five_seconds() -> None:
-    with gf.Session(gf.Cluster.local(workers=2, threads=1)) as s:
+    with gf.Session(gf.Cluster.local(workers=2, threads=1), ops=SLOW) as s:
         warm = across(gf.constant(np.ones(3, "float32")))
         s.run(warm)
         total = slow_step()
@@ -280,7 +284,7 @@ def test_a_killed_worker_is_named_with_the_step_within_five_seconds() -> None:
 
 
 def test_a_step_past_its_deadline_is_a_step_timeout() -> None:
-    with gf.Session(gf.Cluster.local(workers=2, threads=1), deadline=2.0) as s:
+    with gf.Session(gf.Cluster.local(workers=2, threads=1), deadline=2.0, ops=SLOW) as s:
         total = slow_step()
         with gf.device("/worker:0"):
             waiting = total * 2.0
@@ -397,7 +401,7 @@ def test_an_error_in_the_block_does_not_wait_for_the_step_of_a_future() -> None:
     start = time.monotonic()
     with (
         pytest.raises(ZeroDivisionError),
-        gf.Session(gf.Cluster.local(workers=2, threads=1)) as s,
+        gf.Session(gf.Cluster.local(workers=2, threads=1), ops=SLOW) as s,
     ):
         future = s.run_async(slow_step())
         while not future.running():

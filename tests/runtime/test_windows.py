@@ -17,6 +17,7 @@ from graphflow.runtime import windows
 from graphflow.runtime.mail import Awaited, Mail
 from graphflow.runtime.messages import EDGE_BITS
 from graphflow.runtime.windows import InLoops, portion_of
+from tests.faults import hazards
 
 MB = 1 << 20
 SECONDS = 20.0
@@ -161,15 +162,14 @@ def test_a_slow_reader_in_a_loop_holds_its_writer_back(
         x, seen = state
         with gf.device("/worker:1"):
             after = x + row
-        y = after
-        for _ in range(4):
-            y = gf.tanh(y @ y)
-        return (after, seen + after[0, 0] + gf.sum(y) * 0.0), row
+        y = hazards.sleep(after[0, 0], seconds=0.01)
+        return (after, seen + after[0, 0] + y * 0.0), row
 
     with gf.device("/worker:0"):
         (_, total), _ = gf.scan(body, (start, gf.constant(0.0)), gf.ones((times,)))
     feeds = {start: np.zeros((rows, columns), np.float32)}
-    with gf.Session(gf.Cluster.local(2, threads=1, deadline=120), trial=False) as session:
+    cluster = gf.Cluster.local(2, threads=1, deadline=120)
+    with gf.Session(cluster, trial=False, ops=["tests.faults.hazards"]) as session:
         session.warmup(total)
         pids = session._life.hosts.pids
         before = [resident(pid) for pid in pids]
