@@ -24,8 +24,10 @@ PROGRAMS = sorted(
 )
 
 
-def ran(program: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return loaded.ran([str(FOLDER / program), *arguments], ENVIRONMENT, cwd)
+def ran(
+    program: str, *arguments: str, cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return loaded.ran([str(FOLDER / program), *arguments], ENVIRONMENT | environment, cwd)
 
 
 ALL = pytest.param([], 15, marks=pytest.mark.slow(reason="plans and pages of all strategies"))
@@ -50,9 +52,15 @@ def test_every_strategy_trains_alike_with_its_plan_and_its_trace(
 
 
 def test_some_strategies_train_on_two_workers(tmp_path: Path) -> None:
-    done = ran("strategies.py", "--only", "by names", "--steps", "2", cwd=tmp_path)
+    """Also where there is no bokeh: plans are drawings then."""
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without/bokeh.py").write_text("raise ImportError('there is none')")
+    paths = os.pathsep.join([str(tmp_path / "without"), ENVIRONMENT["PYTHONPATH"]])
+    done = ran(
+        "strategies.py", "--only", "by names", "--steps", "2", cwd=tmp_path, PYTHONPATH=paths
+    )
     assert done.returncode == 0, done.stderr
-    assert "by-names.trace.json" in done.stdout
+    assert "by-names.plan.svg by-names.trace.json" in done.stdout
     trace = json.loads((tmp_path / "strategies/by-names.trace.json").read_text("utf-8"))
     assert "/worker:1/cpu:0" in json.dumps(trace)
 

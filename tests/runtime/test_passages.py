@@ -23,6 +23,7 @@ from graphflow.runtime.messages import Parcel
 from graphflow.runtime.session_state import MEETING
 from graphflow.runtime.transport.segment import Segment, is_possible
 from graphflow.spec import TensorSpec, spec
+from tests.faults import hazards
 from tests.runtime.test_collectives import together
 from tests.runtime.workers import segments_of
 
@@ -274,15 +275,13 @@ def test_a_session_holds_only_so_many_at_either_end(
 @needs_memory
 def test_a_worker_that_ends_while_another_waits_for_its_tensor_is_told_and_leaves_nothing() -> None:
     with gf.device("/worker:0"):
-        x = gf.placeholder("float32", (2000, 2000), name="x")
-        slow = x
-        for _ in range(8):
-            slow = gf.tanh(slow @ x)
-        small = gf.sum(slow)
+        x = gf.placeholder("float32", (3,), name="x")
+        small = gf.sum(hazards.sleep(x, seconds=0.5))
     with gf.device("/worker:1"):
         fetch = small * 2.0
-    feed = {x: np.zeros((2000, 2000), "f4")}
-    with gf.Session(gf.Cluster.local(2, threads=1), trial=False) as session:
+    feed = {x: np.zeros(3, "f4")}
+    cluster, ops = gf.Cluster.local(2, threads=1), ["tests.faults.hazards"]
+    with gf.Session(cluster, trial=False, ops=ops) as session:
         for _ in range(2):
             assert session.run(fetch, feed) == 0
         pids = list(session._life.hosts.pids)
