@@ -137,7 +137,7 @@ class Box:
             return self.arrays.pop(key)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
     what, xs = collective(data.draw)
@@ -155,7 +155,7 @@ def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
     assert box.arrays == {}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_shared_memory_gives_the_bits_of_the_plain_kernel(data: Any) -> None:
     what, xs = collective(data.draw)
