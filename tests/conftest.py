@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,11 @@ settings.register_profile("default", _PATIENT, derandomize=True)
 settings.register_profile("ci", _PATIENT, derandomize=True)
 settings.register_profile("explore", _PATIENT, derandomize=False, max_examples=1000)
 settings.load_profile("default")
+
+# Tests start hundreds of processes: none of them is to compile the package anew, nor is each that
+# runs tests to compile all of these.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell lets what it runs in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -53,6 +53,11 @@ class Loaded:
         """The process that is kept."""
         return self._nursery.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._nursery.alive
+
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
     ) -> Forked:
@@ -85,6 +90,8 @@ _kept: list[Loaded] = []
 
 def loaded() -> Loaded | None:
     """The one of this process, from its first use on; None where processes cannot be forked."""
+    if _kept and not _kept[0].alive:
+        close()
     if not _kept and can_fork():
         _kept.append(Loaded())
     return _kept[0] if _kept else None
