@@ -24,6 +24,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork, grow
 
@@ -134,9 +135,9 @@ def ran(
 # In the process that is kept, and in its forks -------------------------------------------------
 
 
-def _become(asked: Mapping[str, object]) -> None:
+def _become(asked: Mapping[str, Any]) -> None:
     """Goes on as the process that was asked for."""
-    os.chdir(str(asked["folder"]))
+    os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
     for each in _KEPT:
@@ -144,11 +145,9 @@ def _become(asked: Mapping[str, object]) -> None:
         meant = signal.default_int_handler if each is signal.SIGINT else signal.SIG_DFL
         signal.signal(each, signal.SIG_IGN if ignored else meant)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    told = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
-    sys.stdout = sys.__stdout__ = told  # those of the process that is kept are files
-    told = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace")
-    told.reconfigure(write_through=True)
-    sys.stderr = sys.__stderr__ = told
+    # Those of the process that is kept are files, which have places in them.
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)
     how, *rest = asked["command"]
     sys.modules["__main__"] = main = ModuleType("__main__")
     further = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -162,6 +161,11 @@ def _become(asked: Mapping[str, object]) -> None:
     else:
         main.__file__ = how
         exec(compile(Path(how).read_bytes(), how, "exec"), main.__dict__)
+
+
+def _stream(descriptor: int, like: Any) -> io.TextIOWrapper:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)
 
 
 if __name__ == "__main__":
