@@ -219,9 +219,11 @@ class Nursery:
     """Forks processes that run `graphflow.runtime.worker`. For one thread at a time."""
 
     def __init__(self, environment: Mapping[str, str], first: str = child.__file__) -> None:
-        """Args:
-        environment: of its process.
-        first: the file that its process runs, which calls `grow`.
+        """Starts its process.
+
+        Args:
+            environment: of the process.
+            first: the file that it runs, which calls `grow`.
         """
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A program without standard streams, such as a daemon, has other things in their places.
