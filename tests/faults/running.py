@@ -43,7 +43,8 @@ class Running:
     ) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         environment |= env or {}
-        keeper = loaded() if python and not inside else None
+        early = any(name.startswith(("LD_", "PYTHON")) for name in env or {})  # read at the start
+        keeper = loaded() if python and not inside and not early else None
         self.process: Any  # a Popen, or what stands for a fork
         if keeper is not None:
             self.process = keeper.start(command, environment, cwd)
