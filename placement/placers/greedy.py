@@ -142,6 +142,7 @@ def _refine(
     spent.
     """
     improved = True
+    tried: set[tuple[int, ...]] = set()  # maps that were no better than the best is, or it itself
     while improved:
         improved = False
         for units in reversed(grains):
@@ -152,6 +153,12 @@ def _refine(
                 device = _moved(units, best.run.device, proposal)
                 if device == best.run.device:
                     continue
+                if best.fits:  # then a map has one order, and need not be run twice
+                    known = tuple(device)
+                    if known in tried:
+                        evaluator.evaluations += 1
+                        continue
+                    tried.add(known)
                 candidate = _reordered(evaluator, device, best)
                 if candidate.key < best.key:
                     best, improved = candidate, True
