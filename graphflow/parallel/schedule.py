@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, islice
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
@@ -81,9 +82,18 @@ class Schedule:
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_complete(self)
-        settle(self, _turns=tuple(device for device, _ in _in_turns(self)))
+        assert self._turns
         if self.updates != "flush":
             _check_updates(self)
+
+    @cached_property
+    def _turns(self) -> tuple[int, ...]:
+        """The device of each task of an order in which all can run.
+
+        Raises:
+            ScheduleError: there is none.
+        """
+        return tuple(device for device, _ in _in_turns(self))
 
     @property
     def devices(self) -> int:
