@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from dataclasses import field
 from itertools import chain, islice
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
@@ -78,22 +78,15 @@ class Schedule:
     updates: Updates = "flush"
     group: int = 1
     recompute: bool = False
+    _turns: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The device of each task, in an order in which all can run."""
 
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_complete(self)
-        assert self._turns
+        settle(self, _turns=tuple([device for device, _ in _in_turns(self)]))
         if self.updates != "flush":
             _check_updates(self)
-
-    @cached_property
-    def _turns(self) -> tuple[int, ...]:
-        """The device of each task of an order in which all can run.
-
-        Raises:
-            ScheduleError: there is none.
-        """
-        return tuple(device for device, _ in _in_turns(self))
 
     @property
     def devices(self) -> int:
