@@ -355,10 +355,8 @@ def _compare_with_calls(op: Op, sample: Sample, mapped: tuple[bool, ...]) -> Non
         shown = f"{value.dtype}{show_shape(value.shape)}, not {want.dtype}{show_shape(want.shape)}"
         _require((value.shape, value.dtype) == (want.shape, want.dtype), f"{which} gives {shown}")
         near = 1e-11 if want.dtype.name in ("float64", "complex128") else 1e-5
-        _require(
-            bool(np.allclose(value, want, rtol=near, atol=near, equal_nan=True)),
-            f"{which} gives {value!r}; single calls give {want!r}",
-        )
+        if not np.allclose(value, want, rtol=near, atol=near, equal_nan=True):
+            _require(False, f"{which} gives {value!r}; single calls give {want!r}")
 
 
 CHECKS: tuple[Callable[[Op, Sample], None], ...] = (

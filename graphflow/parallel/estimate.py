@@ -12,8 +12,10 @@ Megatron-LM", SC 2021; Rajbhandari et al., "ZeRO", SC 2020, for state in shares;
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from graphflow.parallel.gpt import GPT, Cost, block, head
-from graphflow.parallel.schedule import run
+from graphflow.parallel.schedule import Schedule, run
 from graphflow.parallel.schedules import interleaved, one_f_one_b
 from graphflow.placement.products import Wire, product, wire
 from graphflow.values import dataclass
@@ -187,14 +189,21 @@ def makespan(
     stages = total // chunks
 
     def of(count: int) -> float:
-        schedule = one_f_one_b(total, count) if chunks == 1 else interleaved(total, count, chunks)
-        return run(schedule, forwards, backwards, transfer=transfer).makespan
+        return run(_schedule(total, count, chunks), forwards, backwards, transfer=transfer).makespan
 
     least = STEADY * stages + count % stages
     if count <= least + stages:
         return of(count)
     first = of(least)
     return first + (count - least) // stages * (of(least + stages) - first)
+
+
+@lru_cache(maxsize=32)
+def _schedule(stages: int, microbatches: int, chunks: int) -> Schedule:
+    """Many layouts of a model differ in other things."""
+    if chunks == 1:
+        return one_f_one_b(stages, microbatches)
+    return interleaved(stages, microbatches, chunks)
 
 
 def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = True) -> Estimate:

@@ -22,7 +22,7 @@ from graphflow.op import FUNCTIONS, Tensor, user_location
 from graphflow.parallel.counts import count_of, settle
 from graphflow.passes import optimize
 from graphflow.placement.cluster import Cluster
-from graphflow.placement.plan import plan_graph
+from graphflow.placement.planning import outlook
 from graphflow.spec import nbytes
 from graphflow.values import dataclass
 
@@ -192,8 +192,7 @@ def _cost(
     whole = optimize(Graph([*ys, *gradients(ys, xs, seeds or None)]))
 
     def seconds(graph: Graph) -> float:
-        sizes = {p: tuple(int(n) for n in p.specs[0].shape) for p in graph.placeholders}
-        return plan_graph(graph, one, sizes, {}, "single").makespan
+        return outlook(graph, one, {}, "single").seconds
 
     ahead = seconds(forward)
     inside = set(Graph(whole.outputs[: len(ys)]).nodes)

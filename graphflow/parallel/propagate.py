@@ -31,7 +31,6 @@ def propagate(
         gathered: an axis of the mesh; what it cuts is gathered where a node needs it whole, and
             not cut along another axis.
     """
-    spread = _Spread(given, cuts, gathered)
     readers: dict[Tensor, list[Node | None]] = {}
     for node in nodes:
         for tensor in node.inputs:
@@ -42,8 +41,9 @@ def propagate(
             continue
         if node.inputs or node.op.sharding is not None:
             rules[node] = rules_of(node, readers)
-    spread.everywhere(nodes, rules)
-    spread.turn(nodes, rules)
+    spread = _Spread(nodes, rules, given, cuts, gathered)
+    spread.everywhere()
+    spread.turn()
     return spread.layouts
 
 
@@ -101,40 +101,54 @@ _Place = tuple[Tensor, int, Rule | None, int]
 
 
 class _Spread:
-    """Layouts as they become known."""
+    """Layouts as they become known.
+
+    A node is open until it has been gone through and that changed nothing: it is again when the
+    layout of a tensor changes that it has to do with.
+    """
 
     def __init__(
-        self, given: Mapping[Tensor, Layout], cuts: Cuts, gathered: str | None = None
+        self,
+        nodes: Sequence[Node],
+        rules: Mapping[Node, Sequence[Rule]],
+        given: Mapping[Tensor, Layout],
+        cuts: Cuts,
+        gathered: str | None = None,
     ) -> None:
         self.gathered = frozenset[str]() if gathered is None else {gathered}
         self.layouts = dict(given)
         self.fixed = set(given)
         self.cuts = cuts
-        self.changed = False
+        self._nodes, self._rules = nodes, rules
+        self._joins = {node: _joins(node, rules.get(node, ())) for node in nodes}
+        self._beside: dict[Tensor, list[Node]] = {}
+        for node, joins in self._joins.items():
+            for tensor in {place[0] for places in joins for place in places}:
+                self._beside.setdefault(tensor, []).append(node)
+        self._open = set(nodes)
 
-    def everywhere(self, nodes: Sequence[Node], rules: Mapping[Node, Sequence[Rule]]) -> None:
+    def everywhere(self) -> None:
         """Through all nodes, there and back, until nothing changes."""
         for _ in range(ROUNDS):
-            self.changed = False
-            for node in nodes:
-                self.through(node, rules.get(node, ()))
-            for node in reversed(nodes):
-                self.through(node, rules.get(node, ()))
-            if not self.changed:
+            if not self._open:
                 break
+            for node in self._nodes:
+                self.through(node)
+            for node in reversed(self._nodes):
+                self.through(node)
 
-    def turn(self, nodes: Sequence[Node], rules: Mapping[Node, Sequence[Rule]]) -> None:
+    def turn(self) -> None:
         """Where nodes need an axis whole that is cut, cut another one, along which they go row by
         row: everyone sends a part to everyone, 1/n of what gathering takes."""
         turned = False
-        for node in nodes:
-            own = rules.get(node, ())
+        for node in self._nodes:
+            own = self._rules.get(node, ())
             if own and self._turned(node, own[0]):
                 turned = True
             if turned:
-                self.through(node, own)
+                self.through(node)
         if turned:
-            self.everywhere(nodes, rules)
+            self.everywhere()
 
     def _turned(self, node: Node, rule: Rule) -> bool:
         """Let outputs be cut along an axis of the mesh that cuts what a node needs whole."""
@@ -166,28 +180,12 @@ class _Spread:
         }
         return max(sizes, key=sizes.__getitem__) if sizes else None
 
-    def through(self, node: Node, rules: Sequence[Rule]) -> None:
+    def through(self, node: Node) -> None:
         """Let the axes of a node's inputs and outputs that go together be cut together."""
-        if node.op.name == "assign":
-            variable, value = node.inputs
-            for d in range(variable.ndim):
-                self._join([(t, d, None, 0) for t in (variable, value, node.outputs[0])])
-        elif node.op.name == "variable" and is_slot(node):
-            assert node.origin is not None
-            (slot,), (owner,) = node.outputs, node.origin.outputs
-            for d in range(slot.ndim):  # what is kept of a variable lies as the variable does
-                self._join([(t, d, None, 0) for t in (owner, slot)])
-        for rule in rules:
-            places: dict[str, list[_Place]] = {}
-            for number, (tensor, names) in enumerate(
-                zip((*node.inputs, *node.outputs), (*rule.inputs, *rule.outputs), strict=True)
-            ):
-                for axis, letter in enumerate(names):
-                    if letter in rule.sizes:
-                        places.setdefault(letter, []).append((tensor, axis, rule, number))
-            for letter, each in places.items():
-                if not (letter.isupper() and rule.sharding.expand is None):
-                    self._join(each)
+        if node in self._open:
+            self._open.remove(node)
+            for places in self._joins[node]:
+                self._join(places)
 
     def _join(self, places: Sequence[_Place]) -> None:
         """Cut as the largest of some axes that is cut already."""
@@ -228,7 +226,43 @@ class _Spread:
         if free != split.axes:
             split = split.first(0) if split.over else replace(split, axes=free)
         wanted = split if free else WHOLE
-        if not wanted or wanted == have or not self.cuts.can(tensor.shape[axis], wanted):
+        if not wanted or wanted == have:
             return
-        self.layouts[tensor] = layout.with_dim(axis, wanted)
-        self.changed = True
+        symbols = len(self.cuts.symbols)
+        can = self.cuts.can(tensor.shape[axis], wanted)
+        if len(self.cuts.symbols) > symbols:
+            self._open.update(self._nodes)  # what symbols are guessed to be may be another number
+        if can:
+            self.layouts[tensor] = layout.with_dim(axis, wanted)
+            self._open.update(self._beside.get(tensor, ()))
+
+
+def _joins(node: Node, rules: Sequence[Rule]) -> list[list[_Place]]:
+    """The axes of a node's inputs and outputs that go together."""
+    if node.op.name == "assign":
+        variable, value = node.inputs
+        tensors = (variable, value, node.outputs[0])
+        joins: list[list[_Place]] = [
+            [(t, d, None, 0) for t in tensors] for d in range(variable.ndim)
+        ]
+    elif node.op.name == "variable" and is_slot(node):
+        assert node.origin is not None
+        (slot,), (owner,) = node.outputs, node.origin.outputs
+        # what is kept of a variable lies as the variable does
+        joins = [[(t, d, None, 0) for t in (owner, slot)] for d in range(slot.ndim)]
+    else:
+        joins = []
+    for rule in rules:
+        places: dict[str, list[_Place]] = {}
+        for number, (tensor, names) in enumerate(
+            zip((*node.inputs, *node.outputs), (*rule.inputs, *rule.outputs), strict=True)
+        ):
+            for axis, letter in enumerate(names):
+                if letter in rule.sizes:
+                    places.setdefault(letter, []).append((tensor, axis, rule, number))
+        joins += [
+            each
+            for letter, each in places.items()
+            if not (letter.isupper() and rule.sharding.expand is None)
+        ]
+    return joins

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from dataclasses import field
+from itertools import chain, islice
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -26,6 +27,7 @@ from graphflow.parallel.counts import count_of, settle
 from graphflow.values import dataclass
 
 Phase = Literal["F", "B", "W"]
+_PHASES = get_args(Phase)
 
 Updates = Literal["flush", "stash", "vertical", "double-buffered"]
 """Weights change once, when all micro-batches are done (flush); or at each backward pass of a
@@ -76,12 +78,13 @@ class Schedule:
     updates: Updates = "flush"
     group: int = 1
     recompute: bool = False
+    _turns: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The device of each task, in an order in which all can run."""
 
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_complete(self)
-        for _ in sequence(self):
-            pass
+        settle(self, _turns=tuple([device for device, _ in _in_turns(self)]))
         if self.updates != "flush":
             _check_updates(self)
 
@@ -149,10 +152,17 @@ class Schedule:
 
 
 def sequence(schedule: Schedule) -> Iterator[tuple[int, Task]]:
-    """All tasks and their devices in an order in which they can run.
+    """All tasks and their devices in an order in which they can run."""
+    orders = [iter(order) for order in schedule.orders]
+    for device in schedule._turns:
+        yield device, next(orders[device])
+
+
+def _in_turns(schedule: Schedule) -> Iterator[tuple[int, Task]]:
+    """As `sequence`, of a schedule that is being made.
 
     Raises:
-        ScheduleError: there is none; the message shows what each device waits for.
+        ScheduleError: there is no such order; the message shows what each device waits for.
     """
     done: set[Task] = set()
     at = [0] * schedule.devices
@@ -160,8 +170,9 @@ def sequence(schedule: Schedule) -> Iterator[tuple[int, Task]]:
     while left:
         before = left
         for device, order in enumerate(schedule.orders):
-            while at[device] < len(order) and done.issuperset(schedule.needs(order[at[device]])):
-                task = order[at[device]]
+            for task in islice(order, at[device], None):
+                if not done.issuperset(schedule.needs(task)):
+                    break
                 yield device, task
                 done.add(task)
                 at[device] += 1
@@ -229,7 +240,7 @@ def _is_task(task: Any) -> bool:
     """Whether it is one, of whatever network."""
     return (
         isinstance(task, Task)
-        and task.phase in get_args(Phase)
+        and task.phase in _PHASES
         and count_of(task.stage, least=0) is not None
         and count_of(task.microbatch, least=0) is not None
     )

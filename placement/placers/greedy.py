@@ -142,6 +142,7 @@ def _refine(
     spent.
     """
     improved = True
+    tried: set[tuple[int, ...]] = set()  # maps that were no better than the best is, or it itself
     while improved:
         improved = False
         for units in reversed(grains):
@@ -152,8 +153,8 @@ def _refine(
                 device = _moved(units, best.run.device, proposal)
                 if device == best.run.device:
                     continue
-                candidate = _reordered(evaluator, device, best)
-                if candidate.key < best.key:
+                candidate = _rival(evaluator, device, best, tried)
+                if candidate is not None and candidate.key < best.key:
                     best, improved = candidate, True
     return best
 
@@ -186,10 +187,18 @@ def _moved(units: Units, device: list[int], proposal: tuple[int, int, bool]) -> 
     return moved
 
 
-def _reordered(evaluator: Evaluator, device: list[int], best: Candidate) -> Candidate:
-    """Short of memory, orders matter as much as devices."""
+def _rival(
+    evaluator: Evaluator, device: list[int], best: Candidate, tried: set[tuple[int, ...]]
+) -> Candidate | None:
+    """A map that was run, unless it is known to be no better. Short of memory, orders matter as
+    much as devices."""
     if best.fits:
-        return evaluator.by_rank(device)
+        known = tuple(device)
+        if known in tried:
+            evaluator.evaluations += 1
+            return None
+        tried.add(known)
+        return evaluator.rival(device, best)
     return _least([evaluator.best(device), evaluator.by_order(device, best.run.order)])
 
 

@@ -20,6 +20,7 @@ from graphflow.placement.calibrate import seconds_beyond
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.learned import Learned
 from graphflow.placement.plan import Plan, devices_of, plan_graph
+from graphflow.runtime import survey
 from graphflow.runtime.survey import Survey
 from graphflow.structure import bind
 from tests.placement.speeds import profile
@@ -32,6 +33,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Nothing is measured, and nothing is kept where users keep it."""
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: profile())
+    monkeypatch.setattr(survey, "profile", profile)
     yield
 
 
@@ -261,6 +263,7 @@ def test_calibration_keeps_what_steps_cost_in_this_process_and_over_workers(
 
     state = {**profile(), "key": calibrate.machine_key()}
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: state)
+    monkeypatch.setattr(survey, "profile", lambda: state)
     monkeypatch.setattr(calibrate, "write_whole", lambda path, made, indent: state.update(made))
     _keep_step_costs()
     assert set(state["steps"]) == {"here", "process"}

@@ -23,6 +23,7 @@ from graphflow.replanning import (
     drifted,
     window_at,
 )
+from graphflow.runtime import survey
 from graphflow.runtime.trace import Event, Step
 from tests.placement.speeds import profile
 
@@ -41,9 +42,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     """A made-up machine whose links can be changed; nothing is kept where users keep it."""
     state: Machine = {"links": SLOW, "steps": {"here": [1e-9, 2e-9], "process": [1e-9, 2e-9]}}
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        calibrate, "profile", lambda *a, **k: profile(state["links"]) | {"steps": state["steps"]}
-    )
+    for module in (calibrate, survey):
+        monkeypatch.setattr(
+            module, "profile", lambda *a, **k: profile(state["links"]) | {"steps": state["steps"]}
+        )
     yield state
 
 

@@ -510,21 +510,21 @@ def test_ctrl_c_while_variables_are_given_their_values_loses_none(
 # Size -----------------------------------------------------------------------------------------
 
 
-def test_a_chain_of_twenty_thousand_nodes_runs() -> None:
+def test_a_chain_of_ten_thousand_nodes_runs() -> None:
     x = y = _x()
-    for _ in range(20_000):
+    for _ in range(10_000):
         y = y + 1.0
     with gf.Session() as s:
-        assert s.run(y, {x: 0}) == 20_000
+        assert s.run(y, {x: 0}) == 10_000
 
 
-def test_a_wide_graph_of_ten_thousand_nodes_runs_and_differentiates() -> None:
+def test_a_wide_graph_of_five_thousand_nodes_runs_and_differentiates() -> None:
     w = gf.variable(np.ones(4, "float32"), name="w")
-    parts = [gf.sum(w * float(i)) for i in range(3_000)]
+    parts = [gf.sum(w * float(i)) for i in range(1_500)]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
     with gf.Session() as s:
         value, gradient = s.run([total, *gf.gradients(total, [w])])
-    assert value == pytest.approx(4 * 3_000 * 2_999 / 2, rel=1e-4)
-    assert np.allclose(gradient, 3_000 * 2_999 / 2)
+    assert value == pytest.approx(4 * 1_500 * 1_499 / 2, rel=1e-4)
+    assert np.allclose(gradient, 1_500 * 1_499 / 2)

@@ -29,9 +29,9 @@ def compiler(machine_code: bool = False) -> Compile | None:
 def _by_nvcc(text: str, folder: Path, machine_code: bool) -> None:
     source = folder / "kernels.cu"
     source.write_text(text)
-    kind = "-cubin" if machine_code else "-ptx"
+    kind = ["-cubin"] if machine_code else ["-ptx", "-Xcicc", "-O0"]  # only whether it compiles
     done = subprocess.run(
-        ["nvcc", "-std=c++17", "-arch=sm_80", kind, "--fmad=false", "-o", folder / "kernels.out",
+        ["nvcc", "-std=c++17", "-arch=sm_80", *kind, "--fmad=false", "-o", folder / "kernels.out",
          source],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import helper
 from onnx.backend.test import BackendTest, runner
 from onnx.backend.test.case import node as operators
 from onnx.backend.test.loader import load_model_tests
+from onnx.reference.ops import op_pool_common
 
 from graphflow.errors import OnnxError
 from graphflow.onnx.backend import Backend
@@ -51,14 +54,48 @@ def suite(cases: Mapping[str, Sequence[Any]]) -> dict[str, type[unittest.TestCas
 globals().update(suite({kind: load_model_tests(kind=kind) for kind in STORED}))
 
 
+def pool(
+    padded: Any, x_shape: Any, kernel: Any, strides: Any, out_shape: Any, pooling_type: str,
+    pads_required: Any = None, pads: Any = None, dilations: Any = None,
+    count_include_pad: int = 0, p: int = 1,
+) -> Any:  # fmt: skip
+    """What onnx's function of this name gives, which goes from window to window in Python and took
+    half the time that all cases take to make: all windows at once, nan where they have no value."""
+    rank = len(x_shape) - 2
+    zeros = [0] * (2 * rank)
+    around, pads = ([*(given if given is not None else zeros)] for given in (pads_required, pads))
+    around, pads = (each * (2 * rank) if len(each) == 1 else each for each in (around, pads))
+    strides, dilations = (
+        [1] * rank if given is None or not len(given) else given for given in (strides, dilations)
+    )
+    windows = padded
+    for d in range(rank):
+        span = 1 + (kernel[d] - 1) * dilations[d]
+        count = int((x_shape[2 + d] + around[d] + around[d + rank] - span) / strides[d] + 1)
+        at = strides[d] * np.arange(count)[:, None] + dilations[d] * np.arange(kernel[d])
+        missing = at >= x_shape[2 + d] + pads[d] + pads[d + rank]
+        windows = np.take(windows, np.where(missing, 0, at), axis=2 + 2 * d)
+        if missing.any():
+            windows[(slice(None),) * (2 + 2 * d) + (missing,)] = np.nan
+    windows = np.moveaxis(windows, range(3, 3 + 2 * rank, 2), range(-rank, 0))
+    windows = windows.reshape(*windows.shape[: 2 + rank], -1)
+    if pooling_type == "LPPOOL":
+        found = np.nansum(np.abs(windows) ** p, axis=-1) ** (1.0 / p)
+    else:
+        found = {"AVG": np.nanmean, "MAX": np.nanmax}[pooling_type](windows, axis=-1)
+    assert found.shape == (*x_shape[:2], *out_shape)
+    return found.astype(padded.dtype)
+
+
 @cache
 def made() -> dict[str, list[Any]]:
     """The node cases of each operator."""
     every = operators._NodeTestCases
     assert not every, "who made them already has hidden whose they are"
     found = {}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")  # the suite divides by zero on purpose
+        patch.setattr(op_pool_common, "pool", pool)
         for name in OPERATORS:
             before = len(every)
             importlib.import_module(f"{_PREFIX}{name}")
@@ -96,6 +133,35 @@ def test_the_cases_of_an_operator_pass(operator: str) -> None:
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_same_cases_as_functions_of_other_operators_pass(operator: str) -> None:
     check(operator, expanded=True)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_windows_are_pooled_all_at_once_as_onnx_pools_each(data: st.DataObject) -> None:
+    rank = data.draw(st.integers(1, 3))
+    kernel, strides, dilations, before, after, more = (
+        data.draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
+        for low, high in ((2, 3), (1, 3), (1, 2), (0, 1), (0, 1), (0, 1))
+    )
+    beyond = [max(a, m) for a, m in zip(after, more, strict=True)]  # no window sees padding only
+    kind, counted = data.draw(st.sampled_from(["AVG", "MAX", "LPPOOL"])), data.draw(st.booleans())
+    sizes = [3 + (k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
+    x = np.random.default_rng(data.draw(st.integers(0, 9))).normal(size=(1, 2, *sizes))
+    beside = 0.0 if counted and kind != "MAX" else np.nan
+    around = [(0, 0), (0, 0), *zip(before, beyond, strict=True)]
+    padded = np.pad(x, around, constant_values=beside)
+    out = [
+        (n + b + a - (1 + (k - 1) * d)) // s + 1
+        for n, b, a, k, d, s in zip(sizes, before, beyond, kernel, dilations, strides, strict=True)
+    ]
+    have, want = (
+        each(
+            padded, x.shape, kernel, strides, out, kind, [*before, *beyond], [*before, *after],
+            dilations, int(counted), p=2,
+        )
+        for each in (pool, op_pool_common.pool)
+    )  # fmt: skip
+    np.testing.assert_allclose(have, want, rtol=1e-12)
 
 
 def test_the_published_list_is_what_is_excluded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,12 @@ def gpt(strategy: Any = None, dropout: float = 0.0, batch: int = 4) -> Model:
         return {t: random.integers(0, 12, (batch, 8)) for t in (ids, targets)}
 
     return Model([loss, train], [table, places, head], feeds)
+
+
+@cache
+def undivided(model: Callable[..., Model], steps: int = 3, **options: Any) -> Any:
+    """What `train` gives on one device: many strategies are compared with it."""
+    return model(None, **options).train(steps=steps)
 
 
 def difference(a: tuple[list[float], list[Any]], b: tuple[list[float], list[Any]]) -> float:

@@ -81,7 +81,7 @@ def test_corners_come_with_the_second_of_two_axes() -> None:
 KINDS = ("conv", "conv_transpose", "max_pool", "avg_pool")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_windows_of_any_kind_get_no_more_than_is_reported(data: Any) -> None:
     draw = data.draw

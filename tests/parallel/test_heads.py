@@ -81,13 +81,14 @@ def test_the_search_cuts_the_blocks_of_layers_in_that_way_too() -> None:
     assert [c.kind for c in report.collectives] == ["all-reduce"] * 4
 
 
-@pytest.mark.parametrize("shards", [2, 3, 4])
 @pytest.mark.parametrize("mask", [None, np.tri(6, dtype=bool)])
-def test_shards_by_heads_train_as_one_device(shards: int, mask: Any) -> None:
-    assert close(trained(Shard({"model": shards}, RULES), mask=mask), trained(None, mask=mask))
+def test_shards_by_heads_train_as_one_device(mask: Any) -> None:
+    alone = trained(None, mask=mask)
+    for shards in (2, 3, 4):
+        assert close(trained(Shard({"model": shards}, RULES), mask=mask), alone), shards
 
 
-@pytest.mark.parametrize("options", [*KINDS, {"norm_first": False}, {"shared": 1}])
+@pytest.mark.parametrize("options", [*KINDS[1:], {"norm_first": False}, {"shared": 1}])
 def test_any_attention_may_have_its_weight_cut(options: Any) -> None:
     assert close(trained(Shard({"model": 2}, RULES), **options), trained(None, **options))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def trained(
         return losses, weights, float(s.run(loss, {x: X[:11], y: Y[:11]}))
 
 
+@cache
+def undivided(**kind: bool) -> tuple[list[float], list[Any], float]:
+    """What is trained on one device: many strategies are compared with it."""
+    return trained(None, **kind)
+
+
 def assert_same(found: Any, wanted: Any) -> None:
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
@@ -80,12 +87,12 @@ SYNCHRONOUS = {
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_a_pipeline_that_flushes_trains_as_one_device_does(name: str) -> None:
-    assert_same(trained(SYNCHRONOUS[name]), trained(None))
+    assert_same(trained(SYNCHRONOUS[name]), undivided())
 
 
 @pytest.mark.parametrize("kind", [{"skip": True}, {"tied": True}], ids=["skip", "tied"])
 def test_skips_and_tied_weights_cross_stages(kind: dict[str, bool]) -> None:
-    assert_same(trained(P(SCOPES, "zb-h1", 4), **kind), trained(None, **kind))
+    assert_same(trained(P(SCOPES, "zb-h1", 4), **kind), undivided(**kind))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved", "chimera"])
@@ -412,7 +419,7 @@ def test_the_order_of_a_product_does_not_matter() -> None:
 
 def test_a_product_of_three_trains_as_one_device_does() -> None:
     shard = gf.parallel.Shard({"model": 2}, {"layer*/w*": (None, "model")})
-    wanted = trained(None)
+    wanted = undivided()
     assert_same(trained(P(2, microbatches=2) * gf.parallel.Data(2) * shard), wanted)
     assert_same(trained(shard * (gf.parallel.Data(2) * P(2, microbatches=2))), wanted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from graphflow.parallel.layouts import Layout, whole
 from graphflow.parallel.mesh import Mesh, Split
 from graphflow.parallel.rules import rule_of
 from graphflow.parallel.shard import Sharded, divided
+from graphflow.values import dataclass
 
 AXIS = "m"
 OPS = [op for op in REGISTRY.values() if op.samples and op.name not in ("print", "check")]
@@ -76,31 +78,20 @@ def close(have: Any, want: Any, sample: Sample) -> bool:
     )
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_an_op_cut_along_any_axis_gives_what_it_gives_whole(op: Op) -> None:
-    for s, i, d, count in cases(op):
-        sample = op.samples[s]
-        arrays = draw(sample, op.name)
-        xs = [gf.placeholder(a.dtype, a.shape) for a in arrays]
-        made = op(*xs, **sample.attrs)
-        outputs = list(made) if isinstance(made, tuple) else [made]
-        target = xs[i] if i >= 0 else outputs[0]
-        graph = Graph(outputs)
-        division = divided(graph, mesh_of(count), {target: cut_along(d, target.ndim)})
-        feeds = dict(zip(xs, arrays, strict=True))
-        with np.errstate(all="ignore"):
-            want = evaluate(outputs, feeds)
-            have = run(division, feeds)
-        told = f"sample {s}, input {i}, axis {d}, {count} shards"
-        for a, b in zip(have, want, strict=True):
-            assert (a.shape, a.dtype) == (b.shape, b.dtype), told
-            assert close(a, b, sample), f"{told}: {a!r} is not {b!r}"
+@dataclass(frozen=True)
+class Ran:
+    """A sample of an op, cut along an axis, and what it gave."""
+
+    told: str
+    sample: Sample
+    whole: list[Any]
+    cut: list[Any]
+    partial: bool  # whether sums were divided
+    ops: frozenset[str]  # that it was written with
 
 
-@pytest.mark.parametrize(
-    "op", [o for o in OPS if o.rows is None and o.name not in BY_SHAPE], ids=lambda op: op.name
-)
-def test_where_no_sum_is_divided_the_bits_are_those_of_the_whole(op: Op) -> None:
+def ran(op: Op) -> Iterator[Ran]:
+    """All cases of an op."""
     for s, i, d, count in cases(op):
         sample = op.samples[s]
         arrays = draw(sample, op.name)
@@ -109,14 +100,29 @@ def test_where_no_sum_is_divided_the_bits_are_those_of_the_whole(op: Op) -> None
         outputs = list(made) if isinstance(made, tuple) else [made]
         target = xs[i] if i >= 0 else outputs[0]
         division = divided(Graph(outputs), mesh_of(count), {target: cut_along(d, target.ndim)})
-        if any(division.values[t].layout.partial for t in outputs):
-            continue
-        if {n.op.name for n in division.graph.nodes} - {op.name, *MOVING}:
-            continue  # made of simpler ops
         feeds = dict(zip(xs, arrays, strict=True))
         with np.errstate(all="ignore"):
-            pairs = zip(run(division, feeds), evaluate(outputs, feeds), strict=True)
-        assert all(a.tobytes() == b.tobytes() for a, b in pairs), f"sample {s}, input {i}, {d}"
+            want, have = evaluate(outputs, feeds), run(division, feeds)
+        yield Ran(
+            f"sample {s}, input {i}, axis {d}, {count} shards", sample, list(want), have,
+            any(division.values[t].layout.partial for t in outputs),
+            frozenset(n.op.name for n in division.graph.nodes),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_an_op_cut_along_any_axis_gives_what_it_gives_whole(op: Op) -> None:
+    """To the bit, where no sum is divided, and the op does not add in another order."""
+    for each in ran(op):
+        for a, b in zip(each.cut, each.whole, strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype), each.told
+            assert close(a, b, each.sample), f"{each.told}: {a!r} is not {b!r}"
+        if op.rows is not None or op.name in BY_SHAPE or each.partial:
+            continue
+        if each.ops - {op.name, *MOVING}:
+            continue  # made of simpler ops
+        pairs = zip(each.cut, each.whole, strict=True)
+        assert all(a.tobytes() == b.tobytes() for a, b in pairs), f"{each.told}: other bits"
 
 
 def test_most_ops_are_cut_where_they_can_be() -> None:

@@ -31,6 +31,23 @@ from graphflow.trial import teach_agreed
 X = np.random.default_rng(1).normal(size=(64, 16)).astype("float32")
 
 
+USERS = {"BUDGET": search.BUDGET, "SPARE": search.SPARE}
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer strategies are written than for users: of those that cannot win, hardly any."""
+    for name, count in USERS.items():
+        monkeypatch.setattr(search, name, count // 4)
+
+
+@pytest.fixture
+def as_for_users(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as for users."""
+    for name, count in USERS.items():
+        monkeypatch.setattr(search, name, count)
+
+
 def network(width: int = 16, layers: int = 4) -> tuple[Tensor, Tensor]:
     rng = np.random.default_rng(0)
     x = gf.placeholder("float32", ("B", width), name="x")
@@ -301,6 +318,7 @@ def test_of_what_cannot_be_told_apart_the_simplest_is_chosen() -> None:
 
 
 @pytest.mark.slow  # simulates every candidate
+@pytest.mark.usefixtures("as_for_users")
 def test_what_is_not_simulated_would_not_have_been_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     x, loss = network(256)
     some = auto(loss, FAST, shapes={x: (4096, 256)}, quiet=True)

@@ -10,7 +10,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.graph import Graph
-from tests.parallel.models import cnn, difference, gpt, mlp
+from tests.parallel.models import cnn, difference, gpt, mlp, undivided
 
 Data, Shard, Pipeline = gf.parallel.Data, gf.parallel.Shard, gf.parallel.Pipeline
 EXACT = 1e-12
@@ -37,7 +37,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_with_shared_state_update_as_one_device(name: str) -> None:
-    assert difference(mlp(PRODUCTS[name]()).train(), mlp().train()) < EXACT
+    assert difference(mlp(PRODUCTS[name]()).train(), undivided(mlp)) < EXACT
 
 
 @pytest.mark.parametrize("optimizer", [
@@ -52,7 +52,7 @@ def test_every_optimiser_shares_its_state_beside_other_cuts(optimizer: Any) -> N
 def test_blocks_cut_by_heads_and_vocabulary_share_their_state() -> None:
     rules = {**HEADS, "embedding": ("model",), "head": (None, "model")}
     strategy = shared() * Shard({"model": 2}, rules)
-    assert difference(gpt(strategy, batch=5).train(), gpt(batch=5).train()) < EXACT
+    assert difference(gpt(strategy, batch=5).train(), undivided(gpt, batch=5)) < EXACT
 
 
 def test_norms_may_look_at_their_own_share_beside_other_cuts() -> None:
@@ -143,4 +143,4 @@ def test_what_a_product_needs_to_know_is_said() -> None:
     told = r"Shard at .*test_shared.*a batch of 3 .*its 4 shards, 2 \(data\) × 2 micro-batches"
     with pytest.raises(gf.errors.ShardingError, match=told):
         mlp(strategy).train(batch=3)
-    assert difference(mlp(strategy).train(), mlp().train()) < EXACT
+    assert difference(mlp(strategy).train(), undivided(mlp)) < EXACT

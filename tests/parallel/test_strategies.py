@@ -13,7 +13,7 @@ from graphflow.errors import ArgumentError, ShardingError
 from graphflow.passes import optimize
 from graphflow.runtime.partition import FREE, partition
 from graphflow.spec import alone
-from tests.parallel.models import cnn, difference, gpt, mlp
+from tests.parallel.models import cnn, difference, gpt, mlp, undivided
 
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
 EXACT = 1e-12
@@ -38,7 +38,7 @@ def count(report: Any) -> dict[str, int]:
 def test_replicas_with_uneven_shares_update_as_one_device_on_the_whole_batch(
     strategy: Any,
 ) -> None:
-    assert difference(mlp(strategy).train(), mlp().train()) < EXACT
+    assert difference(mlp(strategy).train(), undivided(mlp)) < EXACT
 
 
 @pytest.mark.parametrize("optimizer", [
@@ -217,7 +217,7 @@ def test_a_column_and_a_row_parallel_layer_take_one_all_reduce() -> None:
     assert count(report) == {"all-reduce": 1}
     assert report.collectives[0].location.file.endswith("models.py")
     assert report.bytes == 2 * 8 * 3 * 64  # of a batch of 64, where none is known
-    assert difference(model.train(), mlp().train()) < EXACT
+    assert difference(model.train(), undivided(mlp)) < EXACT
 
 
 @pytest.mark.parametrize("mesh, rules", [
@@ -230,7 +230,7 @@ def test_a_column_and_a_row_parallel_layer_take_one_all_reduce() -> None:
     ({"data": 3}, {"w1": ("data",), "x": ("data",), "w2": (None, "data")}),
 ])  # fmt: skip
 def test_any_rules_give_what_one_device_gives(mesh: Any, rules: Any) -> None:
-    assert difference(mlp(Shard(mesh, rules)).train(), mlp().train()) < EXACT
+    assert difference(mlp(Shard(mesh, rules)).train(), undivided(mlp)) < EXACT
 
 
 GPT_RULES = {
@@ -245,11 +245,11 @@ GPT_RULES = {
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_gpt_gives_the_same_by_tensor_vocabulary_and_sequence(rules: Any, size: int) -> None:
     strategy = Shard({"model": size}, rules)
-    assert difference(gpt(strategy).train(steps=2), gpt().train(steps=2)) < EXACT
+    assert difference(gpt(strategy).train(steps=2), undivided(gpt, 2)) < EXACT
 
 
 def test_dropout_draws_the_same_numbers_on_any_mesh() -> None:
-    alone = gpt(dropout=0.2).train(steps=2)
+    alone = undivided(gpt, 2, dropout=0.2)
     for strategy in (Data(2), Data(3), Shard({"m": 2}, {"ids": (None, "m")})):
         assert difference(gpt(strategy, dropout=0.2).train(steps=2), alone) < EXACT
 
@@ -272,7 +272,7 @@ def test_logits_of_a_vocabulary_in_pieces_are_nowhere_together() -> None:
 ], ids=str)  # fmt: skip
 def test_images_in_pieces_train_as_whole_ones(options: Any, mesh: Any, rule: Any) -> None:
     strategy = Shard(mesh, {"images": rule})
-    assert difference(cnn(strategy, **options).train(steps=2), cnn(**options).train(steps=2)) < 1e-6
+    assert difference(cnn(strategy, **options).train(steps=2), undivided(cnn, 2, **options)) < 1e-6
 
 
 def rows_of_halos(report: Any, shards: int) -> list[float]:
@@ -448,7 +448,7 @@ def test_products_that_there_are_not_are_refused_with_the_remedy(make: Any, told
 def test_replicas_of_a_shard_are_one_mesh_in_any_order() -> None:
     rules = {"w1": (None, "model"), "x": (None, "model")}
     for product in (Data(2) * Shard({"model": 2}, rules), Shard({"model": 2}, rules) * Data(2)):
-        assert difference(mlp(product).train(), mlp().train()) < 1e-12
+        assert difference(mlp(product).train(), undivided(mlp)) < 1e-12
         report = product.report(mlp(product).fetches)
         assert str(report).startswith("mesh data 2 × model 2:")
         assert "(data, model)" in str(report)
@@ -680,7 +680,7 @@ def test_what_is_assigned_besides_the_training_step_is_so_at_every_place(strateg
 def test_patterns_mean_neither_slots_nor_scalars() -> None:
     """An optimiser's slots lie as their variables; its scalars have no axis to cut."""
     strategy = Shard({"m": 2}, {"*": ("m",)})
-    assert difference(mlp(strategy).train(), mlp().train()) < EXACT
+    assert difference(mlp(strategy).train(), undivided(mlp)) < EXACT
     variables = strategy.report(mlp(strategy).fetches).division.variables
     whole = {node.name for node, pieces in variables.items() if not pieces.layout.axes()}
     assert whole == {"train/adam/beta1_power", "train/adam/beta2_power"}

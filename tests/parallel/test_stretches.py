@@ -40,7 +40,7 @@ def test_a_gate_beside_its_value_takes_one_all_reduce() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_stretches_of_any_lengths_are_cut_as_whole_ones_are(data: Any) -> None:
     each = data.draw(st.integers(2, 5))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import graphflow as gf
-from tests.parallel.models import difference, mlp
+from tests.parallel.models import difference, mlp, undivided
 
 Data, Shard, Pipeline = gf.parallel.Data, gf.parallel.Shard, gf.parallel.Pipeline
 COLUMNS = Shard({"model": 2}, {"w1": (None, "model")})
@@ -62,4 +62,4 @@ def test_accumulation_makes_a_pipeline_of_as_many_times_the_micro_batches(strate
     model = mlp(strategy)
     staged = strategy.report(model.fetches).division.staged
     assert staged.schedule.microbatches == 3 * strategy.microbatches
-    assert difference(model.train(), mlp().train()) < 1e-12
+    assert difference(model.train(), undivided(mlp)) < 1e-12

@@ -243,7 +243,7 @@ def _same(a: Array, b: Array) -> bool:
 
 
 @pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(step=steps)
 def test_a_random_step_computes_from_the_old_state(devices: tuple[str, ...], step: Step) -> None:
     built = _Built(step, pinned=len(devices) > 1)
