@@ -77,7 +77,9 @@ TWO, FAST = (
 )  # fmt: skip
 
 
-def test_every_mesh_is_tried_and_the_best_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mesh_is_tried_and_the_best_comes_first(
+    as_for_users: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     x, loss = network(256)
     found = auto(loss, FAST, shapes={x: (4096, 256)})
     names = [each.name for each in found.tried]
