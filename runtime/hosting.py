@@ -341,7 +341,8 @@ class HostedSession:
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)
                 lane = None if self._keys else Lane.to(address)
                 outlet = Outlet(self._listens) if self._listens and not self._keys else None
-                self._links[worker] = Link(channel, outbound, lane, outlet)
+                sealed = bool(self._keys)
+                self._links[worker] = Link(channel, outbound, lane, outlet, sealed=sealed)
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
         keep = self._loans.keep

@@ -39,6 +39,7 @@ class Link:
     Args:
         lane: beside it, for short messages; it has no pipe then.
         outlet: where it may get a pipe from.
+        sealed: what goes over the connection is encrypted.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class Link:
         outbound: Outbound,
         lane: Lane | None = None,
         outlet: Outlet | None = None,
+        *,
+        sealed: bool = False,
     ) -> None:
         self._channel = channel
         self._beside: Lane | Pipe | None = lane
@@ -55,7 +58,8 @@ class Link:
         self._lock = channel.lock
         self._changed = threading.Condition(channel.lock)
         self._lender = Lender()
-        self._far = is_far(channel.address)
+        # A piece is encrypted here while the one before it is decrypted there.
+        self._far = sealed or is_far(channel.address)
         self._offered = -inf  # when, last
         self._offers = 0
         self._asked = 0  # times since the peer last took anything, in one step

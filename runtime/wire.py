@@ -208,7 +208,8 @@ def chunks(
     Args:
         checked: each piece has a checksum; what shares memory needs none.
         far: in small pieces, for a receiver on another host: a link counts as dead if nothing
-            comes for seconds, and nothing else comes before the end of a piece.
+            comes for seconds, and nothing else comes before the end of a piece. Or for one that
+            has to decrypt them.
 
     Raises:
         ProtocolError: the array's dtype has no name on the wire.

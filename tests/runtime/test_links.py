@@ -17,7 +17,7 @@ from graphflow.runtime.messages import Ack, Chunk, Resend
 from graphflow.runtime.protocol import stream
 from graphflow.runtime.protocol.jobs import Heard
 from graphflow.runtime.protocol.stream import Outbound
-from graphflow.runtime.wire import checksum, decode_frames
+from graphflow.runtime.wire import CHUNK_BYTES, checksum, decode_frames
 
 
 class Line:
@@ -78,6 +78,28 @@ def test_what_goes_over_a_link_is_numbered_and_has_its_session_epoch_and_token(
     assert (envelope.session, envelope.epoch, envelope.token) == ("s", 2, "secret")
     assert (envelope.step, envelope.sequence) == (7, 1)
     assert isinstance(chunk, Chunk) and data is not None and chunk.checksum == checksum(data)
+
+
+@pytest.mark.parametrize(
+    ("address", "sealed", "pieces"),
+    [
+        ("tcp://127.0.0.1:1", False, 1),
+        ("tcp://127.0.0.1:1", True, 4),
+        ("tcp://10.0.0.1:1", False, 4),
+        ("tcp://10.0.0.1:1", True, 4),
+    ],
+)
+def test_pieces_are_small_where_they_go_far_or_are_encrypted(
+    line: Line, monkeypatch: pytest.MonkeyPatch, address: str, sealed: bool, pieces: int
+) -> None:
+    monkeypatch.setattr(stream, "WINDOW", 10)
+    monkeypatch.setattr(line, "address", address)
+    link = Link(line, Outbound("s", 2, 0, "secret"), sealed=sealed)
+    array = np.arange(CHUNK_BYTES, dtype=np.uint8)
+    send(link, 7, array)
+    sent = [decode_frames(frames)[2] for frames in line.frames]
+    assert len(sent) == pieces
+    assert b"".join(map(bytes, sent)) == array.tobytes()
 
 
 def test_a_sender_waits_for_room_and_goes_on_when_it_is_acknowledged(
