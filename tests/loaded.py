@@ -41,23 +41,13 @@ _LOADED = (
 """What commands and scripts load, beside what workers do."""
 
 
-class Loaded:
-    """Starts processes as forks of one that it keeps."""
+class Loaded(Nursery):
+    """Starts processes as forks of one that it keeps. Safe for threads."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        self._nursery = Nursery({**environment, MARK[0]: MARK[1]}, __file__)
-        self._lock = threading.Lock()
-
-    @property
-    def pid(self) -> int:
-        """The process that is kept."""
-        return self._nursery.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be asked."""
-        return self._nursery.alive
+        super().__init__({**environment, MARK[0]: MARK[1]}, __file__)
+        self._asking = threading.Lock()
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
@@ -74,16 +64,12 @@ class Loaded:
             "folder": str(folder or Path.cwd()),
             "ignored": [each for each in _KEPT if signal.getsignal(each) is signal.SIG_IGN],
         }
-        with self._lock, open(os.devnull, "wb") as nothing:
+        with self._asking, open(os.devnull, "wb") as nothing:
             until = time.monotonic() + _START
-            forked = self._nursery.fork([json.dumps(asked)], [nothing.fileno()] * 2, until)
+            forked = self.fork([json.dumps(asked)], [nothing.fileno()] * 2, until)
         forked.stdin.close()
         forked.stdout, forked.stderr = map(io.TextIOWrapper, (forked.stdout, forked.stderr))
         return forked
-
-    def close(self) -> None:
-        """Ends the process, and what is left of its forks."""
-        self._nursery.close()
 
 
 _kept: list[Loaded] = []
@@ -104,6 +90,18 @@ def close() -> None:
         _kept.pop().close()
 
 
+def start(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
+) -> Any:
+    """A process as of `subprocess.Popen`, with text streams: a fork, where processes can be."""
+    if (keeper := loaded()) is not None:
+        return keeper.start(command, environment, folder)
+    return subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=folder, env=environment,
+    )  # fmt: skip
+
+
 def ran(
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -111,12 +109,7 @@ def ran(
     seconds: float = 100.0,
 ) -> subprocess.CompletedProcess[str]:
     """A process from its start to its end, as of `subprocess.run`."""
-    if (keeper := loaded()) is None:
-        return subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, check=False, cwd=folder,
-            env=environment, timeout=seconds,
-        )  # fmt: skip
-    process = keeper.start(command, environment, folder)
+    process = start(command, environment, folder)
     errors: list[str] = []
     reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
     timer = threading.Timer(seconds, process.kill)

@@ -16,7 +16,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from tests.loaded import loaded
+from tests import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 START = 60.0
@@ -44,10 +44,9 @@ class Running:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         environment |= env or {}
         early = any(name.startswith(("LD_", "PYTHON")) for name in env or {})  # read at the start
-        keeper = loaded() if python and not inside and not early else None
         self.process: Any  # a Popen, or what stands for a fork
-        if keeper is not None:
-            self.process = keeper.start(command, environment, cwd)
+        if python and not inside and not early:
+            self.process = loaded.start(command, environment, cwd)
         else:
             self.process = subprocess.Popen(
                 [*inside, *((sys.executable,) if python else ()), *command],

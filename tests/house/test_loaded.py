@@ -65,7 +65,7 @@ def test_when_the_process_that_is_kept_has_ended_there_is_another() -> None:
     before = loaded()
     assert before is not None
     os.kill(before.pid, signal.SIGKILL)
-    before._nursery._reader.join(10.0)
+    before._reader.join(10.0)
     after = loaded()
     assert after is not None and after.pid != before.pid
     assert ran(["-c", "print(1)"], ENVIRONMENT).stdout == "1\n"

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import loaded
 from tests.house.sources import ROOT
-from tests.loaded import loaded
 
 USERS = ("-m", "graphflow", "worker")
 """The command by which users start one."""
@@ -28,11 +28,10 @@ def serving(
     """A worker, until it is asked to end, which it does without an error; its address."""
     given = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     told = [*map(str, command), "--listen", listen, *options]
-    keeper = loaded() if command is USERS else None
     pipe = subprocess.PIPE
     process: Any = (
-        keeper.start(told, given, ROOT)
-        if keeper is not None
+        loaded.start(told, given, ROOT)
+        if command is USERS
         else subprocess.Popen(
             [sys.executable, *told], stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=given
         )
