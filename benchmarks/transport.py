@@ -150,6 +150,12 @@ def bounce(dealer: Any, source: Any, target: Any) -> None:
     target[:] = np.frombuffer(dealer.recv(copy=False).buffer, np.uint8)
 
 
+def there_and_back(dealer: Any, small: bytes) -> None:
+    """The unit: a round trip of a short message by raw pyzmq."""
+    dealer.send(small)
+    dealer.recv()
+
+
 def arrays(rounds: int) -> list[dict[str, Any]]:
     results = []
     with ExitStack() as stack:
@@ -233,12 +239,8 @@ def store(rounds: int) -> list[dict[str, Any]]:
             title = f"{size} MB fetched, ours to be written to"
             results.append(told(title, times, "variable of a worker", actor, "< 1 x Ray"))
 
-        def there_and_back() -> None:
-            dealer.send(small)
-            dealer.recv()
-
         contenders = {
-            "raw round trip": clocked(there_and_back, 20),
+            "raw round trip": clocked(partial(there_and_back, dealer, small), 20),
             "echo between workers": lambda: 2 * hosts.probe_link(0, 1, 0, 20),
             "Ray put + get of 100 bytes": clocked(partial(ray_put_and_get, ray, small), 20),
             "Ray: to an actor and back": clocked(ray_echo(ray), 20),
@@ -278,10 +280,6 @@ def messages(rounds: int) -> list[dict[str, Any]]:
         session.run(scalar)
         hosts = hosts_of(session)
 
-        def there_and_back() -> None:
-            dealer.send(small)
-            dealer.recv()
-
         def frame() -> None:
             ours.send(there)
             while not ours.has_message():
@@ -295,7 +293,7 @@ def messages(rounds: int) -> list[dict[str, Any]]:
 
         times = turns(
             {
-                "raw round trip": clocked(there_and_back, 20),
+                "raw round trip": clocked(partial(there_and_back, dealer, small), 20),
                 "frames over TCP": clocked(frame, 20),
                 "frames to a process of this host": clocked(short, 20),
                 "echo between workers": lambda: 2 * hosts.probe_link(0, 1, 0, 20),

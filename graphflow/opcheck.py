@@ -356,7 +356,7 @@ def _compare_with_calls(op: Op, sample: Sample, mapped: tuple[bool, ...]) -> Non
         _require((value.shape, value.dtype) == (want.shape, want.dtype), f"{which} gives {shown}")
         near = 1e-11 if want.dtype.name in ("float64", "complex128") else 1e-5
         if not np.allclose(value, want, rtol=near, atol=near, equal_nan=True):
-            _require(False, f"{which} gives {value!r}; single calls give {want!r}")
+            raise OpCheckError(f"{which} gives {value!r}; single calls give {want!r}")
 
 
 CHECKS: tuple[Callable[[Op, Sample], None], ...] = (

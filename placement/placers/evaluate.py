@@ -51,8 +51,7 @@ class Evaluator:
         """Critical path first: an idle device takes the ready node with the longest way to the
         end.
         """
-        ranks = upward_ranks(self.problem, device)
-        return self.judge(schedule(self.problem, device, [-rank for rank in ranks]))
+        return self._ranked(device, upward_ranks(self.problem, device))
 
     def rival(self, device: list[int], best: Candidate) -> Candidate | None:
         """As `by_rank`; None where that takes longer than a candidate that fits, which is known
@@ -65,6 +64,9 @@ class Evaluator:
             if max(*busy, max(ranks, default=0.0)) > best.key[1] * SURELY:
                 self.evaluations += 1
                 return None
+        return self._ranked(device, ranks)
+
+    def _ranked(self, device: list[int], ranks: list[float]) -> Candidate:
         return self.judge(schedule(self.problem, device, [-rank for rank in ranks]))
 
     def by_order(self, device: list[int], order: list[int]) -> Candidate:
