@@ -59,15 +59,19 @@ class Activity:
         if type(job) is Compute:
             self._computed(step, seconds, outcome if failed else None)
         elif type(job) is Commit and not failed:
-            self.committed += 1
-            self._ends.append(now)
-            self._meters.add("graphflow_steps_total", 1, "committed")
+            self.commits()
         elif isinstance(job, Abort) and not failed:
             self._meters.add("graphflow_steps_total", 1, "aborted")
         elif isinstance(job, Load) and not failed:
             self._programs.add(job.program)
         elif isinstance(job, Forget) and not failed:
             self._programs.difference_update(job.programs)
+
+    def commits(self) -> None:
+        """A step has committed."""
+        self.committed += 1
+        self._ends.append(time.monotonic())
+        self._meters.add("graphflow_steps_total", 1, "committed")
 
     def _computed(self, step: int, seconds: float, error: BaseException | None) -> None:
         self.last_seconds = seconds
@@ -163,9 +167,10 @@ class SessionActivity:
         """A step, which has not ended yet, is fed so much."""
         self._fed += nbytes
 
-    def committed(self, step: int, seconds: float, fetched: int) -> None:
-        """A step is decided, and so many bytes of it were fetched."""
-        fed, self._fed = self._fed, 0
+    def committed(self, step: int, seconds: float, fetched: int, fed: int = 0) -> None:
+        """A step is decided, and so many bytes of it were fetched, and `fed` besides what was
+        told."""
+        fed, self._fed = fed + self._fed, 0
         self.meters.later(partial(self._count, seconds, fed, fetched))
         if _coordinator_log.hears("step.committed"):
             _coordinator_log.tell(

@@ -291,6 +291,8 @@ class HostedSession:
     def _do(self, run: Run) -> Outcome:
         job, session, host = run.job, self._session, self._host
         if type(job) is Compute and host is not None:  # these two nearly always
+            if run.commits >= 0:
+                self._commit(host, run.commits)
             return self._compute(host, run, job)
         if type(job) is Commit and host is not None:
             host.commit(session, run.step)
@@ -361,14 +363,23 @@ class HostedSession:
             self._host = None
             self._borrowers.clear()
 
+    def _commit(self, host: HostLike, step: int) -> None:
+        """Commits a step of which the order of the next one told."""
+        try:
+            host.commit(self._session, step)
+            self.activity.commits()
+        except BaseException as error:  # that ends the session here, the next step with it
+            self._report(Finished(self._session, Commit(), step, self._epoch, error))
+            raise
+
     def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
         if run.step <= self._cancelled:
             raise StepTimeout(f"step {run.step} was cancelled before it started here")
         feeds: Any = run.arrays  # by name
         self._lasts = not job.free
         self._until = time.monotonic() + job.deadline
-        for name, array in feeds.items() if feeds else ():
-            self._await_feed(run.step, name, array)
+        for name in job.feeds:  # what came before the order may be lent
+            self._await_feed(run.step, name, feeds[name])
         computed = host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )

@@ -39,6 +39,7 @@ from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.orders import (
     Attach,
     Begin,
+    CoordinatorAction,
     CoordinatorEvent,
     Gone,
     Leaving,
@@ -68,7 +69,7 @@ _ORDINARY = frozenset((Begin, Received, Release))  # nobody is lost by these alo
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _CATCH_UP = 0.2  # seconds that a turn may be late before it first takes what came meanwhile
 _RETRY = 0.005  # seconds, while a connection's queue is full
-_PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
+PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
 _BELL = 1 << 30  # no worker's number
 _LANE = 1 << 20  # and a worker's number: its lane
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
@@ -84,6 +85,8 @@ class Loop:
     Whoever asks for something drives them until it is done; at other times a thread of their own
     watches. See `transport.helm`.
     """
+
+    _Machine = CoordinatorMachine
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Loop:
         self._opened = ExitStack()  # bell and sleeper, once they are there
         self._promised: Promises = deque()
         self.loans: list[Loans] = []  # to each worker
-        self._machine = CoordinatorMachine(
+        self._machine = self._Machine(
             session, addresses, time.monotonic(), epoch, token, dead_after, identity()
         )
         activity.watch(self._machine, addresses)
@@ -266,14 +269,14 @@ class Loop:
                 return
             if self._stopping:
                 self._fail_all()
-            if self._helm.take(_PATIENCE):
+            if self._helm.take(PATIENCE):
                 try:
                     self._drive(pending, until, came)
                 finally:
                     self._helm.leave()
             else:
                 self._bell.ring()
-                pending.wait(min(left, _PATIENCE))
+                pending.wait(min(left, PATIENCE))
 
     def _watch(self) -> None:
         """Drives while nobody else does."""
@@ -406,7 +409,11 @@ class Loop:
             way.leave_lane()
             return
         if frames is not None:
-            self._take(worker, frames)
+            self._heard(worker, frames)
+
+    def _heard(self, worker: int, frames: list[Any]) -> None:
+        """Takes a message that came by a worker's lane."""
+        self._take(worker, frames)
 
     def _look(self, worker: int) -> None:
         way = self._ways[worker]
@@ -463,14 +470,17 @@ class Loop:
                 raise
             self._settle(Settle(event.request, error))
             return
-        is_loss = False
+        self._act(actions)
+        if type(event) not in _ORDINARY:
+            self._activity.lost(self._machine.lost(), self._addresses)
+
+    def _act(self, actions: Iterable[CoordinatorAction]) -> None:
         for action in actions:
             if type(action) is Send:
                 self._send(action)
                 continue
             match action:
                 case Settle():
-                    is_loss |= type(action.outcome) is WorkerLost
                     self._settle(action)
                 case Attach(worker, token):
                     with suppress(TransportError):
@@ -479,8 +489,6 @@ class Loop:
                     self.draining.add(action.worker)
                     if self.on_draining is not None:
                         threading.Thread(target=self.on_draining, daemon=True).start()
-        if is_loss or type(event) not in _ORDINARY:
-            self._activity.lost(self._machine.lost(), self._addresses)
 
     def _send(self, action: Send) -> None:
         try:
@@ -502,6 +510,8 @@ class Loop:
         (self._full.add if is_full else self._full.discard)(worker)
 
     def _settle(self, action: Settle) -> None:
+        if type(action.outcome) is WorkerLost:
+            self._activity.lost(self._machine.lost(), self._addresses)
         pending = self._pending.pop(action.request, None)
         if pending is not None:
             pending.settle(action.outcome)

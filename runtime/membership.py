@@ -22,10 +22,11 @@ from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.hosts import uninterrupted
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
-from graphflow.runtime.loop import SLACK, Loop
+from graphflow.runtime.loop import SLACK
 from graphflow.runtime.messages import Close
 from graphflow.runtime.protocol.orders import Begin, Cancel, Gone, Order, Replies
 from graphflow.runtime.rendezvous import Rendezvous, answering, keys_of
+from graphflow.runtime.repeating import RepeatingLoop
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
@@ -64,7 +65,7 @@ class Members:
         self._suspects: set[int] = set()  # workers that were lost since the session last began
         self._apart: set[int] = set()  # workers without which the others would reach each other
         self._local: LocalWorkers | None = None
-        self._loop: Loop | None = None
+        self._loop: RepeatingLoop | None = None
 
     # Start, and start anew -----------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class Members:
         )
         self._keys, pair = keys_of(cluster, len(self._addresses))
         with uninterrupted():  # else its thread might be left running while the sockets are closed
-            self._loop = Loop(
+            self._loop = RepeatingLoop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
                 pair=pair, keys=self._keys, activity=self._activity,
                 epoch=epoch, token=self.token, dead_after=self._dead_after,
@@ -187,7 +188,7 @@ class Members:
             self.cancel()
             raise
 
-    def _joined(self) -> Loop:
+    def _joined(self) -> RepeatingLoop:
         """The way to the workers.
 
         Raises:
@@ -241,7 +242,7 @@ class Members:
         return [worker for worker in range(len(self._addresses)) if worker not in lost]
 
 
-def _shut(loop: Loop | None, local: LocalWorkers | None, owner: int) -> None:
+def _shut(loop: RepeatingLoop | None, local: LocalWorkers | None, owner: int) -> None:
     if os.getpid() != owner:  # a fork that ends: threads, sockets and workers are its parent's
         return
     if loop is not None:

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from math import isfinite
 from sys import intern
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphflow.errors import ProtocolError
 from graphflow.runtime.fields import check_of, made
 from graphflow.runtime.messages import (
+    COORDINATOR,
     Chunk,
     Compute,
     Count,
@@ -34,11 +35,13 @@ from graphflow.runtime.plain import read, write
 MARK = 0xC1
 """The first byte of these frames; no msgpack begins with it."""
 
-_HEAD = struct.Struct("<BBHqqq")  # mark, kind, bytes about the sender, step, sequence, acknowledged
+_FIRST = struct.Struct("<BBH")  # mark, kind, bytes about the sender
+_HEAD = struct.Struct(f"{_FIRST.format}qqq")  # these, step, sequence, acknowledged
 _COMPUTE = struct.Struct("<qqqdBHH")  # request, commits, follows, deadline, flags, sizes, template
 _CHUNK = struct.Struct("<qqqqq")  # number, offset, checksum, slot, turn; then what it is a piece of
 _REQUEST = struct.Struct("<q")
 _COUNT = struct.Struct("<H")  # of small arrays
+_NONE = _COUNT.pack(0)
 _SIZE = struct.Struct("<I")  # of each, before its bytes
 _ONE = struct.Struct("<HI")
 _TRACE, _FREE = 1, 2  # flags of a step
@@ -260,6 +263,115 @@ def _parted(frame: bytes, start: int) -> list[Small]:
     if start != len(frame):
         raise ProtocolError(f"a packed frame has {len(frame)} bytes, and says {start}")
     return small
+
+
+# Between two who know each other -----------------------------------------------------------------
+
+
+class Dialogue:
+    """The orders and answers of steps, between the coordinator of a session in one epoch and a
+    worker: the frames of `pack`, written and read in half of its time, for it is known who speaks.
+
+    Only what is as in nearly every step goes this way: orders of steps that are not traced, follow
+    no other and bring their feeds along, and answers with all results in them.
+    """
+
+    def __init__(self, asks: bytes, answers: bytes) -> None:
+        self._asks, self._answers = asks, answers
+        self._asked = _FIRST.pack(MARK, _KINDS[Compute], len(self._asks))
+        self._answered = _FIRST.pack(MARK, _KINDS[Done], len(self._answers))
+        self._order = struct.Struct(f"<4sqqq{len(self._asks)}s{_COMPUTE.format[1:]}")
+        self._answer = struct.Struct(f"<4sqqq{len(self._answers)}s{_REQUEST.format[1:]}")
+
+    @staticmethod
+    def between(session: str, epoch: int, worker: int, token: str) -> Dialogue | None:
+        """The one of a session's coordinator and a worker; None if what tells them from others is
+        too long for packed frames."""
+        asks = _sender_bytes(session, epoch, COORDINATOR, token)
+        answers = _sender_bytes(session, epoch, worker, token)
+        return Dialogue(asks, answers) if max(len(asks), len(answers)) <= _SAME_CAP else None
+
+    def order(
+        self, step: int, sequence: int, acknowledged: int, message: Compute, same: SameOrder
+    ) -> bytes:
+        """The frame of an order. `same` is what it has in common with those to other workers."""
+        small = message.small
+        head = self._order.pack(
+            self._asked, step, sequence, acknowledged, self._asks,
+            message.request, message.commits, -1, message.deadline, 0, same.sizes, same.template,
+        )  # fmt: skip
+        return b"".join((head, same.body, _joined(small) if small else _NONE))
+
+    def read_order(self, frame: bytes) -> tuple[int, int, int, Compute] | None:
+        """Step, number, the number that is acknowledged, and the order."""
+        order = self._order
+        try:
+            (
+                first, step, sequence, acknowledged, sender,
+                request, commits, follows, deadline, flags, count, size,
+            ) = order.unpack_from(frame)  # fmt: skip
+            if first != self._asked or sender != self._asks or flags or follows != -1:
+                return None
+            start = order.size
+            end = start + size
+            program, names, feeds = _template(frame[start:end])
+            values = _integers(count).unpack_from(frame, end)
+            small = _parted(frame, end + 8 * count)
+        except (struct.error, ProtocolError):
+            return None
+        if feeds or len(names) != count or not isfinite(deadline):
+            return None
+        if step < 0 or sequence < 0 or acknowledged < 0 or request < 0:
+            return None
+        return step, sequence, acknowledged, made(Compute, {
+            "request": request, "program": program, "feeds": [], "deadline": deadline,
+            "bindings": dict(zip(names, values, strict=True)), "trace": False, "commits": commits,
+            "small": small, "follows": -1, "free": False,
+        })  # fmt: skip
+
+    def answer(
+        self, step: int, sequence: int, acknowledged: int, request: int, small: list[Small]
+    ) -> bytes:
+        """The frame of an answer."""
+        head = self._answer.pack(
+            self._answered, step, sequence, acknowledged, self._answers, request
+        )
+        return head + (_joined(small) if small else _NONE)
+
+    def read_answer(self, frame: bytes) -> tuple[int, int, int, int, list[Small]] | None:
+        """Step, number, the number that is acknowledged, the request, and the arrays."""
+        answer = self._answer
+        try:
+            first, step, sequence, acknowledged, sender, request = answer.unpack_from(frame)
+            if first != self._answered or sender != self._answers:
+                return None
+            small = _parted(frame, answer.size)
+        except (struct.error, ProtocolError):
+            return None
+        if step < 0 or sequence < 0 or acknowledged < 0 or request < 0:
+            return None
+        return step, sequence, acknowledged, request, small
+
+
+class SameOrder(NamedTuple):
+    """What is the same in the orders of a step to all workers."""
+
+    sizes: int
+    template: int  # bytes
+    body: bytes
+
+    @staticmethod
+    def of(message: Compute) -> SameOrder | None:
+        """What is the same in orders like this one; None if they go as others do."""
+        sizes = message.bindings
+        try:
+            template = _template_bytes(message.program, tuple(sizes), ())
+            values = _integers(len(sizes)).pack(*sizes.values())
+        except (struct.error, OverflowError, TypeError, ValueError):
+            return None
+        if len(template) > _SAME_CAP or message.feeds or not isfinite(message.deadline):
+            return None
+        return SameOrder(len(sizes), len(template), template + values)
 
 
 _Writer = Callable[[Any], bytes | None]

@@ -277,6 +277,24 @@ def array_of(sent: Small) -> tuple[Key, Array]:
     return name, array
 
 
+def opened(sent: Small) -> tuple[Key, Array]:
+    """`array_of` of what is `intact`, in half of the time; where numpy puts it, which need not be
+    where a buffer may start.
+
+    Raises:
+        ProtocolError: it is not intact, or contradicts itself.
+    """
+    if len(sent) < _PREFIX.size:
+        raise ProtocolError(f"an array in a message has {len(sent)} bytes")
+    sealed, length = _PREFIX.unpack_from(sent)
+    end = _PREFIX.size + length
+    name, shape, dtype, nbytes = _parsed(sent[_PREFIX.size : end])
+    if nbytes != len(sent) - end or checksum(sent[_SUMMED:]) != sealed:
+        raise ProtocolError("an array in a message is not what was sent")
+    array: Array = np.ndarray(shape, dtype, sent, end)
+    return name, array.copy()
+
+
 @lru_cache(_HEADERS)
 def _header(name: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     header = write((name, _name_of(dtype), shape))

@@ -130,11 +130,8 @@ class Passage:
             gate, start = gate + LINE, end
 
     def _wait(self, gate: Gates, value: int, step: int, edge: int) -> None:
-        def is_there(_: float) -> bool:
-            return gate.pending(value, SLICE) < 0
-
-        if not is_there(SLICE):
-            self._owner.mail.until(step, self._what[edge], is_there)
+        if gate.pending(value, SLICE) >= 0:
+            self._owner.mail.until(step, self._what[edge], lambda _: gate.pending(value, SLICE) < 0)
 
     def _held(self, segment: Callable[[], Segment]) -> Segment | None:
         """The memory, held from now on; None, and messages are the way, if it is not to be had."""

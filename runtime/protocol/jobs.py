@@ -148,7 +148,8 @@ class Send(NamedTuple):
 class Run(NamedTuple):
     """Gives a session its next job; Open is the first of an epoch and Close the last.
 
-    A Chunk is an echo to send back, and runs beside the others.
+    A Chunk is an echo to send back, and runs beside the others. Before a step is computed, the one
+    that `commits` is to commit.
     """
 
     session: str
@@ -157,6 +158,7 @@ class Run(NamedTuple):
     epoch: int
     arrays: Mapping[Key, Array] = MappingProxyType({})
     token: str = ""  # with Open
+    commits: int = -1
 
 
 class Deliver(NamedTuple):

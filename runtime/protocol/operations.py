@@ -74,7 +74,10 @@ class Operation:
         self.late: dict[int, StepTimeout] = {}
         """Of the workers that have waited in vain for another one: what they told."""
         self.replies = Replies()
-        self.is_step = bool(begin.orders) and isinstance(self.first, Compute)
+        self.is_step = False
+        for order in begin.orders.values():
+            self.is_step = type(order.message) is Compute
+            break
 
     @property
     def first(self) -> Message:

@@ -121,7 +121,7 @@ class Served:
             arrays.update(map(array_of, message.small))
         run = Run(self.name, message, step, self.epoch, arrays)
         if message.follows < 0 or message.follows == self.committed or self._is_free(message):
-            return [self._begin(run, message)]
+            return [self.begin(run, message)]
         if message.follows == last and last > self.settled:
             if len(self.ahead) >= AHEAD:
                 raise ProtocolError(f"more than {AHEAD} steps wait for another to commit")
@@ -133,7 +133,8 @@ class Served:
         begun = bool(self.open) and self.open[-1] == message.follows
         return begun and message.free and message.program == self.program and not self.ahead
 
-    def _begin(self, run: Run, order: Compute) -> Run:
+    def begin(self, run: Run, order: Compute) -> Run:
+        """Begins a step."""
         self.begun, self.program = run.step, order.program
         self.open.append(run.step)
         return run
@@ -157,18 +158,21 @@ class Served:
         woken = Wake(self.name, last, error_of(message.error, message.text))
         return [woken, Run(self.name, message, last, self.epoch)]
 
+    def conclude(self) -> int:
+        """The first of the steps that are open has committed."""
+        step = self.settled = self.committed = self.open.popleft()
+        if not self.inbox.is_empty:
+            self.inbox.forget("edge", step)
+        return step
+
     def _commit(self, message: Commit, step: int) -> list[WorkerAction]:
         actions: list[WorkerAction] = []
         while self.open and self.open[0] <= step:
-            each = self.open.popleft()
-            if not self.inbox.is_empty:
-                self.inbox.forget("edge", each)
-            actions.append(Run(self.name, message, each, self.epoch))
-        self.settled = self.committed = step
+            actions.append(Run(self.name, message, self.conclude(), self.epoch))
         if self.ahead and not self.open:
             following = self.ahead.popleft()
             assert isinstance(following.job, Compute)
-            actions.append(self._begin(following, following.job))
+            actions.append(self.begin(following, following.job))
         return actions
 
     # Answers -----------------------------------------------------------------------------------

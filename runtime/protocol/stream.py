@@ -110,7 +110,7 @@ class Outbound:
         """Numbers and keeps a message."""
         self.sent = number = self.sent + 1
         said = (self.session, self.epoch, self.origin, step, number, self.received, self.token)
-        letter = Letter(tuple.__new__(Envelope, said), message, data)
+        letter = tuple.__new__(Letter, (tuple.__new__(Envelope, said), message, data))
         self._kept.append(letter)
         if data is not None:
             self._bytes += data.nbytes
@@ -238,6 +238,28 @@ class Stream:
     def waiting(self) -> int:
         """How many messages the window has no room for."""
         return len(self._waiting)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether a message can be sent now."""
+        return not self._waiting and len(self.outbound._kept) < WINDOW
+
+    def send_now(self, message: Message, step: int) -> Envelope:
+        """As `send`, of a message without data where `is_clear`: the envelope to send it in."""
+        inbound = self.inbound
+        inbound._owed = inbound._owed_bytes = 0
+        return self.outbound.post(message, step).envelope
+
+    def follows(self, sequence: int, acknowledged: int) -> bool:
+        """As `receive`, of an intact message without data: takes it if it is the next one and
+        nothing is to be sent for it."""
+        inbound, outbound = self.inbound, self.outbound
+        if sequence != inbound.received + 1 or inbound._owed + 1 >= ACK_EVERY or self._waiting:
+            return False
+        inbound.received = outbound.received = sequence
+        inbound._owed += 1
+        outbound.acknowledge(acknowledged)
+        return True
 
     def send(self, message: Message, step: int = 0, data: memoryview | None = None) -> list[Letter]:
         """What to send now, for a message that is to be sent."""

@@ -27,6 +27,7 @@ from graphflow.runtime.wire import is_far
 LANE_BYTES = 64 << 10  # of a message; longer ones gain nothing
 _BUFFER = 1 << 20  # bytes on their way
 _TWO = b"\0"  # the first byte where two frames follow; a control frame never begins with it
+_WORD = _TWO[0]
 _HEAD = struct.Struct("<cI")  # that, and the length of the first frame
 _MOST = LANE_BYTES + _HEAD.size
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -116,6 +117,8 @@ class Lane(Beside):
             raise TransportError(f"the lane has ended: {error.strerror}") from error
         if not packet:
             raise TransportError("the other process has ended its lane")
+        if packet[0] != _WORD and len(packet) <= _MOST:  # nearly always
+            return [packet]
         return frames_of(packet)
 
     def close(self) -> None:

@@ -55,7 +55,8 @@ from graphflow.runtime.protocol.jobs import (
     WorkerAction,
     WorkerEvent,
 )
-from graphflow.runtime.protocol.worker import Epitaph, WorkerMachine
+from graphflow.runtime.protocol.repeats import RepeatingWorker
+from graphflow.runtime.protocol.worker import Epitaph
 from graphflow.runtime.security.guard import UNTRUSTED, Guard
 from graphflow.runtime.security.keys import COORDINATOR, KeyPair, Keyring
 from graphflow.runtime.status import report
@@ -125,7 +126,7 @@ class WorkerProcess:
         self._factory = factory
         self._allow_ops = frozenset(allow_ops)
         self._checkpoints = checkpoints
-        self._machine = WorkerMachine(
+        self._machine = RepeatingWorker(
             devices, identity(), host_memory() // 2, epitaph, secrets.randbits(62)
         )
         self._sessions: dict[str, HostedSession] = {}
@@ -328,8 +329,13 @@ class WorkerProcess:
                 self._refuse(route, "", error)
             self._drop(route)
             return
-        if frames is not None:
+        if frames is None:
+            return
+        run = self._machine.repeated(route, frames[0], time.monotonic())
+        if run is None:
             self._take(route, frames, "", True)
+        else:
+            self._sessions[run.session].submit(run)
 
     def _refuse(self, route: bytes, key: str, error: ProtocolError) -> None:
         self.meters.add("graphflow_refused_messages_total")
@@ -348,12 +354,23 @@ class WorkerProcess:
     def _finish(self) -> None:
         while self._finished:
             finished = self._finished.popleft()
+            if type(finished) is Finished and self._answer(finished):
+                continue
             is_over = isinstance(finished, Finished) and isinstance(finished.job, Close)
             if is_over:
                 self._ending.pop(finished.session, None)
             self._handle(finished)
             if is_over:
                 give_back_freed_memory()
+
+    def _answer(self, finished: Finished) -> bool:
+        """Answers by the short way, if that is possible."""
+        answer = self._machine.answer(finished)
+        if answer is None:
+            return False
+        lane, back, (frame, number, acknowledged) = answer
+        self._carry([frame], lane, back, number, acknowledged)
+        return True
 
     def _take(self, route: bytes, frames: list[Any], key: str, lane: bool = False) -> None:
         try:
@@ -494,18 +511,25 @@ class WorkerProcess:
             request = getattr(action.message, "request", 0)
             head = encode(action.envelope, failed(request, error))
         frames: list[Any] = [head] if action.data is None else [head, action.data]
-        lane = self._lanes.get(action.lane or action.route)
+        number = action.envelope.sequence
+        self._carry(frames, action.lane, action.route, number, action.acknowledged)
+
+    def _carry(
+        self, frames: list[Any], beside: bytes, route: bytes, number: int, acknowledged: int
+    ) -> None:
+        """Sends a message with a number over the lane `beside` a connection, or over that."""
+        lane = self._lanes.get(beside or route)
         if lane is not None:
-            if lane.carries(frames, action.envelope.sequence, action.acknowledged):
+            if lane.carries(frames, number, acknowledged):
                 return
-            if not action.lane:
+            if not beside:
                 return  # no other way leads there
-        waiting = self._unsent.setdefault(action.route, deque())
+        waiting = self._unsent.setdefault(route, deque())
         if len(waiting) >= _UNSENT:
-            self._listener.abandon(action.route)
+            self._listener.abandon(route)
             return
         waiting.append(frames)
-        self._flush(action.route)
+        self._flush(route)
 
     def _flush(self, route: bytes) -> None:
         self._unread = True  # sending may take in what has arrived

@@ -38,7 +38,7 @@ from graphflow.errors import (
 from graphflow.graph import Graph
 from graphflow.ops.kernels.objects import Store
 from graphflow.placement import calibrate, cluster_file, learned, plan_file
-from graphflow.runtime import checkpoint, codec, endpoint, status, wire
+from graphflow.runtime import checkpoint, codec, endpoint, packed, status, wire
 from graphflow.runtime.assembler import Assembler
 from graphflow.runtime.checkpoint import shard
 from graphflow.runtime.checkpoint.store import Store as CheckpointStore
@@ -70,9 +70,8 @@ from graphflow.runtime.messages import (
 from graphflow.runtime.partition import partition
 from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import orders as c
-from graphflow.runtime.protocol.coordinator import CoordinatorMachine
+from graphflow.runtime.protocol.repeats import Repeat, RepeatingCoordinator, RepeatingWorker
 from graphflow.runtime.protocol.stream import Version
-from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
 from graphflow.runtime.security.limits import Limits
 from graphflow.runtime.transport import lane, pipe
@@ -313,20 +312,26 @@ OUTCOMES = (
 
 
 def worker_machine(data: bytes) -> None:
-    machine = WorkerMachine(["cpu:0"])
+    machine = RepeatingWorker(["cpu:0"])
     now, jobs = 0.0, []
     for entry in _entries(data):
         event: Any = None
         match entry:
             case ["message", int(route), kind, head, body, bytes(piece)]:
                 decoded = _decoded(kind, head, body, piece)
-                event = decoded and w.Received(bytes([route % 4]), *decoded)
+                event = decoded and w.Received(bytes([route % 4]), *decoded, route % 2 > 0)
+                run = decoded and machine.repeated(event.route, wire.encode(*decoded[:2]), now)
+                if run:
+                    jobs.append(run)
+                    continue
             case ["tick", int(seconds) | float(seconds)] if 0 <= seconds < 1e6:
                 now += seconds
                 event = w.Tick()
             case ["end", int(which)] if jobs:
                 run = jobs.pop(0)
                 event = w.Finished(run.session, run.job, run.step, run.epoch, _outcome(run, which))
+                if which % 2 and machine.answer(event) is not None:
+                    continue
             case ["leave"]:
                 event = w.Leave("it was asked to end")
         for action in machine.handle(event, now) if event else ():
@@ -373,13 +378,14 @@ ORDERS: list[tuple[Message, list[Any]]] = [
 
 def coordinator_machine(data: bytes) -> None:
     now, used = 0.0, set[int]()
-    machine = CoordinatorMachine(SESSION, PEERS, now, token=TOKEN)
+    machine = RepeatingCoordinator(SESSION, PEERS, now, token=TOKEN)
     for entry in _entries(data):
         event: Any = None
         match entry:
             case ["message", int(route), kind, head, body, bytes(piece)]:
                 decoded = _decoded(kind, head, body, piece)
-                event = decoded and c.Received(route % 2, *decoded)
+                if decoded and machine.answered(route % 2, wire.encode(*decoded[:2]), now) is None:
+                    event = c.Received(route % 2, *decoded)
             case ["tick", int(seconds) | float(seconds)] if 0 <= seconds < 1e6:
                 now += seconds
                 event = c.Tick()
@@ -390,6 +396,9 @@ def coordinator_machine(data: bytes) -> None:
                     used.add(request)
                     orders = dict.fromkeys((0, 1), c.Order(message, arrays))
                     event = c.Begin(request, orders, 5.0, step=request)
+                    repeat = Repeat(request, request, message, [0, 1], {})
+                    if type(message) is Compute and machine.repeat(repeat, now) is not None:
+                        event = None
             case ["link", int(worker), bool(up)]:
                 event = c.LinkUp(worker % 2) if up else c.LinkDown(worker % 2, "gone")
             case ["cancel"]:
@@ -694,11 +703,34 @@ def _packed_frames() -> tuple[bytes, ...]:
     return tuple(wire.encode(envelope(), message) for message in step)
 
 
+def dialogue_frames() -> tuple[bytes, ...]:
+    order = Compute(4, "p", {"n": 3, "m": 4}, [], False, 2.5, 3, [inside("x", 2), inside("y")])
+    answers = Done(4, [], {}, [inside("x", 2, 3)]), Done(4, [], {})
+    asked, told = envelope(), envelope()._replace(origin=1)
+    return wire.encode(asked, order), *(wire.encode(told, each) for each in answers)
+
+
+def dialogue(data: bytes) -> None:
+    """What is read by those who know each other: what everybody reads, or nothing."""
+    known = packed.Dialogue.between(envelope().session, envelope().epoch, 1, envelope().token)
+    assert known is not None
+    order, answer = known.read_order(data), known.read_answer(data)
+    if order is not None or answer is not None:
+        said, message = wire.decode(data)
+        numbers = said.step, said.sequence, said.acknowledged
+        assert order in (None, (*numbers, message)), "another order"
+        small = message.small if isinstance(message, Compute | Done) else []
+        assert answer is None or answer == (*numbers, message.request, small), "another answer"
+        for each in small:
+            wire.opened(each)
+
+
 def targets() -> list[Target]:
     """Every decoder; those whose libraries are not installed are left out."""
     found = [
         Target("control", "msgpack", _frames(), wire.decode, ProtocolError),
         Target("packed", "bytes", _packed_frames(), wire.decode, ProtocolError),
+        Target("dialogue", "bytes", dialogue_frames(), dialogue, ProtocolError),
         Target("lane", "bytes", lane_seeds(), lane_packet, ProtocolError),
         Target("pipe", "bytes", pipe_seeds(), pipe_bytes, ProtocolError, 5),
         Target("chunks", "msgpack", chunk_seeds(), chunk_run, (), 2),

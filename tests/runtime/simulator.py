@@ -32,7 +32,16 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime import assembler, wire
-from graphflow.runtime.messages import COORDINATOR, Chunk, Close, Envelope, Message, Open
+from graphflow.runtime.messages import (
+    COORDINATOR,
+    Chunk,
+    Close,
+    Envelope,
+    Hello,
+    Message,
+    Open,
+    Ping,
+)
 from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import orders as c
 from graphflow.runtime.protocol import stream
@@ -67,9 +76,13 @@ class World:
     ) -> None:  # fmt: skip
         self.seed = seed
         self.random = random.Random(seed)
+        # Of what changes no promise, so that it changes no schedule: which way messages take.
+        self.ways = random.Random(f"ways of {seed}")
+        self.lanes = self.ways.random() < 0.7
         self.now = 0.0
         self.log: list[str] = []
         self.messages: Counter[str] = Counter()  # by their kinds
+        self.shortly: Counter[str] = Counter()  # what went the short way
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self.quiet = quiet
@@ -242,7 +255,8 @@ class World:
         party = self._party(user)
         way = (party, ("worker", send.worker))
         route = (*party, self._generation.get(way, 0))
-        received = w.Received(route, send.envelope, send.message, _copied(send.data))
+        lane = self.lanes and not isinstance(send.message, Hello | Open | Ping)
+        received = w.Received(route, send.envelope, send.message, _copied(send.data), lane)
         if isinstance(send.message, Open):
             self._opening[send.worker] = received
         if self.random.random() < 0.01:
@@ -252,11 +266,12 @@ class World:
         )
 
     def to_coordinator(self, worker: int, send: w.Send) -> None:
-        route: Any = send.route
-        party, generation = route[:-1], route[-1]
-        way = (party, ("worker", worker))
-        if party not in self._users or self._generation.get(way, 0) != generation:
+        ways: Any = (send.lane, send.route) if send.lane else (send.route,)
+        there = [route for route in ways if self._leads(worker, route)]
+        if not there:
             return  # that connection is gone
+        party = there[0][:-1]
+        way = (party, ("worker", worker))
         received = c.Received(worker, send.envelope, send.message, _copied(send.data))
 
         def arrive() -> None:
@@ -265,6 +280,16 @@ class World:
                 reader.hear(self._coded(received))
 
         self._travel(way[::-1], send.message, arrive)
+
+    def _leads(self, worker: int, route: Any) -> bool:
+        """Whether a way to a coordinator is still there."""
+        party, generation = route[:-1], route[-1]
+        way = (party, ("worker", worker))
+        return party in self._users and self._generation.get(way, 0) == generation
+
+    def is_short(self) -> bool:
+        """Whether the short way is tried for what comes now."""
+        return self.ways.random() < 0.6
 
     def between(self, source: int, target: int, letter: stream.Letter) -> None:
         """A message from worker to worker."""

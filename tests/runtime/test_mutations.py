@@ -19,6 +19,7 @@ from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.jobs import Run
 from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.peers import Watch
+from graphflow.runtime.protocol.repeats import RepeatingCoordinator, RepeatingWorker
 from graphflow.runtime.protocol.served import Served
 from graphflow.runtime.protocol.stream import Arrival, Inbound, Outbound
 from graphflow.runtime.protocol.worker import WorkerMachine
@@ -243,6 +244,41 @@ def keeps_what_followed(settle: Any) -> Any:
     return mutant
 
 
+def commits_nothing(repeated: Any) -> Any:
+    """Who is told shortly of the next step does not commit the one before it."""
+
+    def mutant(self: RepeatingWorker, *given: Any) -> Any:
+        run = repeated(self, *given)
+        return run and run._replace(commits=-1)
+
+    return mutant
+
+
+def decides_with_the_first_short_answer(answered: Any) -> Any:
+    def mutant(self: RepeatingCoordinator, *given: Any) -> Any:
+        actions = answered(self, *given)
+        steps = self._operations.steps()
+        if actions != [] or not steps[0].replies.arrays:
+            return actions
+        for other in steps[0].waiting:
+            steps[0].replies.arrays[other] = next(iter(steps[0].replies.arrays.values()))
+        return self._end(steps[0], None)
+
+    return mutant
+
+
+def keeps_no_answer(answer: Any) -> Any:
+    """What was answered shortly is not kept, to be sent again."""
+
+    def mutant(self: RepeatingWorker, finished: Any) -> Any:
+        told = answer(self, finished)
+        if told is not None:
+            self._sessions[finished.session].stream.outbound._kept.pop()
+        return told
+
+    return mutant
+
+
 MUTATIONS: dict[str, Mutation] = {
     "no look at the epoch": lambda: fence("token"),
     "no look at the token": lambda: fence("epoch"),
@@ -271,8 +307,16 @@ MUTATIONS: dict[str, Mutation] = {
     "what is missing is asked for once": around(Inbound, "_ask", asks_once),
     "a step after one that failed": around(CoordinatorMachine, "_go_on", goes_on_after_a_failure),
     "a step that waits survives an abort": around(Served, "settle", keeps_what_followed),
+    "the short way commits nothing": around(RepeatingWorker, "repeated", commits_nothing),
+    "the short way decides with the first": around(
+        RepeatingCoordinator, "answered", decides_with_the_first_short_answer
+    ),
+    "short answers are not kept": around(RepeatingWorker, "answer", keeps_no_answer),
 }
-EASY = ("no look at the epoch", "acknowledged before it was applied", "committed twice")
+EASY = (
+    "no look at the epoch", "acknowledged before it was applied", "committed twice",
+    "the short way commits nothing",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

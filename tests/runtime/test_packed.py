@@ -205,3 +205,80 @@ def test_what_two_messages_have_in_common_is_not_shared_between_them() -> None:
     assert isinstance(first, Compute) and isinstance(second, Compute)
     first.bindings.pop("n")
     assert second == COMPUTE
+
+
+# Between two who know each other -----------------------------------------------------------------
+
+KNOWN = packed.Dialogue.between("s" * 32, 2, 3, "t" * 32)
+assert KNOWN is not None
+FROM_COORDINATOR = Envelope("s" * 32, 2, -1, 0, 0, 0, "t" * 32)
+plain_orders = st.builds(
+    Compute, counts, words, st.dictionaries(words, numbers, max_size=5), st.just([]),
+    st.just(False), st.floats(allow_nan=False, allow_infinity=False), numbers, arrays,
+)  # fmt: skip
+
+
+@given(counts, counts, counts, plain_orders)
+def test_those_who_know_each_other_write_and_read_the_same_orders(
+    step: int, sequence: int, acknowledged: int, order: Compute
+) -> None:
+    same = packed.SameOrder.of(order)
+    assert same is not None
+    envelope = FROM_COORDINATOR._replace(step=step, sequence=sequence, acknowledged=acknowledged)
+    frame = packed.pack(envelope, order)
+    assert frame == KNOWN.order(step, sequence, acknowledged, order, same)
+    assert KNOWN.read_order(frame) == (step, sequence, acknowledged, order)
+
+
+@given(counts, counts, counts, counts, arrays)
+def test_those_who_know_each_other_write_and_read_the_same_answers(
+    step: int, sequence: int, acknowledged: int, request: int, small: list[bytes]
+) -> None:
+    envelope = Envelope("s" * 32, 2, 3, step, sequence, acknowledged, "t" * 32)
+    frame = packed.pack(envelope, Done(request, [], {}, small))
+    assert frame == KNOWN.answer(step, sequence, acknowledged, request, small)
+    assert KNOWN.read_answer(frame) == (step, sequence, acknowledged, request, small)
+
+
+@given(envelopes, messages)
+def test_what_others_say_is_none_of_their_dialogue(envelope: Envelope, message: Message) -> None:
+    frame = wire.encode(envelope, message)
+    assert KNOWN.read_order(frame) is None and KNOWN.read_answer(frame) is None
+
+
+@pytest.mark.parametrize(
+    "order", [
+        changed(COMPUTE, feeds=[], trace=True),
+        changed(COMPUTE, feeds=["x"]),
+        changed(COMPUTE, feeds=[], follows=4),
+        changed(COMPUTE, feeds=[], free=True),
+    ],
+)  # fmt: skip
+def test_an_order_that_is_not_as_most_is_read_by_others(order: Compute) -> None:
+    frame = packed.pack(FROM_COORDINATOR, order)
+    assert frame is not None and wire.decode(frame) == (FROM_COORDINATOR, order)
+    assert KNOWN.read_order(frame) is None
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_a_dialogue_reads_no_more_than_everybody_does(data: Any) -> None:
+    order, answer = changed(COMPUTE, feeds=[]), Done(4, [], {}, [ARRAY])
+    said = FROM_COORDINATOR._replace(step=5, sequence=7)
+    asked = data.draw(st.booleans())
+    sound = wire.encode(said if asked else said._replace(origin=3), order if asked else answer)
+    frame = bytearray(sound)
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    frame = frame[: data.draw(st.integers(0, len(frame)))] if data.draw(st.booleans()) else frame
+    found = KNOWN.read_order(bytes(frame)), KNOWN.read_answer(bytes(frame))
+    try:
+        envelope, message = wire.decode(bytes(frame))
+    except ProtocolError:
+        assert found == (None, None)
+        return
+    numbers = envelope.step, envelope.sequence, envelope.acknowledged
+    assert found[0] in (None, (*numbers, message))
+    if found[1] is not None:
+        assert isinstance(message, Done)
+        assert found[1] == (*numbers, message.request, message.small)

@@ -310,6 +310,9 @@ def test_a_small_array_inside_a_message_arrives_bit_for_bit(dtype: str, shape: A
     assert back.dtype == array.dtype and back.shape == shape and (back == array).all()
     assert back.flags.c_contiguous and back.flags.writeable
     assert not back.size or back.ctypes.data % 64 == 0
+    name, back = wire.opened(sent)
+    assert name == "x" and back.dtype == array.dtype and back.shape == shape
+    assert (back == array).all() and back.flags.c_contiguous and back.flags.writeable
 
 
 def test_an_array_of_another_order_travels_in_c_order() -> None:
@@ -349,13 +352,17 @@ def test_a_small_array_that_contradicts_itself_is_refused(header: Any, data: byt
     packed = msgpack.packb(header)
     with pytest.raises(ProtocolError):
         array_of(bytes(8) + len(packed).to_bytes(2, "little") + packed + data)
+    body = len(packed).to_bytes(2, "little") + packed + data
+    with pytest.raises(ProtocolError):
+        wire.opened(wire.checksum(body).to_bytes(8, "little") + body)
 
 
 @pytest.mark.parametrize("sent", [b"", bytes(9), bytes(8) + b"\xff\xff", bytes(30)])
 def test_a_small_array_without_a_header_is_refused(sent: bytes) -> None:
     assert not wire.intact(sent)
-    with pytest.raises(ProtocolError):
-        array_of(sent)
+    for read in (array_of, wire.opened):
+        with pytest.raises(ProtocolError):
+            read(sent)
 
 
 @pytest.mark.parametrize("at", [0, 7, 8, 9, 12, -1])
@@ -365,6 +372,8 @@ def test_a_small_array_of_which_any_byte_is_damaged_is_not_intact(at: int) -> No
     damaged = bytearray(sent)
     damaged[at] ^= 1
     assert not wire.intact(bytes(damaged))
+    with pytest.raises(ProtocolError):
+        wire.opened(bytes(damaged))
 
 
 @pytest.mark.parametrize("sent", [["text"], [1], [b"1234", "text"], [bytes(2 * SMALL_BYTES)], b""])

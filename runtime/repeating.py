@@ -1,0 +1,87 @@
+"""A session's sockets in steps that repeat: the short way of `protocol.repeats`, by lanes."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import signal
+import threading
+import time
+from typing import Any
+
+from graphflow.runtime.loop import PATIENCE, SLACK, Loop
+from graphflow.runtime.pending import Pending
+from graphflow.runtime.protocol.orders import Replies
+from graphflow.runtime.protocol.repeats import Repeat, RepeatingCoordinator
+from graphflow.runtime.transport.bell import AWAKE
+
+
+class RepeatingLoop(Loop):
+    """The sockets of one session, with a short way for steps like those before."""
+
+    _Machine = RepeatingCoordinator
+    _machine: RepeatingCoordinator
+
+    def repeat(self, repeat: Repeat, deadline: float) -> Replies | None:
+        """Runs a step to its end; None where that takes more than the short way, and nothing was
+        begun.
+
+        Raises:
+            GraphflowError, KeyboardInterrupt: as `ask`.
+        """
+        if not self._helm.take(PATIENCE):
+            return None
+        held, pending = self._held, Pending()
+        is_main = threading.get_ident() == self._main
+        if is_main:
+            before = _signal.signal(signal.SIGINT, held)
+        try:
+            begun = self._tell(repeat, pending)
+            if begun:
+                self._gather(pending)
+        finally:
+            if is_main:
+                _signal.signal(signal.SIGINT, before)
+            self._helm.leave()
+        if is_main and held.came:
+            held.release()
+        if not begun:
+            return None
+        outcome = pending.outcome
+        if isinstance(outcome, Replies):
+            return outcome
+        return self.finish(repeat.request, pending, deadline + SLACK)
+
+    def _tell(self, repeat: Repeat, pending: Pending) -> bool:
+        """Tells the workers of a step that now has `pending`, if that is all there is to do."""
+        now = time.monotonic()
+        if self._events or self._promised or self._full or self._stopping or now >= self._due:
+            return False
+        told = self._machine.repeat(repeat, now)
+        if told is None:
+            return False
+        self._pending[repeat.request] = pending
+        for worker, (frame, number, acknowledged) in zip(repeat.workers, told, strict=True):
+            way = self._ways[worker]
+            lane, frames = way.lane, [frame]
+            if lane is None or not lane.carries(frames, number, acknowledged):
+                way.unsent.append(frames)
+                self._flush(worker)
+        return True
+
+    def _gather(self, pending: Pending) -> None:
+        """Takes what comes until all have answered, or until there is anything else to do."""
+        self._due = due = min(self._machine.wake_at(0.0), self._look_at)
+        while pending.outcome is None:
+            if self._touched or self._unread or self._events or self._held.came:
+                return
+            came = self._sleeper.sleep(due - time.monotonic(), AWAKE)
+            self._receive(came)
+            if not came or self._helm.wanted:
+                return
+
+    def _heard(self, worker: int, frames: list[Any]) -> None:
+        actions = self._machine.answered(worker, frames[0], time.monotonic())
+        if actions is None:
+            super()._heard(worker, frames)
+        elif actions:
+            self._act(actions)
