@@ -383,10 +383,13 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    wanted = options.only.split(",")
+    if unknown := [name for name in wanted if name not in PARTS]:
+        parser.error(f"--only knows no {', '.join(unknown)}; it takes {', '.join(PARTS)}")
     for name in ("torch", "ray"):
         if not find_spec(name):
             print(f"{name} is not installed: left out (pip install graphflow[bench])")
-    found = [PARTS[name](options.rounds) for name in options.only.split(",")]
+    found = [PARTS[name](options.rounds) for name in wanted]
     write("transport", list(itertools.chain(*found)), options.output)
 
 

@@ -26,13 +26,17 @@ class Running:
 
     Args:
         routes: whether a short way is looked for, that later steps of the same fetches may take.
+        short: whether steps here take it themselves.
     """
 
-    def __init__(self, life: Lifetime, deployment: Deployment, *, routes: bool) -> None:
+    def __init__(
+        self, life: Lifetime, deployment: Deployment, *, routes: bool, short: bool
+    ) -> None:
         self._life = life
         self._deployment = deployment
         self._steps = deployment.steps
         self._routes = routes
+        self._short = short
 
     def step(
         self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide
@@ -66,7 +70,8 @@ class Running:
             run: what a step takes, `step` among it.
         """
         known = partial(self._deployment.known, tensors)
-        stream = Stream(self._steps, feeds, count, known, partial(run, tensors))
+        shortly = partial(self._shortly, tensors)
+        stream = Stream(self._steps, feeds, count, known, partial(run, tensors), shortly)
         life, thread, is_dropped = self._life, 0, False
         try:
             for number in range(1, count + 1):
@@ -91,6 +96,16 @@ class Running:
                     # Python passes over what a generator raises that nobody has: it comes again.
                     main = threading.main_thread().ident or 0
                     threading.Timer(_MOMENT, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    def _shortly(self, tensors: Sequence[Tensor], feeds: Any) -> list[Any] | None:
+        """A step by the short way, if there is one: values of fetches."""
+        compiled = self._deployment.known(tensors) if self._short else None
+        if compiled is None or compiled.route is None:
+            return None
+        values = self._steps.routed(compiled, compiled.route, feeds)
+        if values is not None and self._life.drain is not None:  # there are checkpoints
+            self._life.after()
+        return values
 
     def undo(self) -> None:
         """End what was begun ahead."""

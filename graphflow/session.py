@@ -156,7 +156,9 @@ class Session:
             self._compiled = self._deployment.compiled
             # What is replayed, and what is traced now and then, goes the long way.
             self._short = not self._automatic and (policy is None or not hosts.can_be_lost)
-            self._running = running = Running(life, self._deployment, routes=not self._automatic)
+            self._running = running = Running(
+                life, self._deployment, routes=not self._automatic, short=self._short
+            )
             self._recovery: Recovery | Fragile = Fragile(self._deployment, running.step)
             if policy is not None and store is not None:
                 saver = Saver(store, policy.every, hosts, state, steps)

@@ -148,6 +148,11 @@ class Steps:
         """Whether a step may begin before the one before it is decided."""
         return self.trace is None and not self._sampling and self._hosts.begins
 
+    @property
+    def is_near(self) -> bool:
+        """Whether all workers are on this host."""
+        return self._hosts.near
+
     def begin(
         self,
         compiled: Compiled,

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,12 +29,23 @@ Decide = Callable[[], list[Any] | None]
 """Decides a step if it has begun, and then tells its values; else None."""
 Run = Callable[[Sequence[Tensor], Given, Decide], list[Any]]
 """A step of fetches and feeds: values of the fetches."""
+Shortly = Callable[[Any], list[Any] | None]
+"""The same of feeds as they were given, by the short way of steps like those before; None if it is
+not for them."""
 
 DEPTH = 3
 """Steps that are under way at most: one computes, and the feeds of the others are there."""
 
 SMALL = 64 << 10
 """Bytes of feeds and fetches up to which a step is small."""
+
+QUICK = 1e-3
+"""Seconds of a small step up to which none is begun ahead where all workers are on this host: it
+takes about as long as its client needs to keep several under way, on processors that the workers
+need, too."""
+
+FEW = 2
+"""Small steps that run by themselves before that is decided: the first one may compile."""
 
 MOST = 16
 """Small steps that are under way at most, if they need not wait for each other: they begin by half
@@ -75,6 +88,7 @@ class Stream:
         count: steps.
         compiled: what the fetches are now, or None if they have not run in this way.
         run: runs one step as `Session.run` does.
+        shortly: the same in less time, where that is possible.
     """
 
     def __init__(
@@ -84,14 +98,18 @@ class Stream:
         count: int,
         compiled: Callable[[], Compiled | None],
         run: Callable[[Given, Decide], list[Any]],
+        shortly: Shortly,
     ) -> None:
         self._steps = steps
+        self._near = steps.is_near
         self._feeds = iter(feeds)
         self._count = count
         self._compiled = compiled
         self._run = run
+        self._shortly = shortly
         self._free = False  # steps need not wait for each other
         self._wary = 1  # small steps to be seen before more than `DEPTH` are under way
+        self._alone: deque[float] = deque(maxlen=8)  # seconds of steps that ran by themselves
         self._taken = 0  # feeds, from the iterator
         self._window: deque[_Step] = deque()
         self._astray = False  # workers may have a step that is not in the window: Ctrl-C came then
@@ -105,15 +123,18 @@ class Stream:
             FeedError: its feeds are wrong, or there are none; the step is named.
             GraphflowError: as `Session.run`; nothing after the step before it has happened.
         """
+        if (values := self._quickly()) is not None:
+            return values
         self._fill()
         step = self._window[0]
         if isinstance(step.given, Exception):
             raise step.given
         self._begin_all()
-        begun = step.begun is not None
+        begun, start = step.begun is not None, perf_counter()
         try:
             values = self._run(step.given, lambda: self._decide(step))
             if not begun:
+                self._alone.append(perf_counter() - start)
                 self._learn(step.given)
         except NonFiniteError:
             if not begun:
@@ -127,6 +148,21 @@ class Stream:
             raise
         self._window.popleft()
         self._weigh(step.given, values)
+        return values
+
+    def _quickly(self) -> list[Any] | None:
+        """The values of the next step, if it can be run by itself and by the short way."""
+        if self._window or self._usual is None or self._gains():
+            return None
+        feeds, start = self._feed(), perf_counter()
+        values = None
+        if not isinstance(feeds, _Step):
+            with suppress(FeedError):  # the long way says of which step
+                values = self._shortly(feeds)
+        if values is None:
+            self._window.append(self._as_step(feeds, copied=False))
+        else:
+            self._alone.append(perf_counter() - start)
         return values
 
     def _decide(self, step: _Step) -> list[Any] | None:
@@ -157,13 +193,21 @@ class Stream:
 
     def _fill(self) -> None:
         """Takes feeds of coming steps."""
-        ahead = self._compiled() is not None and self._steps.can_begin
+        ahead = self._compiled() is not None and self._gains()
         while self._taken < self._count and len(self._window) < (self._depth if ahead else 1):
             if self._window and isinstance(self._window[-1].given, Exception):
                 break  # the stream ends there, when it is its turn
-            self._window.append(step := self._next(copied=ahead))
+            self._window.append(step := self._as_step(self._feed(), copied=ahead))
             if not isinstance(step.given, Exception):
                 self._weigh(step.given, ())
+
+    def _gains(self) -> bool:
+        """Whether steps are begun ahead."""
+        if not self._steps.can_begin:
+            return False
+        if self._wary or not self._near:
+            return True
+        return len(self._alone) >= FEW and min(self._alone) >= QUICK
 
     @property
     def _depth(self) -> int:
@@ -183,7 +227,7 @@ class Stream:
         """Begins the steps whose feeds are there; many together, where several are under way, since
         each time wakes the workers up."""
         compiled = self._compiled()
-        if compiled is None or not self._steps.can_begin:
+        if compiled is None or not self._gains():
             return
         waiting = sum(step.begun is None for step in self._window)
         if self._depth == MOST and waiting < min(MOST // 2, len(self._window)):
@@ -225,10 +269,9 @@ class Stream:
             for step in self._window:
                 step.usual = False
 
-    def _next(self, copied: bool) -> _Step:
-        """The next step, with its feeds: copied where it comes later, for their arrays may be used
-        again by then. Or with what is to be raised in their stead: when its turn comes, since the
-        steps before it have still to happen."""
+    def _feed(self) -> Any:
+        """The feeds of the next step; or the step with what is to be raised in their stead: when
+        its turn comes, since the steps before it have still to happen."""
         number = self._taken + 1
         try:
             feeds = next(self._feeds)
@@ -237,6 +280,13 @@ class Stream:
         except Exception as error:  # the iterator's own; Ctrl-C is not kept back
             return _Step(error)
         self._taken = number
+        return feeds
+
+    def _as_step(self, feeds: Any, *, copied: bool) -> _Step:
+        """The next step, with its feeds: copied where it comes later, for their arrays may be used
+        again by then."""
+        if isinstance(feeds, _Step):
+            return feeds
         if copied and self._usual is not None:
             taken = self._usual.taken(feeds)
             if taken is not None:
@@ -244,7 +294,7 @@ class Stream:
         try:
             given = convert_all(feeds)
         except GraphflowError as error:
-            wrong = self._wrong(number, error)
+            wrong = self._wrong(self._taken, error)
             wrong.__cause__ = error
             return _Step(wrong)
         return _Step({node: a.copy() for node, a in given.items()} if copied else given)

@@ -52,7 +52,7 @@ from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
 from graphflow.runtime.protocol.orders import Begin, Order, Release, Replies
 from graphflow.runtime.protocol.repeats import Repeat
 from graphflow.runtime.session_state import DRAWS, FAILED
-from graphflow.runtime.wire import SMALL_TOGETHER, small
+from graphflow.runtime.wire import SMALL_BYTES, SMALL_TOGETHER, is_far, small
 from graphflow.values import dataclass
 
 if TYPE_CHECKING:
@@ -131,6 +131,11 @@ class RemoteHosts(Members):
         self._failed = 0  # steps
         self._stepping = threading.Lock()
         self._join(cluster, deadline, host)
+
+    @property
+    def near(self) -> bool:
+        """Whether all workers are on this host."""
+        return not any(map(is_far, self._addresses))
 
     # Programs and steps --------------------------------------------------------------------------
 
@@ -217,8 +222,54 @@ class RemoteHosts(Members):
     ) -> Replies:
         """Runs a step, of which `order` says all but its request and its feeds; by one thread at a
         time."""
+        replies = None if order.trace else self._repeated(loaded, order, step, feeds)
+        if replies is not None:
+            return replies
         request, orders = self._orders(loaded, order, step, feeds, waits=True)
         return self._decided(step, lambda: self._ask(request, orders, order.deadline, step))
+
+    def _repeated(
+        self,
+        loaded: _Program,
+        order: Compute,
+        step: int,
+        feeds: Mapping[int, Mapping[str, Array]],
+    ) -> Replies | None:
+        """Runs a step by the short way; None if it is not for it. As `_step` otherwise."""
+        loop, before = self._loop, self._last_step
+        if loop is None or step <= before:
+            return None
+        for arrays in feeds.values():
+            for array in arrays.values():
+                if array.nbytes >= SMALL_BYTES:
+                    return None
+        inside: dict[int, list[Small]] = {}
+        nbytes, room = 0, SMALL_TOGETHER
+        for worker, arrays in feeds.items():
+            inside[worker] = mine = []
+            for name, array in arrays.items():
+                sent = small(name, array)
+                if sent is None or room <= 0:
+                    return None
+                mine.append(sent)
+                room -= len(sent)
+                nbytes += array.nbytes
+        self._tell_failed(order)
+        repeat = Repeat(next(self._requests), step, order, loaded.workers, inside)
+        began = time.monotonic()
+        self._last_step = step
+        try:
+            replies = loop.repeat(repeat, order.deadline)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self.cancel()
+            self._aborted(step, began, error)
+            raise
+        if replies is None:
+            self._last_step = before
+        else:
+            self._activity.committed(step, time.monotonic() - began, replies.nbytes, nbytes)
+        return replies
 
     def _decided(self, step: int, wait: Callable[[], Replies]) -> Replies:
         """What a step comes to, which is counted and told."""
@@ -230,6 +281,11 @@ class RemoteHosts(Members):
             raise
         self._activity.committed(step, time.monotonic() - began, replies.nbytes)
         return replies
+
+    def _tell_failed(self, order: Compute) -> None:
+        """Lets workers know how many steps have failed: they agree on their ways anew after each."""
+        if self._failed:
+            order.bindings[FAILED] = self._failed
 
     def _aborted(self, step: int, began: float, error: BaseException) -> None:
         self._failed += 1
@@ -306,8 +362,7 @@ class RemoteHosts(Members):
         if step <= self._last_step:
             raise SessionError(f"step {step} is not after step {self._last_step}")
         self._last_step = step
-        if self._failed:
-            order.bindings[FAILED] = self._failed
+        self._tell_failed(order)
         request = next(self._requests)
         told = changed(order, request=request)
         unfed = Order(told)
@@ -389,59 +444,13 @@ class RemoteHosts(Members):
         ) -> list[Array] | None:
             if self._programs.get(program) is not loaded:
                 return None
-            sizes = {**bindings, DRAWS: draws}
-            if self._failed:
-                sizes[FAILED] = self._failed
-            told = changed(order, bindings=sizes, deadline=deadline)
+            told = changed(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
+            given = {worker: {name: feeds[name] for name in names} for worker, names in fed}
             with self._stepping:
-                replies = self._repeated(loaded, told, step, fed, feeds)
-                if replies is None:
-                    given = {worker: {name: feeds[name] for name in names} for worker, names in fed}
-                    replies = self._step(loaded, told, step, given)
-            arrays = replies.arrays
+                arrays = self._step(loaded, told, step, given).arrays
             return [_owned(arrays[worker][name]) for worker, name in loaded.fetches]
 
         return run
-
-    def _repeated(
-        self,
-        loaded: _Program,
-        order: Compute,
-        step: int,
-        fed: Sequence[tuple[int, Sequence[str]]],
-        feeds: Mapping[str, Array],
-    ) -> Replies | None:
-        """Runs a step by the short way; None if it is not for it. As `_step` otherwise."""
-        loop, before = self._loop, self._last_step
-        if loop is None or step <= before:
-            return None
-        inside: dict[int, list[Small]] = {}
-        nbytes, room = 0, SMALL_TOGETHER
-        for worker, names in fed:
-            inside[worker] = mine = []
-            for name in names:
-                array = feeds[name]
-                sent = small(name, array)
-                if sent is None or room <= 0:
-                    return None
-                mine.append(sent)
-                room -= len(sent)
-                nbytes += array.nbytes
-        repeat = Repeat(next(self._requests), step, order, loaded.workers, inside)
-        began = time.monotonic()
-        self._last_step = step
-        try:
-            replies = loop.repeat(repeat, order.deadline)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                self.cancel()
-            self._aborted(step, began, error)
-            raise
-        if replies is None:
-            self._last_step = before
-        else:
-            self._activity.committed(step, time.monotonic() - began, replies.nbytes, nbytes)
-        return replies
 
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
         """Lets go of programs, and of variables by worker: they live elsewhere from now on."""

@@ -67,6 +67,10 @@ class Hosts(Protocol):
     begins: bool
     meters: Meters
 
+    @property
+    def near(self) -> bool:
+        """Whether all workers are on this host."""
+
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
         """Give each worker its partitions of a program."""
 
@@ -156,6 +160,8 @@ class LocalHosts:
     can_be_lost = False
 
     begins = False
+
+    near = True
 
     def __init__(self, devices: Sequence[str], threads: int | None) -> None:
         self.meters = Meters()

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import graphflow as gf
+from graphflow import streaming
 from graphflow.errors import ArgumentError, CheckError, FeedError
 from graphflow.placement.cluster import Cluster
 from graphflow.runtime.checkpoint import load
@@ -45,6 +46,37 @@ class Model:
         if 0 <= failing < count:
             values[failing] = -values[failing]
         return [{self.x: value} for value in values]
+
+
+@pytest.fixture(autouse=True)
+def begun_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However quick these small steps are, they are begun ahead, but where a test is of others."""
+    if "quick" not in request.fixturenames:
+        monkeypatch.setattr(streaming, "QUICK", 0.0)
+        monkeypatch.setattr(streaming, "FEW", 1)
+
+
+@pytest.fixture
+def quick(session: gf.Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which way the steps of a stream go: none that is quick is begun ahead, however long a busy
+    machine takes for it."""
+    ways: list[str] = []
+    steps = session._steps
+
+    def told(name: str) -> None:
+        whole = getattr(steps, name)
+
+        def noted(*given: Any) -> Any:
+            result = whole(*given)
+            ways.append(name if result is not None else f"not {name}")
+            return result
+
+        monkeypatch.setattr(steps, name, noted)
+
+    for name in ("begin", "run", "routed"):
+        told(name)
+    monkeypatch.setattr(streaming, "QUICK", 1e9)
+    return ways
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +117,76 @@ def test_steps_together_have_the_bits_of_steps_one_by_one(
     restart(session, model)
     values = [each.tobytes() for each in session.run(model.update, iter(feeds), steps=12)]
     assert [*values, session.get(model.state).tobytes()] == expected
+
+
+def test_quick_steps_have_the_bits_of_steps_one_by_one_and_none_is_begun_ahead(
+    session: gf.Session, model: Model, quick: list[str]
+) -> None:
+    feeds = model.feeds(12)
+    expected = looped(session, model, feeds)
+    restart(session, model)
+    quick.clear()
+    values = [each.tobytes() for each in session.run(model.update, iter(feeds), steps=12)]
+    assert [*values, session.get(model.state).tobytes()] == expected
+    short = "routed" if session._short else "run"
+    assert quick == ["run"] * 3 + [short] * 9  # the feeds of three are taken before that is known
+
+
+def test_a_quick_step_with_other_feeds_goes_the_long_way_and_those_after_it_the_short_one(
+    session: gf.Session, model: Model, quick: list[str]
+) -> None:
+    feeds = [model.feeds(1, rows=2 + (step == 4))[0] for step in range(9)]
+    expected = looped(session, model, feeds)
+    restart(session, model)
+    quick.clear()
+    values = [each.tobytes() for each in session.run(model.update, feeds, steps=9)]
+    assert [*values, session.get(model.state).tobytes()] == expected
+    assert "begin" not in quick and len([way for way in quick if "not" not in way]) == 9
+
+
+def test_quick_steps_tell_what_is_wrong_with_their_feeds_after_those_before_them(
+    session: gf.Session, model: Model, quick: list[str]
+) -> None:
+    def broken() -> Iterator[Any]:
+        yield from good
+        raise RuntimeError("no more")
+
+    good = model.feeds(4)
+    wrong = [
+        ([*good, {model.x: np.ones((2, 4))}], FeedError, r"step 5 of 6: .*\(2, 4\)"),
+        ([*good, {}], FeedError, "step 5 of 6: placeholder 'x'"),
+        ([*good, {model.x: "text"}], FeedError, "step 5 of 6"),
+        (good, FeedError, "step 5 of 6: the feeds ended after 4"),
+        (broken(), RuntimeError, "no more"),
+        ([*good, *model.feeds(1, failing=0)], CheckError, "no negative feeds"),
+    ]
+    for feeds, error, text in wrong:
+        expected = looped(session, model, good)
+        restart(session, model)
+        values = []
+        with pytest.raises(error, match=text):
+            for each in session.run(model.update, feeds, steps=6):
+                values.append(each.tobytes())
+        assert [*values, session.get(model.state).tobytes()] == expected
+    assert "begin" not in quick
+
+
+def test_a_stream_of_quick_steps_may_be_left_and_gone_on_with(
+    session: gf.Session, model: Model, quick: list[str]
+) -> None:
+    feeds = model.feeds(8)
+    expected = looped(session, model, feeds)
+    restart(session, model)
+    values = []
+    for each in session.run(model.update, feeds, steps=8):
+        values.append(each.tobytes())
+        session.run(model.other)
+        if len(values) == 5:
+            break
+    session._steps.committed -= len(values)  # the same random numbers as without the others
+    values += [each.tobytes() for each in session.run(model.update, feeds[5:], steps=3)]
+    assert len(values) == 8 and "begin" not in quick
+    assert [len(each) for each in values] == [len(each) for each in expected[:8]]
 
 
 def test_steps_of_one_process_are_the_same() -> None:
