@@ -283,7 +283,7 @@ class RemoteHosts(Members):
         return replies
 
     def _tell_failed(self, order: Compute) -> None:
-        """Lets workers know how many steps have failed: they agree on their ways anew after each."""
+        """Lets workers know how many steps have failed: after each they agree on ways anew."""
         if self._failed:
             order.bindings[FAILED] = self._failed
 

@@ -162,6 +162,7 @@ class HostedSession:
         self._borrowers: dict[int, Borrower] = {}
         self._idle = False  # its thread has no job, and drives the sockets
         self._given, self._done = 1, 0  # jobs; while they are as many, its thread sends nothing
+        self._commits = 0  # that were not counted yet: nobody waits for that
         self._cancelled = -1  # every step up to this one
         self._until = 0.0  # when the step's deadline passes
         self._lasts = True  # what it sends is not written to before the step is decided
@@ -271,6 +272,9 @@ class HostedSession:
             # writes a file reports from a thread of its own.
             if outcome is not None or type(run.job) not in _SILENT:
                 self._report(Finished(self._session, run.job, run.step, self._epoch, outcome))
+            if self._commits:
+                self._commits = 0
+                self.activity.commits()
             self.activity.end(run.job, run.step, outcome)
             self._done += 1
             if type(run.job) is Close:
@@ -367,7 +371,7 @@ class HostedSession:
         """Commits a step of which the order of the next one told."""
         try:
             host.commit(self._session, step)
-            self.activity.commits()
+            self._commits += 1
         except BaseException as error:  # that ends the session here, the next step with it
             self._report(Finished(self._session, Commit(), step, self._epoch, error))
             raise
@@ -432,7 +436,8 @@ class HostedSession:
 
     def _carried(self, how: str, worker: int, edge: int, nbytes: int) -> None:
         """Takes note of a tensor that went, or came, through memory that both workers see."""
-        self.activity.carried(how, self._addresses[worker], edge, nbytes)
+        peer = self._addresses[worker]
+        self.meters.later(partial(self.activity.carry, how, peer, edge, nbytes))
 
     def _still_computes(self, parcel: Parcel, until: float) -> bool:
         """Whether a tensor that another worker has no room for is still to be sent."""

@@ -3,7 +3,7 @@
 It stands in for `runtime.host.Host` in tests of the wire, the protocol and the processes. A word is
 one of: `sum` (fetches the sum of feeds and constants), `send:WORKER:NAME` (sends that sum over an
 edge), `receive:NAME` (adds what arrives), `count` (adds 1 to the variable `n` at commit),
-`sleep:SECONDS`, `raise`, `crash`.
+`spoil` (its commit fails), `sleep:SECONDS`, `raise`, `crash`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class FakeHost:
         self.cancelled: dict[int, GraphflowError] = {}
         self.prepared: list[tuple[str, dict[str, int]]] = []
         self.pending: dict[int, int] = {}
+        self.spoilt: set[int] = set()
         self.change = threading.Condition()
 
     def open(self, session: str) -> None:
@@ -86,9 +87,11 @@ class FakeHost:
                 total = total + self._receive(step, rest[0], until)
             elif verb == "count":
                 self.pending[step] = 1
+            elif verb == "spoil":
+                self.spoilt.add(step)
             if trace:
                 spans.append((self.devices[0], verb, started, time.monotonic_ns()))
-        return Computed(fetches, spans, {self.devices[0]: 64})
+        return Computed(fetches, spans, {self.devices[0]: 64} if trace else {})
 
     def _receive(self, step: int, edge: Any, until: float) -> Any:
         with self.change:
@@ -100,6 +103,8 @@ class FakeHost:
             return self.arrived.pop((step, edge))
 
     def commit(self, session: str, step: int) -> None:
+        if step in self.spoilt:
+            raise OSError("there is no memory for it")
         self.variables["n"] = self.variables["n"] + self.pending.pop(step, 0)
 
     def abort(self, session: str, step: int) -> None:

@@ -192,6 +192,20 @@ def test_workers_of_which_one_could_not_prepare_a_program_agree_on_their_ways_an
     assert [order.message.bindings for order in orders.values()] == [{FAILED: 1}] * 2
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.1], ids=["told with the next step", "told by itself"])
+def test_a_commit_that_fails_ends_the_session(hosts: RemoteHosts, pause: float) -> None:
+    """It was decided, and cannot be undone: the worker's state is of no step."""
+    load(hosts, "p", "sum", "sum")
+    load(hosts, "q", "sum", "spoil")
+    fed = {0: {"x": np.ones(3, "float32")}}
+    for step in range(1, 4):  # workers know who speaks, and take the short way
+        run(hosts, "p", step, fed)
+    run(hosts, "q", 4, fed)
+    time.sleep(pause)
+    with pytest.raises(WorkerLost, match="commit of step 4 failed: there is no memory for it"):
+        run(hosts, "p", 5, fed)
+
+
 def test_a_step_past_its_deadline_names_the_edge_that_was_waited_for(hosts: RemoteHosts) -> None:
     load(hosts, "p", "receive:gradient", "")
     with pytest.raises(StepTimeout, match="edge gradient"):

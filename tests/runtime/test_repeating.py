@@ -19,6 +19,7 @@ from graphflow.runtime.protocol.orders import Replies
 from graphflow.runtime.protocol.repeats import RepeatingCoordinator
 from graphflow.runtime.repeating import RepeatingLoop
 from tests.faults import hazards
+from tests.faults.running import stop
 
 OPS = ["tests.faults.hazards"]
 
@@ -171,12 +172,13 @@ def test_a_step_that_is_late_is_told_so_and_the_next_one_runs(ways: list[str]) -
         for _ in range(3):
             session.run(model.add, fed(model, 1))
         ways.clear()
-        os.kill(session._deployment.hosts.pids[1], signal.SIGSTOP)
+        victim = session._deployment.hosts.pids[1]
+        stop(victim)
         try:
             with pytest.raises(StepTimeout, match="worker 1"):
                 session.run(model.add, fed(model, 1))
         finally:
-            os.kill(session._deployment.hosts.pids[1], signal.SIGCONT)
+            os.kill(victim, signal.SIGCONT)
         assert float(session.run(model.add, fed(model, 1))) == 4
         assert "answered" in ways
 
