@@ -314,9 +314,13 @@ class Loop:
             if self._stopping:
                 self._fail_all()
         except BaseException as error:
-            _log.tell("loop.failed", reason=repr(error), raised=error)
-            self._failure, self._stopping = error, True
-            self._fail_all()
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """Ends the session, whose machine is in no state any more that it could go on from."""
+        _log.tell("loop.failed", reason=repr(error), raised=error)
+        self._failure, self._stopping = error, True
+        self._fail_all()
 
     def _turn(self, pending: Pending, until: float) -> None:
         """Handles what has come, after waiting for it if there is nothing yet; without, if the

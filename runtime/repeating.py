@@ -28,20 +28,15 @@ class RepeatingLoop(Loop):
         Raises:
             GraphflowError, KeyboardInterrupt: as `ask`.
         """
-        if not self._helm.take(PATIENCE):
-            return None
-        held, pending = self._held, Pending()
+        pending, held = Pending(), self._held
         is_main = threading.get_ident() == self._main
-        if is_main:
+        if is_main:  # as `_await_interruptibly`
             before = _signal.signal(signal.SIGINT, held)
         try:
-            begun = self._tell(repeat, pending)
-            if begun:
-                self._gather(pending)
+            begun = self._run(repeat, pending)
         finally:
             if is_main:
                 _signal.signal(signal.SIGINT, before)
-            self._helm.leave()
         if is_main and held.came:
             held.release()
         if not begun:
@@ -51,15 +46,30 @@ class RepeatingLoop(Loop):
             return outcome
         return self.finish(repeat.request, pending, deadline + SLACK)
 
+    def _run(self, repeat: Repeat, pending: Pending) -> bool:
+        """Runs a step as far as the short way leads; whether it has begun."""
+        if not self._helm.take(PATIENCE):
+            return False
+        try:
+            if not self._tell(repeat, pending):
+                return False
+            self._gather(pending)
+        except BaseException as error:
+            self._break(error)
+        finally:
+            self._helm.leave()
+        return True
+
     def _tell(self, repeat: Repeat, pending: Pending) -> bool:
         """Tells the workers of a step that now has `pending`, if that is all there is to do."""
         now = time.monotonic()
         if self._events or self._promised or self._full or self._stopping or now >= self._due:
             return False
+        self._pending[repeat.request] = pending
         told = self._machine.repeat(repeat, now)
         if told is None:
+            del self._pending[repeat.request]
             return False
-        self._pending[repeat.request] = pending
         for worker, (frame, number, acknowledged) in zip(repeat.workers, told, strict=True):
             way = self._ways[worker]
             lane, frames = way.lane, [frame]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import CheckError, StepTimeout, WorkerLost
+from graphflow.errors import CheckError, SessionError, StepTimeout, WorkerLost
 from graphflow.placement.cluster import Cluster
+from graphflow.runtime import repeating
 from graphflow.runtime.protocol.orders import Replies
 from graphflow.runtime.protocol.repeats import RepeatingCoordinator
 from graphflow.runtime.repeating import RepeatingLoop
@@ -164,6 +168,66 @@ def test_ctrl_c_in_the_middle_of_a_short_step_ends_it_and_nothing_else(
     assert [float(session.run(model.add, fed(model, 1))) for _ in range(3)] == [
         before + step for step in (1, 2, 3)
     ]
+
+
+def interrupt_at(count: int) -> Any:
+    """A tracer that has Ctrl-C come at the `count`th line of the short way."""
+    lines = itertools.count(1)
+
+    def traced(frame: FrameType, event: str, arg: object) -> Any:
+        code = frame.f_code
+        if code.co_filename != repeating.__file__ and code.co_name != "_repeated":
+            return None
+        if event == "line" and next(lines) == count:
+            signal.raise_signal(signal.SIGINT)
+        return traced
+
+    return traced
+
+
+def test_ctrl_c_at_any_line_of_the_short_way_leaves_a_session_that_goes_on(
+    session: gf.Session, model: Model, ways: list[str]
+) -> None:
+    handler, tracer = signal.getsignal(signal.SIGINT), sys.gettrace()
+    session.set(model.total, np.float32(0))
+    total, short = 0.0, 0
+    for count in itertools.count(1):
+        for _ in range(2):  # what is due is done before
+            total += 1
+            assert float(session.run(model.add, fed(model, 1))) == total
+        ways.clear()
+        sys.settrace(interrupt_at(count))
+        try:
+            session.run(model.add, fed(model, 1))
+            sys.settrace(tracer)
+            break  # it ended before that many lines
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(tracer)
+        assert signal.getsignal(signal.SIGINT) is handler
+        found = float(session.get(model.total))
+        assert found in (total, total + 1), "a step happens, or it does not"
+        total, short = found, short + ("short" in ways or "answered" in ways)
+    assert count > 40 and short > 10
+
+
+def test_what_breaks_the_short_way_ends_the_session_and_says_so(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise MemoryError("none is left")
+
+    with local() as session:
+        for _ in range(3):
+            session.run(model.add, fed(model, 1))
+        for where in ("repeat", "answered"):
+            monkeypatch.setattr(RepeatingCoordinator, where, broken)
+        began = time.monotonic()
+        with pytest.raises(SessionError, match=r"closed.*none is left"):
+            while time.monotonic() < began + 10:  # a tick may be due: then there is no short way
+                session.run(model.add, fed(model, 1))
+        monkeypatch.undo()
 
 
 def test_a_step_that_is_late_is_told_so_and_the_next_one_runs(ways: list[str]) -> None:
