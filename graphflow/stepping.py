@@ -88,7 +88,9 @@ class Steps:
         self.committed += 1
         self.last = compiled
         compiled.runs += 1
-        compiled.took.append(perf_counter() - start)
+        seconds = perf_counter() - start
+        compiled.took.append(seconds)
+        compiled.alone.append(seconds)
         return route.values(fetched, feeds)
 
     def run(
@@ -136,7 +138,9 @@ class Steps:
                         result.errors, exchanges,
                     )  # fmt: skip
             elif compiled.runs:
-                compiled.took.append((monotonic_ns() - start) * 1e-9)
+                seconds = (monotonic_ns() - start) * 1e-9
+                compiled.took.append(seconds)
+                compiled.alone.append(seconds)
         else:
             self.committed += 1
         self.last = compiled

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -40,12 +39,9 @@ SMALL = 64 << 10
 """Bytes of feeds and fetches up to which a step is small."""
 
 QUICK = 1e-3
-"""Seconds of a small step up to which none is begun ahead where all workers are on this host: it
-takes about as long as its client needs to keep several under way, on processors that the workers
+"""Seconds of a step by itself below which none is begun ahead where all workers are on this host:
+it takes about as long as its client needs to keep several under way, on processors that the workers
 need, too."""
-
-FEW = 2
-"""Small steps that run by themselves before that is decided: the first one may compile."""
 
 MOST = 16
 """Small steps that are under way at most, if they need not wait for each other: they begin by half
@@ -109,7 +105,6 @@ class Stream:
         self._shortly = shortly
         self._free = False  # steps need not wait for each other
         self._wary = 1  # small steps to be seen before more than `DEPTH` are under way
-        self._alone: deque[float] = deque(maxlen=8)  # seconds of steps that ran by themselves
         self._taken = 0  # feeds, from the iterator
         self._window: deque[_Step] = deque()
         self._astray = False  # workers may have a step that is not in the window: Ctrl-C came then
@@ -130,11 +125,10 @@ class Stream:
         if isinstance(step.given, Exception):
             raise step.given
         self._begin_all()
-        begun, start = step.begun is not None, perf_counter()
+        begun = step.begun is not None
         try:
             values = self._run(step.given, lambda: self._decide(step))
             if not begun:
-                self._alone.append(perf_counter() - start)
                 self._learn(step.given)
         except NonFiniteError:
             if not begun:
@@ -152,18 +146,15 @@ class Stream:
 
     def _quickly(self) -> list[Any] | None:
         """The values of the next step, if it can be run by itself and by the short way."""
-        if self._window or self._usual is None or self._gains():
+        if self._window or self._gains(self._compiled()):
             return None
-        feeds, start = self._feed(), perf_counter()
-        values = None
+        feeds = self._feed()
         if not isinstance(feeds, _Step):
             with suppress(FeedError):  # the long way says of which step
-                values = self._shortly(feeds)
-        if values is None:
-            self._window.append(self._as_step(feeds, copied=False))
-        else:
-            self._alone.append(perf_counter() - start)
-        return values
+                if (values := self._shortly(feeds)) is not None:
+                    return values
+        self._window.append(self._as_step(feeds, copied=False))
+        return None
 
     def _decide(self, step: _Step) -> list[Any] | None:
         begun = step.begun
@@ -193,7 +184,7 @@ class Stream:
 
     def _fill(self) -> None:
         """Takes feeds of coming steps."""
-        ahead = self._compiled() is not None and self._gains()
+        ahead = self._gains(self._compiled())
         while self._taken < self._count and len(self._window) < (self._depth if ahead else 1):
             if self._window and isinstance(self._window[-1].given, Exception):
                 break  # the stream ends there, when it is its turn
@@ -201,13 +192,11 @@ class Stream:
             if not isinstance(step.given, Exception):
                 self._weigh(step.given, ())
 
-    def _gains(self) -> bool:
+    def _gains(self, compiled: Compiled | None) -> bool:
         """Whether steps are begun ahead."""
-        if not self._steps.can_begin:
+        if compiled is None or not self._steps.can_begin:
             return False
-        if self._wary or not self._near:
-            return True
-        return len(self._alone) >= FEW and min(self._alone) >= QUICK
+        return not self._near or min(compiled.alone, default=0.0) >= QUICK
 
     @property
     def _depth(self) -> int:
@@ -227,7 +216,7 @@ class Stream:
         """Begins the steps whose feeds are there; many together, where several are under way, since
         each time wakes the workers up."""
         compiled = self._compiled()
-        if compiled is None or not self._gains():
+        if compiled is None or not self._gains(compiled):
             return
         waiting = sum(step.begun is None for step in self._window)
         if self._depth == MOST and waiting < min(MOST // 2, len(self._window)):

@@ -53,7 +53,6 @@ def begun_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """However quick these small steps are, they are begun ahead, but where a test is of others."""
     if "quick" not in request.fixturenames:
         monkeypatch.setattr(streaming, "QUICK", 0.0)
-        monkeypatch.setattr(streaming, "FEW", 1)
 
 
 @pytest.fixture
@@ -129,7 +128,7 @@ def test_quick_steps_have_the_bits_of_steps_one_by_one_and_none_is_begun_ahead(
     values = [each.tobytes() for each in session.run(model.update, iter(feeds), steps=12)]
     assert [*values, session.get(model.state).tobytes()] == expected
     short = "routed" if session._short else "run"
-    assert quick == ["run"] * 3 + [short] * 9  # the feeds of three are taken before that is known
+    assert quick == [short] * 12
 
 
 def test_a_quick_step_with_other_feeds_goes_the_long_way_and_those_after_it_the_short_one(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,5 +52,8 @@ def serving(
 
 def segments_of(pid: int) -> int:
     """How many segments of shared memory a process holds."""
-    folder = Path(f"/proc/{pid}/fd")
-    return sum("/memfd:graphflow" in os.readlink(fd) for fd in folder.iterdir())
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it has just been closed
+            found += "/memfd:graphflow" in os.readlink(descriptor)
+    return found
