@@ -22,6 +22,7 @@ from graphflow.runtime.links import Link
 from graphflow.runtime.messages import Chunk
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
 from graphflow.runtime.transport.segment import is_possible
+from tests.runtime.workers import segments_of
 
 needs_memory = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
 SIZES = [1, LENT_FROM // 4 - 1, LENT_FROM // 4, 70_001, 3_000_000]
@@ -86,10 +87,10 @@ def test_shared_memory_stays_bounded_over_many_steps(monkeypatch: pytest.MonkeyP
     with session(monkeypatch, True) as s:
         for _ in range(4):
             s.run(third, {x: feed})
-        before = [_mapped(pid) for pid in s._life.hosts.pids]
+        before = [segments_of(pid) for pid in s._life.hosts.pids]
         for _ in range(30):
             s.run(third, {x: feed})
-        assert [_mapped(pid) for pid in s._life.hosts.pids] == before
+        assert [segments_of(pid) for pid in s._life.hosts.pids] == before
         assert sum(loans.lender.lent for loans in s._life.hosts._loop.loans) < 8 * feed.nbytes
 
 
@@ -137,12 +138,6 @@ def _segments(pid: int) -> int:
     except OSError:
         return 0
     return sum("/memfd:graphflow" in line for line in lines)
-
-
-def _mapped(pid: int) -> int:
-    """How many descriptors of shared memory a process has."""
-    folder = Path(f"/proc/{pid}/fd")
-    return sum("/memfd:graphflow" in os.readlink(fd) for fd in folder.iterdir())
 
 
 # A link, by hand -------------------------------------------------------------------------------
