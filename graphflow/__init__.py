@@ -181,6 +181,8 @@ def _elsewhere(name: str) -> str:
     """Where a name is that is not here: in a module, or under another name."""
     rooms = {room: globals().get(room) for room in _ROOMS}
     found = [f"gf.{r}.{name}" for r, m in rooms.items() if name in getattr(m, "__all__", ())]
+    if isinstance(kind := getattr(errors, name, None), type) and issubclass(kind, Exception):
+        found.append(f"gf.errors.{name}")
     if not found and name in MODULES_ELSEWHERE:
         found = [MODULES_ELSEWHERE[name]]
     return f"; it is {' or '.join(found)}" if found else ""

@@ -81,6 +81,12 @@ def test_a_name_that_modules_have_elsewhere_is_told_what_stands_for_it(name: str
         assert (caught.value.name, caught.value.obj) == (name, module)
 
 
+@pytest.mark.parametrize("name", ["GraphflowError", "OpError", "WorkerLost"])
+def test_an_error_is_told_to_be_among_the_errors(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"'{name}'; it is gf\.errors\.{name}$"):
+        getattr(gf, name)
+
+
 def test_an_attribute_that_tensors_have_elsewhere_is_told_what_stands_for_it() -> None:
     x = gf.placeholder("float32", (2, 2), name="x")
     for name, told in ELSEWHERE.items():
