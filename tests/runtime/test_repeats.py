@@ -122,7 +122,6 @@ class Cluster:
         self.request, self.step = self.request + 1, self.step + 1
         workers = range(len(self.workers))
         fed = {0: [X]} if small else {}
-        sends = None
         if short("repeat"):
             repeat = Repeat(self.request, self.step, ORDER, list(workers), fed)
             told = self.coordinator.repeat(repeat, self.now)
