@@ -35,6 +35,7 @@ from tests.faults.running import (
     took,
 )
 from tests.faults.test_recovery import SLOW, curves, local, pids, train
+from tests.interrupts import interrupted
 
 __all__ = ["curves"]
 
@@ -602,13 +603,7 @@ def test_an_interrupted_step_leaves_a_session_that_recovers_as_before(tmp_path: 
     nap = hazards.sleep(gf.constant([1.0, 2.0]), seconds=3.0)
     with local(ops=["tests.faults.hazards"], checkpoint=tmp_path / "c", every="1h") as s:
         s.run(add)
-        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        started = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            s.run(nap)
-        assert time.monotonic() - started < 2.5
-        timer.join()
+        assert interrupted(lambda: s.run(nap), 0.5) < 2.5
         before = float(s.get(count))
         s.run(add)
         os.kill(pids(s)[0], signal.SIGKILL)

@@ -38,6 +38,7 @@ from graphflow.runtime.messages import Compute, StepResult
 from graphflow.runtime.rendezvous import left_out
 from graphflow.runtime.session_state import FAILED
 from graphflow.runtime.wire import CHUNK_BYTES
+from tests.interrupts import interrupted
 
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
 START = 30.0  # seconds
@@ -261,9 +262,7 @@ def test_another_thread_cancels_a_step_and_the_next_one_runs(hosts: RemoteHosts)
 
 def test_ctrl_c_cancels_a_step_and_the_next_one_runs(hosts: RemoteHosts) -> None:
     load(hosts, "p", "receive:never", "count")
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        run(hosts, "p", 1)
+    interrupted(lambda: run(hosts, "p", 1), 0.3)
     load(hosts, "q", "", "count")
     run(hosts, "q", 2)
     assert hosts.read(1, "n") == 1

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 import threading
 import time
 import weakref
@@ -35,6 +34,7 @@ from graphflow.runtime.messages import Computed, Parcel
 from graphflow.runtime.partition import FORMS, Partition, partition
 from graphflow.runtime.session_state import DRAWS
 from graphflow.spec import alone
+from tests.interrupts import interrupted
 from tests.runtime.programs import CPU, OTHER, placed
 
 FAR = "/worker:1/cpu:0"
@@ -382,12 +382,7 @@ def test_ctrl_c_leaves_no_device_at_work(host: Host) -> None:
     graph = Graph([x, y])
     cut = partition(graph, placed(graph, FAR, x=CPU, y=OTHER))
     host.add("s", "p", [cut[CPU], cut[OTHER]])
-    main = threading.main_thread().ident
-    assert main is not None
-    timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        compute(host, 1)
+    interrupted(lambda: compute(host, 1), 0.2)
     host.abort("s", 1)
     host.deliver("s", 2, 0, np.zeros(2, "float32"))
     assert compute(host, 2, deadline=20).fetches["1"].tolist() == [1, 1]

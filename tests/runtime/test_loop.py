@@ -6,14 +6,13 @@ import errno
 import gc
 import itertools
 import os
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -40,6 +39,7 @@ from graphflow.runtime.transport import tcp
 from graphflow.runtime.transport.bell import Bell, Sleeper
 from graphflow.runtime.wire import CHUNK_BYTES, WIRE_VERSION, checksum, encode
 from tests.faults.running import resident
+from tests.interrupts import interrupt_at
 from tests.runtime.security.test_door import wait_for
 
 
@@ -306,18 +306,8 @@ def test_large_messages_that_wait_while_a_session_is_held_up_lose_nobody() -> No
         context.destroy(linger=0)
 
 
-def interrupt_at(count: int) -> Any:
-    """A tracer that has Ctrl-C come at the `count`th line in which a session is being opened."""
-    lines = itertools.count(1)
-
-    def traced(frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename not in (loop.__file__, membership.__file__):
-            return None
-        if event == "line" and next(lines) == count:
-            signal.raise_signal(signal.SIGINT)
-        return traced
-
-    return traced
+def is_opening(code: CodeType) -> bool:
+    return code.co_filename in (loop.__file__, membership.__file__)
 
 
 def test_ctrl_c_at_any_line_of_an_opening_stops_its_thread_before_the_sockets_are_closed(
@@ -332,7 +322,7 @@ def test_ctrl_c_at_any_line_of_an_opening_stops_its_thread_before_the_sockets_ar
     for count in itertools.count(1):
         before = {*threading.enumerate()}
         members = membership.Members(None, ops=(), dead_after=4.5, trial=False)
-        sys.settrace(interrupt_at(count))
+        sys.settrace(interrupt_at(count, is_opening))
         try:
             members._join(cluster, 5.0, None)
         except KeyboardInterrupt:

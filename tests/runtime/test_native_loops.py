@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +16,7 @@ from graphflow.interpret import evaluate
 from graphflow.op import Tensor
 from graphflow.runtime import routines
 from graphflow.runtime.executor import Program
+from tests.interrupts import interrupted
 from tests.properties.random_graphs import same_bits
 from tests.runtime.programs import NoChannel, alone, compiled
 
@@ -199,11 +197,7 @@ def test_ctrl_c_ends_a_native_loop_and_the_session_goes_on() -> None:
     v = gf.variable(np.float32(1), name="v")
     end = gf.while_loop(lambda s: s > -1.0, lambda s: gf.abs(s) + 0.0, v)
     with gf.Session(deadline=60) as s:
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            s.run(gf.assign(v, end + 1.0))
-        timer.join()
+        interrupted(lambda: s.run(gf.assign(v, end + 1.0)), 0.3)
         assert s.get(v) == 1.0
         assert s.run(gf.assign(v, v + 1.0)) == 2.0
 

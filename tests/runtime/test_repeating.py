@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from graphflow.runtime.protocol.repeats import RepeatingCoordinator
 from graphflow.runtime.repeating import RepeatingLoop
 from tests.faults import hazards
 from tests.faults.running import stop
+from tests.interrupts import interrupt_at, interrupted
 
 OPS = ["tests.faults.hazards"]
 
@@ -37,7 +38,7 @@ class Model:
         with gf.device("/worker:1"):
             checked = gf.debug.check(self.x, gf.all(self.x >= 0), "no negative feeds")
             summed = gf.sum(checked)
-            late = hazards.sleep(summed, seconds=0.2)
+            late = hazards.sleep(summed, seconds=0.6)
         with gf.device("/worker:0"):
             self.total = gf.variable(np.zeros((), "float32"), name="total")
             self.add = gf.assign(self.total, self.total + summed)
@@ -139,12 +140,6 @@ def test_threads_that_share_a_session_take_turns(
     assert ways.count("short") > 50
 
 
-def after(seconds: float, act: Callable[[], None]) -> threading.Timer:
-    timer = threading.Timer(seconds, act)
-    timer.start()
-    return timer
-
-
 def test_ctrl_c_in_the_middle_of_a_short_step_ends_it_and_nothing_else(
     session: gf.Session, model: Model, ways: list[str]
 ) -> None:
@@ -152,17 +147,10 @@ def test_ctrl_c_in_the_middle_of_a_short_step_ends_it_and_nothing_else(
     for _ in range(3):
         session.run(model.add, fed(model, 1))
     handler = signal.getsignal(signal.SIGINT)
-    ways.clear()
-    main = threading.main_thread().ident or 0
     session.run(model.slow, fed(model, 1))
     before = float(session.get(model.total))
     for seconds in (0.001, 0.01, 0.05, 0.1):
-        timer = after(seconds, lambda: signal.pthread_kill(main, signal.SIGINT))
-        began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            session.run(model.slow, fed(model, 1))
-        assert time.monotonic() - began < 2
-        timer.join()
+        assert interrupted(lambda: session.run(model.slow, fed(model, 1)), seconds) < 2
         assert signal.getsignal(signal.SIGINT) is handler
     assert float(session.get(model.total)) == before
     assert [float(session.run(model.add, fed(model, 1))) for _ in range(3)] == [
@@ -170,19 +158,8 @@ def test_ctrl_c_in_the_middle_of_a_short_step_ends_it_and_nothing_else(
     ]
 
 
-def interrupt_at(count: int) -> Any:
-    """A tracer that has Ctrl-C come at the `count`th line of the short way."""
-    lines = itertools.count(1)
-
-    def traced(frame: FrameType, event: str, arg: object) -> Any:
-        code = frame.f_code
-        if code.co_filename != repeating.__file__ and code.co_name != "_repeated":
-            return None
-        if event == "line" and next(lines) == count:
-            signal.raise_signal(signal.SIGINT)
-        return traced
-
-    return traced
+def is_short(code: CodeType) -> bool:
+    return code.co_filename == repeating.__file__ or code.co_name == "_repeated"
 
 
 def test_ctrl_c_at_any_line_of_the_short_way_leaves_a_session_that_goes_on(
@@ -196,7 +173,7 @@ def test_ctrl_c_at_any_line_of_the_short_way_leaves_a_session_that_goes_on(
             total += 1
             assert float(session.run(model.add, fed(model, 1))) == total
         ways.clear()
-        sys.settrace(interrupt_at(count))
+        sys.settrace(interrupt_at(count, is_short))
         try:
             session.run(model.add, fed(model, 1))
             sys.settrace(tracer)
@@ -254,7 +231,8 @@ def test_a_worker_that_dies_in_a_short_step_is_lost(ways: list[str]) -> None:
             session.run(model.add, fed(model, 1))
         assert "short" in ways
         victim = session._deployment.hosts.pids[1]
-        timer = after(0.02, lambda: os.kill(victim, signal.SIGKILL))
+        timer = threading.Timer(0.02, os.kill, (victim, signal.SIGKILL))
+        timer.start()
         began = time.monotonic()
         with pytest.raises(WorkerLost, match="killed by signal 9"):
             while time.monotonic() < began + 10:

@@ -1,0 +1,48 @@
+"""Ctrl-C that comes to tests in the middle of what it has to end, and never after."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+
+def interrupted(act: Callable[[], object], seconds: float) -> float:
+    """Has Ctrl-C come some seconds after `act` began, which it has to end; how many it took.
+
+    Whenever it comes, it comes in here: between two lines of a test, it would end the whole run.
+    """
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT))
+    ended, began = False, time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            act()
+            ended = True
+            timer.join()
+    finally:
+        timer.cancel()
+        timer.join()
+    assert not ended, f"it ended by itself, before {seconds:g} s were over"
+    return time.monotonic() - began
+
+
+def interrupt_at(count: int, is_meant: Callable[[CodeType], bool]) -> Any:
+    """A tracer that has Ctrl-C come at the `count`th line of the code that is meant."""
+    lines = itertools.count(1)
+
+    def traced(frame: FrameType, event: str, arg: object) -> Any:
+        if not is_meant(frame.f_code):
+            return None
+        if event == "line" and next(lines) == count:
+            signal.raise_signal(signal.SIGINT)
+        return traced
+
+    return traced
