@@ -88,9 +88,9 @@ class Activity:
 
     def carried(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor was sent to another worker, or received from it."""
-        self._meters.later(partial(self.carry, how, peer, edge, nbytes))
+        self._meters.later(partial(self._carry, how, peer, edge, nbytes))
 
-    def carry(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
+    def _carry(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
         """As `carried`, at once."""
         total, tensors = _CARRYING[how]
         self._meters.add_all({total: nbytes, tensors: 1}, peer, _edge(edge))

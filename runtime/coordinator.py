@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -63,6 +64,8 @@ _REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
 _SAVE_SECONDS = 600.0  # for the shards of a checkpoint
 
 _LEAVING = frozenset({"assign", "collective_start", "host_call", "print"})
+
+_Decided = TypeVar("_Decided", Replies, Replies | None)
 
 _log = Log("graphflow.coordinator")
 
@@ -226,7 +229,8 @@ class RemoteHosts(Members):
         if replies is not None:
             return replies
         request, orders = self._orders(loaded, order, step, feeds, waits=True)
-        return self._decided(step, lambda: self._ask(request, orders, order.deadline, step))
+        begin = Begin(request, orders, order.deadline, step)
+        return self._decided(step, partial(self._joined().ask, begin, order.deadline + SLACK))
 
     def _repeated(
         self,
@@ -256,40 +260,36 @@ class RemoteHosts(Members):
                 nbytes += array.nbytes
         self._tell_failed(order)
         repeat = Repeat(next(self._requests), step, order, loaded.workers, inside)
-        began = time.monotonic()
         self._last_step = step
-        try:
-            replies = loop.repeat(repeat, order.deadline)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                self.cancel()
-            self._aborted(step, began, error)
-            raise
+        replies = self._decided(step, partial(loop.repeat, repeat, order.deadline), nbytes)
         if replies is None:
             self._last_step = before
-        else:
-            self._activity.committed(step, time.monotonic() - began, replies.nbytes, nbytes)
         return replies
 
-    def _decided(self, step: int, wait: Callable[[], Replies]) -> Replies:
-        """What a step comes to, which is counted and told."""
+    def _decided(self, step: int, wait: Callable[[], _Decided], fed: int = 0) -> _Decided:
+        """What a step comes to, which is counted and told, unless it has not begun: None.
+
+        Args:
+            wait: runs it to its end, or says None.
+            fed: bytes, besides what `_activity` was told.
+        """
         began = time.monotonic()
         try:
             replies = wait()
         except BaseException as error:
-            self._aborted(step, began, error)
+            if isinstance(error, KeyboardInterrupt):
+                self.cancel()
+            self._failed += 1
+            self._activity.aborted(step, time.monotonic() - began, error)
             raise
-        self._activity.committed(step, time.monotonic() - began, replies.nbytes)
+        if replies is not None:
+            self._activity.committed(step, time.monotonic() - began, replies.nbytes, fed)
         return replies
 
     def _tell_failed(self, order: Compute) -> None:
         """Lets workers know how many steps have failed: after each they agree on ways anew."""
         if self._failed:
             order.bindings[FAILED] = self._failed
-
-    def _aborted(self, step: int, began: float, error: BaseException) -> None:
-        self._failed += 1
-        self._activity.aborted(step, time.monotonic() - began, error)
 
     def begin(
         self,
@@ -321,14 +321,7 @@ class RemoteHosts(Members):
             loop = self._joined()
             loop.add(Release(begun.request))
             seconds = 2 * begun.deadline + SLACK  # its own deadline runs from when it may compute
-
-            def wait() -> Replies:
-                try:
-                    return loop.finish(begun.request, begun.pending, seconds)
-                except KeyboardInterrupt:
-                    self.cancel()
-                    raise
-
+            wait = partial(loop.finish, begun.request, begun.pending, seconds)
             return _result(self._decided(begun.step, wait))
 
     def undo(self, begun: Sequence[Begun]) -> None:

@@ -436,8 +436,7 @@ class HostedSession:
 
     def _carried(self, how: str, worker: int, edge: int, nbytes: int) -> None:
         """Takes note of a tensor that went, or came, through memory that both workers see."""
-        peer = self._addresses[worker]
-        self.meters.later(partial(self.activity.carry, how, peer, edge, nbytes))
+        self.activity.carried(how, self._addresses[worker], edge, nbytes)
 
     def _still_computes(self, parcel: Parcel, until: float) -> bool:
         """Whether a tensor that another worker has no room for is still to be sent."""

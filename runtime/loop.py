@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -75,6 +75,8 @@ _LANE = 1 << 20  # and a worker's number: its lane
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
 _LOOKS = 1000  # at connections, in a second, at most: each takes 10 µs
 _BATCH = 64  # messages taken from one worker before anything else has its turn, deadlines too
+
+_T = TypeVar("_T")
 
 _log = Log("graphflow.coordinator")
 
@@ -251,16 +253,22 @@ class Loop:
     def _await_interruptibly(self, pending: Pending, until: float) -> None:
         """As `_await` on the main thread, where Ctrl-C may come at any moment: it is held back
         until the machine is between two events, and is then what it would have been."""
-        held = self._held
         while pending.outcome is None and time.monotonic() < until:
-            # `signal.signal` would do, but takes longer than a small step's other parts.
-            before = _signal.signal(signal.SIGINT, held)
-            try:
-                self._await(pending, until, held.came)
-            finally:
-                _signal.signal(signal.SIGINT, before)
-            if held.came:
-                held.release()
+            self._uninterrupted(self._await, pending, until, self._held.came)
+
+    def _uninterrupted(self, act: Callable[..., _T], *args: Any) -> _T:
+        """Does on the main thread what ends soon after Ctrl-C was held back, and lets that come
+        then."""
+        held = self._held
+        # `signal.signal` would do, but takes longer than a small step's other parts.
+        before = _signal.signal(signal.SIGINT, held)
+        try:
+            done = act(*args)
+        finally:
+            _signal.signal(signal.SIGINT, before)
+        if held.came:
+            held.release()
+        return done
 
     def _await(self, pending: Pending, until: float, came: list[int]) -> None:
         while pending.outcome is None and not came:

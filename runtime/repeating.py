@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
-import signal
 import threading
 import time
 from typing import Any
@@ -28,17 +26,11 @@ class RepeatingLoop(Loop):
         Raises:
             GraphflowError, KeyboardInterrupt: as `ask`.
         """
-        pending, held = Pending(), self._held
-        is_main = threading.get_ident() == self._main
-        if is_main:  # as `_await_interruptibly`
-            before = _signal.signal(signal.SIGINT, held)
-        try:
+        pending = Pending()
+        if threading.get_ident() == self._main:
+            begun = self._uninterrupted(self._run, repeat, pending)
+        else:
             begun = self._run(repeat, pending)
-        finally:
-            if is_main:
-                _signal.signal(signal.SIGINT, before)
-        if is_main and held.came:
-            held.release()
         if not begun:
             return None
         outcome = pending.outcome

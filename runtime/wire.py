@@ -256,43 +256,33 @@ def intact(sent: Small) -> bool:
     return checksum(memoryview(sent)[_SUMMED:]) == sealed
 
 
-def array_of(sent: Small) -> tuple[Key, Array]:
+def array_of(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
     """The array in a message, and its name.
 
+    Args:
+        aligned: it lies where a buffer may start; else where numpy puts it, in half of the time.
+
     Raises:
-        ProtocolError: it contradicts itself.
+        ProtocolError: it contradicts itself, or is not what was sent.
     """
     if len(sent) < _PREFIX.size:
         raise ProtocolError(f"an array in a message has {len(sent)} bytes")
-    start = _PREFIX.size
-    end = start + _PREFIX.unpack_from(sent)[1]
-    name, shape, dtype, nbytes = _parsed(sent[start:end])
+    seal, length = _PREFIX.unpack_from(sent)
+    end = _PREFIX.size + length
+    name, shape, dtype, nbytes = _parsed(sent[_PREFIX.size : end])
     if nbytes != len(sent) - end:
         raise ProtocolError(
             f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has "
             f"{len(sent) - end} bytes"
         )
+    if checksum(sent[_SUMMED:]) != seal:
+        raise ProtocolError(f"array {str(name)[:40]} is not what was sent")
+    found: Array = np.ndarray(shape, dtype, sent, end)
+    if not aligned:
+        return name, found.copy()
     array: Array = np.ndarray(shape, dtype, fresh(nbytes))
-    array[...] = np.ndarray(shape, dtype, sent, end)
+    array[...] = found
     return name, array
-
-
-def opened(sent: Small) -> tuple[Key, Array]:
-    """`array_of` of what is `intact`, in half of the time; where numpy puts it, which need not be
-    where a buffer may start.
-
-    Raises:
-        ProtocolError: it is not intact, or contradicts itself.
-    """
-    if len(sent) < _PREFIX.size:
-        raise ProtocolError(f"an array in a message has {len(sent)} bytes")
-    sealed, length = _PREFIX.unpack_from(sent)
-    end = _PREFIX.size + length
-    name, shape, dtype, nbytes = _parsed(sent[_PREFIX.size : end])
-    if nbytes != len(sent) - end or checksum(sent[_SUMMED:]) != sealed:
-        raise ProtocolError("an array in a message is not what was sent")
-    array: Array = np.ndarray(shape, dtype, sent, end)
-    return name, array.copy()
 
 
 @lru_cache(_HEADERS)

@@ -31,6 +31,7 @@ import numpy as np
 
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.runtime.launch import child
+from graphflow.runtime.launch.memory_kills import stand_in
 
 _LOADED = (
     "graphflow.runtime.worker.serving", "graphflow.runtime.host", "graphflow.runtime.codec",
@@ -43,7 +44,7 @@ _CAP = 128 << 10  # bytes of a message
 _GRACE = 2.0  # seconds for the nursery to end
 _LEAVE = 30.0  # seconds that its workers have to end once their parent has, unasked
 _END = b"[]"  # the request to end, with whoever is left
-_UNSEEN = 255  # the exit status of one whose nursery ended before it
+_UNSEEN = 255  # the exit status of one whose nursery ended by itself before it
 
 
 @cache
@@ -89,6 +90,7 @@ def grow(descriptor: int) -> list[str] | None:
                     return None
                 number = _fork(asked)
                 if number == 0:
+                    stand_in()
                     for each in children:
                         os.close(each)
                     return _settled(json.loads(data), given)
@@ -300,7 +302,7 @@ class Nursery:
             if found in self._early:
                 forked.end(self._early.pop(found))
             elif self._over:
-                forked.end(_UNSEEN, self._over)
+                forked.end(self._process.returncode or _UNSEEN, self._over)
         return forked
 
     def close(self) -> None:
@@ -338,7 +340,7 @@ class Nursery:
         with self._lock:
             self._over = f"with its nursery{how}"
             for forked in self._forked.values():
-                forked.end(_UNSEEN, self._over)
+                forked.end(status or _UNSEEN, self._over)
         self._answers.put(("failed", "could not be started: its nursery has ended"))
 
     def _received(self) -> bytes:

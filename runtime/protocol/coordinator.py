@@ -330,6 +330,10 @@ class CoordinatorMachine:
                 return self._end(operation, peer.mismatch(Version.of(message), self._version))
         if operation.late:
             return self._blame(operation)
+        return self._taken(operation)
+
+    def _taken(self, operation: Operation) -> list[CoordinatorAction]:
+        """An answer to an operation is taken, perhaps the last one."""
         if operation.waiting:
             return []
         if operation.held:

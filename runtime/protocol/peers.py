@@ -72,15 +72,6 @@ class Peer:
             self.hears = at
         self.asked = self.deaf = inf
 
-    def answers(self, now: float) -> None:
-        """It speaks, and has heard what it was asked: `hear` and `heeds`."""
-        if now > self.heard + 2 * BEAT:
-            self.since = now
-        self.heard = now
-        if now > self.hears:
-            self.hears = now
-        self.asked = self.deaf = inf
-
     def lost(self, what: str, operation: Operation | None = None) -> WorkerLost:
         """The error of who needs this worker after it is lost."""
         gone = self.gone

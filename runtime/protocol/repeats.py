@@ -32,7 +32,7 @@ from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.orders import Begin, CoordinatorAction, Order
 from graphflow.runtime.protocol.served import Served
 from graphflow.runtime.protocol.worker import WorkerMachine
-from graphflow.runtime.wire import SMALL_TOGETHER, opened, small
+from graphflow.runtime.wire import SMALL_TOGETHER, array_of, small
 
 _DONE = Done(0, [], {})  # of which nothing is asked that is not known
 
@@ -110,22 +110,18 @@ class RepeatingCoordinator(CoordinatorMachine):
         arrays: dict[Key, Array] = {}
         try:
             for each in sent:
-                name, arrays[name] = opened(each)
+                name, arrays[name] = array_of(each, aligned=False)
         except ProtocolError:
             return None
         if not peer.stream.follows(sequence, acknowledged):
             return None
         self._now = now
-        peer.answers(now)
+        peer.hear(now)
+        peer.heeds(now)
         operation.replies.messages[worker] = _DONE
         operation.replies.arrays[worker] = arrays
         operation.waiting.discard(worker)
-        if operation.waiting:
-            return []
-        if operation.held:
-            operation.deadline = inf
-            return []
-        return self._end(operation, None)
+        return self._taken(operation)
 
 
 class RepeatingWorker(WorkerMachine):
@@ -153,7 +149,7 @@ class RepeatingWorker(WorkerMachine):
         arrays: dict[Key, Array] = {}
         try:
             for sent in message.small:
-                name, arrays[name] = opened(sent)
+                name, arrays[name] = array_of(sent, aligned=False)
         except ProtocolError:
             return None
         if not session.stream.follows(sequence, acknowledged):

@@ -82,9 +82,10 @@ def test_a_worker_that_the_kernel_ends_for_want_of_memory_is_lost_for_that_reaso
     limited: Callable[[int], Sequence[str]], script: Callable[..., Script]
 ) -> None:
     run = script(HUNGRY, inside=limited(1500 << 20))
-    lost = run.line("lost")
-    assert lost.split(" | ")[0] == "lost 1 out of memory"
-    assert "worker 1" in lost and "out of memory" in lost.split(" | ")[1]
+    lost, told = run.line("lost").split(" | ")
+    # Linux may end the other one, too, while what the first one had is still on its way back.
+    assert lost in ("lost 1 out of memory", "lost 0 out of memory")
+    assert lost.split()[1] in told and "out of memory" in told
     assert run.wait() == 0, run.told()
 
 

@@ -21,6 +21,7 @@ from graphflow.runtime import membership
 from graphflow.runtime.coordinator import RemoteHosts
 from graphflow.runtime.launch import local
 from graphflow.runtime.launch.local import LocalWorker, LocalWorkers
+from graphflow.runtime.launch.memory_kills import MemoryKills
 from graphflow.runtime.launch.nursery import Nursery, _settled, can_fork
 from graphflow.runtime.recorder import Recorder
 
@@ -179,6 +180,33 @@ def test_workers_end_with_their_nursery_and_come_again_from_another() -> None:
     finally:
         workers.stop()
     assert all(map(is_gone, workers.pids))
+
+
+@needs_forks
+def test_workers_whose_nursery_linux_ended_for_want_of_memory_are_lost_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = LocalWorkers(1, threads=1, deadline=START, host=HOST)
+    monkeypatch.setattr(MemoryKills, "happened", lambda self: True)
+    try:
+        os.kill(workers._nurseries[-1].pid, signal.SIGKILL)
+        assert str(workers.ended(0, 5.0)) == "out of memory"
+    finally:
+        workers.stop()
+
+
+@needs_forks
+def test_linux_ends_a_worker_before_its_nursery_and_its_client() -> None:
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    workers = LocalWorkers(1, threads=1, deadline=START, host=HOST)
+    try:
+        nursery = score(workers._nurseries[-1].pid)
+        assert nursery == score(os.getpid())
+        assert score(workers.pids[0]) == min(1000, nursery + 100)
+    finally:
+        workers.stop()
 
 
 @needs_forks
