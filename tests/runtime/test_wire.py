@@ -363,26 +363,16 @@ def test_a_small_array_without_a_header_is_refused(sent: bytes) -> None:
         array_of(sent)
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-def test_a_small_array_with_a_flipped_bit_is_refused(aligned: bool) -> None:
-    sent = small("x", np.arange(5.0))
-    assert sent is not None
-    for bit in range(8 * len(sent)):
-        flipped = bytearray(sent)
-        flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(ProtocolError):
-            array_of(bytes(flipped), aligned=aligned)
-
-
-@pytest.mark.parametrize("at", [0, 7, 8, 9, 12, -1])
-def test_a_small_array_of_which_any_byte_is_damaged_is_not_intact(at: int) -> None:
+def test_a_small_array_of_which_any_bit_is_flipped_is_not_intact() -> None:
     sent = small("x", np.arange(3.0))
     assert sent is not None and wire.intact(sent)
-    damaged = bytearray(sent)
-    damaged[at] ^= 1
-    assert not wire.intact(bytes(damaged))
-    with pytest.raises(ProtocolError):
-        wire.opened(bytes(damaged))
+    for bit in range(8 * len(sent)):
+        damaged = bytearray(sent)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert not wire.intact(bytes(damaged))
+        for aligned in (True, False):
+            with pytest.raises(ProtocolError):
+                array_of(bytes(damaged), aligned=aligned)
 
 
 @pytest.mark.parametrize("sent", [["text"], [1], [b"1234", "text"], [bytes(2 * SMALL_BYTES)], b""])
