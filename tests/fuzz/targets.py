@@ -722,7 +722,7 @@ def dialogue(data: bytes) -> None:
         small = message.small if isinstance(message, Compute | Done) else []
         assert answer is None or answer == (*numbers, message.request, small), "another answer"
         for each in small:
-            wire.opened(each)
+            wire.array_of(each, aligned=False)
 
 
 def targets() -> list[Target]:
