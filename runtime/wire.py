@@ -20,7 +20,7 @@ import xxhash
 from graphflow.arguments import shown
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.address import fresh
-from graphflow.runtime.fields import END, Fields, check_of
+from graphflow.runtime.fields import END, Fields, check_of, made
 from graphflow.runtime.messages import KINDS, Array, Chunk, Count, Envelope, Key, Message, Small
 from graphflow.runtime.packed import MARK, pack, unpack
 from graphflow.runtime.plain import read, write
@@ -342,10 +342,13 @@ def lent(
     array, dtype = _named(array)
     compact, axes = _compact(array)
     raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
+    header = {
+        "purpose": purpose, "number": number, "name": name, "dtype": dtype,
+        "shape": list(array.shape), "axes": axes, "nbytes": raw.nbytes, "offset": 0, "checksum": 0,
+    }  # fmt: skip
 
     def at(slot: int, turn: int) -> Chunk:
-        shape = list(array.shape)
-        return Chunk(purpose, number, name, dtype, shape, axes, raw.nbytes, 0, slot=slot, turn=turn)
+        return made(Chunk, header | {"slot": slot, "turn": turn})
 
     found = lend(raw, None if announce is None else lambda *place: announce(at(*place)))
     return None if found is None else at(*found)

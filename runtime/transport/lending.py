@@ -110,7 +110,8 @@ class Lender:
             if announce is not None:
                 last = min(max(_LEAST_LAST, int(pace.within(_BELL))), _MOST_LAST)
                 first = max(0, raw.nbytes - last) // TURN * TURN
-                self._write(slot, raw, past, 0, first)
+                if first:
+                    self._write(slot, raw, past, 0, first)
                 announce(slot.start, slot.turn)
             began = time.perf_counter()
             self._write(slot, raw, past, first)
