@@ -43,7 +43,6 @@ class Pace:
         self._tries = 2 * _TRIES if self._large and nbytes * _PLACES <= _last_cache() else 0
         self._count = 0
         self._whole = [inf, inf]  # seconds of a try a byte: through, past
-        self._copied = [inf, inf]  # of its copying alone
 
     @property
     def trying(self) -> bool:
@@ -62,16 +61,11 @@ class Pace:
 
     def took(self, past: bool, copied: float, read: float) -> None:
         """Notes seconds a byte of a copy, and of reading it if it was a try."""
-        self._copied[past] = min(copied, 2 * self._copied[past])
         if self.trying:
             self._whole[past] = min(self._whole[past], copied + read)
         self._count += 1
         if self._count == _ANEW:
             self._count, self._whole = 0, [inf, inf]
-
-    def within(self, seconds: float) -> float:
-        """The bytes of the next copy that take so many seconds; 0.0 where nobody knows."""
-        return seconds / self._copied[self.past]
 
 
 def read(array: Array) -> int:

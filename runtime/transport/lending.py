@@ -36,8 +36,9 @@ _MOST = 4 << 30  # bytes that one lender may lend
 _SHARE = 4  # and at most this part of the memory that was free: 1 / 4
 _HEAD = 64  # bytes in front of a slot, a cache line: two words
 _RETURNED, _WRITTEN = range(2)  # the last turn that was returned, and that was written
-_BELL = 3e-4  # seconds, twice as long as an announcement takes: as much is still to be written then
-_LEAST_LAST, _MOST_LAST = 1 << 20, 4 << 20  # bytes of that
+_LAST = 4 << 20
+"""Bytes that are still to be written when an array is announced: that takes 0.15 to 0.5 ms, and as
+long until a processor that sleeps has taken the message."""
 PATIENCE = 0.02
 """Seconds for an array to become whole that was announced: a hundred times as long as it takes."""
 _MOST_PATIENCE = 1.0  # seconds of the same, for who has announced a copy of such an array: an echo
@@ -108,8 +109,7 @@ class Lender:
         past, first = pace.past, 0
         try:
             if announce is not None:
-                last = min(max(_LEAST_LAST, int(pace.within(_BELL))), _MOST_LAST)
-                first = max(0, raw.nbytes - last) // TURN * TURN
+                first = max(0, raw.nbytes - _LAST) // TURN * TURN
                 if first:
                     self._write(slot, raw, past, 0, first)
                 announce(slot.start, slot.turn)
@@ -117,8 +117,7 @@ class Lender:
             self._write(slot, raw, past, first)
             copied = time.perf_counter()
             seconds = self._read(slot, raw.nbytes) if pace.trying else 0.0
-            last = raw.nbytes - first
-            pace.took(past, (copied - began) / last, seconds / raw.nbytes)
+            pace.took(past, (copied - began) / (raw.nbytes - first), seconds / raw.nbytes)
         except BaseException:
             slot.words[_RETURNED] = slot.turn
             raise
@@ -141,7 +140,7 @@ class Lender:
     def promise(self, raw: memoryview) -> tuple[int, int, Callable[[], None]] | None:
         """As `lend`, with what does the copying: to be called once the borrower has been told. None
         for what would keep the borrower waiting, too."""
-        slot = self._taken(raw.nbytes) if raw.nbytes <= _LEAST_LAST else None
+        slot = self._taken(raw.nbytes) if raw.nbytes <= _LAST else None
         if slot is None:
             return None
         return slot.start, slot.turn, partial(self._keep, slot, raw)

@@ -77,11 +77,3 @@ def test_sizes_that_lie_in_no_cache_or_in_ones_own_are_not_tried(
         assert ways(Pace(nbytes), 3, {False: 1e-10, True: 1e-10}) == [past] * 3
     monkeypatch.setattr(bypass, "_last_cache", lambda: 0)
     assert Pace(4 * MB).past
-
-
-def test_a_pace_tells_how_much_is_copied_in_a_time() -> None:
-    pace = Pace(64 * MB)
-    assert pace.within(1.0) == 0.0
-    pace.took(True, 1e-10, 0.0)
-    pace.took(True, 9e-10, 0.0)  # the writer was stopped meanwhile
-    assert pace.within(1e-4) == pytest.approx(1e-4 / 2e-10)

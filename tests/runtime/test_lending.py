@@ -134,7 +134,7 @@ def test_memory_without_a_board_is_refused() -> None:
         Borrower(small.token)
 
 
-@pytest.mark.parametrize("nbytes", [100, MB, MB + 1, 3 * MB + 77])
+@pytest.mark.parametrize("nbytes", [100, MB, 4 * MB, 4 * MB + 1, 5 * MB + 77])
 def test_a_slot_is_announced_before_its_last_bytes_are_there(nbytes: int) -> None:
     lender, borrower = pair()
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
@@ -208,8 +208,8 @@ def test_a_step_waits_for_the_end_of_a_tensor_until_its_deadline() -> None:
 
 def test_what_is_promised_is_there_once_it_is_written() -> None:
     lender, borrower = pair()
-    source = np.random.default_rng(0).integers(0, 256, MB, np.uint8)
-    assert lender.promise(np.zeros(MB + 1, np.uint8).data) is None  # too long to wait for
+    source = np.random.default_rng(0).integers(0, 256, 4 * MB, np.uint8)
+    assert lender.promise(np.zeros(4 * MB + 1, np.uint8).data) is None  # too long to wait for
     promised = lender.promise(source.data)
     assert promised is not None
     start, turn, write = promised
