@@ -387,6 +387,8 @@ class HostedSession:
         computed = host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )
+        if feeds:  # what is lent goes back before anybody hears of the end, who may need it next
+            feeds.clear()
         for array in computed.fetches.values():
             if array.nbytes >= LENT_FROM:
                 break

@@ -95,6 +95,18 @@ def test_shared_memory_stays_bounded_over_many_steps(monkeypatch: pytest.MonkeyP
 
 
 @needs_memory
+def test_a_step_that_has_ended_keeps_none_of_its_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next one needs as much memory again, which lies in no cache."""
+    x, _, third = there_and_back()
+    with session(monkeypatch, True) as s:
+        for _ in range(20):
+            s.run(third, {x: np.ones(1 << 18, "float32")})
+        lenders = [loans.lender for loans in s._life.hosts._loop.loans]
+        assert [each.lent for each in lenders] == [0, 0]
+        assert [len(slots) for each in lenders for slots in each._slots.values()] == [1, 1]
+
+
+@needs_memory
 @pytest.mark.parametrize("number", [signal.SIGKILL])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_dies_in_a_transfer_leaves_nothing(
