@@ -53,7 +53,8 @@ from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import orders as c
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.faults import raised
-from graphflow.runtime.protocol.stream import Outbound, Version
+from graphflow.runtime.protocol.served import Served
+from graphflow.runtime.protocol.stream import Version
 from graphflow.runtime.protocol.worker import MAX_SESSIONS, WorkerMachine
 from graphflow.runtime.wire import chunks, small
 from tests.runtime.simulator import Violation, World, check, small_windows
@@ -131,11 +132,11 @@ def test_what_the_machines_do_grows_no_faster_than_the_number_of_workers() -> No
 
 
 def test_a_world_that_breaks_a_promise_names_its_seed_and_how_to_run_it_again() -> None:
-    def deaf(self: Outbound, request: Resend) -> list[object]:
+    def forgetful(self: Served, message: Commit | Abort, step: int) -> list[object]:
         return []
 
     with (
-        mock.patch.object(Outbound, "again", deaf),
+        mock.patch.object(Served, "settle", forgetful),
         pytest.raises(Violation, match=r"soak --schedules 1 --seed \d+"),
     ):
         check(range(200))
