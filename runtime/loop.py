@@ -245,20 +245,14 @@ class Loop:
     # Waiting -----------------------------------------------------------------------------------
 
     def _wait(self, pending: Pending, until: float) -> None:
-        if threading.get_ident() == self._main:
-            self._await_interruptibly(pending, until)
-        else:
-            self._await(pending, until, [])
-
-    def _await_interruptibly(self, pending: Pending, until: float) -> None:
-        """As `_await` on the main thread, where Ctrl-C may come at any moment: it is held back
-        until the machine is between two events, and is then what it would have been."""
         while pending.outcome is None and time.monotonic() < until:
-            self._uninterrupted(self._await, pending, until, self._held.came)
+            self._uninterrupted(self._await, pending, until)
 
     def _uninterrupted(self, act: Callable[..., _T], *args: Any) -> _T:
-        """Does on the main thread what ends soon after Ctrl-C was held back, and lets that come
-        then."""
+        """Does what ends soon after a Ctrl-C has come. On the main thread, where that may be at any
+        moment, it is held back meanwhile, and is then what it would have been."""
+        if threading.get_ident() != self._main:
+            return act(*args)
         held = self._held
         # `signal.signal` would do, but takes longer than a small step's other parts.
         before = _signal.signal(signal.SIGINT, held)
@@ -270,7 +264,8 @@ class Loop:
             held.release()
         return done
 
-    def _await(self, pending: Pending, until: float, came: list[int]) -> None:
+    def _await(self, pending: Pending, until: float) -> None:
+        came = self._held.came if threading.get_ident() == self._main else []
         while pending.outcome is None and not came:
             left = until - time.monotonic()
             if left <= 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -27,11 +26,7 @@ class RepeatingLoop(Loop):
             GraphflowError, KeyboardInterrupt: as `ask`.
         """
         pending = Pending()
-        if threading.get_ident() == self._main:
-            begun = self._uninterrupted(self._run, repeat, pending)
-        else:
-            begun = self._run(repeat, pending)
-        if not begun:
+        if not self._uninterrupted(self._run, repeat, pending):
             return None
         outcome = pending.outcome
         if isinstance(outcome, Replies):
