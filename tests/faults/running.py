@@ -248,10 +248,19 @@ def resident(pid: int) -> int:
 
 
 def stop(pid: int) -> None:
-    """Freeze a process; it is frozen when this returns."""
+    """Freeze a process; it is frozen when this returns.
+
+    A signal is not enough: until the thread that is to take it is run, which on a busy machine
+    takes milliseconds, the other threads of its process go on.
+    """
     os.kill(pid, signal.SIGSTOP)
     until = time.monotonic() + 5.0
-    while time.monotonic() < until:
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-            return
-        time.sleep(0.005)
+    while set(_states(pid)) != {"T"}:
+        assert time.monotonic() < until, f"process {pid} goes on: {_states(pid)}"
+        time.sleep(0.001)
+
+
+def _states(pid: int) -> list[str]:
+    """What the threads of a process do, as its kernel says it with a letter."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return [stat.rpartition(")")[2].split()[0] for stat in stats]

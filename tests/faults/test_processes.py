@@ -226,7 +226,7 @@ def test_whoever_keeps_a_chain_of_workers_waiting_is_named_with_its_edge() -> No
         for _ in range(3):  # from the second on without messages
             s.run(quick, {x: ONES})
         stopped = pids(s)[1]
-        os.kill(stopped, signal.SIGSTOP)
+        stop(stopped)
         try:
             start = time.monotonic()
             with pytest.raises(

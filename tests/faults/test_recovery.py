@@ -22,7 +22,7 @@ from graphflow.errors import PoisonedTask, WorkerLost
 from graphflow.runtime.messages import Close, Measure
 from tests.faults import hazards
 from tests.faults.model import Model
-from tests.faults.running import Worker, children, cluster_file, took
+from tests.faults.running import Worker, children, cluster_file, stop, took
 from tests.faults.strangers import Stranger
 
 STEPS = 24
@@ -215,7 +215,7 @@ def test_a_frozen_worker_is_replaced_and_its_process_ends(
     def strike(number: int) -> None:
         if number == 6:
             frozen.append(pids(s)[1])
-            os.kill(frozen[0], signal.SIGSTOP)
+            stop(frozen[0])
 
     with local(checkpoint=tmp_path / "c", every=5) as s:
         assert train(s, Model(2), strike) == curves[2]
@@ -233,7 +233,7 @@ def test_a_worker_that_freezes_while_another_is_replaced_is_replaced_too(
     def strike(number: int) -> None:
         if number == 6:
             frozen.append(pids(s)[0])
-            os.kill(frozen[0], signal.SIGSTOP)
+            stop(frozen[0])
             kill(s, 1)
 
     with local(checkpoint=tmp_path / "c", every=5) as s:
@@ -400,15 +400,16 @@ def test_a_worker_of_another_machine_that_froze_and_wakes_has_a_new_epoch(
     found = workers(2, env={"GRAPHFLOW_LOG": "json"})
     frozen = [found[1].pid, *children(found[1].pid)]
 
-    def send(number: int) -> None:
+    def wake() -> None:
         for pid in frozen:
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)
 
-    timer = threading.Timer(6.0, send, (signal.SIGCONT,))
+    timer = threading.Timer(6.0, wake)
 
     def strike(number: int) -> None:
         if number == 8:
-            send(signal.SIGSTOP)
+            for pid in frozen:
+                stop(pid)
             timer.start()
 
     cluster = remote(tmp_path, found)

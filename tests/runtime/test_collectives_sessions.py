@@ -22,6 +22,7 @@ from graphflow.ops.collectives import groups_of
 from graphflow.runtime import coordinator
 from graphflow.runtime.partition import Partition, partition
 from graphflow.runtime.session_state import MEETING
+from tests.faults.running import stop
 from tests.runtime.workers import segments_of
 
 Array = np.ndarray[Any, Any]
@@ -160,7 +161,7 @@ def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: i
     with gf.Session(gf.Cluster.local(2), deadline=3.0) as session:
         session.run(ys, feeds)
         victim = session._life.hosts.pids[-1]
-        os.kill(victim, signal.SIGSTOP)
+        stop(victim)
         started = time.monotonic()
         try:
             with pytest.raises((StepTimeout, WorkerLost), match="1") as failure:

@@ -38,6 +38,7 @@ from graphflow.runtime.messages import Compute, StepResult
 from graphflow.runtime.rendezvous import left_out
 from graphflow.runtime.session_state import FAILED
 from graphflow.runtime.wire import CHUNK_BYTES
+from tests.faults.running import stop
 from tests.interrupts import interrupted
 
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
@@ -357,7 +358,7 @@ def test_no_process_is_left_after_close_even_with_a_stopped_or_busy_worker() -> 
     load(hosts, "p", "", "sleep:30", "")
     with pytest.raises(StepTimeout):
         run(hosts, "p", 1, deadline=0.1)
-    os.kill(pids[0], signal.SIGSTOP)
+    stop(pids[0])
     hosts.close()
     hosts.close()
     assert not any(alive(pid) for pid in pids)

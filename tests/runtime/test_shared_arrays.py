@@ -22,6 +22,7 @@ from graphflow.runtime.links import Link
 from graphflow.runtime.messages import Chunk
 from graphflow.runtime.transport.lending import LENT_FROM, Borrower, Lender
 from graphflow.runtime.transport.segment import is_possible
+from tests.faults.running import resident, stop
 from tests.runtime.workers import segments_of
 
 needs_memory = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
@@ -258,19 +259,13 @@ def test_a_slow_consumer_holds_its_producer_and_memory_stays_bounded(
         for _ in s.run(third, [{x: feed}] * 6, steps=6):
             pass
         producer, consumer = s._life.hosts.pids
-        before = _resident(producer) + _resident(consumer)
+        before = resident(producer) + resident(consumer)
         results = s.run(third, ({x: feed} for _ in range(9)), steps=9)
         for number, array in enumerate(results):
             if number % 3 == 0:  # a consumer that takes nothing for a while
-                os.kill(consumer, signal.SIGSTOP)
+                stop(consumer)
                 time.sleep(0.2)
                 os.kill(consumer, signal.SIGCONT)
             assert array.shape == feed.shape
-        after = _resident(producer) + _resident(consumer)
+        after = resident(producer) + resident(consumer)
     assert after - before < 9 * feed.nbytes, "what is under way does not grow with the steps"
-
-
-def _resident(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (found,) = (line for line in lines if line.startswith("VmRSS:"))
-    return int(found.split()[1]) * 1024
