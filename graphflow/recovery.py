@@ -106,6 +106,7 @@ class Recovery:
         self._writing: Stretch | None = None
         self._broken: WorkerLost | None = None
         self._goal = 0  # steps committed when the first of some losses in a row came
+        self._before = 0  # steps before what the last of them ended
         self._failures = 0  # of them
         self._poison = Poison()
         self._uncertain = False
@@ -342,10 +343,10 @@ class Recovery:
             PoisonedTask: the same work ended three workers.
         """
         if self._broken is None:
-            self._goal = self._steps.committed
+            self._goal = self._before = self._steps.committed
         self._broken = error
         self._failures += 1
-        poisoned = self._poison.died(error, self._goal)
+        poisoned = self._poison.died(error, self._before)
         if poisoned is not None:
             raise poisoned from error
         if self._failures > MOST:
@@ -381,6 +382,7 @@ class Recovery:
                     self._redo(entry)
                     count += isinstance(entry, Ran)
         finally:
+            self._before = steps.committed
             steps.trace, steps.committed = trace, self._goal
         self._broken = None
         self._hosts.meters.add("graphflow_recoveries_total")

@@ -23,7 +23,8 @@ class Poison:
         computing, or whose process did not end, did not die of what it computed.
 
         Args:
-            committed: how many steps of the session had committed.
+            committed: how many steps came before the one it was lost in, which may be one that is
+                done again.
         """
         if not error.ended or not (error.op or error.program):
             return None
