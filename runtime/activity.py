@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphflow.runtime.clock import Clock
@@ -71,11 +70,14 @@ class Activity:
         """A step has committed."""
         self.committed += 1
         self._ends.append(time.monotonic())
-        self._meters.add("graphflow_steps_total", 1, "committed")
+        self._meters.later(self._count_commits, None)
+
+    def _count_commits(self, commits: Sequence[None]) -> None:
+        self._meters.add("graphflow_steps_total", len(commits), "committed")
 
     def _computed(self, step: int, seconds: float, error: BaseException | None) -> None:
         self.last_seconds = seconds
-        self._meters.observe("graphflow_step_seconds", seconds)
+        self._meters.later(self._count_computed, seconds)
         if error is None:
             if _log.hears("step.computed"):
                 _log.tell("step.computed", session=self.session, step=step, seconds=seconds)
@@ -86,14 +88,20 @@ class Activity:
             error=type(error).__name__, reason=str(error),
         )  # fmt: skip
 
+    def _count_computed(self, seconds: Sequence[float]) -> None:
+        self._meters.observe("graphflow_step_seconds", *seconds)
+
     def carried(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
         """A tensor was sent to another worker, or received from it."""
-        self._meters.later(partial(self._carry, how, peer, edge, nbytes))
+        self._meters.later(self._count_carried, (how, peer, edge, nbytes))
 
-    def _carry(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
-        """As `carried`, at once."""
-        total, tensors = _CARRYING[how]
-        self._meters.add_all({total: nbytes, tensors: 1}, peer, _edge(edge))
+    def _count_carried(self, tensors: Sequence[tuple[str, str, Key, int]]) -> None:
+        found: dict[tuple[str, str, Key], list[int]] = {}
+        for how, peer, edge, nbytes in tensors:
+            found.setdefault((how, peer, edge), []).append(nbytes)
+        for (how, peer, edge), each in found.items():
+            total, count = _CARRYING[how]
+            self._meters.add_all({total: sum(each), count: len(each)}, peer, _edge(edge))
 
     def report(self) -> dict[str, Any]:
         """Plain data for `status`; times are ages in seconds."""
@@ -172,17 +180,23 @@ class SessionActivity:
         """A step is decided, and so many bytes of it were fetched, and `fed` besides what was
         told."""
         fed, self._fed = fed + self._fed, 0
-        self.meters.later(partial(self._count, seconds, fed, fetched))
+        self.meters.later(self._count, (seconds, fed, fetched))
         if _coordinator_log.hears("step.committed"):
             _coordinator_log.tell(
                 "step.committed", session=self.session, step=step, seconds=seconds
             )
 
-    def _count(self, seconds: float, fed: int, fetched: int) -> None:
+    def _count(self, steps: Sequence[tuple[float, int, int]]) -> None:
         meters = self.meters
-        meters.add("graphflow_steps_total", 1, "committed")
-        meters.observe("graphflow_step_seconds", seconds)
-        meters.add_all({"graphflow_feed_bytes_total": fed, "graphflow_fetch_bytes_total": fetched})
+        seconds, fed, fetched = zip(*steps, strict=True)
+        meters.add("graphflow_steps_total", len(steps), "committed")
+        meters.observe("graphflow_step_seconds", *seconds)
+        meters.add_all(
+            {
+                "graphflow_feed_bytes_total": sum(fed),
+                "graphflow_fetch_bytes_total": sum(fetched),
+            }
+        )
 
     def aborted(self, step: int, seconds: float, error: BaseException) -> None:
         """A step changed nothing."""

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from graphflow._version import __version__
 from graphflow.errors import ArgumentError
@@ -118,19 +119,23 @@ class Meters:
         self._values: dict[str, dict[tuple[str, ...], float]] = {}
         self._histograms: dict[str, Histogram] = {}
         self._watched: dict[str, Callable[[], Values]] = {}
-        self._late: deque[Callable[[], None]] = deque()
+        self._late: deque[tuple[Callable[[list[Any]], None], Any]] = deque()
 
-    def later(self, count: Callable[[], None]) -> None:
-        """Let something be counted when somebody asks, or after many others: for who counts where
-        somebody waits for what is done."""
-        self._late.append(count)
+    def later(self, count: Callable[[list[Any]], None], what: Any) -> None:
+        """Let `count` have something, together with its like, when somebody asks, or after many
+        others: for who counts where somebody waits for what is done."""
+        self._late.append((count, what))
         if len(self._late) >= LATE:
             self._catch_up()
 
     def _catch_up(self) -> None:
+        found: dict[Callable[[list[Any]], None], list[Any]] = {}
         with suppress(IndexError):
             while True:
-                self._late.popleft()()
+                count, what = self._late.popleft()
+                found.setdefault(count, []).append(what)
+        for count, all_of_it in found.items():
+            count(all_of_it)
 
     def add(self, name: str, value: float = 1, *labels: str) -> None:
         """Count. Labels come in the order in which the metric declares them.
@@ -174,8 +179,8 @@ class Meters:
         with self._lock:
             self._values.setdefault(name, {})[labels] = value
 
-    def observe(self, name: str, seconds: float) -> None:
-        """Count a duration.
+    def observe(self, name: str, *seconds: float) -> None:
+        """Count durations.
 
         Raises:
             ArgumentError: no such metric.
@@ -187,8 +192,9 @@ class Meters:
                 empty = Histogram([0] * (len(BUCKETS) + 1))
                 found = self._histograms.setdefault(name, empty)
         with self._lock:
-            found.counts[bisect_left(BUCKETS, seconds)] += 1
-            found.total += seconds
+            for each in seconds:
+                found.counts[bisect_left(BUCKETS, each)] += 1
+            found.total += sum(seconds)
 
     def watch(self, name: str, read: Callable[[], Values]) -> None:
         """Let a metric be read when somebody asks: a number, or one for each tuple of labels. What
