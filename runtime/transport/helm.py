@@ -14,6 +14,7 @@ from graphflow.runtime.transport.bell import Bell
 
 SLICE = 0.002  # seconds between two looks of the watch
 LINGER = 0.02  # seconds for which whoever drove last is expected back
+_OFTEN = SLICE / 2  # seconds from one time that the helm is left to the next, in small steps
 _LONGEST = 0.25  # seconds between two looks of the watch while one thread stays at the helm
 
 
@@ -27,7 +28,8 @@ class Helm:
         self._watched = False
         self._left = monotonic()
         self._times = 0  # that the helm was left
-        self._seen, self._since = -1, 0.0  # by the watch: how often, and since when no more often
+        # By the watch: how often, since when no more often, and when it looked.
+        self._seen, self._since, self._looked = -1, 0.0, 0.0
         self._rests = False  # the watch waits for a thread that has been at the helm for long
         self._woken = threading.Event()
         self.wanted = False
@@ -70,13 +72,16 @@ class Helm:
         return True
 
     def rest(self) -> None:
-        """Sleep as the watch, until the next look: a moment, or until a thread that has been at the
-        helm for long leaves it, as one that waits for a long step."""
-        now = monotonic()
-        if not self._lock.locked() or self._seen != self._times:
-            self._seen, self._since = self._times, now
+        """Sleep as the watch, until the next look: a moment; longer while small steps follow each
+        other, of which each look takes a part; or until a thread that has been at the helm for long
+        leaves it, as one that waits for a long step."""
+        now, times = monotonic(), self._times
+        is_busy = now - self._looked < (times - self._seen) * _OFTEN
+        self._looked = now
+        if not self._lock.locked() or self._seen != times:
+            self._seen, self._since = times, now
         if now - self._since < LINGER:
-            sleep(SLICE)
+            sleep(LINGER if is_busy else SLICE)
             return
         self._woken.clear()
         self._rests = True

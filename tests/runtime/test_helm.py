@@ -12,6 +12,23 @@ from graphflow.runtime.transport.bell import Bell
 from graphflow.runtime.transport.helm import LINGER, SLICE, Helm
 
 
+def test_the_watch_looks_seldom_while_small_steps_follow_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, slept = [0.0], list[float]()
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "sleep", slept.append)
+    with closing(Bell()) as bell:
+        helm = Helm(bell)
+        for seconds, times in ((SLICE, 1), (SLICE, 3), (LINGER, 30), (LINGER, 5), (SLICE, 0)):
+            for _ in range(times):
+                assert helm.free()
+                helm.leave()
+            now[0] += seconds
+            helm.rest()
+    assert slept == [SLICE, LINGER, LINGER, SLICE, SLICE]
+
+
 def test_the_watch_looks_often_until_one_thread_stays_and_then_waits_for_it_to_leave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
