@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.compiled import Compiled, key_of
 from graphflow.deployment import Deployment
 from graphflow.lifetime import Lifetime
 from graphflow.op import Node, Tensor
@@ -69,9 +70,8 @@ class Running:
             rebuild: makes a result of values.
             run: what a step takes, `step` among it.
         """
-        known = partial(self._deployment.known, tensors)
-        shortly = partial(self._shortly, tensors)
-        stream = Stream(self._steps, feeds, count, known, partial(run, tensors), shortly)
+        known = partial(self._deployment.compiled.get, key_of(tensors))
+        stream = Stream(self._steps, feeds, count, known, partial(run, tensors), self._shortly)
         life, thread, is_dropped = self._life, 0, False
         try:
             for number in range(1, count + 1):
@@ -97,10 +97,9 @@ class Running:
                     main = threading.main_thread().ident or 0
                     threading.Timer(_MOMENT, signal.pthread_kill, (main, signal.SIGINT)).start()
 
-    def _shortly(self, tensors: Sequence[Tensor], feeds: Any) -> list[Any] | None:
+    def _shortly(self, compiled: Compiled, feeds: Any) -> list[Any] | None:
         """A step by the short way, if there is one: values of fetches."""
-        compiled = self._deployment.known(tensors) if self._short else None
-        if compiled is None or compiled.route is None:
+        if compiled.route is None or not self._short:
             return None
         values = self._steps.routed(compiled, compiled.route, feeds)
         if values is not None and self._life.drain is not None:  # there are checkpoints

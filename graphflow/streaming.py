@@ -28,7 +28,7 @@ Decide = Callable[[], list[Any] | None]
 """Decides a step if it has begun, and then tells its values; else None."""
 Run = Callable[[Sequence[Tensor], Given, Decide], list[Any]]
 """A step of fetches and feeds: values of the fetches."""
-Shortly = Callable[[Any], list[Any] | None]
+Shortly = Callable[[Compiled, Any], list[Any] | None]
 """The same of feeds as they were given, by the short way of steps like those before; None if it is
 not for them."""
 
@@ -149,9 +149,10 @@ class Stream:
         if self._window or self._gains(self._compiled()):
             return None
         feeds = self._feed()
-        if not isinstance(feeds, _Step):
+        compiled = self._compiled()  # the iterator of feeds may have done anything
+        if compiled is not None and not isinstance(feeds, _Step):
             with suppress(FeedError):  # the long way says of which step
-                if (values := self._shortly(feeds)) is not None:
+                if (values := self._shortly(compiled, feeds)) is not None:
                     return values
         self._window.append(self._as_step(feeds, copied=False))
         return None
@@ -194,9 +195,9 @@ class Stream:
 
     def _gains(self, compiled: Compiled | None) -> bool:
         """Whether steps are begun ahead."""
-        if compiled is None or not self._steps.can_begin:
+        if compiled is None or (self._near and min(compiled.alone, default=0.0) < QUICK):
             return False
-        return not self._near or min(compiled.alone, default=0.0) >= QUICK
+        return self._steps.can_begin
 
     @property
     def _depth(self) -> int:

@@ -27,9 +27,15 @@ _coordinator_log = Log("graphflow.coordinator")
 
 
 class Activity:
-    """Told of each job's beginning and end by the thread that runs them; read by any."""
+    """Told of each job's beginning and end by the thread that runs them; read by any.
 
-    def __init__(self, session: str, epoch: int, worker: int, meters: Meters) -> None:
+    Args:
+        addresses: of all workers.
+    """
+
+    def __init__(
+        self, session: str, epoch: int, worker: int, meters: Meters, addresses: Sequence[str] = ()
+    ) -> None:
         self.session = session
         self.epoch = epoch
         self.worker = worker
@@ -38,6 +44,7 @@ class Activity:
         self.last_seconds = 0.0
         self.step = -1
         self._meters = meters
+        self._addresses = addresses
         self._job: tuple[Any, int, float] | None = None  # what, of which step, since when
         self._programs: set[str] = set()
         self._ends: deque[float] = deque(maxlen=_RECENT)
@@ -91,17 +98,18 @@ class Activity:
     def _count_computed(self, seconds: Sequence[float]) -> None:
         self._meters.observe("graphflow_step_seconds", *seconds)
 
-    def carried(self, how: str, peer: str, edge: Key, nbytes: int) -> None:
-        """A tensor was sent to another worker, or received from it."""
-        self._meters.later(self._count_carried, (how, peer, edge, nbytes))
+    def carried(self, how: str, worker: int, edge: Key, nbytes: int) -> None:
+        """A tensor was "sent" to another worker, or "received" from it."""
+        self._meters.later(self._count_carried, (how, worker, edge, nbytes))
 
-    def _count_carried(self, tensors: Sequence[tuple[str, str, Key, int]]) -> None:
-        found: dict[tuple[str, str, Key], list[int]] = {}
-        for how, peer, edge, nbytes in tensors:
-            found.setdefault((how, peer, edge), []).append(nbytes)
-        for (how, peer, edge), each in found.items():
+    def _count_carried(self, tensors: Sequence[tuple[str, int, Key, int]]) -> None:
+        found: dict[tuple[str, int, Key], list[int]] = {}
+        for how, worker, edge, nbytes in tensors:
+            found.setdefault((how, worker, edge), []).append(nbytes)
+        for (how, worker, edge), each in found.items():
             total, count = _CARRYING[how]
-            self._meters.add_all({total: sum(each), count: len(each)}, peer, _edge(edge))
+            told = {total: sum(each), count: len(each)}
+            self._meters.add_all(told, self._addresses[worker], _edge(edge))
 
     def report(self) -> dict[str, Any]:
         """Plain data for `status`; times are ages in seconds."""

@@ -53,7 +53,7 @@ from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
 from graphflow.runtime.protocol.orders import Begin, Order, Release, Replies
 from graphflow.runtime.protocol.repeats import Repeat
 from graphflow.runtime.session_state import DRAWS, FAILED
-from graphflow.runtime.wire import SMALL_BYTES, SMALL_TOGETHER, is_far, small
+from graphflow.runtime.wire import SMALL_TOGETHER, is_far, small
 from graphflow.values import dataclass
 
 if TYPE_CHECKING:
@@ -243,17 +243,13 @@ class RemoteHosts(Members):
         loop, before = self._loop, self._last_step
         if loop is None or step <= before:
             return None
-        for arrays in feeds.values():
-            for array in arrays.values():
-                if array.nbytes >= SMALL_BYTES:
-                    return None
         inside: dict[int, list[Small]] = {}
         nbytes, room = 0, SMALL_TOGETHER
         for worker, arrays in feeds.items():
             inside[worker] = mine = []
             for name, array in arrays.items():
-                sent = small(name, array)
-                if sent is None or room <= 0:
+                sent = small(name, array) if room > 0 else None
+                if sent is None:
                     return None
                 mine.append(sent)
                 room -= len(sent)

@@ -138,8 +138,10 @@ class HostedSession:
         self._index = message.worker
         self.is_trial = message.trial
         self.meters = meters if meters is not None and not message.trial else Meters()
-        self.activity = Activity(self._session, self._epoch, self._index, self.meters)
         self._addresses = message.peers
+        self.activity = Activity(
+            self._session, self._epoch, self._index, self.meters, self._addresses
+        )
         self._listens = listens  # where, as this process knows it
         self._admit = admit
         self._context = context
@@ -193,7 +195,7 @@ class HostedSession:
         """Hands a tensor of another worker, `origin`, to the host."""
         if self._host is not None:
             self._host.deliver(self._session, step, edge, array)
-        self.activity.carried("received", self._addresses[origin], edge, array.nbytes)
+        self.activity.carried("received", origin, edge, array.nbytes)
 
     @property
     def queued(self) -> int:
@@ -352,7 +354,7 @@ class HostedSession:
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
         keep = self._loans.keep
-        self._host.attend(self._session, self._attend, self._wake, self._carried, keep)
+        self._host.attend(self._session, self._attend, self._wake, self.activity.carried, keep)
 
     def _close(self) -> None:
         self._echoes.close()
@@ -434,11 +436,7 @@ class HostedSession:
             "edge", parcel.step, parcel.edge, parcel.array, parcel.owned and self._lasts,
             partial(self._still_computes, parcel, self._until),
         )  # fmt: skip
-        self.activity.carried("sent", self._addresses[target], parcel.edge, parcel.array.nbytes)
-
-    def _carried(self, how: str, worker: int, edge: int, nbytes: int) -> None:
-        """Takes note of a tensor that went, or came, through memory that both workers see."""
-        self.activity.carried(how, self._addresses[worker], edge, nbytes)
+        self.activity.carried("sent", target, parcel.edge, parcel.array.nbytes)
 
     def _still_computes(self, parcel: Parcel, until: float) -> bool:
         """Whether a tensor that another worker has no room for is still to be sent."""

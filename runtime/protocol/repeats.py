@@ -70,23 +70,23 @@ class RepeatingCoordinator(CoordinatorMachine):
         for worker in workers:
             if not peers[worker].stream.is_clear or self._dialogues[worker] is None:
                 return None
-        orders, told, fields = {}, [], order.__dict__
+        told, fields = [], order.__dict__
         for worker in workers:
-            peer = peers[worker]
-            stream, commits = peer.stream, peer.commits
-            peer.commits = -1
-            inside = fed.get(worker, [])
-            also = {"request": request, "commits": commits, "small": inside}
-            message = made(Compute, fields | also)
-            _, _, _, _, number, received, _ = stream.send_now(message, step)
-            dialogue = self._dialogues[worker]
+            peer, dialogue = peers[worker], self._dialogues[worker]
             assert dialogue is not None
+            commits, peer.commits = peer.commits, -1
+            inside = fed.get(worker, [])
+            message = made(
+                Compute, {**fields, "request": request, "commits": commits, "small": inside}
+            )
+            stream = peer.stream
+            _, _, _, _, number, received, _ = stream.send_now(message, step)
             frame = dialogue.order(step, number, received, message, same)
             told.append((frame, number, stream.outbound.acknowledged))
-            orders[worker] = tuple.__new__(Order, (message, ()))
-        self._owed.difference_update(orders)
+        self._owed.difference_update(workers)
         if not self._owed:
             self._commit_at = inf
+        orders = dict.fromkeys(workers, tuple.__new__(Order, (order, ())))
         begin = tuple.__new__(Begin, (request, orders, order.deadline, step, -1, False))
         operation = Operation(begin, now)
         operation.deadline += GRACE

@@ -112,10 +112,10 @@ def test_a_sessions_jobs_are_counted_and_shown() -> None:
 
 def test_tensors_are_counted_by_edge_and_words_about_them_by_kind() -> None:
     meters = Meters()
-    mine = Activity("session", 1, 0, meters)
+    mine = Activity("session", 1, 0, meters, ["tcp://a:1"])
     words = ["collective/p0(7)/2/offer", "collective/p0(8)/from /worker:0/cpu:0/found", "taken/3/4"]
     for key in (3, 5 << EDGE_BITS | 3, *words):
-        mine.carried("sent", "tcp://a:1", key, 10)
+        mine.carried("sent", 0, key, 10)
     sent = {edge: count for (_, edge), count in meters.series("graphflow_sent_bytes_total").items()}
     assert sent == {"3": 20, "collective": 20, "taken": 10}
 
