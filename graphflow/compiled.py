@@ -125,8 +125,7 @@ class Compiled:
         runs: steps that ran.
         traced: the sizes of symbols in each of these steps.
         measured: what the last such block measured.
-        took: seconds of the last steps that were not traced.
-        alone: the same of the last few that were not begun ahead.
+        took: seconds of the last steps that were neither traced nor begun ahead.
         route: of feeds as those of the last step, if there is one.
         division: how a strategy divided the source before it was optimised.
         variant: of those that a strategy divided in several ways, for batches of several sizes, the
@@ -147,7 +146,6 @@ class Compiled:
     traced: list[dict[str, int]] = field(default_factory=list)
     measured: Measured | None = None
     took: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
-    alone: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     route: Route | None = None
     division: Division | None = None
     variant: int = 0

@@ -88,9 +88,7 @@ class Steps:
         self.committed += 1
         self.last = compiled
         compiled.runs += 1
-        seconds = perf_counter() - start
-        compiled.took.append(seconds)
-        compiled.alone.append(seconds)
+        compiled.took.append(perf_counter() - start)
         return route.values(fetched, feeds)
 
     def run(
@@ -138,9 +136,7 @@ class Steps:
                         result.errors, exchanges,
                     )  # fmt: skip
             elif compiled.runs:
-                seconds = (monotonic_ns() - start) * 1e-9
-                compiled.took.append(seconds)
-                compiled.alone.append(seconds)
+                compiled.took.append((monotonic_ns() - start) * 1e-9)
         else:
             self.committed += 1
         self.last = compiled
@@ -182,7 +178,6 @@ class Steps:
 
     def finish(self, begun: Any, compiled: Compiled, arrays: Mapping[Node, Array]) -> list[Any]:
         """Decide the first of the steps that were begun: the value of each fetch; as `run`."""
-        start = perf_counter()
         try:
             result = self._hosts.finish(begun)
         except WorkerLost as error:
@@ -196,7 +191,6 @@ class Steps:
         self.committed += 1
         self.last = compiled
         compiled.runs += 1
-        compiled.took.append(perf_counter() - start)
         return compiled.values(result.fetches, arrays)
 
     def undo(self, begun: Sequence[Any]) -> None:

@@ -195,7 +195,7 @@ class Stream:
 
     def _gains(self, compiled: Compiled | None) -> bool:
         """Whether steps are begun ahead."""
-        if compiled is None or (self._near and min(compiled.alone, default=0.0) < QUICK):
+        if compiled is None or (self._near and min(compiled.took, default=0.0) < QUICK):
             return False
         return self._steps.can_begin
 
