@@ -292,15 +292,22 @@ class Dialogue:
         return Dialogue(asks, answers) if max(len(asks), len(answers)) <= _SAME_CAP else None
 
     def order(
-        self, step: int, sequence: int, acknowledged: int, message: Compute, same: SameOrder
+        self,
+        step: int,
+        sequence: int,
+        acknowledged: int,
+        request: int,
+        commits: int,
+        small: list[Small],
+        same: SameOrder,
     ) -> bytes:
         """The frame of an order. `same` is what it has in common with those to other workers."""
-        small = message.small
+        deadline, sizes, template, body = same
         head = self._order.pack(
             self._asked, step, sequence, acknowledged, self._asks,
-            message.request, message.commits, -1, message.deadline, 0, same.sizes, same.template,
+            request, commits, -1, deadline, 0, sizes, template,
         )  # fmt: skip
-        return b"".join((head, same.body, _joined(small) if small else _NONE))
+        return b"".join((head, body, _joined(small) if small else _NONE))
 
     def read_order(self, frame: bytes) -> tuple[int, int, int, Compute] | None:
         """Step, number, the number that is acknowledged, and the order."""
@@ -356,6 +363,7 @@ class Dialogue:
 class SameOrder(NamedTuple):
     """What is the same in the orders of a step to all workers."""
 
+    deadline: float
     sizes: int
     template: int  # bytes
     body: bytes
@@ -371,7 +379,8 @@ class SameOrder(NamedTuple):
             return None
         if len(template) > _SAME_CAP or message.feeds or not isfinite(message.deadline):
             return None
-        return SameOrder(len(sizes), len(template), template + values)
+        said = (message.deadline, len(sizes), len(template), template + values)
+        return tuple.__new__(SameOrder, said)
 
 
 _Writer = Callable[[Any], bytes | None]

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.errors import ProtocolError
-from graphflow.runtime.fields import made
 from graphflow.runtime.messages import (
     Array,
     Compute,
@@ -70,19 +69,17 @@ class RepeatingCoordinator(CoordinatorMachine):
         for worker in workers:
             if not peers[worker].stream.is_clear or self._dialogues[worker] is None:
                 return None
-        told, fields = [], order.__dict__
+        told = []
         for worker in workers:
             peer, dialogue = peers[worker], self._dialogues[worker]
             assert dialogue is not None
+            stream, inside = peer.stream, fed.get(worker, [])
+            number, received = stream.number()
             commits, peer.commits = peer.commits, -1
-            inside = fed.get(worker, [])
-            message = made(
-                Compute, {**fields, "request": request, "commits": commits, "small": inside}
-            )
-            stream = peer.stream
-            _, _, _, _, number, received, _ = stream.send_now(message, step)
-            frame = dialogue.order(step, number, received, message, same)
-            told.append((frame, number, stream.outbound.acknowledged))
+            frame = dialogue.order(step, number, received, request, commits, inside, same)
+            outbound = stream.outbound
+            outbound.keep(step, frame)
+            told.append((frame, number, outbound.acknowledged))
         self._owed.difference_update(workers)
         if not self._owed:
             self._commit_at = inf
@@ -182,11 +179,11 @@ class RepeatingWorker(WorkerMachine):
                 room -= len(sent)
         except ProtocolError:
             return None
-        request = job.request
-        message = made(Done, {"request": request, "fetches": [], "peak": {}, "small": inside})
-        _, _, _, _, number, received, _ = stream.send_now(message, step)
-        frame = known[1].answer(step, number, received, request, inside)
-        return session.lane, session.route, (frame, number, stream.outbound.acknowledged)
+        number, received = stream.number()
+        frame = known[1].answer(step, number, received, job.request, inside)
+        outbound = stream.outbound
+        outbound.keep(step, frame)
+        return session.lane, session.route, (frame, number, outbound.acknowledged)
 
     def _receive(self, event: Received, now: float) -> list[WorkerAction]:
         actions = super()._receive(event, now)

@@ -35,6 +35,7 @@ from graphflow.runtime.messages import (
     Welcome,
     changed,
 )
+from graphflow.runtime.packed import unpack
 from graphflow.runtime.wire import WIRE_VERSION, Buffer, checksum, intact
 from graphflow.values import dataclass
 
@@ -88,7 +89,8 @@ class Outbound:
         self.received = 0  # in the other direction, for the acknowledgements that ride along
         self.resent = 0  # the last attempt that was answered
         self.repeats = 0  # messages that were sent once more
-        self._kept: deque[Letter] = deque()
+        # Number, step, message or the frame that it went in, and data.
+        self._kept: deque[tuple[int, int, Message | bytes, memoryview | None]] = deque()
         self._bytes = 0
 
     @property
@@ -109,12 +111,19 @@ class Outbound:
     def post(self, message: Message, step: int = 0, data: memoryview | None = None) -> Letter:
         """Numbers and keeps a message."""
         self.sent = number = self.sent + 1
-        said = (self.session, self.epoch, self.origin, step, number, self.received, self.token)
-        letter = tuple.__new__(Letter, (tuple.__new__(Envelope, said), message, data))
-        self._kept.append(letter)
+        self._kept.append((number, step, message, data))
         if data is not None:
             self._bytes += data.nbytes
-        return letter
+        return tuple.__new__(Letter, (self._envelope(step, number), message, data))
+
+    def keep(self, step: int, frame: bytes) -> None:
+        """Keeps a message without data that has just been numbered, as the frame that it goes
+        in."""
+        self._kept.append((self.sent, step, frame, None))
+
+    def _envelope(self, step: int, number: int) -> Envelope:
+        said = (self.session, self.epoch, self.origin, step, number, self.received, self.token)
+        return tuple.__new__(Envelope, said)
 
     def tell(self, message: Message, step: int = 0) -> Letter:
         """A message of `UNNUMBERED`."""
@@ -122,10 +131,7 @@ class Outbound:
             message = replace(message, resent=self.resent, asks=message.asks and self.pending > 0)
         elif isinstance(message, _BEATS):
             message = replace(message, resent=self.resent)
-        envelope = Envelope(
-            self.session, self.epoch, self.origin, step, self.sent, self.received, self.token
-        )
-        return Letter(envelope, message)
+        return Letter(self._envelope(step, self.sent), message)
 
     def acknowledge(self, number: int) -> bool:
         """Lets go of what the receiver has; whether that was anything."""
@@ -133,11 +139,10 @@ class Outbound:
         if number <= before:
             return False
         kept = self._kept
-        while kept and kept[0].envelope.sequence <= number:
-            letter = kept.popleft()
-            if letter.data is not None:
-                self._bytes -= letter.data.nbytes
-            self.acknowledged = letter.envelope.sequence
+        while kept and kept[0][0] <= number:
+            self.acknowledged, _, _, data = kept.popleft()
+            if data is not None:
+                self._bytes -= data.nbytes
         return self.acknowledged > before
 
     def again(self, request: Resend) -> list[Letter]:
@@ -152,10 +157,10 @@ class Outbound:
     def all_from(self, first: int) -> Iterator[Letter]:
         """Everything that is kept from a number on, sealed anew: after an abort, an array may have
         been written to since."""
-        for letter in self._kept:
-            if letter.envelope.sequence >= first:
-                envelope = letter.envelope._replace(acknowledged=self.received)
-                yield sealed(letter._replace(envelope=envelope))
+        for number, step, kept, data in self._kept:
+            if number >= first:
+                message = unpack(kept)[1] if isinstance(kept, bytes) else kept
+                yield sealed(Letter(self._envelope(step, number), message, data))
 
 
 class Inbound:
@@ -244,11 +249,13 @@ class Stream:
         """Whether a message can be sent now."""
         return not self._waiting and len(self.outbound._kept) < WINDOW
 
-    def send_now(self, message: Message, step: int) -> Envelope:
-        """As `send`, of a message without data where `is_clear`: the envelope to send it in."""
-        inbound = self.inbound
+    def number(self) -> tuple[int, int]:
+        """The number of a message that is sent where `is_clear`, and what it acknowledges: for who
+        writes its frame, and has that kept by `outbound`."""
+        inbound, outbound = self.inbound, self.outbound
         inbound._owed = inbound._owed_bytes = 0
-        return self.outbound.post(message, step).envelope
+        outbound.sent += 1
+        return outbound.sent, outbound.received
 
     def follows(self, sequence: int, acknowledged: int) -> bool:
         """As `receive`, of an intact message without data: takes it if it is the next one and

@@ -226,7 +226,8 @@ def test_those_who_know_each_other_write_and_read_the_same_orders(
     assert same is not None
     envelope = FROM_COORDINATOR._replace(step=step, sequence=sequence, acknowledged=acknowledged)
     frame = packed.pack(envelope, order)
-    assert frame == KNOWN.order(step, sequence, acknowledged, order, same)
+    said = order.request, order.commits, order.small
+    assert frame == KNOWN.order(step, sequence, acknowledged, *said, same)
     assert KNOWN.read_order(frame) == (step, sequence, acknowledged, order)
 
 

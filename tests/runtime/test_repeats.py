@@ -31,7 +31,7 @@ from graphflow.runtime.packed import Dialogue
 from graphflow.runtime.protocol import jobs as w
 from graphflow.runtime.protocol import orders as c
 from graphflow.runtime.protocol.repeats import Repeat, RepeatingCoordinator, RepeatingWorker
-from graphflow.runtime.protocol.stream import ACK_EVERY, WINDOW, Version
+from graphflow.runtime.protocol.stream import ACK_EVERY, WINDOW, Outbound, Version
 
 SESSION, TOKEN = "5" * 32, "7" * 32
 LANE = b"lane 1"
@@ -48,6 +48,8 @@ def state(value: Any) -> Any:
         return "dialogue"
     if isinstance(value, Done):
         return "done"
+    if isinstance(value, Outbound):  # it keeps messages or their frames
+        return state(value.__dict__ | {"_kept": [*value.all_from(0)]})
     if isinstance(value, dict):
         return {key: state(each) for key, each in value.items()}
     if isinstance(value, list | tuple | deque):
