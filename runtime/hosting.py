@@ -265,21 +265,22 @@ class HostedSession:
         computing.set(self._session)
         while True:
             run = self._next()
-            self.activity.begin(run.job, run.step)
+            job, step = run.job, run.step
+            self.activity.begin(job, step)
             try:
                 outcome = self._do(run)
             except BaseException as error:  # the coordinator is told, whatever it was
                 outcome = error
             # Nobody waits for these, and waking the I/O thread costs more than most commits. What
             # writes a file reports from a thread of its own.
-            if outcome is not None or type(run.job) not in _SILENT:
-                self._report(Finished(self._session, run.job, run.step, self._epoch, outcome))
+            if outcome is not None or type(job) not in _SILENT:
+                self._report(Finished(self._session, job, step, self._epoch, outcome))
             if self._commits:
                 self._commits = 0
                 self.activity.commits()
-            self.activity.end(run.job, run.step, outcome)
+            self.activity.end(job, step, outcome)
             self._done += 1
-            if type(run.job) is Close:
+            if type(job) is Close:
                 return
 
     def _next(self) -> Run:

@@ -167,7 +167,8 @@ class Outward(Passage):
         if step != self._step:
             if self._is_new(step):
                 self._offer(step, edge)
-            elif self._begun is not None:
+            # Before memory is written to, a plain look is enough; before it is read, it is not.
+            elif self._begun is not None and self._begun.words.item(0) < self._use - 1:
                 self._wait(self._begun, self._use - 1, step, edge)
         slots = self._slots.get(edge)
         if slots is None:

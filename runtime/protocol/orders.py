@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import NamedTuple
 
 from graphflow.errors import GraphflowError
@@ -103,15 +102,15 @@ CoordinatorEvent = Begin | Release | Received | Offer | LinkUp | LinkDown | Gone
 # Actions ---------------------------------------------------------------------------------------
 
 
-@dataclass
 class Replies:
     """What the workers replied: messages and arrays by worker, and the spans of a traced step, on
-    our clock."""
+    our clock, with the errors of their times in seconds."""
 
-    messages: dict[int, Message] = field(default_factory=dict)
-    arrays: dict[int, dict[Key, Array]] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-    errors: dict[int, float] = field(default_factory=dict)  # of their times, in seconds
+    def __init__(self, messages: dict[int, Message] | None = None) -> None:
+        self.messages: dict[int, Message] = messages or {}
+        self.arrays: dict[int, dict[Key, Array]] = {}
+        self.spans: list[Span] = []
+        self.errors: dict[int, float] = {}
 
     @property
     def nbytes(self) -> int:
