@@ -376,7 +376,8 @@ class WorkerMachine:
             reason = f"worker {origin} sent it a {type(message).__name__}"
             return self._break(session, reason)
         try:
-            return [*self._piece(session, origin, message, data), heard]
+            # The link hears first: so what goes back at once, as echoes do, acknowledges this.
+            return [heard, *self._piece(session, origin, message, data)]
         except ProtocolError as error:
             return self._break(session, f"worker {origin} sent it nonsense: {error}")
 

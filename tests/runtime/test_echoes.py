@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from graphflow.runtime.echoes import Echoes
-from graphflow.runtime.messages import Chunk
-from graphflow.runtime.protocol.jobs import Run
+from graphflow.runtime.messages import Chunk, Envelope
+from graphflow.runtime.protocol.jobs import Heard, Received, Run
+from tests.runtime.test_repeats import SESSION, TOKEN, Cluster
 
 
 class FakeLink:
@@ -46,3 +47,15 @@ def test_an_echo_goes_at_once_unless_it_would_wait_for_room_or_overtake() -> Non
     echoes.close()
     assert len(link.senders) == 2 and link.senders[1] != threading.get_ident()
     assert echoes.goes_at_once(echo(1))
+
+
+def test_what_an_echo_brings_back_acknowledges_what_asked_for_it() -> None:
+    """Else the next one could not go by a lane, since it might overtake this, nor those after."""
+    worker = Cluster().workers[1]
+    asked = Chunk("echo", 7, 0, "uint8", [4], [0], 4, 0)
+    for number in (1, 2):
+        said = Envelope(SESSION, 1, 0, 0, number, number - 1, TOKEN)
+        actions = worker.handle(Received(b"route", said, asked, b"1234"), 10.0)
+        heard, run = actions
+        assert isinstance(heard, Heard) and isinstance(run, Run)
+        assert (heard.received, heard.acknowledged) == (number, number - 1)
