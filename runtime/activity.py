@@ -34,7 +34,7 @@ class Activity:
     """
 
     def __init__(
-        self, session: str, epoch: int, worker: int, meters: Meters, addresses: Sequence[str] = ()
+        self, session: str, epoch: int, worker: int, meters: Meters, addresses: Sequence[str]
     ) -> None:
         self.session = session
         self.epoch = epoch

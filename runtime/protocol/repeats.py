@@ -30,6 +30,7 @@ from graphflow.runtime.protocol.jobs import Finished, Received, Route, Run, Work
 from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.orders import Begin, CoordinatorAction, Order
 from graphflow.runtime.protocol.served import Served
+from graphflow.runtime.protocol.stream import Told
 from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.wire import SMALL_TOGETHER, array_of, small
 
@@ -45,10 +46,6 @@ class Repeat(NamedTuple):
     order: Compute
     workers: Sequence[int]
     fed: Mapping[int, list[Small]]
-
-
-Told = tuple[bytes, int, int]
-"""The frame of a message, its number, and the last one that has been acknowledged."""
 
 
 class RepeatingCoordinator(CoordinatorMachine):
@@ -77,9 +74,7 @@ class RepeatingCoordinator(CoordinatorMachine):
             number, received = stream.number()
             commits, peer.commits = peer.commits, -1
             frame = dialogue.order(step, number, received, request, commits, inside, same)
-            outbound = stream.outbound
-            outbound.keep(step, frame)
-            told.append((frame, number, outbound.acknowledged))
+            told.append(stream.outbound.keep(step, frame))
         self._owed.difference_update(workers)
         if not self._owed:
             self._commit_at = inf
@@ -181,9 +176,7 @@ class RepeatingWorker(WorkerMachine):
             return None
         number, received = stream.number()
         frame = known[1].answer(step, number, received, job.request, inside)
-        outbound = stream.outbound
-        outbound.keep(step, frame)
-        return session.lane, session.route, (frame, number, outbound.acknowledged)
+        return session.lane, session.route, stream.outbound.keep(step, frame)
 
     def _receive(self, event: Received, now: float) -> list[WorkerAction]:
         actions = super()._receive(event, now)

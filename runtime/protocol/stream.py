@@ -44,6 +44,9 @@ WINDOW_BYTES = 64 << 20  # and their bytes: 50 ms of 10 Gbit/s
 ACK_EVERY = WINDOW // 8  # messages
 ACK_BYTES = WINDOW_BYTES // 8
 
+Told = tuple[bytes, int, int]
+"""The frame of a message, its number, and the last one that has been acknowledged."""
+
 _BEATS = (Ping, Pong, Ack)
 _UNNUMBERED = frozenset(UNNUMBERED)
 
@@ -116,10 +119,11 @@ class Outbound:
             self._bytes += data.nbytes
         return tuple.__new__(Letter, (self._envelope(step, number), message, data))
 
-    def keep(self, step: int, frame: bytes) -> None:
+    def keep(self, step: int, frame: bytes) -> Told:
         """Keeps a message without data that has just been numbered, as the frame that it goes
         in."""
         self._kept.append((self.sent, step, frame, None))
+        return frame, self.sent, self.acknowledged
 
     def _envelope(self, step: int, number: int) -> Envelope:
         said = (self.session, self.epoch, self.origin, step, number, self.received, self.token)

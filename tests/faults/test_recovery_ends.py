@@ -31,6 +31,7 @@ from tests.faults.running import (
     children,
     cluster_file,
     gone,
+    stop,
     timed,
     took,
 )
@@ -583,7 +584,7 @@ def test_a_client_that_was_thought_dead_is_fenced(
     text = TRAINING.replace('Model(1 if cluster == "here" else 2)', "Model(1)")
     first = script(text, cluster, str(tmp_path / "c"), "2", "1000", "0.05")
     first.line("step 6")
-    first.send(signal.SIGSTOP)
+    stop(first.pid)
     second = script(text, cluster, str(tmp_path / "c"), "2", "30", "0")
     assert second.wait() == 0, second.told()
     kept = sorted(p.name for p in (tmp_path / "c").iterdir())

@@ -85,7 +85,7 @@ def test_real_processes_tell_one_json_object_a_line_and_no_secret(tmp_path: Path
 
 def test_a_sessions_jobs_are_counted_and_shown() -> None:
     meters = Meters()
-    mine = Activity("session", 3, 1, meters)
+    mine = Activity("session", 3, 1, meters, [])
     assert mine.report()["doing"] == "" and mine.report()["step"] == -1
     for program in ("p", "q"):
         mine.begin(Load(1, program, 1), 0)
@@ -134,7 +134,7 @@ def test_what_was_sent_again_counts_on_in_the_next_epoch() -> None:
 
 @pytest.mark.parametrize("job", [Read(1, "v"), Close(1), Open(1, 0, [], 1.0)])
 def test_other_jobs_are_named(job: Any) -> None:
-    mine = Activity("session", 1, 0, Meters())
+    mine = Activity("session", 1, 0, Meters(), [])
     mine.begin(job, 0)
     assert mine.report()["doing"] == type(job).__name__.lower()
     mine.end(job, 0, None)
@@ -171,7 +171,7 @@ def test_a_step_that_is_aborted_is_told_and_counted(caplog: pytest.LogCaptureFix
 
 def hosted(waits: dict[str, float]) -> Any:
     usage = Usage({"cpu:0": 8}, {"cpu:0": 4}, waits)
-    mine = Activity("0123456789abcdef", 1, 0, Meters())
+    mine = Activity("0123456789abcdef", 1, 0, Meters(), [])
     return SimpleNamespace(activity=mine, queued=2, usage=lambda: usage)
 
 

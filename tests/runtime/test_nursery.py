@@ -24,6 +24,7 @@ from graphflow.runtime.launch.local import LocalWorker, LocalWorkers
 from graphflow.runtime.launch.memory_kills import MemoryKills
 from graphflow.runtime.launch.nursery import Nursery, _settled, can_fork
 from graphflow.runtime.recorder import Recorder
+from tests.faults.running import stop
 
 HOST = f"{Path(__file__).with_name('fake_host.py')}:FakeHost"
 START = 30.0
@@ -137,7 +138,7 @@ def test_a_worker_whose_start_was_interrupted_ends_with_the_nursery_that_is_clos
     class Interrupted(queue.SimpleQueue):  # type: ignore[type-arg]
         def get(self, block: bool = True, timeout: float | None = None) -> Any:
             started.append(super().get(block, timeout)[1])
-            os.kill(started[0], signal.SIGSTOP)  # it cannot look whether anybody wants it
+            stop(started[0])  # it cannot look whether anybody wants it
             raise KeyboardInterrupt
 
     monkeypatch.setattr(nursery, "_answers", Interrupted())
