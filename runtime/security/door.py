@@ -69,10 +69,12 @@ class _Visitor:
 class _Sender:
     """Whom messages come from, by their route."""
 
-    descriptor: int
-    messages: int = 0
+    descriptor: int  # of the connection; -1: not known
+    peer: Any  # its address, as a visitor's
+    messages: int = 1
     strikes: float = 0.0
     struck: float = -inf  # when, last
+    fault: str = ""  # for which it is to be dropped
 
 
 @dataclass
@@ -125,8 +127,11 @@ class Door:
             gone = set(self._senders) - {each.route for each in list(self._visitors.values())}
             for each in gone:
                 del self._senders[each]
-        self._senders.setdefault(route, _Sender(descriptor, messages=1)).descriptor = descriptor
-        if descriptor >= 0:
+        with Connection(descriptor) as connection:
+            peer = connection.peer
+        sender = self._senders.setdefault(route, _Sender(descriptor, peer))
+        sender.descriptor, sender.peer = -1 if peer is None else descriptor, peer
+        if peer is not None:
             self._routes[descriptor] = route
 
     def drained(self) -> None:
@@ -146,8 +151,9 @@ class Door:
         sender.strikes = max(0.0, sender.strikes - (now - sender.struck)) + weight
         sender.struck = now
         if sender.strikes >= STRIKES:
+            sender.fault = why  # where the monitor has not told of the connection yet: see `_look`
             visitor = self._visitors.get(sender.descriptor)
-            if visitor is not None and self._routes.get(sender.descriptor) == route:
+            if visitor is not None and visitor.peer == sender.peer:
                 self._drop(visitor, why)
 
     # On its own thread ----------------------------------------------------------------------------
@@ -188,11 +194,15 @@ class Door:
 
     def _leave(self, descriptor: int) -> None:
         visitor = self._visitors.pop(descriptor, None)
-        if visitor is None or visitor.route is None:
-            return
-        self._senders.pop(visitor.route, None)
-        if self._routes.get(descriptor) == visitor.route:  # else there is a new connection already
-            del self._routes[descriptor]
+        if visitor is not None:
+            self._senders.pop(self._route(visitor) or b"", None)
+
+    def _route(self, visitor: _Visitor) -> bytes | None:
+        """By which messages come over a connection, once one has; not that of who had its
+        descriptor before, nor of who has it by now."""
+        route = self._routes.get(visitor.descriptor, b"")
+        sender = self._senders.get(route)
+        return route if sender is not None and sender.peer == visitor.peer else None
 
     def _look(self, now: float) -> float:
         """Look at everybody; the seconds until the next time."""
@@ -200,8 +210,11 @@ class Door:
         for visitor in self._visitors.values():
             under_way = self._measure(visitor, now)
             most = max(most, under_way)
+            sender = self._senders.get(visitor.route or b"")
             patience = SILENCE_SECONDS if visitor.route else HANDSHAKE_SECONDS
-            if now > visitor.heard + patience:
+            if sender is not None and sender.fault:
+                self._drop(visitor, sender.fault)
+            elif now > visitor.heard + patience:
                 self._drop(visitor, f"nothing came from it for {patience:g} s")
             elif under_way <= UNDER_WAY:
                 visitor.drains = None
@@ -222,7 +235,7 @@ class Door:
         """The bytes that a connection has under way."""
         with Connection(visitor.descriptor, visitor.peer) as connection:
             received = connection.received()
-        visitor.route = self._routes.get(visitor.descriptor)
+        visitor.route = self._route(visitor)
         if received is None:  # not told by this system: then ZeroMQ's own time limits have to do
             visitor.heard = now
             return 0

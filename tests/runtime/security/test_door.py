@@ -216,10 +216,8 @@ def test_large_messages_that_wait_to_be_read_end_nothing(context: Any) -> None:
     listener.close()
 
 
-def test_a_monitor_that_is_late_takes_no_honest_peer_for_another(
-    context: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under load the first messages of a connection come before the news of the connection."""
+def be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monitor's news of connections comes half a second late."""
     arrive = door.Door._arrive
 
     def late(self: door.Door, descriptor: int) -> None:
@@ -227,6 +225,13 @@ def test_a_monitor_that_is_late_takes_no_honest_peer_for_another(
         arrive(self, descriptor)
 
     monkeypatch.setattr(door.Door, "_arrive", late)
+
+
+def test_a_monitor_that_is_late_takes_no_honest_peer_for_another(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under load the first messages of a connection come before the news of the connection."""
+    be_late(monkeypatch)
     monkeypatch.setattr(door, "UNDER_WAY", 1 << 20)
     served = Served(context)
     channel = Channel(context, served.listener.address, insecure=False, watch=True)
@@ -271,6 +276,45 @@ def test_who_keeps_sending_what_is_not_valid_is_dropped(
     listener.door.blame(again, "too large", door.STRIKES)
     wait_for(lambda: False in channel.changes())
     channel.close()
+    listener.close()
+
+
+def test_who_is_blamed_before_the_monitor_tells_of_the_connection_is_dropped(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_late(monkeypatch)
+    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    channel = Channel(context, listener.address, insecure=False, watch=True)
+    channel.send([b"too much"])
+    route, _, _ = wait_for(listener.receive)
+    assert listener.door.visitors == 0
+    listener.door.blame(route, "too large", door.STRIKES)
+    wait_for(lambda: False in channel.changes())
+    channel.close()
+    listener.close()
+
+
+def test_who_comes_is_not_taken_for_who_had_the_descriptor_before(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "pause", lambda _: SECONDS)  # a look is only at who comes and goes
+    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    brief = shaken(listener.address)
+    wait_for(lambda: listener.door.visitors == 1)
+    brief.sendall(b"\x00\x08nonsense")
+    route, _, _ = wait_for(listener.receive)
+    listener.door.blame(route, "nonsense", door.STRIKES - 1)
+    brief.close()
+    wait_for(lambda: listener.door.visitors == 0)
+    silent = connected(listener.address)
+    wait_for(lambda: listener.door.visitors == 1)
+    other = connected(listener.address)
+    wait_for(lambda: listener.door.visitors == 2)  # the first was looked at
+    assert [each.route for each in listener.door._visitors.values()] == [None, None]
+    listener.door.blame(route, "nonsense")
+    assert not closed(silent, 0.5)
+    for each in (silent, other):
+        each.close()
     listener.close()
 
 
