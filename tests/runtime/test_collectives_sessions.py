@@ -158,7 +158,7 @@ def test_a_step_that_fails_where_others_took_no_part_leaves_their_exchanges_righ
 def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: int) -> None:
     ys, x = reduced(size, guard=False)
     feeds = {x: np.ones(size, "f4")}
-    with gf.Session(gf.Cluster.local(2), deadline=3.0) as session:
+    with gf.Session(gf.Cluster.local(2), deadline=5.0) as session:
         session.run(ys, feeds)
         victim = session._life.hosts.pids[-1]
         stop(victim)
