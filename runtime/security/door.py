@@ -2,9 +2,10 @@
 
 ZeroMQ accepts whoever connects, keeps who says nothing, and collects the frames of a message in
 its own memory until the last one has come, however many there are. So a thread of ours watches:
-its monitor tells of connections, the kernel how many bytes came over each. Beyond the cap those
-who have not said who they are go first; who stays silent goes after a while; so does who has more
-under way than any valid message has, and who keeps sending what is not valid.
+its monitor tells of connections, the kernel how many bytes came over each: it looks often while
+much comes, and else waits for the first byte. Beyond the cap those who have not said who they are
+go first; who stays silent goes after a while; so does who has more under way than any valid message
+has, and who keeps sending what is not valid.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ STRANGER = 1 / 256
 
 _FEWEST, _MOST = 16, 4096
 _HEARTBEATS_SECONDS = 2.5  # in which a peer has at least one
+_BUSY_SECONDS = 0.02  # between looks while more comes than heartbeats
+_BUSY_BYTES = 1024  # between two looks
+_LOOKS = 1000  # at one connection, a second: each takes some 10 µs
+_WAITED_FOR = 64  # connections, of which the first byte is waited for at a time
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 _log = Log("graphflow.security")
@@ -168,11 +173,15 @@ class Door:
         poller = zmq.Poller()
         poller.register(self._monitor, zmq.POLLIN)
         poller.register(self._end.fileno(), zmq.POLLIN)
+        quiet: list[int] = []  # whose first byte is waited for; of who is gone, the monitor told
         now, seconds = monotonic(), pause(0)
         while True:
             ready = dict(poller.poll(int(seconds * 1000) if self._visitors else None))
             if self._end.fileno() in ready:
                 return
+            begun = any(each in ready for each in quiet)
+            for each in quiet:
+                poller.unregister(each)
             due, now = now + seconds, monotonic()
             if now > due + pause(0):  # this process was stopped, and could hear nobody
                 for visitor in self._visitors.values():
@@ -186,6 +195,16 @@ class Door:
                 else:
                     return  # the socket is closed
             seconds = self._look(now)
+            if begun:  # it is seen at the next look how much comes
+                seconds = min(seconds, self._busy())
+            busy = seconds < pause(0) or len(self._visitors) > _WAITED_FOR
+            quiet = [] if busy else list(self._visitors)
+            for each in quiet:
+                poller.register(each, zmq.POLLIN)
+
+    def _busy(self) -> float:
+        """Seconds between looks while more comes than heartbeats."""
+        return max(_BUSY_SECONDS, len(self._visitors) / _LOOKS)
 
     def _arrive(self, descriptor: int) -> None:
         now = monotonic()
@@ -206,10 +225,12 @@ class Door:
 
     def _look(self, now: float) -> float:
         """Look at everybody; the seconds until the next time."""
-        most = 0
+        most = came = 0
         for visitor in self._visitors.values():
+            before = visitor.received
             under_way = self._measure(visitor, now)
             most = max(most, under_way)
+            came = max(came, visitor.received - before)
             sender = self._senders.get(visitor.route or b"")
             patience = SILENCE_SECONDS if visitor.route else HANDSHAKE_SECONDS
             if sender is not None and sender.fault:
@@ -229,7 +250,7 @@ class Door:
         if beyond > 0:
             for visitor in _superfluous(list(self._visitors.values()), beyond, now):
                 self._drop(visitor, f"there are over {self._cap} connections")
-        return pause(most)
+        return min(pause(most), self._busy()) if came > _BUSY_BYTES else pause(most)
 
     def _measure(self, visitor: _Visitor, now: float) -> int:
         """The bytes that a connection has under way."""

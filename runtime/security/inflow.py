@@ -30,7 +30,7 @@ ANEW = -1
 """Messages that were taken from a connection that may have been there for a while: not known."""
 
 _LOOK_SECONDS = 0.2
-_CLOSE_LOOK_SECONDS = 0.01  # while somebody has much under way
+_CLOSE_LOOK_SECONDS = 0.005  # while somebody has much under way
 _MUCH = UNDER_WAY // 4
 _TCP_INFO_BYTES_RECEIVED = 128  # where struct tcp_info of Linux has them: 64 bits
 _NOTHING = bytes(16)  # an address of no family

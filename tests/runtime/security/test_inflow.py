@@ -75,7 +75,7 @@ def test_of_a_connection_that_may_have_been_there_for_long_only_what_comes_later
 
 def test_who_has_much_under_way_is_looked_at_often() -> None:
     assert pause(0) == pause(UNDER_WAY // 4) == 0.2
-    assert pause(UNDER_WAY // 2) == 0.01
+    assert pause(UNDER_WAY // 2) == 0.005
 
 
 def listening(context: Any, address: str) -> Listener:
