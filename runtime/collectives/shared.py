@@ -6,7 +6,9 @@ itself: nobody waits for what another does after it.
 A large one stays where it is, in memory that the others map: each rank folds its share straight
 from all ranks' tensors into its own result, and takes the others' shares from theirs. So a number
 is read and written as seldom as can be, and every rank writes to memory of its own only: whatever
-a straggler of a failed step still does harms nobody.
+a straggler of a failed step still does harms nobody. What lies in no cache is written past them.
+Two ranks then add everything by themselves: to read the other's half of the result takes as long
+as to read both tensors' halves takes them both, who read the same at the same time.
 
 Counters (`gate.py`) say how far each rank is; they only grow.
 """
@@ -22,6 +24,7 @@ from graphflow.graph import Graph, bind_attrs
 from graphflow.ops.kernels.address import address
 from graphflow.runtime.collectives.gate import LINE, Gates
 from graphflow.runtime.collectives.pieces import Array, Collective
+from graphflow.runtime.transport import bypass
 
 SMALL = 1 << 20
 """Bytes of all ranks' tensors together, up to which each rank folds everything by itself: what it
@@ -188,6 +191,9 @@ class Mapped:
         self.ranks = tuple(ranks)
         span = what.count * LINE
         self._gates = [Gates(memory[i * span : (i + 1) * span], what.count) for i in range(_STAGES)]
+        self._past = bypass.is_beyond(sum(array.nbytes for array in (*xs, *ys)))
+        self._add = _adder(what) if self._past else None
+        self._alone = what.kind == "all_reduce" and self._add is not None
         self._parts = [what.parts(rank, x) for rank, x in enumerate(xs)]
         self._places = [what.taken(rank, y) for rank, y in enumerate(ys)]
         self._use = 0
@@ -200,21 +206,42 @@ class Mapped:
         if what.reduces:
             with np.errstate(all="ignore"):
                 for rank in self.ranks:
-                    pieces = [parts[rank] for parts in self._parts]
-                    self._fold(rank, pieces, self._places[rank][rank])
+                    for share in range(what.count) if self._alone else (rank,):
+                        self._fold(share, self._places[rank][share])
             self._stage(1, wait)
         if what.kind == "reduce_scatter":
             return
-        for rank in self.ranks:
+        for rank in () if self._alone else self.ranks:
             for source, place in enumerate(self._places[rank]):
                 if what.kind != "all_reduce":
-                    parts = self._parts[source]
-                    place[...] = parts[0 if what.is_for_all else rank] if place.size else 0
+                    self._take(place, self._parts[source][0 if what.is_for_all else rank])
                 elif source != rank:
-                    place[...] = self._places[source][source]
+                    self._take(place, self._places[source][source])
         self._stage(2, wait)
 
-    def _fold(self, share: int, pieces: Sequence[Array], out: Array) -> None:
+    def _take(self, place: Array, found: Array) -> None:
+        if not place.size:
+            return
+        if self._past and _contiguous(place, found):
+            place, found = (array.reshape(-1).view(np.uint8) for array in (place, found))
+            past = bypass.turns(place)
+            bypass.copy(place[past], found[past], True)
+            for edge in _edges(past):
+                place[edge] = found[edge]
+        else:
+            place[...] = found
+
+    def _fold(self, share: int, out: Array) -> None:
+        pieces = [parts[share] for parts in self._parts]
+        if self._add is not None and _contiguous(out, *pieces):
+            out, one, other = (array.reshape(-1) for array in (out, *pieces))
+            past = bypass.turns(out)
+            swapped = self.what.order(share) == (1, 0)
+            pair = (other, one) if swapped else (one, other)
+            self._add(out[past], pair[0][past], pair[1][past])
+            for edge in _edges(past):
+                self.what.combined(share, [one[edge], other[edge]], out[edge])
+            return
         if out.ndim > 1 or (self.what.count == 2 and self.what.working == self.what.dtype):
             if out.size:
                 self.what.combined(share, pieces, out)
@@ -227,3 +254,19 @@ class Mapped:
         for rank in self.ranks:
             self._gates[stage].tell(rank, self._use)
         wait(self._gates[stage], self._use)
+
+
+def _adder(what: Collective) -> bypass.Sum | None:
+    """What adds the tensors of two ranks past the caches, if that is all there is to do."""
+    reduction = what.attrs.get("reduction")
+    if what.count != 2 or reduction not in ("sum", "mean"):
+        return None
+    return bypass.adder(what.dtype.name, halved=reduction == "mean")
+
+
+def _contiguous(*arrays: Array) -> bool:
+    return all(array.flags.c_contiguous for array in arrays)
+
+
+def _edges(inner: slice) -> tuple[slice, slice]:
+    return slice(0, inner.start), slice(inner.stop, None)

@@ -9,7 +9,7 @@ import pytest
 
 from graphflow.ops.kernels.address import fresh
 from graphflow.runtime.transport import bypass
-from graphflow.runtime.transport.bypass import STREAMED_FROM, Pace, copy
+from graphflow.runtime.transport.bypass import STREAMED_FROM, TURN, Pace, adder, copy, turns
 
 MB = 1 << 20
 
@@ -46,6 +46,50 @@ def test_several_threads_copy_at_a_time() -> None:
     for thread in threads:
         thread.join()
     assert all((t == s).all() for t, s in zip(targets, sources, strict=True))
+
+
+@pytest.mark.parametrize("halved", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_have_the_bits_of_numpy(dtype: str, halved: bool) -> None:
+    add = adder(dtype, halved=halved)
+    assert add is not None
+    rng = np.random.default_rng(0)
+    size = 64 * TURN
+    first, second = (rng.integers(0, 256, size, np.uint8).view(dtype) for _ in range(2))
+    both = np.isnan(first) & np.isnan(second)  # numpy keeps now the one's bits, now the other's
+    second[both] = first[both]
+    target = fresh(size + TURN).view(dtype)
+    target[:] = 7
+    with np.errstate(all="ignore"):
+        expected = first + second
+        if halved:
+            expected /= 2
+    add(target[:0], first[:0], second[:0])
+    assert (target == 7).all()
+    add(target[: first.size], first, second)
+    assert target[: first.size].tobytes() == expected.tobytes()
+    assert (target[first.size :] == 7).all()
+
+
+def test_of_other_dtypes_numpy_adds() -> None:
+    assert adder("int32", halved=False) is None and adder("bfloat16", halved=True) is None
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+@pytest.mark.parametrize("astray", [0, 1, 2, 7, 16, 63])
+def test_turns_begin_with_a_line_and_leave_few_elements_beside_them(
+    dtype: str, astray: int
+) -> None:
+    memory = fresh(2048).view(dtype)
+    for count in (0, 1, 5, 100, memory.size):
+        array = memory[astray:][:count]
+        inner = turns(array)
+        part = array[inner]
+        assert part.nbytes % TURN == 0
+        assert not part.size or part.ctypes.data % 64 == 0
+        assert array.nbytes - part.nbytes < TURN + 64
+    crooked = fresh(2048)[1:2041].view(dtype)
+    assert dtype == "uint8" or crooked[turns(crooked)].size == 0
 
 
 def ways(pace: Pace, copies: int, seconds: dict[bool, float]) -> list[bool]:

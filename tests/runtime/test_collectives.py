@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.op import REGISTRY
+from graphflow.ops.kernels.address import fresh
 from graphflow.ops.reduction_order import shares
 from graphflow.runtime.collectives import parcels, shared
 from graphflow.runtime.collectives.gate import Gates
@@ -21,6 +23,7 @@ from graphflow.runtime.collectives.parcels import Parcels, Post
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.collectives.shared import Mapped, Slots, ground, private
 from graphflow.runtime.messages import Parcel
+from graphflow.runtime.transport import bypass
 from graphflow.spec import TensorSpec, as_dtype, kind
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64", "bool",
@@ -155,30 +158,70 @@ def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
     assert box.arrays == {}
 
 
-@settings(max_examples=150, deadline=None)
+def in_shared_memory(what: Collective, xs: Sequence[Array], ys: Sequence[Array]) -> None:
+    """Three times, by slots where a collective is small."""
+    small = shared.is_small(what)
+    memory = private(max(1, ground(what)))
+    members = {d: [r for r, at in enumerate(what.devices) if at == d] for d in what.devices}
+    given = [xs[r] if r < len(xs) else None for r in range(what.count)]
+    seen = [np.empty(0, what.dtype) if x is None else x for x in given]
+
+    def carry(ranks: Sequence[int]) -> None:
+        way = Slots(what, ranks, memory) if small else Mapped(what, ranks, memory, seen, ys)
+        for _ in range(3):
+            if isinstance(way, Slots):
+                way.offer({r: given[r] for r in ranks})
+                way.take({r: ys[r] for r in ranks}, wait)
+            else:
+                way.run(wait)
+
+    together([partial(carry, ranks) for ranks in members.values()])
+
+
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_shared_memory_gives_the_bits_of_the_plain_kernel(data: Any) -> None:
     what, xs = collective(data.draw)
-    small = data.draw(st.booleans())
-    before = shared.SMALL
-    shared.SMALL = 1 << 20 if small else -1
-    try:
-        memory = private(max(1, ground(what)))
-        members = {d: [r for r, at in enumerate(what.devices) if at == d] for d in what.devices}
-        given = [xs[r] if r < len(xs) else None for r in range(what.count)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "SMALL", data.draw(st.sampled_from([1 << 20, -1])))
+        cache = data.draw(st.sampled_from([0, 1 << 40]))
+        patch.setattr(bypass, "_last_cache", lambda: cache)
         ys = [np.zeros(what.result(r).shape, what.dtype) for r in range(what.count)]
-        seen = [np.empty(0, what.dtype) if x is None else x for x in given]
+        in_shared_memory(what, xs, ys)
+    assert same_bits(ys, plain(what, xs))
 
-        def carry(ranks: Sequence[int]) -> None:
-            way = Slots(what, ranks, memory) if small else Mapped(what, ranks, memory, seen, ys)
-            for _ in range(3):
-                if isinstance(way, Slots):
-                    way.offer({r: given[r] for r in ranks})
-                    way.take({r: ys[r] for r in ranks}, wait)
-                else:
-                    way.run(wait)
 
-        together([partial(carry, ranks) for ranks in members.values()])
-        assert same_bits(ys, plain(what, xs))
-    finally:
-        shared.SMALL = before
+@pytest.mark.parametrize("past", [True, False])
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32"])
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_what_lies_in_no_cache_is_exchanged_with_the_same_bits(
+    name: str, dtype: str, reduction: str, algorithm: str, past: bool, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(shared, "SMALL", -1)
+    monkeypatch.setattr(bypass, "_last_cache", lambda: 0 if past else 1 << 40)
+    if name == "all_gather" or (dtype == "int32" and reduction == "mean"):
+        reduction = "sum"
+    rng = np.random.default_rng(0)
+    for shape, astray in (((1001,), 0), ((1001,), 1), ((40, 33), 5), ((3,), 0), ((0,), 0)):
+        attrs: dict[str, Any] = {"reduction": reduction, "algorithm": algorithm, "hosts": None}
+        if name == "reduce_scatter":
+            attrs |= {"axis": 0, "sizes": tuple(shares(shape[0], 2))}
+        if name == "all_gather":
+            attrs = {"axis": 0}
+        spec = TensorSpec(shape, as_dtype(dtype))
+        what = Collective(name, 0, ("/worker:0/cpu:0", "/worker:1/cpu:0"), (spec, spec), attrs)
+        xs = [numbers(rng, spec) for _ in range(2)]
+        if dtype.startswith("float"):
+            for x, sign in zip(xs, (1, -1), strict=True):
+                x.reshape(-1)[:: 7 + sign] = np.nan
+                x.reshape(-1)[1::9] = np.inf * sign
+        ys = []
+        for rank in range(2):
+            result = what.result(rank)
+            count = int(np.prod(result.shape))
+            room = fresh((count + astray) * what.dtype.itemsize).view(what.dtype)
+            ys.append(room[astray:].reshape(result.shape))
+        in_shared_memory(what, xs, ys)
+        assert same_bits(ys, plain(what, xs)), shape
