@@ -276,7 +276,17 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that `configure` finds the one that it installed before."""
+    """Ours, so that `configure` finds the one that it installed before; of its own accord it writes
+    to what stderr is by then, which notebooks and test runners replace."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__(stream)
+        self._follows = stream is None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._follows and sys.stderr is not None:
+            self.stream = sys.stderr
+        super().emit(record)
 
 
 def configure(format: str = "text", level: str = "info", stream: TextIO | None = None) -> None:
@@ -297,7 +307,7 @@ def configure(format: str = "text", level: str = "info", stream: TextIO | None =
     root = logging.getLogger("graphflow")
     for handler in [each for each in root.handlers if isinstance(each, _Handler)]:
         root.removeHandler(handler)
-    handler = _Handler(stream or sys.stderr)
+    handler = _Handler(stream)
     handler.setFormatter(JsonFormat() if format == "json" else TextFormat())
     root.addHandler(handler)
     root.setLevel(level.upper())

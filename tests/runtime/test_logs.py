@@ -38,6 +38,16 @@ def written(format: str = "text", level: str = "debug") -> io.StringIO:
     return stream
 
 
+def test_stderr_is_what_it_is_when_something_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    configure()
+    for _ in range(2):
+        stream = io.StringIO()
+        monkeypatch.setattr("sys.stderr", stream)
+        LOG.tell("worker.lost", session="s1")
+        assert "worker.lost session=s1" in stream.getvalue()
+        stream.close()
+
+
 def test_an_event_is_one_line_of_names_and_values() -> None:
     stream = written()
     LOG.tell("worker.lost", reason="its process ended", session="s1", worker=1)
