@@ -7,8 +7,8 @@ A large one stays where it is, in memory that the others map: each rank folds it
 from all ranks' tensors into its own result, and takes the others' shares from theirs. So a number
 is read and written as seldom as can be, and every rank writes to memory of its own only: whatever
 a straggler of a failed step still does harms nobody. What lies in no cache is written past them.
-Two ranks then add everything by themselves: to read the other's half of the result takes as long
-as to read both tensors' halves takes them both, who read the same at the same time.
+Two ranks then add everything by themselves: they read the same numbers at about the same time,
+which takes no longer than to fetch the other's half of the result.
 
 Counters (`gate.py`) say how far each rank is; they only grow.
 """
