@@ -88,6 +88,34 @@ def served(context: Any) -> Iterator[Served]:
     made.close()
 
 
+@pytest.fixture
+def late_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monitor tells of connections half a second late."""
+    arrive = door.Door._arrive
+
+    def late(self: door.Door, descriptor: int) -> None:
+        time.sleep(0.5)
+        arrive(self, descriptor)
+
+    monkeypatch.setattr(door.Door, "_arrive", late)
+
+
+@pytest.fixture
+def listener(context: Any) -> Iterator[Listener]:
+    """Read by the test."""
+    made = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def channel(context: Any, listener: Listener) -> Iterator[Channel]:
+    """To the listener."""
+    made = Channel(context, listener.address, insecure=False, watch=True)
+    yield made
+    made.close()
+
+
 def test_those_who_say_nothing_make_room_for_who_does(served: Served, context: Any) -> None:
     channel = Channel(context, served.listener.address, insecure=False, watch=True)
     channel.send([b"hello"])
@@ -219,35 +247,21 @@ def test_a_flood_is_seen_from_its_first_byte_on(
     channel.close()
 
 
-def test_large_messages_that_wait_to_be_read_end_nothing(context: Any) -> None:
-    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
-    channel = Channel(context, listener.address, insecure=False, watch=True)
+def test_large_messages_that_wait_to_be_read_end_nothing(
+    listener: Listener, channel: Channel
+) -> None:
     for _ in range(120):
         channel.send([b"head", bytes(CHUNK_BYTES)])
     time.sleep(1.0)  # nobody reads
     for _ in range(120):
         assert len(wait_for(listener.receive)[1]) == 2
     assert channel.changes() == [True]
-    channel.close()
-    listener.close()
-
-
-def be_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The monitor's news of connections comes half a second late."""
-    arrive = door.Door._arrive
-
-    def late(self: door.Door, descriptor: int) -> None:
-        time.sleep(0.5)
-        arrive(self, descriptor)
-
-    monkeypatch.setattr(door.Door, "_arrive", late)
 
 
 def test_a_monitor_that_is_late_takes_no_honest_peer_for_another(
-    context: Any, monkeypatch: pytest.MonkeyPatch
+    late_news: None, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under load the first messages of a connection come before the news of the connection."""
-    be_late(monkeypatch)
     monkeypatch.setattr(door, "UNDER_WAY", 1 << 20)
     served = Served(context)
     channel = Channel(context, served.listener.address, insecure=False, watch=True)
@@ -274,10 +288,8 @@ def test_frames_beyond_those_of_a_valid_message_are_passed_over_in_turns(
 
 
 def test_who_keeps_sending_what_is_not_valid_is_dropped(
-    context: Any, monkeypatch: pytest.MonkeyPatch
+    listener: Listener, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
-    channel = Channel(context, listener.address, insecure=False, watch=True)
     monkeypatch.setattr(door, "monotonic", lambda: -7e3)  # below 0, as clocks that are shifted
     for _ in range(int(door.STRIKES)):
         channel.send([b"nonsense"])
@@ -291,30 +303,22 @@ def test_who_keeps_sending_what_is_not_valid_is_dropped(
     assert again != route
     listener.door.blame(again, "too large", door.STRIKES)
     wait_for(lambda: False in channel.changes())
-    channel.close()
-    listener.close()
 
 
 def test_who_is_blamed_before_the_monitor_tells_of_the_connection_is_dropped(
-    context: Any, monkeypatch: pytest.MonkeyPatch
+    late_news: None, listener: Listener, channel: Channel
 ) -> None:
-    be_late(monkeypatch)
-    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
-    channel = Channel(context, listener.address, insecure=False, watch=True)
     channel.send([b"too much"])
     route, _, _ = wait_for(listener.receive)
     assert listener.door.visitors == 0
     listener.door.blame(route, "too large", door.STRIKES)
     wait_for(lambda: False in channel.changes())
-    channel.close()
-    listener.close()
 
 
 def test_who_comes_is_not_taken_for_who_had_the_descriptor_before(
-    context: Any, monkeypatch: pytest.MonkeyPatch
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door, "pause", lambda _: SECONDS)  # a look is only at who comes and goes
-    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
     brief = shaken(listener.address)
     wait_for(lambda: listener.door.visitors == 1)
     brief.sendall(b"\x00\x08nonsense")
@@ -331,14 +335,11 @@ def test_who_comes_is_not_taken_for_who_had_the_descriptor_before(
     assert not closed(silent, 0.5)
     for each in (silent, other):
         each.close()
-    listener.close()
 
 
 def test_what_is_not_valid_is_forgiven_with_time_and_what_is_of_no_use_counts_little(
-    context: Any, monkeypatch: pytest.MonkeyPatch
+    listener: Listener, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
-    channel = Channel(context, listener.address, insecure=False, watch=True)
     channel.send([b"hello"])
     route, _, _ = wait_for(listener.receive)
     now = time.monotonic()
@@ -352,8 +353,6 @@ def test_what_is_not_valid_is_forgiven_with_time_and_what_is_of_no_use_counts_li
     for _ in range(int((door.STRIKES + 2) / door.STRANGER)):
         listener.doubt(route)
     wait_for(lambda: False in channel.changes())
-    channel.close()
-    listener.close()
 
 
 def test_the_cap_follows_the_limit_on_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
