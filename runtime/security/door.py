@@ -74,8 +74,8 @@ class _Visitor:
 class _Sender:
     """Whom messages come from, by their route."""
 
-    descriptor: int  # of the connection; -1: not known
-    peer: Any  # its address, as a visitor's
+    descriptor: int = -1  # of the connection; -1: not known
+    peer: Any = None  # its address, as a visitor's
     messages: int = 1
     strikes: float = 0.0
     struck: float = -inf  # when, last
@@ -134,7 +134,7 @@ class Door:
                 del self._senders[each]
         with Connection(descriptor) as connection:
             peer = connection.peer
-        sender = self._senders.setdefault(route, _Sender(descriptor, peer))
+        sender = self._senders.setdefault(route, _Sender())
         sender.descriptor, sender.peer = -1 if peer is None else descriptor, peer
         if peer is not None:
             self._routes[descriptor] = route

@@ -127,12 +127,9 @@ def adder(dtype: str, *, halved: bool) -> Sum | None:
     if scalar is None:
         return None
     vector = f"<{_LINE // np.dtype(dtype).itemsize} x {scalar}>"
-    lines = [f"  %line@ = fadd {vector} %first@, %second@"]
+    lines = [f"  %{'sum' if halved else 'line'}@ = fadd {vector} %first@, %second@"]
     if halved:
-        lines = [
-            f"  %sum@ = fadd {vector} %first@, %second@",
-            f"  %line@ = fmul {vector} %sum@, splat ({scalar} 5.0e-1)",
-        ]
+        lines.append(f"  %line@ = fmul {vector} %sum@, splat ({scalar} 5.0e-1)")
     native = _compiled(("first", "second"), vector, lines)
 
     def add(target: Array, first: Array, second: Array) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -192,17 +193,21 @@ def test_shared_memory_gives_the_bits_of_the_plain_kernel(data: Any) -> None:
 
 
 @pytest.mark.parametrize("past", [True, False])
-@pytest.mark.parametrize("algorithm", ["auto", "ring"])
-@pytest.mark.parametrize("reduction", ["sum", "mean", "max"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32"])
-@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather"])
+@pytest.mark.parametrize(
+    ("name", "reduction", "algorithm"),
+    [
+        ("all_gather", "", ""),
+        *product(("all_reduce", "reduce_scatter"), ("sum", "mean", "max"), ("auto", "ring")),
+    ],
+)
 def test_what_lies_in_no_cache_is_exchanged_with_the_same_bits(
     name: str, dtype: str, reduction: str, algorithm: str, past: bool, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(shared, "SMALL", -1)
     monkeypatch.setattr(bypass, "_last_cache", lambda: 0 if past else 1 << 40)
-    if name == "all_gather" or (dtype == "int32" and reduction == "mean"):
-        reduction = "sum"
+    if dtype == "int32" and reduction == "mean":
+        pytest.skip("integers have no mean")
     rng = np.random.default_rng(0)
     for shape, astray in (((1001,), 0), ((1001,), 1), ((40, 33), 5), ((3,), 0), ((0,), 0)):
         attrs: dict[str, Any] = {"reduction": reduction, "algorithm": algorithm, "hosts": None}
