@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,6 +35,7 @@ class Lifetime:
     Attributes:
         lock: held while anything is done.
         queued: what is done later.
+        computing: threads that compute parts of steps here.
         drain: what happens at SIGTERM, if the session does anything about it.
         stream: that has begun steps ahead.
         hosts, server, deployment, steps, recovery: what there is once the session is open.
@@ -51,6 +52,7 @@ class Lifetime:
         self.queued = Queued()
         self.drain = Drain(self.lock, self._leave) if saves else None
         self.stream: Stream | None = None
+        self.computing: Set[int] = frozenset()
         self._closed = False
         self._process = os.getpid()
 
@@ -73,10 +75,26 @@ class Lifetime:
             SystemExit: SIGTERM came meanwhile.
         """
         self.hosts, self.server, self.recovery = hosts, server, recovery
+        self.computing = hosts.computing
         self.deployment, self.steps = deployment, deployment.steps
         hosts.on_draining(self._retreat)
         if self.drain is not None:
             self.drain.opened()
+
+    def check_turn(self) -> None:
+        """Whether this thread is at nothing in the session: who comes from within a step would
+        compute in its memory, and change the state under it, or wait for it without an end.
+
+        Raises:
+            SessionError: it is.
+        """
+        if self.lock._is_owned() or threading.get_ident() in self.computing:
+            raise SessionError(
+                "the session is used from within itself: by a function of gf.host_call, a signal "
+                "handler or a finalizer, while a step or another call runs on this thread. Feed "
+                "the step what it needs, and have a handler only note that it was called: the "
+                "session is free again between two steps"
+            )
 
     @contextmanager
     def held(self, *, looks: bool = False) -> Iterator[None]:
@@ -85,6 +103,7 @@ class Lifetime:
         Args:
             looks: nothing that was begun ahead minds what is done.
         """
+        self.check_turn()
         with self.lock:
             self.check(keep=self.stream if looks else None)
             yield

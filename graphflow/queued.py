@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from graphflow.runtime.session_state import note_thread
+
 
 class Queued:
     """What is queued in a session.
@@ -25,7 +27,7 @@ class Queued:
         """Run something when what was put before it is done; by who holds the lock."""
         if self._runner is None:
             # The thread keeps what it begins with: not this, or it would outlive its session.
-            begin = partial(_note_thread, self._threads)
+            begin = partial(note_thread, self._threads)
             self._runner = ThreadPoolExecutor(1, "graphflow-session", initializer=begin)
         return self._runner.submit(run, *arguments)
 
@@ -34,7 +36,3 @@ class Queued:
         if self._runner is not None:
             waits = wait and threading.get_ident() not in self._threads
             self._runner.shutdown(wait=waits, cancel_futures=True)
-
-
-def _note_thread(threads: set[int]) -> None:
-    threads.add(threading.get_ident())

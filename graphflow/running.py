@@ -75,6 +75,7 @@ class Running:
         life, thread, is_dropped = self._life, 0, False
         try:
             for number in range(1, count + 1):
+                stream.take()
                 with life.lock:
                     life.check(keep=stream)
                     life.stream, thread = stream, threading.get_ident()

@@ -14,6 +14,7 @@ import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -194,6 +195,8 @@ class Session:
             NonFiniteError: with `check_finite`, the same, for a result that is not finite.
         """
         life = self._life
+        if self._lock._is_owned() or get_ident() in life.computing:
+            life.check_turn()
         if steps is not None:
             life.check()
             check_stream(feeds, steps)
@@ -240,6 +243,7 @@ class Session:
                 future, as all other errors.
         """
         life = self._life
+        life.check_turn()
         life.check()
         flatten(fetches)
         copies = {node.outputs[0]: np.array(a) for node, a in convert_all(feeds).items()}
@@ -306,6 +310,7 @@ class Session:
         Raises:
             SessionError: the fetches have not run yet.
         """
+        self._life.check_turn()
         with self._lock:
             compiled = self._ran(fetches)
             if compiled is None:

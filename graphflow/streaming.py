@@ -106,13 +106,31 @@ class Stream:
         self._free = False  # steps need not wait for each other
         self._wary = 1  # small steps to be seen before more than `DEPTH` are under way
         self._taken = 0  # feeds, from the iterator
+        self._fresh: list[Any] = []  # feeds, or steps with theirs, that are in no window yet
         self._window: deque[_Step] = deque()
         self._astray = False  # workers may have a step that is not in the window: Ctrl-C came then
         self._usual: _Usual | None = None
         self._bindings: dict[Any, dict[str, int]] = {}  # of shapes that ran: they are prepared
 
+    def take(self) -> None:
+        """Takes the feeds of the next step, and of those that are to be begun ahead. The iterator
+        is the user's, and may wait for others who use the session: so by who does not hold it."""
+        compiled = self._compiled()
+        if not self._gains(compiled):
+            if not self._window and not self._fresh:
+                self._fresh.append(self._feed())
+            return
+        fresh, window = self._fresh, self._window
+        while self._taken < self._count and len(fresh) + len(window) < self._depth:
+            last = fresh[-1] if fresh else window[-1] if window else None
+            if last is not None and isinstance(last.given, Exception):
+                return  # the stream ends there, when it is its turn
+            fresh.append(step := self._as_step(self._feed(), copied=True))
+            if not isinstance(step.given, Exception):
+                self._weigh(step.given, ())
+
     def step(self, number: int) -> list[Any]:
-        """The values of the next step, the `number`-th from 1.
+        """The values of the next step, the `number`-th from 1, whose feeds were taken.
 
         Raises:
             FeedError: its feeds are wrong, or there are none; the step is named.
@@ -120,7 +138,8 @@ class Stream:
         """
         if (values := self._quickly()) is not None:
             return values
-        self._fill()
+        self._window += [self._as_step(each, copied=False) for each in self._fresh]
+        self._fresh.clear()
         step = self._window[0]
         if isinstance(step.given, Exception):
             raise step.given
@@ -146,15 +165,14 @@ class Stream:
 
     def _quickly(self) -> list[Any] | None:
         """The values of the next step, if it can be run by itself and by the short way."""
-        if self._window or self._gains(self._compiled()):
+        if self._window or isinstance(self._fresh[0], _Step):
             return None
-        feeds = self._feed()
-        compiled = self._compiled()  # the iterator of feeds may have done anything
-        if compiled is not None and not isinstance(feeds, _Step):
+        compiled = self._compiled()
+        if compiled is not None:
             with suppress(FeedError):  # the long way says of which step
-                if (values := self._shortly(compiled, feeds)) is not None:
+                if (values := self._shortly(compiled, self._fresh[0])) is not None:
+                    self._fresh.clear()
                     return values
-        self._window.append(self._as_step(feeds, copied=False))
         return None
 
     def _decide(self, step: _Step) -> list[Any] | None:
@@ -182,16 +200,6 @@ class Stream:
         for step in begun:
             step.begun = None
         self._astray = False
-
-    def _fill(self) -> None:
-        """Takes feeds of coming steps."""
-        ahead = self._gains(self._compiled())
-        while self._taken < self._count and len(self._window) < (self._depth if ahead else 1):
-            if self._window and isinstance(self._window[-1].given, Exception):
-                break  # the stream ends there, when it is its turn
-            self._window.append(step := self._as_step(self._feed(), copied=ahead))
-            if not isinstance(step.given, Exception):
-                self._weigh(step.given, ())
 
     def _gains(self, compiled: Compiled | None) -> bool:
         """Whether steps are begun ahead."""

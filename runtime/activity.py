@@ -55,15 +55,16 @@ class Activity:
             self.step = step
         self._job = (job, step, time.monotonic())
 
-    def end(self, job: Any, step: int, outcome: Any) -> None:
-        """The job that started is over; its outcome is an exception if it failed."""
+    def end(self, job: Any, step: int, outcome: Any, *, cancelled: bool = False) -> None:
+        """The job that started is over; its outcome is an exception if it failed, which it may have
+        because its coordinator `cancelled` the step."""
         assert self._job is not None
         now = time.monotonic()
         seconds = now - self._job[2]
         self._job = None
         failed = isinstance(outcome, BaseException)
         if type(job) is Compute:
-            self._computed(step, seconds, outcome if failed else None)
+            self._computed(step, seconds, outcome if failed else None, cancelled)
         elif type(job) is Commit and not failed:
             self.commits()
         elif isinstance(job, Abort) and not failed:
@@ -82,16 +83,20 @@ class Activity:
     def _count_commits(self, commits: Sequence[None]) -> None:
         self._meters.add("graphflow_steps_total", len(commits), "committed")
 
-    def _computed(self, step: int, seconds: float, error: BaseException | None) -> None:
+    def _computed(
+        self, step: int, seconds: float, error: BaseException | None, cancelled: bool
+    ) -> None:
         self.last_seconds = seconds
         self._meters.later(self._count_computed, seconds)
         if error is None:
             if _log.hears("step.computed"):
                 _log.tell("step.computed", session=self.session, step=step, seconds=seconds)
             return
-        self._meters.add("graphflow_steps_total", 1, "failed")
+        if not cancelled:  # else it counts when it is told to abort
+            self._meters.add("graphflow_steps_total", 1, "failed")
         _log.tell(
-            "step.failed", session=self.session, step=step, seconds=seconds,
+            "step.cancelled" if cancelled else "step.failed",
+            session=self.session, step=step, seconds=seconds,
             error=type(error).__name__, reason=str(error),
         )  # fmt: skip
 

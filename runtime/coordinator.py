@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
@@ -99,6 +99,8 @@ class RemoteHosts(Members):
     can_be_lost = True
 
     begins = True
+
+    computing: Set[int] = frozenset()
 
     def __init__(
         self,

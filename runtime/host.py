@@ -8,7 +8,7 @@ one from there comes in through `deliver`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from time import monotonic
 from typing import Any
 
@@ -72,6 +72,10 @@ class Host:
         self._sessions[session] = SessionState(session, self.worker, backends, self._outbox)
         if self._alone:
             one_thread().__enter__()
+
+    def computing(self, session: str) -> Set[int]:
+        """The threads of a session that compute parts of steps, beside the one that asks."""
+        return self._sessions[session].computing
 
     def close(self, session: str) -> None:
         """Forget a session, its programs and its state; its threads end."""

@@ -267,10 +267,11 @@ class HostedSession:
             run = self._next()
             job, step = run.job, run.step
             self.activity.begin(job, step)
+            cancelled = False
             try:
                 outcome = self._do(run)
             except BaseException as error:  # the coordinator is told, whatever it was
-                outcome = error
+                outcome, cancelled = error, step <= self._cancelled
             # Nobody waits for these, and waking the I/O thread costs more than most commits. What
             # writes a file reports from a thread of its own.
             if outcome is not None or type(job) not in _SILENT:
@@ -278,7 +279,7 @@ class HostedSession:
             if self._commits:
                 self._commits = 0
                 self.activity.commits()
-            self.activity.end(job, step, outcome)
+            self.activity.end(job, step, outcome, cancelled=cancelled)
             self._done += 1
             if type(job) is Close:
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,11 +60,13 @@ class Hosts(Protocol):
     Attributes:
         can_be_lost: whether they are other processes.
         begins: whether a step may begin before the one before it is decided.
+        computing: threads of this process that compute parts of steps, beside the one that asks.
         meters: what is counted of the session.
     """
 
     can_be_lost: bool
     begins: bool
+    computing: Set[int]
     meters: Meters
 
     @property
@@ -167,6 +169,7 @@ class LocalHosts:
         self.meters = Meters()
         self._host = Host(0, devices, threads, _no_other_worker)
         self._host.open("")
+        self.computing = self._host.computing("")
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
         for each in partitions.values():

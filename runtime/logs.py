@@ -73,6 +73,9 @@ EVENTS: Mapping[str, Event] = {
     "step.failed": _event(
         _W, "a worker's part of a step failed", "session step seconds error reason"
     ),
+    "step.cancelled": _event(
+        _D, "a worker gave a step up, as it was told to", "session step seconds error reason"
+    ),
     "answer.unsent": _event(_W, "an answer cannot travel", "session reason", limit=5),
     # Coordinators
     "cluster.waiting": _event(_I, "workers have not answered yet", "session seconds workers"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import field
+from functools import partial
+from threading import get_ident
 from time import monotonic, monotonic_ns
 from typing import Any
 
@@ -95,9 +97,13 @@ class SessionState:
         self._departures: list[tuple[int, int]] | None = None
         self._traced = False
         self._committed: list[Span] = []  # of the last commit; told with the next step
+        self.computing: set[int] = set()
         self._threads: ThreadPoolExecutor | None = None
         if len(backends) > 1:
-            self._threads = ThreadPoolExecutor(len(backends) - 1, f"graphflow-{worker}")
+            self._threads = ThreadPoolExecutor(
+                len(backends) - 1, f"graphflow-{worker}",
+                initializer=partial(note_thread, self.computing),
+            )  # fmt: skip
 
     def keep_by(self, keep: Keep | None) -> None:
         """Where results go, those of steps and of `read`."""
@@ -419,3 +425,8 @@ def _check(variable: str, current: Any, shape: Sequence[Any], dtype: Any) -> Non
         raise VariableError(
             f"variable {variable!r} is {current.dtype}{current.shape}, not {dtype}{shape}"
         )
+
+
+def note_thread(threads: set[int]) -> None:
+    """A thread's first act: so that it is known later as one of these."""
+    threads.add(get_ident())

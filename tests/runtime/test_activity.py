@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graphflow.errors import NotAuthorised, OpError
+from graphflow.errors import NotAuthorised, OpError, SessionError
 from graphflow.runtime.activity import Activity, SessionActivity
 from graphflow.runtime.clock import Clock
 from graphflow.runtime.messages import (
@@ -101,13 +101,17 @@ def test_a_sessions_jobs_are_counted_and_shown() -> None:
     mine.end(COMPUTE, 9, OpError("it failed"))
     mine.begin(Abort("OpError", "it failed"), 9)
     mine.end(Abort("OpError", "it failed"), 9, None)
+    mine.begin(COMPUTE, 10)
+    mine.end(COMPUTE, 10, SessionError("step 10 was cancelled"), cancelled=True)
+    mine.begin(Abort("SessionError", "step 10 was cancelled"), 10)
+    mine.end(Abort("SessionError", "step 10 was cancelled"), 10, None)
     mine.begin(Forget(2, ["q"], []), 0)
     mine.end(Forget(2, ["q"], []), 0, None)
     told = mine.report()
     assert (told["committed"], told["programs"], told["epoch"], told["worker"]) == (2, 1, 3, 1)
     assert told["steps_per_second"] > 0
     outcomes = meters.series("graphflow_steps_total")
-    assert outcomes == {("committed",): 2, ("aborted",): 1, ("failed",): 1}
+    assert outcomes == {("committed",): 2, ("aborted",): 2, ("failed",): 1}
 
 
 def test_tensors_are_counted_by_edge_and_words_about_them_by_kind() -> None:
