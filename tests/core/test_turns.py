@@ -116,7 +116,8 @@ def test_feeds_may_wait_for_others_who_use_the_session(cluster: Callable[[], Any
         def feeds() -> Iterator[Any]:
             for i in range(12):
                 later = s.run_async(prepared, {x: np.full(3, i / 8, "float32")})
-                assert np.array_equal(array := ready.get(timeout=20), later.result(20))
+                array = ready.get(timeout=20)
+                assert np.array_equal(later.result(20), array)
                 assert np.array_equal(s.run(prepared, {x: np.full(3, i / 8, "float32")}), array)
                 yield {x: array}
 
