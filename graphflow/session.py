@@ -72,7 +72,8 @@ class Session:
         cluster: None for this process; a `Cluster`; or the path of a cluster file.
         plan: a plan to place the first fetches by; what runs later is planned around it.
         placer: name of the placement algorithm.
-        deadline: seconds that a step may take.
+        deadline: seconds that a step may take. Where this process computes it, loops and waits
+            between devices are given up then; an op that computes is waited for.
         ops: names of modules with ops of your own, or functions for `gf.host_call`. Workers import
             them if they were started with `--allow-ops`; those that the session starts itself
             allow just these.
