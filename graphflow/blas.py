@@ -17,28 +17,30 @@ class _OneThread:
     def __init__(self) -> None:
         from threadpoolctl import ThreadpoolController  # scans loaded libraries: once, when needed
 
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before: list[int] = []
+        self._lock = threading.RLock()
+        # What each who is inside puts back: None but for the first. A signal's handler that runs a
+        # session comes between any two lines here, and has to leave everything as it found it.
+        self._before: list[list[int] | None] = []
         controllers = ThreadpoolController().lib_controllers
         self._blas = [c for c in controllers if c.user_api == "blas"]
 
     def __enter__(self) -> None:
         with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._before = [c.get_num_threads() for c in self._blas]
-                self._set([1] * len(self._blas))
+            before = None
+            if not self._before:
+                before = [c.get_num_threads() for c in self._blas]
+                self._set(before, [1] * len(before))
+            self._before.append(before)
 
     def __exit__(self, *exception: object) -> None:
         with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._set(self._before)
+            before = self._before.pop()
+            if before is not None:
+                self._set(before, before)
 
-    def _set(self, counts: list[int]) -> None:
-        for blas, before, count in zip(self._blas, self._before, counts, strict=True):
-            if before != 1:
+    def _set(self, before: list[int], counts: list[int]) -> None:
+        for blas, many, count in zip(self._blas, before, counts, strict=True):
+            if many != 1:
                 blas.set_num_threads(count)
 
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from tests.nurseries import Nurseries
 
-# The same examples on every run and machine, and no judgement by the clock. Since they are the same,
-# more of them find nothing that the first run did not.
+# The same examples on every run and machine, and no judgement by the clock. Since they are the
+# same, more of them find nothing that the first run did not.
 # To look for new ones: pytest --hypothesis-profile=explore
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT, derandomize=True, max_examples=60)

@@ -1,5 +1,6 @@
 """BLAS has one thread wherever a graph's values are computed, and its own number afterwards."""
 
+import signal
 from typing import Any
 
 import numpy as np
@@ -54,3 +55,24 @@ def test_a_step_that_fails_gives_the_threads_back() -> None:
     with gf.Session(gf.Cluster.here()) as s, pytest.raises(gf.errors.OpError):
         s.run(gf.linalg.inv(x), {x: np.zeros((3, 3))})
     assert _threads() == {2}
+
+
+def test_a_handler_that_comes_in_between_waits_for_nobody_and_changes_no_number() -> None:
+    seen = []
+
+    def handler(*_: Any) -> None:
+        with one_thread():
+            seen.append(_threads())
+        signal.setitimer(signal.ITIMER_REAL, 1e-3)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 1e-3)
+    try:
+        while len(seen) < 200:
+            with one_thread():
+                pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert _threads() == {2}
+    assert seen == [{1}] * 200
