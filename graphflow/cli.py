@@ -467,13 +467,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             typer.echo(f"graphflow: cannot write its output: {error}", err=True)
         return 1
     except Exception as error:
-        return _usage(error)
+        return _usage(error, sys.argv[1:] if arguments is None else arguments)
     if code == INTERRUPTED:  # typer of today returns it where that of yesterday raised
         typer.echo("interrupted", err=True)
     return code
 
 
-def _usage(error: Exception) -> int:
+def _usage(error: Exception, arguments: Sequence[str]) -> int:
     """One line for an error of the command line parser, which typer may bring along or import."""
     message = getattr(error, "format_message", None)
     if message is None:
@@ -482,9 +482,21 @@ def _usage(error: Exception) -> int:
         typer.echo(message())
         return 2
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "graphflow"
+    command = context.command_path if context is not None else _command(arguments)
     typer.echo(f"{command}: {message()} (see {command} --help)", err=True)
     return 2
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The command that arguments name: an option without its value does not say whose it is."""
+    found, names = typer.main.get_command(app), ["graphflow"]
+    for name in arguments:
+        commands = getattr(found, "commands", {})
+        if name not in commands:
+            break
+        found = commands[name]
+        names.append(name)
+    return " ".join(names)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,27 @@ def test_a_wrong_argument_gets_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["plan", "-o"], "graphflow plan"),
+        (["plan", "model.py:y", "--output"], "graphflow plan"),
+        (["status", "--timeout"], "graphflow status"),
+        (["keys", "new", "q", "--role"], "graphflow keys new"),
+    ],
+    ids=str,
+)
+def test_an_option_without_its_value_points_to_the_help_of_its_command(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], command: str
+) -> None:
+    option = arguments[-1]
+    assert run(capsys, *arguments) == (
+        2,
+        "",
+        f"{command}: Option '{option}' requires an argument. (see {command} --help)\n",
+    )
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--shape", "z=1"], "there are x"),
