@@ -24,6 +24,7 @@ from graphflow.placement.devices import (
     Device,
     Link,
     Worker,
+    check_most,
     check_whole,
     local_kind,
 )
@@ -32,9 +33,6 @@ from graphflow.placement.ports import Port
 from graphflow.placement.products import product
 from graphflow.quantities import counted
 from graphflow.values import dataclass
-
-MOST = 1024
-"""Devices of a cluster, each of which has a link to each other."""
 
 Kind = Literal["here", "local", "remote", "hypothetical"]
 
@@ -112,15 +110,12 @@ class Cluster:
 
         Raises:
             DeviceError: a malformed name, or a GPU that this host does not have.
-            ClusterError: fewer than one worker, more than `MOST` devices, a time that is not
+            ClusterError: fewer than one worker, more than 1024 devices, a time that is not
                 positive.
         """
         check_whole("workers", workers)
-        if workers * max(1, len(devices)) > MOST:
-            raise ClusterError(
-                f"local: {workers} workers of {len(devices)} devices are more than {MOST} devices, "
-                "the most that a cluster has; give fewer workers"
-            )
+        count = max(1, len(devices))
+        check_most(f"local: {workers} workers of {counted(count, 'device')} are", workers * count)
         made = tuple(
             _worker_on_this_host(i, devices, threads, processes=workers) for i in range(workers)
         )
@@ -179,8 +174,8 @@ class Cluster:
                 devices share it. Products have their usual link inside a host.
 
         Raises:
-            ClusterError: an unknown product or link (suggests one), or a number that is missing or
-                without sense.
+            ClusterError: an unknown product or link (suggests one), more than 1024 devices, or a
+                number that is missing or without sense.
             DeviceError: a malformed name of a device.
         """
         from graphflow.placement.topology import Cable, Host, connect, device_names, short_name
@@ -191,6 +186,8 @@ class Cluster:
         check_whole("workers", workers)
         assert isinstance(workers, int)
         entries = device_names(_listed(devices))
+        told = f"{counted(workers, 'host')} of {counted(len(entries), 'device')}"
+        check_most(f"hypothetical: {told} are", workers * len(entries))
         if launch is None and None in (known for _, known in entries):
             launch = 5e-6
         given: dict[str, Any] = {"flops": flops, "bandwidth": bandwidth, "launch": launch}

@@ -53,8 +53,8 @@ from typing import Any, NoReturn
 
 from graphflow.arguments import meant
 from graphflow.errors import ClusterError, DeviceError
-from graphflow.placement.cluster import MOST, Cluster
-from graphflow.placement.devices import CLIENT, Device, Link, Worker, local_kind
+from graphflow.placement.cluster import Cluster
+from graphflow.placement.devices import CLIENT, MOST, Device, Link, Worker, local_kind
 from graphflow.placement.host import device_memory
 from graphflow.placement.products import product
 from graphflow.placement.topology import short_name

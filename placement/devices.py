@@ -17,6 +17,8 @@ from graphflow.values import dataclass
 
 CLIENT = "/client"
 """The process of the session, which feeds and fetches."""
+MOST = 1024
+"""Devices of a cluster, each of which has a link to each other."""
 
 _DEVICE = re.compile(r"/worker:(0|[1-9]\d*)/(cpu|gpu):(0|[1-9]\d*)")
 _LOCAL = re.compile(r"(cpu|gpu):(0|[1-9]\d*)")
@@ -175,6 +177,14 @@ def check_whole(what: str, value: object) -> None:
         raise ClusterError(f"{what} must be a whole number >= 1, not {value!r}")
     if value.bit_length() > 63:
         raise ClusterError(f"{what} has {value.bit_length()} bits; it must be less than 2**63")
+
+
+def check_most(what: str, devices: int) -> None:
+    """Raises ClusterError unless a cluster may have so many devices."""
+    if devices > MOST:
+        raise ClusterError(
+            f"{what} more than {MOST} devices, the most that a cluster has; give fewer"
+        )
 
 
 def check_number(what: str, value: object, *, zero: bool) -> None:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphflow.errors import ClusterError
+from graphflow.placement.devices import MOST, Link, Worker, check_most
 from graphflow.placement.ports import Port
 from graphflow.placement.products import Product, product, wire
 from graphflow.values import dataclass
 
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
-    from graphflow.placement.devices import Link, Worker
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Host:
         return tuple(device.name for worker in self.workers for device in worker.devices)
 
 
+_DIGITS = 18  # of a count: int() refuses thousands
 _NAMED = re.compile(r"(?:(\d+)\s*[x×*]\s*)?(?:(\d+)\s*[x×*]\s*)?(\S.*)")
 
 
@@ -89,12 +90,14 @@ def short_name(text: str) -> tuple[int, int, str]:
     """Hosts, devices of each and product of "2x8xh100", "8xh100" or "h100".
 
     Raises:
-        ClusterError: no such form, a count of 0, or an unknown product.
+        ClusterError: no such form, a count of 0 or beyond counting, or an unknown product.
     """
     match = _NAMED.fullmatch(str(text).strip())
     if match is None:
         raise ClusterError(f"{text!r} is not of the form '8xh100' or '2x8xh100'")
     first, second, name = match.groups()
+    if any(len(count or "") > _DIGITS for count in (first, second)):
+        check_most(f"{text[:_DIGITS] + '…'!r} is", MOST + 1)
     counts = (int(first or 1), int(second)) if second else (1, int(first or 1))
     if 0 in counts:
         raise ClusterError(f"{text!r} holds no device; counts are at least 1")
@@ -104,6 +107,9 @@ def short_name(text: str) -> tuple[int, int, str]:
 def device_names(entries: Sequence[str]) -> list[tuple[str, str | None]]:
     """(local name, product) of entries such as "cpu:0", "h100" or "8xh100": products are numbered
     as GPUs, in turn.
+
+    Raises:
+        ClusterError: as `short_name` does, or an entry is more devices than a cluster has.
     """
     made: list[tuple[str, str | None]] = []
     gpus = sum(1 for entry in entries if str(entry).startswith("gpu:"))
@@ -112,6 +118,7 @@ def device_names(entries: Sequence[str]) -> list[tuple[str, str | None]]:
             made.append((entry, None))
             continue
         hosts, count, name = short_name(entry)
+        check_most(f"{hosts * count} {name} are", hosts * count)
         for _ in range(hosts * count):
             made.append((f"gpu:{gpus}", name))
             gpus += 1
@@ -140,8 +147,6 @@ def connect(
 
 
 def _links(hosts: Sequence[Host], network: Cable | None, covered: Covered) -> Iterator[Link]:
-    from graphflow.placement.devices import Link
-
     workers = [(host, worker) for host in hosts for worker in host.workers]
     for (here, one), (there, other) in pairs(workers, workers):
         found: dict[tuple[str, str], Cable] = {}

@@ -166,6 +166,8 @@ def test_a_plan_searched_for_against_a_clock_says_so(
         (["plan", "m.py:f", "--diff", "a.json", "b.json"], "leave out"),
         (["plan", "m.py:f", "--hardware", "8xh100", "--workers", "2"], "not two"),
         (["plan", "m.py:f", "--hardware", "8xh1000"], "did you mean 'h100'"),
+        (["plan", "m.py:f", "--hardware", "999999999xh100"], "more than 1024 devices, the most"),
+        (["plan", "m.py:f", "--workers", "100000"], "more than 1024 devices, the most"),
         (["plan", "SCRIPT", "--shape", "x=2,4", "--seconds", "1"], "--placer auto, not greedy"),
         (["plan", "m.py:f", "--hardware", "2xh100@10gb"], "did you mean '10gbe'"),
     ],

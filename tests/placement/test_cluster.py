@@ -11,7 +11,7 @@ import pytest
 
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement import WIRES, Cluster, Device, Link, Worker
-from graphflow.placement.cluster import MOST
+from graphflow.placement.devices import MOST
 from graphflow.placement.host import cores, device_memory, host_memory
 
 TWO = """
@@ -464,11 +464,15 @@ def test_hosts_without_a_network_between_them_are_named(tmp_path: Path) -> None:
     [
         ("8xh1000", "no product is named 'h1000'; did you mean 'h100'"),
         ("0xh100", "holds no device"),
+        ("2000xh100", "2000 h100-sxm are more than 1024 devices, the most that a cluster has"),
+        ("2x999999999xh100", "more than 1024 devices"),
+        ("200x8xh100", "200 hosts of 8 devices are more than 1024 devices"),
+        (f"{30 * '9'}xh100", "'999999999999999999…' is more than 1024 devices"),
         ("  ", "not of the form '8xh100'"),
         ("tpu", "no product is named 'tpu'; known are t4"),
     ],
 )
-def test_a_wrong_short_name_gets_a_suggestion(name: str, message: str) -> None:
+def test_a_short_name_that_is_wrong_or_too_much_is_refused_at_once(name: str, message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         Cluster.hypothetical(name)
 
