@@ -37,7 +37,7 @@ from graphflow.cli_arguments import (
 from graphflow.cli_keys import app as keys
 from graphflow.cli_status import status
 from graphflow.connect import default_cluster
-from graphflow.environment import check_switches, word
+from graphflow.environment import check_environment, word
 from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.modules import module_names, require_modules
 from graphflow.placement.cluster import Cluster
@@ -193,7 +193,7 @@ def worker(
         typer.echo(
             "warning: --insecure: whoever reaches this address can run graphs here", err=True
         )
-    check_switches()
+    check_environment()
     configure_by_environment(log_format or word("GRAPHFLOW_LOG", FORMATS) or "text", log_level)
     with argument("--listen"):
         transport_of(listen).check(listen, insecure=True, listening=True)

@@ -17,6 +17,7 @@ SWITCHES = (
     "GRAPHFLOW_SHARED_MEMORY",
 )
 """Each is on unless it is `off`."""
+_KEPT = ("GRAPHFLOW_CACHE", "XDG_CACHE_HOME")  # where kernels and measurements are kept
 
 
 def setting(name: str) -> str | None:
@@ -70,7 +71,15 @@ def is_on(switch: str) -> bool:
     return word(switch, ("on", "off")) != "off"
 
 
-def check_switches() -> None:
-    """Refuse what `is_on` would refuse later, where a session or a worker begins."""
+def check_environment() -> None:
+    """Refuse what would be refused later, in the middle of a step, where a session or a worker
+    begins.
+
+    Raises:
+        ArgumentError: a switch is neither on nor off, or what is kept is to be in the home of a
+            user who is not there.
+    """
     for switch in SWITCHES:
         is_on(switch)
+    for folder in _KEPT:
+        own_folder(folder)

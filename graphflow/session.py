@@ -26,7 +26,7 @@ from graphflow.checkpointing import Policy, Saver, read, save_by_worker
 from graphflow.compiled import Compiled
 from graphflow.connect import cluster_of, hosts_of
 from graphflow.deployment import Deployment
-from graphflow.environment import check_switches
+from graphflow.environment import check_environment
 from graphflow.errors import (
     ArgumentError,
     CheckpointError,
@@ -130,7 +130,7 @@ class Session:
         if not isinstance(check_finite, bool):
             raise ArgumentError(f"check_finite is True or False, not {check_finite!r}")
         get_placer(placer)
-        check_switches()
+        check_environment()
         configure_by_environment()
         self._automatic = check_replan(replan)
         names = module_names(ops, "ops")
