@@ -419,12 +419,20 @@ def cache(
     if action not in ("info", "clear"):
         raise ArgumentError(f"cache takes info or clear, not {action!r}")
     store = Store()
-    usage = store.usage() if action == "info" else store.clear()
+    usage, refused = (store.usage(), []) if action == "info" else store.clear()
     what = f"{counted(usage.entries, 'compiled kernel')}, {show_bytes(usage.nbytes)}"
     if action == "info":
         typer.echo(f"{what} of at most {show_bytes(LIMIT)} in {usage.folder}")
-    else:
+    elif usage.nbytes or not refused:
         typer.echo(f"removed {what} from {usage.folder}")
+    if refused:
+        more = f" and {counted(len(refused) - 1, 'more file')}" if len(refused) > 1 else ""
+        typer.echo(
+            f"graphflow: cannot remove {refused[0].filename}{more}: {refused[0].strerror}; do it "
+            "as the owner, or make the folder writable",
+            err=True,
+        )
+        raise typer.Exit(1)
 
 
 app.add_typer(keys)

@@ -126,26 +126,44 @@ class Store:
         entries = sum(path.suffix == _SUFFIX for _, _, path in files)
         return Usage(self.folder, entries, sum(size for _, size, _ in files))
 
-    def clear(self) -> Usage:
-        """Remove all entries; returns what there was."""
-        before = self.usage()
-        for _, _, path in self._files():
-            with suppress(OSError):
+    def clear(self) -> tuple[Usage, list[OSError]]:
+        """Remove all entries; returns what was removed, and why something is left."""
+        entries = nbytes = 0
+        refused: list[OSError] = []
+        try:
+            paths = sorted(self._paths())
+        except (FileNotFoundError, NotADirectoryError):
+            paths = []  # nothing was ever kept
+        except OSError as error:
+            paths, refused = [], [error]
+        for path in paths:
+            try:
+                size = path.lstat().st_size
                 path.unlink()
-        return before
+            except FileNotFoundError:
+                continue  # another process removed it
+            except OSError as error:
+                refused.append(error)
+                continue
+            entries += path.suffix == _SUFFIX
+            nbytes += size
+        return Usage(self.folder, entries, nbytes), refused
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
+
+    def _paths(self) -> list[Path]:
+        kept = (_SUFFIX, _TOGETHER, ".tmp")
+        return [path for path in self.folder.iterdir() if path.suffix in kept]
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Time of last use, size and path of each entry."""
         found = []
         try:
-            for path in self.folder.iterdir():
-                if path.suffix in (_SUFFIX, _TOGETHER, ".tmp"):
-                    with suppress(OSError):  # another process removed it
-                        status = path.stat()
-                        found.append((status.st_mtime, status.st_size, path))
+            for path in self._paths():
+                with suppress(OSError):  # another process removed it
+                    status = path.stat()
+                    found.append((status.st_mtime, status.st_size, path))
         except OSError:
             return []
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -361,6 +362,30 @@ def test_cache_tells_of_the_kernels_on_disk_and_removes_them(
     assert not list((tmp_path / "kernels").iterdir())
     code, _, err = run(capsys, "cache", "burn")
     assert code == 2 and "info or clear, not 'burn'" in err
+
+
+def test_cache_clear_says_what_it_cannot_remove(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    for name in ("a.kernel", "b.kernel"):
+        (kernels / name).write_bytes(bytes(100))
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    with monkeypatch.context() as patched:  # root may remove what is in any folder
+        patched.setattr(Path, "unlink", refuse)
+        code, out, err = run(capsys, "cache", "clear")
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert f"cannot remove {kernels / 'a.kernel'} and 1 more file: Permission denied" in err
+    assert len(list(kernels.iterdir())) == 2
+    (kernels / "c.kernel").mkdir()
+    code, out, err = run(capsys, "cache", "clear")
+    assert code == 1 and "removed 2 compiled kernels, 200 B" in out
+    assert f"cannot remove {kernels / 'c.kernel'}: " in err
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_refused(

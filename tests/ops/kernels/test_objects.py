@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graphflow.ops.kernels.objects import Store, cache_folder
+from graphflow.ops.kernels.objects import Store, Usage, cache_folder
 
 PROGRAM = """
 import numpy as np
@@ -64,8 +64,19 @@ def test_an_entry_is_what_was_put_and_one_key_is_not_another(tmp_path: Path) -> 
     store.put("a", b"one")
     store.put("b", b"two")
     assert (store.get("a"), store.get("b")) == (b"one", b"two")
-    assert store.clear().entries == 2
+    assert store.clear() == (Usage(store.folder, 2, 2 * (32 + 3)), [])
     assert store.get("a") is None and store.usage().entries == 0
+
+
+def test_what_cannot_be_removed_is_told_and_not_counted(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.clear() == (Usage(store.folder, 0, 0), [])
+    store.put("a", b"one")
+    (store.folder / "b.kernel").mkdir()  # which no file's removal removes, root's neither
+    usage, (error,) = store.clear()
+    assert (usage.entries, usage.nbytes) == (1, 32 + 3)
+    assert error.filename == str(store.folder / "b.kernel")
+    assert [path.name for path in store.folder.iterdir()] == ["b.kernel"]
 
 
 def test_what_several_keys_give_is_kept_once_and_gone_for_all_when_it_is_damaged(
