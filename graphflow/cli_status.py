@@ -46,7 +46,8 @@ def status(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="One's own key, a client's or coordinator's; default: the only one.",
+            help="One's own key, a client's or coordinator's; default: the cluster file's, else the "
+            "only one.",
         ),
     ] = None,
     worker_key: Annotated[
@@ -76,11 +77,12 @@ def status(
     from graphflow.runtime.status import ask
 
     ring = Keyring()
-    workers, open_ = _workers(target, worker_key or [], ring)
-    pair = _pair(workers, key, ring)
+    workers, cluster = _workers(target, worker_key or [], ring)
+    pair = _pair(workers, key, cluster, ring)
+    open_ = insecure or (cluster is not None and cluster.insecure)
 
     def look() -> Answers:
-        found = ask(workers, seconds=timeout, insecure=insecure or open_, pair=pair, ring=ring)
+        found = ask(workers, seconds=timeout, insecure=open_, pair=pair, ring=ring)
         return list(zip(workers, found, strict=True))
 
     if watch and as_json:
@@ -100,8 +102,8 @@ def status(
 
 def _workers(
     targets: Sequence[str], keys: Sequence[str], ring: Keyring
-) -> tuple[list[Address], bool]:
-    """Whom to ask, and whether a cluster file says that the network is trusted."""
+) -> tuple[list[Address], Cluster | None]:
+    """Whom to ask, and what a cluster file says, where one is given."""
     from graphflow.runtime.security.keys import WORKER
     from graphflow.runtime.status import Address
     from graphflow.runtime.transport import transport_of
@@ -118,7 +120,7 @@ def _workers(
         with argument("--worker-key"):
             digits = [ring.key_of(key, WORKER) for key in keys] or [""]
         each = digits if len(digits) > 1 else digits * len(targets)
-        return [Address(*pair) for pair in zip(targets, each, strict=True)], False
+        return [Address(*pair) for pair in zip(targets, each, strict=True)], None
     if len(targets) != 1:
         raise ArgumentError("status takes addresses tcp://host:port, or one cluster file")
     (target,) = targets
@@ -134,14 +136,20 @@ def _workers(
         Address(worker.address or "", ring.key_of(worker.key, WORKER) if worker.key else "")
         for worker in cluster.workers
     ]
-    return found, cluster.insecure
+    return found, cluster
 
 
-def _pair(workers: Sequence[Address], key: str | None, ring: Keyring) -> KeyPair | None:
+def _pair(
+    workers: Sequence[Address], key: str | None, cluster: Cluster | None, ring: Keyring
+) -> KeyPair | None:
+    """The key to ask with, if one is needed: --key, else the one that the cluster file names. Who
+    may only look has the file, too, but not the key with which its sessions run."""
     from graphflow.runtime.status import own_pair
 
     if key is None and not any(worker.key for worker in workers):
         return None
+    if key is None and cluster is not None and cluster.key in {each.name for each in ring.pairs()}:
+        key = cluster.key
     with argument("--key"):
         return own_pair(ring, key)
 

@@ -305,6 +305,29 @@ def test_workers_with_keys_of_their_own_are_asked_by_these(
     assert [worker["address"] for worker in json.loads(out)["workers"]] == [address, second]
 
 
+def test_a_cluster_file_names_the_key_to_ask_with_for_those_who_have_it(
+    capsys: pytest.CaptureFixture[str],
+    keyed: tuple[str, dict[str, Keyring], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address, rings, key = keyed
+    file = tmp_path / "keyed.toml"
+    worker = f'[[workers]]\naddress = "{address}"\nkey = "{key}"\n{DEVICE}'
+    file.write_text(f'key = "my-coordinator"\n{worker}')
+    rings[COORDINATOR].new("another", COORDINATOR)  # which the worker does not trust
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(rings[COORDINATOR].folder))
+    assert status(capsys, str(file), "--json")[0] == 0
+    code, out, _ = status(capsys, str(file), "--key", "another", "--timeout", "1")
+    assert code == 1 and address in out
+    file.write_text(worker)
+    code, _, err = status(capsys, str(file))
+    assert code == 2 and "another, my-coordinator: name one" in err
+    file.write_text(f'key = "my-coordinator"\n{worker}')
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(rings[CLIENT].folder))
+    assert status(capsys, str(file), "--json")[0] == 0
+
+
 @pytest.mark.slow  # eight seconds of refused handshakes
 def test_a_workers_key_and_a_strangers_may_not(
     capsys: pytest.CaptureFixture[str],
