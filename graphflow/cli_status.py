@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,9 +17,10 @@ from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.view.text import printable
 from graphflow.quantities import show_bytes, show_seconds
+from graphflow.values import dataclass
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from graphflow.runtime.security.keys import KeyPair, Keyring
     from graphflow.runtime.status import Address, Report
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     Answers = Sequence[tuple[Address, Report | GraphflowError]]
 
 _WIDE = 180  # columns where there is no terminal
+_FOLDED = 32  # letters that a column of several lines has at least, where it needs them
+_GAP = 2  # spaces between two columns, and before the lines that go on
 
 
 def status(
@@ -46,7 +49,7 @@ def status(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="One's own key, a client's or coordinator's; default: the cluster file's, else the "
+            help="One's own key, a client's or coordinator's; default: the cluster file's, or the "
             "only one.",
         ),
     ] = None,
@@ -184,8 +187,8 @@ def _plain(answers: Answers) -> dict[str, Any]:
 
 
 def shown(answers: Answers) -> RenderableType:
-    """The answers as tables: workers, then sessions, then what goes between workers; at the end who
-    does not answer, and why."""
+    """The answers: workers, then sessions, then what goes between workers; at the end who does not
+    answer, and why."""
     from rich.console import Group
     from rich.text import Text
 
@@ -196,11 +199,11 @@ def shown(answers: Answers) -> RenderableType:
     }
     parts: list[RenderableType] = []
     if reports:
-        parts.append(_workers_table(reports))
+        parts.append(_workers_rows(reports))
     if any(report["sessions"] for report in reports.values()):
-        parts += ["", _sessions_table(reports)]
+        parts += ["", _sessions_rows(reports)]
     if any(report["links"] for report in reports.values()):
-        parts += ["", _links_table(reports)]
+        parts += ["", _links_rows(reports)]
     for worker, answer in answers:
         if isinstance(answer, GraphflowError):
             text = str(answer) if worker.address in str(answer) else f"{worker.address}: {answer}"
@@ -208,66 +211,133 @@ def shown(answers: Answers) -> RenderableType:
     return Group(*parts)
 
 
-def _table(title: str, left: Sequence[str], right: Sequence[str], last: str = "") -> Any:
-    """A table whose last column may take several lines."""
-    from rich.table import Table
+@dataclass(frozen=True)
+class _Rows:
+    """What is told of several things alike: a table where there is room for all of it, else some
+    lines for each, for rich would shorten what a narrow terminal has no room for.
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
-    for name in left:
-        table.add_column(name, no_wrap=True)
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
-    if last:
-        table.add_column(last, overflow="fold")
-    return table
+    Args:
+        left: heads of columns that begin at the left.
+        right: heads of numbers.
+        last: the head of a column that may take several lines; "" for none.
+    """
+
+    title: str
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    last: str
+    rows: tuple[tuple[str, ...], ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._width() <= options.max_width:
+            yield self._table()
+        else:
+            yield from self._lines(options.max_width)
+
+    @property
+    def _heads(self) -> tuple[str, ...]:
+        return (*self.left, *self.right, *([self.last] if self.last else []))
+
+    def _width(self) -> int:
+        """Letters that a line of the table needs."""
+        from rich.cells import cell_len
+
+        columns = zip(self._heads, *self.rows, strict=True)
+        widths = [max(map(cell_len, column)) for column in columns]
+        if self.last:
+            widths[-1] = min(widths[-1], _FOLDED)
+        return sum(widths) + _GAP * len(widths)
+
+    def _table(self) -> RenderableType:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=self.title, title_justify="left", title_style="bold", box=None)
+        for name in self.left:
+            table.add_column(name, no_wrap=True)
+        for name in self.right:
+            table.add_column(name, justify="right", no_wrap=True)
+        if self.last:
+            table.add_column(self.last, overflow="fold")
+        for row in self.rows:
+            table.add_row(*map(Text, row))  # no markup
+        return table
+
+    def _lines(self, width: int) -> Iterator[RenderableType]:
+        from rich.padding import Padding
+        from rich.text import Text
+
+        yield Text(self.title, style="bold")
+        first, end = len(self.left), len(self.left) + len(self.right)
+        for row in self.rows:
+            told = [f"{head}: {cell}" for head, cell in zip(self._heads, row, strict=True)]
+            yield Text(_packed(told[:first], width), overflow="fold")
+            further = [_packed(told[first:end], width - _GAP), *told[end:]]
+            yield Padding(Text("\n".join(further), overflow="fold"), (0, 0, 0, _GAP))
 
 
-def _text(value: object) -> Any:
-    """What a worker said, as plain text: no markup, nothing that steers a terminal."""
-    from rich.text import Text
+def _packed(parts: Sequence[str], width: int) -> str:
+    """Lines of as many parts each as there is room for."""
+    from rich.cells import cell_len
 
-    return Text(printable(str(value)).replace("\n", " "))
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]}{' ' * _GAP}{part}" if lines else part
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
-def _workers_table(reports: Mapping[str, Report]) -> Any:
-    heads = ("up", "sessions", "memory", "at most", "refused")
-    table = _table("Workers", ("address",), heads, "what it is")
+def _said(value: object) -> str:
+    """What a worker said, in one line and without anything that steers a terminal."""
+    return " ".join(printable(str(value)).split())
+
+
+def _workers_rows(reports: Mapping[str, Report]) -> _Rows:
+    rows = []
     for address, report in reports.items():
         devices = ", ".join(map(str, report["devices"]))
         what = f"{report['host']}, process {report['pid']}, {devices}, version {report['version']}"
-        table.add_row(
-            _text(address),
-            age(report["uptime"]),
-            str(len(report["sessions"])),
-            show_bytes(report["resident"]),
-            show_bytes(report["resident_peak"]),
-            str(report["refused"]),
-            _text(what),
+        rows.append(
+            (
+                _said(address),
+                age(report["uptime"]),
+                str(len(report["sessions"])),
+                show_bytes(report["resident"]),
+                show_bytes(report["resident_peak"]),
+                str(report["refused"]),
+                _said(what),
+            )
         )
-    return table
+    heads = ("up", "sessions", "memory", "at most", "refused")
+    return _Rows("Workers", ("address",), heads, "what it is", tuple(rows))
 
 
-def _sessions_table(reports: Mapping[str, Report]) -> Any:
-    heads = ("age", "epoch", "programs", "step", "steps/s", "last step", "arenas", "variables")
-    table = _table("Sessions", ("session", "worker"), heads, "doing")
-    rows = [
+def _sessions_rows(reports: Mapping[str, Report]) -> _Rows:
+    found = [
         (session, address) for address, report in reports.items() for session in report["sessions"]
     ]
-    for session, address in sorted(rows, key=lambda row: (row[0]["session"], row[0]["worker"])):
-        table.add_row(
-            _text(session["session"]),
-            _text(f"{session['worker']} at {address.removeprefix('tcp://')}"),
-            age(session["age"]),
-            str(session["epoch"]),
-            str(session["programs"]),
-            str(session["step"]) if session["step"] >= 0 else "–",
-            f"{session['steps_per_second']:.3g}",
-            show_seconds(session["last_step_seconds"]) if session["committed"] else "–",
-            show_bytes(sum(session["arenas"].values())),
-            show_bytes(sum(session["variables"].values())),
-            _text(_doing(session)),
+    rows = []
+    for session, address in sorted(found, key=lambda row: (row[0]["session"], row[0]["worker"])):
+        rows.append(
+            (
+                _said(session["session"]),
+                _said(f"{session['worker']} at {address.removeprefix('tcp://')}"),
+                age(session["age"]),
+                str(session["epoch"]),
+                str(session["programs"]),
+                str(session["step"]) if session["step"] >= 0 else "–",
+                f"{session['steps_per_second']:.3g}",
+                show_seconds(session["last_step_seconds"]) if session["committed"] else "–",
+                show_bytes(sum(session["arenas"].values())),
+                show_bytes(sum(session["variables"].values())),
+                _said(_doing(session)),
+            )
         )
-    return table
+    heads = ("age", "epoch", "programs", "step", "steps/s", "last step", "arenas", "variables")
+    return _Rows("Sessions", ("session", "worker"), heads, "doing", tuple(rows))
 
 
 def _doing(session: Mapping[str, Any]) -> str:
@@ -283,17 +353,18 @@ def _doing(session: Mapping[str, Any]) -> str:
     return f"{told}: waits for {what}{more}, {show_seconds(waited)}"
 
 
-def _links_table(reports: Mapping[str, Report]) -> Any:
-    table = _table("Tensors between workers, so far", ("from", "to"), ("sent", "received"))
+def _links_rows(reports: Mapping[str, Report]) -> _Rows:
     ways: dict[tuple[str, str], list[int | None]] = {}
     for address, report in reports.items():
         for link in report["links"]:
             ways.setdefault((address, link["peer"]), [None, None])[0] = link["sent"]
             ways.setdefault((link["peer"], address), [None, None])[1] = link["received"]
+    rows = []
     for (source, target), (sent, received) in sorted(ways.items()):
         told = ("not asked" if n is None else show_bytes(n) for n in (sent, received))
-        table.add_row(_text(source), _text(target), *told)
-    return table
+        rows.append((_said(source), _said(target), *told))
+    title = "Tensors between workers, so far"
+    return _Rows(title, ("from", "to"), ("sent", "received"), "", tuple(rows))
 
 
 def age(value: float) -> str:

@@ -194,6 +194,65 @@ def test_a_host_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str])
     assert code == 1 and "no.such.host.invalid" in out and "unknown" in out
 
 
+def told_by(workers: tuple[str, str], waits: str) -> list[tuple[Address, dict[str, Any]]]:
+    """Reports of two workers with a session, whose numbers are all different."""
+    answers = []
+    for index, address in enumerate(workers):
+        session = {
+            "session": "3f1c2a90", "worker": index, "epoch": 41 + index, "age": 3700.0,
+            "programs": 51 + index, "step": 100_200 + index, "committed": 100, "parked": False,
+            "steps_per_second": 3.94 + index, "last_step_seconds": 0.00315 + index,
+            "doing": "compute step 100201", "doing_seconds": 0.5, "queued": 0,
+            "arenas": {"cpu:0": 61 << 10 + index}, "variables": {"cpu:0": 71 << 10 + index},
+            "waiting": 3, "waits": [[waits, 0.25]],
+        }  # fmt: skip
+        link = {"peer": workers[1 - index], "sent": 81 << 20, "received": 91 << 20}
+        report = {
+            "version": gf.__version__, "host": f"host-{index}.of.a.long.domain.example",
+            "pid": 12345 + index, "devices": ["cpu:0", "cpu:1"], "uptime": 90_000.0,
+            "resident": 811 << 20, "resident_peak": 822 << 20, "refused": 17, "links": [link],
+            "sessions": [session],
+        }  # fmt: skip
+        answers.append((Address(address), report))
+    return answers
+
+
+def whole(text: str) -> str:
+    """Without what lies between the lines on which something goes on."""
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 100, 180, 400])
+@pytest.mark.parametrize("host", ["127.0.0.1", f"{'gpu-machine.' * 7}example"], ids=["here", "far"])
+def test_all_that_is_told_is_shown_on_terminals_of_any_width(width: int, host: str) -> None:
+    workers = (f"tcp://{host}:7001", f"tcp://{host}:7002")
+    waits = "edge 3 from /worker:1/cpu:0 ('decoder/block_11/attention/matmul', made at model.py:7)"
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(shown(told_by(workers, waits)))
+    text = console.export_text()
+    assert all(len(line) <= width for line in text.splitlines()) and "…" not in text
+    values = [
+        *workers, "1 d 1 h", "811 MiB", "822 MiB", "17", "3f1c2a90", "1 h 1 min", "41", "52",
+        "100200", "100201", "3.94", "4.94", "3.15 ms", "1 s", "61 KiB", "142 KiB", "81 MiB",
+        "91 MiB", "compute step 100201, 500 ms", f"waits for {waits} and 2 more, 250 ms",
+        f"host-1.of.a.long.domain.example, process 12346, cpu:0, cpu:1, version {gf.__version__}",
+        *(f"{index} at {host}:{7001 + index}" for index in (0, 1)),
+    ]  # fmt: skip
+    assert [value for value in values if whole(value) not in whole(text)] == []
+
+
+def test_what_there_is_room_for_is_a_table_and_else_some_lines_for_each() -> None:
+    answers = told_by(("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002"), "edge 3")
+    told = {}
+    for width in (80, 180):
+        console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        console.print(shown(answers))
+        told[width] = console.export_text()
+    assert "session: 3f1c2a90  worker: 0 at 127.0.0.1:7001\n  age: 1 h 1 min  epoch: 41" in told[80]
+    assert told[80].count("steps/s: ") == 2
+    assert told[180].count("steps/s") == 1 and "session: " not in told[180]
+
+
 def test_what_a_worker_says_cannot_steer_the_terminal() -> None:
     report = {
         "version": "\x1b[2J", "host": "[red]h\u202e", "pid": 1, "devices": ["cpu:0\n\x9b"],
