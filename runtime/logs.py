@@ -120,7 +120,9 @@ EVENTS: Mapping[str, Event] = {
         limit=5,
     ),
     "key.forbidden": _event(_W, "a key's role does not allow this", "key reason", limit=5),
-    "keys.unreadable": _event(_W, "nobody can connect: the keys cannot be read", "reason", limit=5),
+    "keys.unreadable": _event(
+        _W, "the keys cannot be read: nobody new can connect", "reason", limit=5
+    ),
     # Looking in
     "metrics.listening": _event(_I, "metrics are served", "address"),
     "metrics.refused": _event(_W, "a request for metrics is refused", "peer reason", limit=5),

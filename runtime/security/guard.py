@@ -29,7 +29,15 @@ from graphflow.runtime.messages import (
     Status,
     Tensor,
 )
-from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, KeyPair, Keyring
+from graphflow.runtime.security.keys import (
+    CLIENT,
+    COORDINATOR,
+    WORKER,
+    KeyPair,
+    Keyring,
+    PublicKey,
+    lacks_descriptors,
+)
 from graphflow.runtime.transport.bell import Bell
 from graphflow.values import dataclass
 
@@ -148,7 +156,7 @@ class Guard:
 
         Raises:
             NotAuthorised: its role does not allow it, it was revoked, or whom this process trusts
-                cannot be read any more.
+                cannot be read any more, for another reason than a lack of file descriptors.
         """
         try:
             role = self.role(key)
@@ -168,9 +176,20 @@ class Guard:
     def _roles_now(self) -> dict[str, str]:
         version, now = self._ring.version, monotonic()
         if version != self._version or now > self._read + _AGAIN:
-            self._roles = {key.key: key.role for key in self._ring.trusted()}
+            self._roles = {key.key: key.role for key in self._trusted_now()}
             self._version, self._read = version, now
         return self._roles
+
+    def _trusted_now(self) -> list[PublicKey]:
+        """Where a lack of file descriptors keeps the keys from being read, which is soon over and
+        nobody's fault, those that were read before count, as long as nobody touches their files."""
+        try:
+            return self._ring.trusted()
+        except KeyFileError as error:
+            if self._version < 0 or not lacks_descriptors(error):
+                raise
+            _log.tell("keys.unreadable", reason=str(error))
+            return self._ring.as_they_were()
 
     # The other side of ZAP ------------------------------------------------------------------------
 

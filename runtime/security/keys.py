@@ -11,11 +11,12 @@ sent in a mail and pasted into a shell. The folder is `$GRAPHFLOW_KEYS`, else `g
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from graphflow.environment import home, own_folder
@@ -30,6 +31,8 @@ _PUBLIC, _SECRET = "graphflow-key-1", "graphflow-secret-1"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LONGEST = 400  # bytes of a key file
+_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_State = tuple[int, ...]  # of a file: another one where it was written, or another file put there
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,19 @@ def keys_folder() -> Path:
     return own or (base or home() / ".config") / "graphflow" / "keys"
 
 
+def lacks_descriptors(error: KeyFileError) -> bool:
+    """Whether nothing is wrong with the keys: this process can open no file for now."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _DESCRIPTORS
+
+
 class Keyring:
     """The keys in a folder."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = keys_folder() if folder is None else Path(folder)
         self._trusted = self.folder / "trusted"
+        self._last: dict[Path, tuple[_State, PublicKey]] = {}  # what `trusted` has read
 
     # One's own ------------------------------------------------------------------------------------
 
@@ -142,7 +152,7 @@ class Keyring:
 
         Raises:
             KeyFileError: it is not there, of another role, damaged, or others could read it; there
-                is none, or more than one, of the role.
+                is none, or more than one, of the role; the folder cannot be read.
         """
         if name is None:
             names = [key.name for key in self.pairs() if key.role == role]
@@ -165,7 +175,10 @@ class Keyring:
     def pairs(self) -> list[PublicKey]:
         """The public halves of one's own keys, by name."""
         return [
-            key for _, key in _keys_in(self.folder) if (self.folder / f"{key.name}.secret").exists()
+            key
+            for path in _files_in(self.folder, ".public")
+            for key in [PublicKey.parse(_read(path), str(path))]
+            if (self.folder / f"{key.name}.secret").exists()
         ]
 
     # Others ---------------------------------------------------------------------------------------
@@ -195,24 +208,49 @@ class Keyring:
         return key
 
     def trusted(self) -> list[PublicKey]:
-        """The keys that are trusted, by name.
+        """The keys that are trusted, by name; none where there is no folder of them.
 
         Raises:
             KeyFileError: others could change what is trusted; a file is no public key or has
-                another name than its key; a key has two names.
+                another name than its key; a key has two names; something cannot be read.
+        """
+        try:
+            found = self._listed()
+        except KeyFileError as error:
+            if not lacks_descriptors(error):
+                self._last = {}
+            raise
+        self._last = found
+        return [key for _, key in found.values()]
+
+    def as_they_were(self) -> list[PublicKey]:
+        """Of the keys that `trusted` has read, those whose files were not touched since: for who
+        has no descriptor to read them anew. A look at a file takes none.
+
+        Raises:
+            KeyFileError: others could change what is trusted.
         """
         _check_ours(self._trusted)
-        found: dict[str, PublicKey] = {}
-        for path, key in _keys_in(self._trusted, check=_check_ours):
-            if path.stem != key.name:
-                raise KeyFileError(f"{path} holds the key of {key.name!r}: its name must be "
-                                   f"{key.name}.public, by which it can be revoked")  # fmt: skip
-            if (other := found.setdefault(key.key, key)) is not key:
+        kept = self._last.items()
+        return [key for path, (state, key) in kept if state and _check_ours(path) == state]
+
+    def _listed(self) -> dict[Path, tuple[_State, PublicKey]]:
+        _check_ours(self._trusted)
+        found: dict[Path, tuple[_State, PublicKey]] = {}
+        names: dict[str, PublicKey] = {}
+        for path in _files_in(self._trusted, ".public"):
+            try:
+                _, key = found[path] = _check_ours(path), _trusted_in(path)
+            except KeyFileError:
+                if _is_gone(path):
+                    continue  # it was revoked meanwhile, which is no reason to refuse the others
+                raise
+            if (other := names.setdefault(key.key, key)) is not key:
                 raise KeyFileError(
                     f"in {self._trusted} one key is trusted as {other.name!r}, a {other.role}'s, "
                     f"and as {key.name!r}, a {key.role}'s; revoke one of them"
                 )
-        return list(found.values())
+        return found
 
     def revoke(self, name: str) -> PublicKey:
         """Trust a key no longer; workers that run notice it within a second.
@@ -251,11 +289,17 @@ class Keyring:
 
     @property
     def version(self) -> int:
-        """Changes when what is trusted does."""
+        """Changes when what is trusted does; 0 where there is no folder of it.
+
+        Raises:
+            KeyFileError: it cannot be looked at.
+        """
         try:
             return self._trusted.stat().st_ctime_ns  # of entries, and of who may change them
-        except OSError:
+        except FileNotFoundError:
             return 0
+        except OSError as error:
+            raise KeyFileError(f"{self._trusted} cannot be read: {error.strerror}") from error
 
 
 def _write(path: Path, text: str, mode: int) -> None:
@@ -276,22 +320,33 @@ def _write(path: Path, text: str, mode: int) -> None:
         raise KeyFileError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _keys_in(
-    folder: Path, check: Callable[[Path], None] = lambda path: None
-) -> Iterator[tuple[Path, PublicKey]]:
+def _files_in(folder: Path, suffix: str) -> list[Path]:
+    """By name; none where there is no such folder. One that is there and cannot be read is not
+    empty: who took it for that would end the sessions of all who are trusted."""
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix == ".public")
+        return sorted(path for path in folder.iterdir() if path.suffix == suffix)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KeyFileError(f"the keys in {folder} cannot be read: {error.strerror}") from error
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
     except OSError:
-        return
-    for path in paths:
-        check(path)
-        try:
-            text = _read(path)
-        except KeyFileError:
-            if not os.path.lexists(path):
-                continue  # it was revoked meanwhile, which is no reason to refuse the others
-            raise
-        yield path, PublicKey.parse(text, str(path))
+        return False  # who knows
+    return False
+
+
+def _trusted_in(path: Path) -> PublicKey:
+    key = PublicKey.parse(_read(path), str(path))
+    if path.stem != key.name:
+        raise KeyFileError(f"{path} holds the key of {key.name!r}: its name must be "
+                           f"{key.name}.public, by which it can be revoked")  # fmt: skip
+    return key
 
 
 def _read(path: Path) -> str:
@@ -300,10 +355,12 @@ def _read(path: Path) -> str:
             raise KeyFileError(f"{path} is not a plain file; put the key itself there")
         with path.open("rb") as file:
             return file.read(_LONGEST).decode("ascii")
-    except FileNotFoundError:
-        raise KeyFileError(f"there is no key {path}; `graphflow keys new` makes one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise KeyFileError(f"{path} cannot be read as a key: {error}") from error
+    except FileNotFoundError as error:
+        raise KeyFileError(f"{path} is a link to a file that is not there") from error
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be read as a key: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KeyFileError(f"{path} cannot be read as a key: it is no text") from error
 
 
 def _check_private(path: Path) -> None:
@@ -327,11 +384,16 @@ def _check_private(path: Path) -> None:
         )
 
 
-def _check_ours(path: Path) -> None:
-    """Refuse a list of trusted keys, or one of them, that somebody else could change."""
+def _check_ours(path: Path) -> _State:
+    """Refuse a list of trusted keys, or one of them, that somebody else could change. Its state;
+    () where it is not there, and nobody is trusted."""
     try:
         status = path.stat()
-    except OSError:
-        return  # nobody is trusted
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
         raise KeyFileError(f"{path} can be changed by others: `chmod go-w {path}`")
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, *times

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import threading
 import time
@@ -150,6 +151,44 @@ def test_a_session_whose_key_is_revoked_ends_though_it_says_nothing(keyed: Keyed
         assert isinstance(told, Broken) and "not trusted any more" in told.reason
         friend.tell(Ack(), origin=1)
         assert "not trusted any more" in friend.answer().text
+
+
+@pytest.mark.fault(48)
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of others need Linux")
+def test_a_lack_of_descriptors_ends_no_session_that_is_trusted(keyed: Keyed) -> None:
+    """The list of keys, read twice a second, cannot be opened meanwhile."""
+    worker = keyed.worker.pid
+    with Bystander(keyed.file) as bystander:
+        before = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (3, before[1]))
+        started, done = time.monotonic(), bystander.steps
+        while "keys.unreadable" not in keyed.worker.told():
+            assert time.monotonic() < started + 10.0, "it opened the list"
+            time.sleep(0.05)
+        time.sleep(1.5)
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, before)
+        assert bystander.steps > done
+        done = bystander.steps
+        time.sleep(1.0)
+        assert bystander.steps > done
+
+
+@pytest.mark.fault(26, 48)
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of others need Linux")
+def test_a_session_whose_key_is_revoked_ends_without_descriptors_too(keyed: Keyed) -> None:
+    count = gf.variable(np.zeros((), "float32"), name="count")
+    step = gf.assign(count, count + 1.0)
+    with gf.Session(keyed.file) as session:
+        session.run(step)
+        before = resource.prlimit(keyed.worker.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(keyed.worker.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        keyed.ring.revoke("boss")
+        started = time.monotonic()
+        with pytest.raises(WorkerLost, match="a key that is not trusted any more"):
+            while time.monotonic() < started + 5.0:
+                session.run(step)
+                time.sleep(0.05)
+        resource.prlimit(keyed.worker.pid, resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.fault(26)

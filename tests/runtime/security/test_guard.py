@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import subprocess
 import sys
@@ -352,6 +353,82 @@ def test_a_trusted_folder_that_goes_bad_lets_nobody_do_anything_and_ends_nothing
     trusted.chmod(0o700)
     (trusted / "odd.public").unlink(missing_ok=True)
     box.guard.check(pair.public.key, ORDER, Measure(1))
+
+
+@pytest.fixture
+def no_descriptors(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From then on no folder can be opened."""
+
+    def fail(path: Path) -> Iterator[Path]:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    return lambda: monkeypatch.setattr(Path, "iterdir", fail)
+
+
+def test_without_descriptors_those_count_who_were_trusted_and_are_still(
+    box: Box, tmp_path: Path, no_descriptors: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_AGAIN", 0.0)
+    keys = {name: Keyring(tmp_path / name).new(name, COORDINATOR).public for name in "abc"}
+    for name in "abc":
+        box.ring.add(str(keys[name]), name)
+        box.guard.vouch(name, keys[name].key, [])
+    assert box.guard.revoked() == []
+    no_descriptors()
+    for key in keys.values():
+        box.guard.check(key.key, ORDER, Measure(1))
+    assert box.guard.revoked() == []
+    trusted = box.ring.folder / "trusted"
+    box.ring.revoke("a")
+    (trusted / "b.public").write_text(f"{keys['a']}\n")
+    assert box.guard.revoked() == ["a", "b"]
+    box.guard.check(keys["c"].key, ORDER, Measure(1))
+    trusted.chmod(0o777)
+    with pytest.raises(NotAuthorised, match="can be changed by others"):
+        box.guard.check(keys["c"].key, ORDER, Measure(1))
+
+
+def test_without_descriptors_nobody_counts_who_was_refused_before(
+    box: Box, tmp_path: Path, no_descriptors: Callable[[], None]
+) -> None:
+    key = Keyring(tmp_path / "alice").new("alice", COORDINATOR).public
+    box.ring.add(str(key), "alice")
+    box.guard.check(key.key, ORDER, Measure(1))
+    (box.ring.folder / "trusted" / "odd.public").write_text("nonsense")
+    with pytest.raises(NotAuthorised, match="nobody is trusted for now"):
+        box.guard.check(key.key, ORDER, Measure(1))
+    no_descriptors()
+    with pytest.raises(NotAuthorised):
+        box.guard.check(key.key, ORDER, Measure(1))
+
+
+def test_a_guard_does_not_begin_without_descriptors(
+    context: Any, tmp_path: Path, no_descriptors: Callable[[], None]
+) -> None:
+    ring = Keyring(tmp_path)
+    pair = ring.new("box", WORKER)
+    no_descriptors()
+    with pytest.raises(KeyFileError, match="Too many open files"):
+        Guard(context, pair, ring)
+
+
+def test_a_folder_that_cannot_be_read_ends_nothing(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Keyring(tmp_path / "alice").new("alice", COORDINATOR).public
+    box.ring.add(str(key), "alice")
+    box.guard.vouch(SESSION, key.key, [])
+
+    def fail(path: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", fail)
+        patch.setattr(guard, "_AGAIN", 0.0)
+        assert box.guard.revoked() == []
+        with pytest.raises(NotAuthorised, match=r"nobody is trusted for now: .*Permission denied"):
+            box.guard.check(key.key, ORDER, Measure(1))
+    box.guard.check(key.key, ORDER, Measure(1))
 
 
 def test_a_key_file_that_is_written_over_is_read_again(context: Any, tmp_path: Path) -> None:

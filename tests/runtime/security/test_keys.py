@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,39 @@ def test_a_key_that_vanishes_while_the_others_are_read_is_none(
     assert ring.trusted() == keys[1:]
 
 
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder can be opened. Not by its mode: nothing is unreadable for root."""
+
+    def fail(path: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(ring: Keyring, refused: None) -> None:
+    ring.new("box1", WORKER)
+    for read in (ring.trusted, ring.pairs, lambda: ring.key_of("box1", WORKER)):
+        with pytest.raises(KeyFileError, match="cannot be read: Permission denied"):
+            read()
+
+
+def test_a_file_in_place_of_a_folder_is_not_an_empty_one(ring: Keyring, tmp_path: Path) -> None:
+    ring.folder.mkdir()
+    (ring.folder / "trusted").write_text("")
+    for read in (ring.trusted, Keyring(tmp_path / "keys" / "trusted").pairs):
+        with pytest.raises(KeyFileError, match="cannot be read: Not a directory"):
+            read()
+
+
+def test_a_folder_that_cannot_be_looked_at_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    ring = Keyring(tmp_path / "loop")
+    for look in (ring.trusted, lambda: ring.version):
+        with pytest.raises(KeyFileError, match="cannot be read"):
+            look()
+
+
 def test_a_key_is_asked_for_in_its_own_role(ring: Keyring) -> None:
     ring.add(str(ring.new("alice", COORDINATOR).public), "own")
     with pytest.raises(KeyFileError, match="not a worker's"):
@@ -236,6 +271,18 @@ def test_the_command_makes_trusts_lists_and_revokes(
     assert "alice" in listed and "trusted" in listed
     assert "no longer" in run.invoke(app, ["keys", "revoke", "alice"]).output
     assert "no keys" in run.invoke(app, ["keys", "list"]).output
+
+
+def test_a_list_that_cannot_be_read_is_not_shown_as_empty(
+    ring: Keyring,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
+    assert main(["keys", "list"]) != 0
+    said = capsys.readouterr()
+    assert "Permission denied" in said.err and "no keys" not in said.out
 
 
 @pytest.mark.parametrize(
