@@ -12,11 +12,13 @@ sent in a mail and pasted into a shell. The folder is `$GRAPHFLOW_KEYS`, else `g
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from graphflow.environment import home, own_folder
@@ -191,20 +193,21 @@ class Keyring:
                 another name or role here.
         """
         key = PublicKey.parse(text, where)
-        for known in self.trusted():
-            if known == key:
-                return key
-            if known.name == key.name:
-                raise KeyFileError(
-                    f"another key is trusted as {key.name!r} already; revoke it first, or make a "
-                    "key of another name"
-                )
-            if known.key == key.key:
-                raise KeyFileError(
-                    f"this key is trusted already, as {known.name!r}, a {known.role}'s; revoke "
-                    "that first"
-                )
-        _write(self._trusted / f"{key.name}.public", str(key), 0o644)
+        with _locked(self._trusted):
+            for known in self.trusted():
+                if known == key:
+                    return key
+                if known.name == key.name:
+                    raise KeyFileError(
+                        f"another key is trusted as {key.name!r} already; revoke it first, or make "
+                        "a key of another name"
+                    )
+                if known.key == key.key:
+                    raise KeyFileError(
+                        f"this key is trusted already, as {known.name!r}, a {known.role}'s; revoke "
+                        "that first"
+                    )
+            _write(self._trusted / f"{key.name}.public", str(key), 0o644)
         return key
 
     def trusted(self) -> list[PublicKey]:
@@ -300,6 +303,22 @@ class Keyring:
             return 0
         except OSError as error:
             raise KeyFileError(f"{self._trusted} cannot be read: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let nobody else add to a folder between a look at what is in it and a new file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise KeyFileError(f"{folder} cannot be written: {error.strerror}") from error
+    try:
+        with suppress(OSError):  # some file systems of a network lock no folders: as without
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _write(path: Path, text: str, mode: int) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from hypothesis import given
@@ -14,6 +17,7 @@ from typer.testing import CliRunner
 
 from graphflow.cli import app, main
 from graphflow.errors import ArgumentError, KeyFileError
+from graphflow.runtime.security import keys
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, ROLES, WORKER, Keyring, PublicKey
 
 
@@ -225,6 +229,52 @@ def test_a_folder_that_cannot_be_looked_at_is_not_an_empty_one(tmp_path: Path) -
     for look in (ring.trusted, lambda: ring.version):
         with pytest.raises(KeyFileError, match="cannot be read"):
             look()
+
+
+def at_once(count: int, work: Callable[[int], object]) -> list[object]:
+    """What calls return or raise that begin together, each on a thread."""
+    barrier = Barrier(count)
+
+    def call(number: int) -> object:
+        barrier.wait()
+        try:
+            return work(number)
+        except KeyFileError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(call, range(count)))
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some time goes by between a look at what is trusted and a new file."""
+    write = keys._write
+
+    def later(path: Path, text: str, mode: int) -> None:
+        time.sleep(0.05)
+        write(path, text, mode)
+
+    monkeypatch.setattr(keys, "_write", later)
+
+
+def test_one_key_that_is_added_at_once_under_many_names_gets_one(
+    ring: Keyring, tmp_path: Path, slow: None
+) -> None:
+    key = Keyring(tmp_path / "other").new("box", WORKER).public.key
+    lines = [str(PublicKey(f"box{n}", WORKER, key)) for n in range(8)]
+    told = at_once(8, lambda n: Keyring(ring.folder).add(lines[n], "a test"))
+    (known,) = ring.trusted()
+    assert [each for each in told if isinstance(each, PublicKey)] == [known]
+
+
+def test_one_key_that_is_added_many_times_at_once_is_trusted(
+    ring: Keyring, tmp_path: Path, slow: None
+) -> None:
+    key = Keyring(tmp_path / "other").new("box", WORKER).public
+    assert at_once(8, lambda n: Keyring(ring.folder).add(str(key), "a test")) == [key] * 8
+    assert ring.trusted() == [key]
+    assert [path.name for path in (ring.folder / "trusted").iterdir()] == ["box.public"]
 
 
 def test_a_key_is_asked_for_in_its_own_role(ring: Keyring) -> None:
