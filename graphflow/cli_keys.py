@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -74,6 +75,9 @@ def list_keys() -> None:
 
     ring = Keyring()
     own, trusted = ring.pairs(), ring.trusted()
+    for key in own:
+        if not os.path.lexists(file := ring.folder / f"{key.name}.public"):
+            typer.echo(f"{file} is missing; this line belongs in it: {key}", err=True)
     if not own and not trusted:
         typer.echo(f"no keys in {ring.folder}; `graphflow keys new NAME` makes one")
         return

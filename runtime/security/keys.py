@@ -166,22 +166,19 @@ class Keyring:
             name = names[0]
         path = self.folder / f"{checked_name(name, 'a key')}.secret"
         _check_private(path)
-        found = _read(path).split()
-        if len(found) != 5 or found[0] != _SECRET or not all(map(_KEY.fullmatch, found[3:])):
-            raise KeyFileError(f"{path} is damaged; make a new key with `graphflow keys new`")
-        pair = KeyPair(PublicKey(found[2], found[1], found[3]), bytes.fromhex(found[4]))
+        pair = _pair_in(path)
         if pair.public.role != role:
             raise KeyFileError(f"{path} is a {pair.public.role}'s key; a {role}'s is wanted here")
         return pair
 
     def pairs(self) -> list[PublicKey]:
-        """The public halves of one's own keys, by name."""
-        return [
-            key
-            for path in _files_in(self.folder, ".public")
-            for key in [PublicKey.parse(_read(path), str(path))]
-            if (self.folder / f"{key.name}.secret").exists()
-        ]
+        """The public halves of one's own keys, by name, as the secrets tell them.
+
+        Raises:
+            KeyFileError: one is damaged, or the folder cannot be read.
+        """
+        own = {path.stem: _pair_in(path).public for path in _files_in(self.folder, ".secret")}
+        return [key for name, key in own.items() if name == key.name]  # others are copies by hand
 
     # Others ---------------------------------------------------------------------------------------
 
@@ -358,6 +355,23 @@ def _is_gone(path: Path) -> bool:
     except OSError:
         return False  # who knows
     return False
+
+
+def _pair_in(path: Path) -> KeyPair:
+    """One's own key of a file, whose halves belong together."""
+    import zmq
+    from zmq.utils import z85
+
+    found = _read(path).split()
+    if len(found) == 5 and found[0] == _SECRET and all(map(_KEY.fullmatch, found[3:])):
+        _, role, name, public, digits = found
+        secret = bytes.fromhex(digits)
+        if z85.decode(zmq.curve_public(z85.encode(secret))).hex() == public:
+            return KeyPair(PublicKey(name, role, public), secret)
+    raise KeyFileError(
+        f"{path} is damaged; put a copy of it back, or remove it and make a new key with "
+        "`graphflow keys new`"
+    )
 
 
 def _trusted_in(path: Path) -> PublicKey:

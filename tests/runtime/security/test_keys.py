@@ -67,6 +67,29 @@ def test_a_damaged_secret_is_refused(ring: Keyring, text: str) -> None:
         ring.own("box1", WORKER)
 
 
+@pytest.mark.parametrize("half", [3, 4], ids=["public", "secret"])
+def test_halves_that_do_not_belong_together_are_refused(ring: Keyring, half: int) -> None:
+    ring.new("box1", WORKER)
+    path = ring.folder / "box1.secret"
+    words = path.read_text().split()
+    words[half] = words[half][:20] + ("0" if words[half][20] != "0" else "1") + words[half][21:]
+    path.write_text(" ".join(words))
+    with pytest.raises(KeyFileError, match=r"box1\.secret is damaged; put a copy"):
+        ring.own("box1", WORKER)
+
+
+def test_a_pair_whose_public_file_is_missing_is_used_all_the_same(ring: Keyring) -> None:
+    pair = ring.new("box1", WORKER)
+    (ring.folder / "box1.public").unlink()
+    assert ring.pairs() == [pair.public] and ring.own(None, WORKER) == pair
+
+
+def test_a_copy_of_a_secret_is_no_other_key(ring: Keyring) -> None:
+    pair = ring.new("box1", WORKER)
+    (ring.folder / "box1-old.secret").write_bytes((ring.folder / "box1.secret").read_bytes())
+    assert ring.own(None, WORKER) == pair
+
+
 def test_a_key_of_another_role_is_refused(ring: Keyring) -> None:
     ring.new("alice", COORDINATOR)
     with pytest.raises(KeyFileError, match="coordinator's key; a worker's is wanted"):
@@ -323,6 +346,10 @@ def test_the_command_makes_trusts_lists_and_revokes(
     assert "no keys" in run.invoke(app, ["keys", "list"]).output
 
 
+def told(run: CliRunner, *arguments: str) -> str:
+    return " ".join(run.invoke(app, ["keys", *arguments]).output.split())
+
+
 def test_a_list_that_cannot_be_read_is_not_shown_as_empty(
     ring: Keyring,
     monkeypatch: pytest.MonkeyPatch,
@@ -333,6 +360,16 @@ def test_a_list_that_cannot_be_read_is_not_shown_as_empty(
     assert main(["keys", "list"]) != 0
     said = capsys.readouterr()
     assert "Permission denied" in said.err and "no keys" not in said.out
+
+
+def test_a_public_file_that_is_missing_is_told_with_what_belongs_in_it(
+    ring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
+    pair = ring.new("box1", WORKER)
+    (ring.folder / "box1.public").unlink()
+    said = told(CliRunner(), "list")
+    assert "box1.public is missing" in said and str(pair.public) in said
 
 
 @pytest.mark.parametrize(
