@@ -12,7 +12,13 @@ import typer
 
 from graphflow.cli_arguments import argument
 from graphflow.errors import KeyFileError
-from graphflow.runtime.security.keys import COORDINATOR, Keyring, checked_name, checked_role
+from graphflow.runtime.security.keys import (
+    COORDINATOR,
+    Keyring,
+    checked_name,
+    checked_role,
+    removal,
+)
 
 app = typer.Typer(
     name="keys",
@@ -51,15 +57,16 @@ def new(
 
 @app.command()
 def add(
-    file: Annotated[Path, typer.Argument(help="A file NAME.public, or - to read from stdin.")],
+    file: Annotated[str, typer.Argument(help="A file NAME.public, or - to read from stdin.")],
 ) -> None:
     """Trust somebody's public key: a worker lets coordinators in, and a session finds workers.
 
     Example: graphflow keys add alice.public
     """
-    where = "stdin" if str(file) == "-" else str(file)
+    piped = file == "-"
+    where = "stdin" if piped else file
     try:
-        with nullcontext(sys.stdin.buffer) if where == "stdin" else file.open("rb") as source:
+        with nullcontext(sys.stdin.buffer) if piped else Path(file).open("rb") as source:
             text = source.read(_LONGEST).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise KeyFileError(f"{where} cannot be read as a key: {error}") from None
@@ -94,5 +101,16 @@ def revoke(name: Name) -> None:
 
     Example: graphflow keys revoke alice
     """
-    key = Keyring().revoke(name)
-    typer.echo(f"trusting {key.name}, a {key.role}'s key {key.key[:16]}…, no longer")
+    ring = Keyring()
+    key = ring.revoke(name)
+    if key is None:
+        typer.echo(f"removed {name}.public, which held no key that can be read")
+        return
+    still = ring.files_of(key)
+    if key.name == name and not still:
+        typer.echo(f"trusting {key.name}, a {key.role}'s key {key.key[:16]}…, no longer")
+        return
+    held = f"removed {name}.public, which held the key of {key.name}, a {key.role}'s"
+    typer.echo(f"{held}, {key.key[:16]}…" + ("" if still else ", trusted no longer"))
+    for file in still:
+        typer.echo(f"the same key is trusted still, by {file}; {removal(file)}")

@@ -116,6 +116,13 @@ def lacks_descriptors(error: KeyFileError) -> bool:
     return isinstance(cause, OSError) and cause.errno in _DESCRIPTORS
 
 
+def removal(path: Path) -> str:
+    """How a file goes that is trusted; for messages."""
+    if _NAME.fullmatch(path.stem) and (path.is_symlink() or not path.is_dir()):
+        return f"`graphflow keys revoke {path.stem}` removes it"
+    return "remove it by hand"
+
+
 class Keyring:
     """The keys in a folder."""
 
@@ -241,10 +248,12 @@ class Keyring:
         for path in _files_in(self._trusted, ".public"):
             try:
                 _, key = found[path] = _check_ours(path), _trusted_in(path)
-            except KeyFileError:
+            except KeyFileError as error:
                 if _is_gone(path):
                     continue  # it was revoked meanwhile, which is no reason to refuse the others
-                raise
+                if lacks_descriptors(error):
+                    raise
+                raise KeyFileError(f"{error}; {removal(path)}") from error.__cause__
             if (other := names.setdefault(key.key, key)) is not key:
                 raise KeyFileError(
                     f"in {self._trusted} one key is trusted as {other.name!r}, a {other.role}'s, "
@@ -252,22 +261,36 @@ class Keyring:
                 )
         return found
 
-    def revoke(self, name: str) -> PublicKey:
-        """Trust a key no longer; workers that run notice it within a second.
+    def revoke(self, name: str) -> PublicKey | None:
+        """Remove the file of a name from those that are trusted, whatever is in it; workers that
+        run notice it within a second. The key that it held; None: none that can be read.
 
         Raises:
-            KeyFileError: no such key is trusted, or its file cannot be removed.
+            KeyFileError: there is no such file, or it cannot be removed.
         """
         path = self._trusted / f"{checked_name(name, 'graphflow keys revoke')}.public"
-        if not path.is_file():
-            names = ", ".join(key.name for key in self.trusted()) or "none"
-            raise KeyFileError(f"no key named {name!r} is trusted here; those that are: {names}")
-        key = PublicKey.parse(_read(path), str(path))
         try:
-            path.unlink(missing_ok=True)
+            if stat.S_ISDIR(path.lstat().st_mode):
+                raise KeyFileError(f"{path} is a folder, no key; {removal(path)}")
+            key = _held_by(path)
+            path.unlink()
+        except FileNotFoundError:
+            names = ", ".join(each.stem for each in _files_in(self._trusted, ".public")) or "none"
+            raise KeyFileError(
+                f"no key named {name!r} is trusted here; those that are: {names}"
+            ) from None
         except OSError as error:
             raise KeyFileError(f"{path} cannot be removed: {error.strerror}") from error
         return key
+
+    def files_of(self, key: PublicKey) -> list[Path]:
+        """The files by which a key is trusted, whatever they call it.
+
+        Raises:
+            KeyFileError: the folder cannot be read.
+        """
+        held = {path: _held_by(path) for path in _files_in(self._trusted, ".public")}
+        return [path for path, other in held.items() if other and other.key == key.key]
 
     def key_of(self, name_or_key: str, role: str) -> str:
         """The public key that a name, or the key itself, stands for.
@@ -380,6 +403,14 @@ def _trusted_in(path: Path) -> PublicKey:
         raise KeyFileError(f"{path} holds the key of {key.name!r}: its name must be "
                            f"{key.name}.public, by which it can be revoked")  # fmt: skip
     return key
+
+
+def _held_by(path: Path) -> PublicKey | None:
+    """The key in a file; None where that holds none."""
+    try:
+        return PublicKey.parse(_read(path), str(path))
+    except KeyFileError:
+        return None
 
 
 def _read(path: Path) -> str:

@@ -254,6 +254,63 @@ def test_a_folder_that_cannot_be_looked_at_is_not_an_empty_one(tmp_path: Path) -
             look()
 
 
+def _garbage(path: Path) -> None:
+    path.write_text("nonsense")
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def _looping(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def _no_text(path: Path) -> None:
+    path.write_bytes(b"\xff")
+
+
+SPOILT = [_garbage, _dangling, _looping, _fifo, _no_text]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_what_is_no_key_among_those_trusted_is_told_with_what_removes_it(
+    ring: Keyring, spoil: Callable[[Path], None]
+) -> None:
+    ring.add(str(ring.new("box1", WORKER).public), "own")
+    spoil(ring.folder / "trusted" / "odd.public")
+    with pytest.raises(KeyFileError, match=r"`graphflow keys revoke odd` removes it") as failure:
+        ring.trusted()
+    assert "keys new" not in str(failure.value)
+    with pytest.raises(KeyFileError, match="those that are: box1, odd"):
+        ring.revoke("nobody")
+    assert ring.revoke("odd") is None
+    assert [key.name for key in ring.trusted()] == ["box1"]
+
+
+def test_a_folder_among_those_trusted_is_removed_by_hand(ring: Keyring) -> None:
+    (ring.folder / "trusted" / "odd.public").mkdir(parents=True)
+    for refuse in (ring.trusted, lambda: ring.revoke("odd")):
+        with pytest.raises(KeyFileError, match="remove it by hand"):
+            refuse()
+
+
+def test_a_file_whose_name_is_no_keys_is_removed_by_hand(ring: Keyring) -> None:
+    (ring.folder / "trusted").mkdir(parents=True)
+    (ring.folder / "trusted" / "my odd.public").write_text("nonsense")
+    with pytest.raises(KeyFileError, match="remove it by hand"):
+        ring.trusted()
+
+
+def test_a_folder_whose_name_is_too_long_is_told(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="cannot be removed: File name too long"):
+        Keyring(tmp_path / ("x" * 300)).revoke("box1")
+
+
 def at_once(count: int, work: Callable[[int], object]) -> list[object]:
     """What calls return or raise that begin together, each on a thread."""
     barrier = Barrier(count)
@@ -350,6 +407,31 @@ def told(run: CliRunner, *arguments: str) -> str:
     return " ".join(run.invoke(app, ["keys", *arguments]).output.split())
 
 
+def test_revoking_a_copy_says_that_the_key_is_trusted_still(
+    ring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
+    run, trusted = CliRunner(), ring.folder / "trusted"
+    ring.add(str(ring.new("alice", COORDINATOR).public), "own")
+    (trusted / "copy.public").write_bytes((trusted / "alice.public").read_bytes())
+    said = told(run, "revoke", "copy")
+    assert said.startswith("removed copy.public, which held the key of alice")
+    assert "no longer" not in said and f"trusted still, by {trusted}/alice.public" in said
+    assert "`graphflow keys revoke alice` removes it" in said
+    (trusted / "alice.public").rename(trusted / "copy.public")
+    assert told(run, "revoke", "copy").endswith("…, trusted no longer")
+    assert ring.trusted() == []
+
+
+def test_revoking_what_is_no_key_says_so(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
+    (ring.folder / "trusted").mkdir(parents=True)
+    (ring.folder / "trusted" / "odd.public").write_text("nonsense")
+    run = CliRunner()
+    assert told(run, "revoke", "odd") == "removed odd.public, which held no key that can be read"
+    assert "no keys" in told(run, "list")
+
+
 def test_a_list_that_cannot_be_read_is_not_shown_as_empty(
     ring: Keyring,
     monkeypatch: pytest.MonkeyPatch,
@@ -370,6 +452,19 @@ def test_a_public_file_that_is_missing_is_told_with_what_belongs_in_it(
     (ring.folder / "box1.public").unlink()
     said = told(CliRunner(), "list")
     assert "box1.public is missing" in said and str(pair.public) in said
+
+
+def test_only_a_dash_is_standard_input(
+    ring: Keyring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
+    monkeypatch.chdir(tmp_path)
+    lines = [str(Keyring(tmp_path / name).new(name, WORKER).public) for name in "abc"]
+    Path("stdin").write_text(lines[0])
+    Path("-").write_text(lines[1])
+    for file, name in (("stdin", "a"), ("./-", "b"), ("-", "c")):
+        said = CliRunner().invoke(app, ["keys", "add", file], input=lines[2]).output
+        assert f"trusting {name}," in said
 
 
 @pytest.mark.parametrize(
