@@ -151,8 +151,8 @@ class Guard:
         with self._lock:
             return [name for name, (by, _) in self._vouched.items() if roles.get(by) != COORDINATOR]
 
-    def check(self, key: str, envelope: Envelope, message: Message) -> None:
-        """Whether who holds a key may send a message.
+    def check(self, key: str, envelope: Envelope, message: Message) -> str:
+        """Whether who holds a key may send a message; what the key may act as.
 
         Raises:
             NotAuthorised: its role does not allow it, it was revoked, or whom this process trusts
@@ -169,9 +169,10 @@ class Guard:
             CLIENT: isinstance(message, Hello | Status),
             None: False,
         }[role]
-        if not allowed:
+        if role is None or not allowed:
             who = f"a {role}'s key" if role else UNTRUSTED
             raise NotAuthorised(f"{who} does not allow {type(message).__name__}")
+        return role
 
     def _roles_now(self) -> dict[str, str]:
         version, now = self._ring.version, monotonic()

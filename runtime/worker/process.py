@@ -373,10 +373,11 @@ class WorkerProcess:
         return True
 
     def _take(self, route: bytes, frames: list[Any], key: str, lane: bool = False) -> None:
+        role = COORDINATOR
         try:
             envelope, message, data = decode_frames(frames)
             if self._guard is not None:
-                self._guard.check(key, envelope, message)
+                role = self._guard.check(key, envelope, message)
         except NotAuthorised as error:
             self.meters.add("graphflow_forbidden_messages_total")
             _log.tell("key.forbidden", key=key, reason=str(error))
@@ -402,16 +403,16 @@ class WorkerProcess:
             data = hosted.borrowed(envelope.origin, message)
         if type(message) is Status:
             back = Envelope(envelope.session, envelope.epoch, 0, 0, 1)
-            self._send(Send(route, back, StatusReport(message.request, self._report_to(key))))
+            self._send(Send(route, back, StatusReport(message.request, self._report_to(role))))
             return
         self._handle(Received(route, envelope, message, data, lane))
         opened = self._sessions.get(envelope.session)
         if self._guard is not None and type(message) is Open and opened not in (None, hosted):
             self._guard.vouch(envelope.session, key, message.keys)
 
-    def _report_to(self, key: str) -> dict[str, Any]:
-        """What this worker does, for who holds a key."""
-        names = self._guard is None or self._guard.role(key) == COORDINATOR
+    def _report_to(self, role: str) -> dict[str, Any]:
+        """What this worker does, for who may act so."""
+        names = role == COORDINATOR
         return report(
             started=self._started, devices=self._devices,
             sessions=[each for each in list(self._sessions.values()) if not each.is_trial],
