@@ -225,6 +225,11 @@ class Saver:
         self._looked, self._since = step, now
         return True
 
+    def restart(self) -> None:
+        """Count steps and seconds from the state that was loaded, of which none is written yet."""
+        self.saved, self._looked = -1, self._steps.committed
+        self._since = time.monotonic()
+
     def skip(self) -> None:
         """Leave one out, because the one before is still being written."""
         assert self.flight is not None

@@ -276,17 +276,27 @@ class Recovery:
     def load(self, take: Callable[[], None], folder: Path) -> None:
         """Take the state of a checkpoint; what was kept leads nowhere from now on.
 
-        It is written anew among our own: the user may save something else in its place.
+        It is written anew among our own at once, as the newest: a crash goes on from there, not
+        from what was written before it, and the user may save something else in its place.
         """
+
+        def anew() -> None:
+            with uninterrupted():  # else nothing is written of what was taken
+                take()
+                self.saver.restart()
+                self._stretches = [Stretch(folder, written=True)]
+                if not self._keeps:
+                    self._begin()
+
         with self._interruptible():
             self.wait()
             self.saver.store.advance()  # what is written from now on is newer than what was before
-            self.guarded(take)
-            self.saver.saved = -1
-            self._stretches = [Stretch(folder, written=True)]
+            self.guarded(anew)
             if self._keeps:
                 self._make_certain()
                 self._drop_before(self._last_written())
+            else:
+                self.wait()
 
     # Checkpoints --------------------------------------------------------------------------------
 

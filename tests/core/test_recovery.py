@@ -32,6 +32,7 @@ from graphflow.errors import (
 from graphflow.runtime.checkpoint import load
 from graphflow.runtime.checkpoint.folder import read_manifest
 from graphflow.runtime.hosts import LocalHosts
+from graphflow.state import State
 
 
 def counting(name: str = "count") -> tuple[gf.Tensor, gf.Tensor]:
@@ -415,6 +416,78 @@ def test_going_back_by_hand_makes_what_follows_the_newest(tmp_path: Path) -> Non
         s.run(add)
     with gf.Session(checkpoint=tmp_path) as s:
         assert s.step == 3 and s.get(count).tolist() == [101] * 3
+
+
+def crashed(s: gf.Session, root: Path) -> tuple[int, float]:
+    """What a crash just now would leave to go on from: step, and value of the counter."""
+    landed(s)
+    there = s._recovery.saver.store.newest(pytest.fail)  # type: ignore[union-attr]
+    assert there is not None and there[0].parent == root
+    return there[1].step, float(there[1].variables["count"][0])
+
+
+@pytest.mark.parametrize("loses", [False, True], ids=["here", "workers"])
+@pytest.mark.parametrize("every", [2, "1ms"])
+def test_after_going_back_checkpoints_are_written_as_often_as_before(
+    every: int | str, loses: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if loses:
+        request.getfixturevalue("losing")
+    count, add = counting()
+    root = tmp_path / "c"
+    with gf.Session(checkpoint=root, every=every, keep=2) as s:
+        s.run(add)
+        s.save(tmp_path / "best")
+        for _ in range(8):
+            s.run(add)
+            landed(s)
+        s.load(tmp_path / "best")
+        assert crashed(s, root) == (1, 1.0)
+        s.set(count, [100, 100, 100])
+        for step in range(2, 12):  # over all steps of the line before, and beyond
+            time.sleep(0.002)
+            s.run(add)
+            last = step if every != 2 or step % 2 == 0 else step - 1
+            assert crashed(s, root) == (last, 100.0 + last - 1 if last > 1 else 1.0)
+        assert [name for name in kept(root) if "step" in name][-1] in (
+            "step-00000010", "step-00000011",
+        )  # fmt: skip
+
+
+def test_what_is_written_after_going_back_is_not_pushed_out_by_higher_steps(tmp_path: Path) -> None:
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=1, keep=2) as s:
+        for _ in range(6):
+            s.run(add)
+            landed(s)
+        s.load(tmp_path / "step-00000005")
+        assert kept(tmp_path)[1:] == ["step-00000005", "step-00000006"]
+        s.save(tmp_path / "best")
+        s.run(add)
+        s.load(tmp_path / "best")
+        assert crashed(s, tmp_path) == (5, 5.0)
+        assert kept(tmp_path)[2:] == ["step-00000005", "step-00000006"]
+
+
+def test_ctrl_c_while_a_checkpoint_is_loaded_leaves_it_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, add = counting()
+    root, load_state = tmp_path / "c", State.load
+
+    def interrupted(*what: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        load_state(*what)
+
+    with gf.Session(checkpoint=root, every="1h") as s:
+        s.run(add)
+        s.save(tmp_path / "best")
+        s.run(add)
+        s.save()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(State, "load", interrupted)
+            s.load(tmp_path / "best")
+        assert s.step == 1 and crashed(s, root) == (1, 1.0)
 
 
 def test_who_takes_a_directory_over_fences_who_had_it(tmp_path: Path) -> None:

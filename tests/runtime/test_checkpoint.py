@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import mmap
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -451,6 +453,47 @@ def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) 
         left = [p.name for p in root.iterdir() if p.name.startswith(".")]
         assert not left, left
     assert sorted(found) == found and set(found) == {2, 3}
+
+
+@pytest.mark.fault(37)
+def test_a_session_that_goes_back_survives_a_kill_at_any_call(tmp_path: Path) -> None:
+    """While it loads, the line before is there or what is loaded; from then on only the latter, and
+    what followed from it, though the line before has higher steps and some of the same."""
+    count = gf.variable(np.zeros(3, "float32"), name="count")
+    add = gf.assign(count, count + 1.0)
+    loaded = mmap.mmap(-1, 1)  # shared with forks
+
+    def train(s: gf.Session, steps: int) -> None:
+        for _ in range(steps):
+            s.run(add)
+            s._recovery.wait()  # type: ignore[union-attr]
+
+    def back(root: Path) -> None:
+        with gf.Session(checkpoint=root, every=2) as s:
+            s.load(tmp_path / "best")
+            loaded[0] = 1
+            s.set(count, [100, 100, 100])
+            train(s, 2)
+
+    with gf.Session(checkpoint=tmp_path / "before", every=2) as s:
+        train(s, 3)
+        s.save(tmp_path / "best")
+        train(s, 2)
+    shutil.copytree(tmp_path / "before", tmp_path / "whole")
+    found = []
+    for at in _points(lambda: back(tmp_path / "whole")):
+        loaded[0] = 0
+        root = tmp_path / f"{at[0]}{at[1]}"
+        shutil.copytree(tmp_path / "before", root)
+        assert _killed_at(partial(back, root), at), at
+        there = newest(root, pytest.fail)
+        assert there is not None
+        step, value = there[1].step, int(there[1].variables["count"][0])
+        new = step == value == 3 or value == 100 + step - 3
+        assert new or (step == value == 5 and not loaded[0]), (at, step, value)
+        found.append((new, step))
+    assert sorted(found) == found
+    assert list(dict.fromkeys(found)) == [(False, 5), (True, 3), (True, 4), (True, 5)]
 
 
 @pytest.mark.fault(37)
