@@ -1,19 +1,21 @@
 """Files and folders that are there after a crash, whole, or not at all.
 
 All that a checkpoint does to a disk goes through here: written, synced, then renamed. What a crash
-leaves behind has a name by which the next start knows it:
+leaves behind has a name by which the next start knows it, with 16 digits that were drawn:
 
-    .NAME.partial-…   was being written
-    .NAME.old-…       made room for a new NAME; it is NAME where that never came
-    .NAME.gone-…      was being removed
+    .NAME.partial-0123456789abcdef   was being written
+    .NAME.old-0123456789abcdef       made room for a new NAME; it is NAME where that never came
+    .NAME.gone-0123456789abcdef      was being removed
+
+Anything else is the user's, however much it looks like it.
 """
 
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -26,6 +28,7 @@ from graphflow.errors import CheckpointError
 
 Buffer = bytes | memoryview
 _LONGEST = 255  # bytes of a name in a path
+_BEGUN = re.compile(r"\.(.+)\.(partial|old|gone)-[0-9a-f]{16}", re.DOTALL)
 _PIECE = 8 * 2**20  # bytes, hashed and written by turns while they are in the cache
 
 
@@ -178,28 +181,31 @@ def found(target: Path) -> Path:
     return target if target.exists() else next(iter(_left(target, "old")), target)
 
 
-def clean(root: Path) -> list[str]:
+def clean(root: Path, ours: re.Pattern[str]) -> list[str]:
     """Remove what a crash left in a folder, and put back what had only made room. What was done,
-    in words."""
+    in words.
+
+    Args:
+        ours: what leftovers are called of those who write here; any other may still be written.
+    """
     done = []
-    for old in sorted(root.glob(".*.old-*")):
-        target = root / old.name[1:].rpartition(".old-")[0]
+    for old, target in _begun(root, "old", ours):
         if not target.exists():
             os.rename(old, target)
             done.append(f"put {target.name} back")
     for kind in ("old", "partial", "gone"):
-        for left in sorted(root.glob(f".*.{kind}-*")):
-            _remove_begun(left, kind)
+        for left, target in _begun(root, kind, ours):
+            _remove_begun(left, target, kind)
             done.append(f"removed {left.name}")
     return done
 
 
-def _remove_begun(folder: Path, kind: str) -> None:
+def _remove_begun(folder: Path, target: Path, kind: str) -> None:
     """Remove what a crash left: first from where its writer, if that lives, would find it and put
     in its place what is half removed."""
     gone = folder
     if kind == "partial":
-        gone = _beside(folder.with_name(folder.name[1:].rpartition(".partial-")[0]), "gone")
+        gone = _beside(target, "gone")
         try:
             os.rename(folder, gone)
         except FileNotFoundError:
@@ -255,4 +261,16 @@ def _beside(target: Path, kind: str) -> Path:
 
 
 def _left(target: Path, kind: str) -> list[Path]:
-    return sorted(target.parent.glob(f".{glob.escape(target.name)}.{kind}-*"))
+    return [left for left, of in _begun(target.parent, kind) if of.name == target.name]
+
+
+def _begun(root: Path, kind: str, ours: re.Pattern[str] = _BEGUN) -> list[tuple[Path, Path]]:
+    """What has names of ours in a folder, each with the place that it is to have, or had."""
+    try:
+        names = sorted(os.listdir(root))
+    except (FileNotFoundError, PermissionError):  # one that may be written to, and not be listed
+        return []
+    matches = [
+        match for name in names if ours.fullmatch(name) and (match := _BEGUN.fullmatch(name))
+    ]
+    return [(root / match[0], root / match[1]) for match in matches if match[2] == kind]

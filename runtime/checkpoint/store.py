@@ -36,6 +36,10 @@ _NO_NOTE = {getattr(errno, n) for n in ("ENOENT", "EISDIR", "EINVAL", "ENXIO", "
 """Errors where something else is in its place: nothing, a folder, a pipe, a socket, a link to
 itself, too much. Any other may be gone with the next look, when another session may be noted."""
 _STEP = re.compile(r"step-([0-9]{8,20})")
+_BEGUN = re.compile(
+    rf"\.({_STEP.pattern}\.(partial|old|gone)|{re.escape(_SESSION)}\.(partial|gone))-[0-9a-f]{{16}}"
+)
+"""What a crash leaves of a session; anything else may be what another process is just saving."""
 _HEX = re.compile(r"[0-9a-f]{32}")
 _EPOCH = re.compile(r"[0-9]{1,18}")  # as many as messages can tell
 _LOOKS = 20
@@ -68,7 +72,7 @@ class Store:
                     "give its parent, or load this one with s.load"
                 )
             files.make(self.root)
-            self.cleaned = files.clean(self.root)
+            self.cleaned = files.clean(self.root, _BEGUN)
             self._owner = secrets.token_hex(16)
             noted = self._read_session()
             self.session = noted["session"] if noted else secrets.token_hex(16)
@@ -159,7 +163,7 @@ class Store:
         draft = None
         try:
             self.check()
-            files.clean(self.root)  # a worker may have gone on writing to one that had failed
+            files.clean(self.root, _BEGUN)  # a worker may have written on to one that had failed
             draft = Draft.begin(target, step, self.epoch)
             self._note_again()
             return draft

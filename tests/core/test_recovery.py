@@ -508,9 +508,10 @@ def test_who_takes_a_directory_over_fences_who_had_it(tmp_path: Path) -> None:
 
 
 def test_what_a_crash_left_goes_with_the_next_start(tmp_path: Path) -> None:
-    for name in (".step-00000003.partial-00", ".step-00000002.gone-00", ".session.json.partial-0"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "worker-0.safetensors").write_text("half")
+    begun = (".step-00000003.partial", ".step-00000002.gone", ".session.json.partial")
+    for name in begun:
+        (tmp_path / f"{name}-{'0f' * 8}").mkdir()
+        (tmp_path / f"{name}-{'0f' * 8}" / "worker-0.safetensors").write_text("half")
     (tmp_path / "mine.txt").write_text("stays")
     with gf.Session(checkpoint=tmp_path):
         assert kept(tmp_path) == ["mine.txt", "session.json"]

@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as hnp
 import graphflow as gf
 from graphflow.errors import CheckpointError, ProtocolError, StaleEpoch, VariableError
 from graphflow.runtime.checkpoint import Checkpoint, differences, files, load, save, store
-from graphflow.runtime.checkpoint.folder import read_manifest
+from graphflow.runtime.checkpoint.folder import Draft, read_manifest
 from graphflow.runtime.checkpoint.manifest import fingerprint
 from graphflow.runtime.checkpoint.remote import write_under
 from graphflow.runtime.checkpoint.store import Store, newest
@@ -769,6 +769,63 @@ def test_a_checkpoint_whose_variables_are_in_no_shard_is_not_put_in_its_place(
 def test_the_note_of_a_session_is_for_its_owner_alone(tmp_path: Path) -> None:
     Store(tmp_path, keep=1)
     assert (tmp_path / "session.json").stat().st_mode & 0o777 == 0o600
+
+
+DRAWN = "0123456789abcdef"
+THEIRS = [
+    ".thesis.old-2023", ".bashrc.old-1", ".data.partial-download", ".x.gone-away",
+    f".thesis.old-{DRAWN}", f".best.partial-{DRAWN}", f".best.old-{DRAWN}", f".best.gone-{DRAWN}",
+    f".session.json.old-{DRAWN}", f".session.json.bak.partial-{DRAWN}", f".step-1.partial-{DRAWN}",
+    f".step-00000001.partial-{DRAWN[1:]}", f".step-00000001.old-{DRAWN}0",
+    f".step-00000001.gone-{DRAWN.upper()}", f".step-00000001.kept-{DRAWN}",
+    f"step-00000001.partial-{DRAWN}", f".step-0000000a.old-{DRAWN}", f"x.step-00000001.old-{DRAWN}",
+    f".step-00000001.old-{DRAWN}\n", f".step-00000001.x.old-{DRAWN}",
+    f"..step-00000001.old-{DRAWN}",
+]  # fmt: skip
+"""Names that look like those of what a crash left of a session, and are none."""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_nothing_in_the_directory_of_a_session_is_touched_but_its_own(
+    kind: str, tmp_path: Path
+) -> None:
+    for name in THEIRS:
+        if kind == "file":
+            (tmp_path / name).write_text(name)
+        else:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "precious").write_text(name)
+    count = gf.variable(np.zeros(3, "float32"), name="count")
+    add = gf.assign(count, count + 1.0)
+    for _ in range(2):
+        with gf.Session(checkpoint=tmp_path, every=1, keep=1) as s:
+            s.run(add)
+            s.save()
+    assert {p.name for p in tmp_path.iterdir()} == {*THEIRS, "session.json", "step-00000002"}
+    for name in THEIRS:
+        place = tmp_path / name if kind == "file" else tmp_path / name / "precious"
+        assert place.read_text() == name
+
+
+def test_what_another_process_saves_in_the_directory_of_a_session_comes_to_its_end(
+    tmp_path: Path,
+) -> None:
+    draft = Draft.begin(tmp_path / "best", 3)
+    for step in (1, 2):
+        store = Store(tmp_path, keep=1)
+        store.begin(step).discard()
+    draft.write(STATE, _one().variables)
+    draft.commit(_one().signatures)
+    assert load(tmp_path / "best").step == 3
+
+
+def test_a_save_removes_what_a_crash_left_of_its_own_place_and_nothing_else(tmp_path: Path) -> None:
+    theirs = [".best.partial-download", ".best.old-1", f".best2.partial-{DRAWN}", ".best.gone-by"]
+    for name in [*theirs, f".best.partial-{DRAWN}", f".best.old-{DRAWN}"]:
+        save(_one(), tmp_path / name)
+    assert load(tmp_path / "best").step == 3  # it had made room
+    save(_one(), tmp_path / "best")
+    assert {p.name for p in tmp_path.iterdir()} == {*theirs, "best"}
 
 
 def test_a_directory_for_checkpoints_is_no_checkpoint_and_no_file(tmp_path: Path) -> None:

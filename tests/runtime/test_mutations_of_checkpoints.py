@@ -90,10 +90,10 @@ def overwrites(replace_file: Any) -> Any:
 
 
 def leaves_what_made_room(clean: Any) -> Any:
-    def mutant(root: Path) -> Any:
+    def mutant(root: Path, ours: Any) -> Any:
         for old in root.glob(".*.old-*"):
             shutil.rmtree(old)
-        return clean(root)
+        return clean(root, ours)
 
     return mutant
 
