@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -61,6 +61,11 @@ class Lifetime:
             "a session is of the process that opened it, and is neither pickled nor copied; open "
             "another one where it is needed, and take values along by session.save"
         )
+
+    def patience(self, seconds: float) -> Callable[[], float]:
+        """How long lost workers are waited for: no longer once SIGTERM came."""
+        drain = self.drain
+        return lambda: 0.0 if drain is not None and drain.asked else seconds
 
     def begin(
         self,

@@ -81,7 +81,8 @@ class Recovery:
     Args:
         run: a step, once.
         undo: ends what was begun ahead, before the workers begin anew.
-        rejoin: seconds to wait for workers that are not this session's own processes.
+        patience: seconds to wait for workers that are not this session's own processes, less once
+            the session is asked to end.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Recovery:
         deployment: Deployment,
         run: Run,
         undo: Callable[[], None],
-        rejoin: float,
+        patience: Callable[[], float],
     ) -> None:
         self.saver = saver
         self._deployment = deployment
@@ -100,7 +101,7 @@ class Recovery:
         self._cluster = deployment.cluster  # as the session began with it
         self._run = run
         self._undo = undo
-        self._rejoin = rejoin
+        self._patience = patience
         self._keeps = self._hosts.can_be_lost
         self._stretches = [Stretch(saver.resume(), written=True)]
         self._writing: Stretch | None = None
@@ -251,9 +252,14 @@ class Recovery:
 
     def leave(self) -> None:
         """The last checkpoint of a session that is asked to end."""
-        self.save()
-        folder = str(self.saver.store.root)
-        _log.tell("session.drained", step=self._steps.committed, folder=folder)
+        step, folder = self._steps.committed, str(self.saver.store.root)
+        try:
+            self.save()
+        except WorkerLost as error:
+            if error.reason != NOBODY:
+                raise
+            _log.tell("recovery.lost", step=step, reason=str(error))  # the one before will do
+        _log.tell("session.drained", step=step, folder=folder)
 
     def close(self, *, complete: bool) -> None:
         """Let the checkpoint that is being written come to its end.
@@ -373,7 +379,7 @@ class Recovery:
         self._undo()
         self._deployment.undeploy(None)
         epoch = self.saver.store.advance()
-        cluster = self._hosts.reopen(self._cluster, epoch, self._rejoin)
+        cluster = self._hosts.reopen(self._cluster, epoch, self._patience)
         if self.saver.flight is not None:
             self.saver.flight.wait(_LANDING)
             self._land()

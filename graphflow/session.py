@@ -165,7 +165,11 @@ class Session:
             if policy is not None and store is not None:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 self._recovery = Recovery(
-                    saver, self._deployment, running.step, running.undo, policy.rejoin
+                    saver,
+                    self._deployment,
+                    running.step,
+                    running.undo,
+                    life.patience(policy.rejoin),
                 )
             life.begin(hosts, server, self._deployment, self._recovery)
             failed.pop_all()

@@ -478,9 +478,9 @@ class RemoteHosts(Members):
 
         return wait
 
-    def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
+    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
         self._programs.clear()
-        return super().reopen(cluster, epoch, seconds)
+        return super().reopen(cluster, epoch, patience)
 
     # Measuring -----------------------------------------------------------------------------------
 

@@ -136,9 +136,13 @@ class Hosts(Protocol):
     def let_go(self) -> None:
         """Leave the workers that were asked to end, with what they hold: they are lost."""
 
-    def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
+    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
         """Begin anew, without state, at a higher epoch, on those workers of a cluster that can be
-        had within some seconds; they are a cluster again.
+        had; they are a cluster again.
+
+        Args:
+            patience: for how many seconds those that are away are waited for; it is asked again
+                meanwhile, and may be less by then.
 
         Raises:
             WorkerLost: none can be had.
@@ -269,7 +273,7 @@ class LocalHosts:
     def let_go(self) -> None:
         """There is none to leave."""
 
-    def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
+    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
         return cluster
 
     def cancel(self) -> None:

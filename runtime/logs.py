@@ -85,6 +85,11 @@ EVENTS: Mapping[str, Event] = {
     ),
     "step.committed": _event(_D, "a step is decided", "session step seconds"),
     "step.aborted": _event(_W, "a step changed nothing", "session step seconds error reason"),
+    "worker.unfit": _event(
+        _W,
+        "a worker is back, and not one that the session can go on with",
+        "session address reason",
+    ),
     "worker.lost": _event(_W, "a worker does not answer any more", "session worker address reason"),
     "session.ended": _event(_I, "a coordinator closed its session", "session seconds steps"),
     "session.unconfirmed": _event(_I, "not every worker confirmed the end", "session reason"),

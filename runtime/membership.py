@@ -15,7 +15,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from graphflow.errors import GraphflowError, RendezvousTimeout, SessionError, WorkerLost
+from graphflow.errors import (
+    ClusterError,
+    GraphflowError,
+    RendezvousTimeout,
+    SessionError,
+    WorkerLost,
+)
 from graphflow.progress import waiting
 from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.checkpoint.store import Store
@@ -115,9 +121,12 @@ class Members:
             seconds=time.monotonic() - self._activity.opened,
         )  # fmt: skip
 
-    def reopen(self, cluster: Cluster, epoch: int, seconds: float) -> Cluster:
+    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
         """Begins the session anew, at a higher epoch. Own processes that have ended are started
         again; other workers have some seconds to come back, and then it goes on without them.
+
+        Args:
+            patience: how many seconds, asked again while they are waited for.
 
         Raises:
             WorkerLost: none is there, or one was lost meanwhile.
@@ -135,10 +144,10 @@ class Members:
                 self._local.renew(self._suspects, leaving, cluster.deadline)
             else:
                 ending = {self._addresses[worker] for worker in leaving}
-                cluster = answering(cluster, seconds, ending, self.session, self._dead_after)
+                cluster = answering(cluster, patience, ending, self.session, self._dead_after)
             until, self._apart = time.monotonic() + _REOPEN_SECONDS, set()
-            self._connect(cluster, until, epoch, max(seconds, _MEET_SECONDS))
-        except (RendezvousTimeout, SessionError) as error:
+            self._connect(cluster, until, epoch, max(patience(), _MEET_SECONDS))
+        except (RendezvousTimeout, SessionError, ClusterError) as error:
             if self._loop is not None:  # one that is frozen, but was not missed yet
                 self._suspects |= {*self._loop.strangers()}
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error

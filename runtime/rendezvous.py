@@ -9,11 +9,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from graphflow.errors import ClusterError, ProtocolError, RendezvousTimeout, WorkerLost
+from graphflow.errors import (
+    ClusterError,
+    GraphflowError,
+    ProtocolError,
+    RendezvousTimeout,
+    WorkerLost,
+)
 from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.hosts import NOBODY
 from graphflow.runtime.logs import Log
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
 
 LEASE = 30.0  # seconds without a ping after which a worker forgets the session
+_LOOK = 0.05  # seconds between two looks at whether workers are still waited for
 _ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
 _NO_TRUST = (
     "and this process do not trust each other's keys; there, run `graphflow keys add` with the "
@@ -111,7 +117,11 @@ class Rendezvous:
         for worker in workers:
             welcome = replies.messages[worker]
             assert isinstance(welcome, Welcome)
-            self._check_devices(cluster, worker, welcome)
+            if wrong := _lacking(cluster, worker, welcome):
+                raise ClusterError(
+                    f"{self._at(worker)} {wrong}; start it with `graphflow worker --devices "
+                    f"{','.join(_wanted(cluster, worker))}`, or change the cluster"
+                )
         request = next(self._requests)
         shown = self._keys if any(self._keys) else []
         # Own processes end with this one: however long it stands still, they wait for it.
@@ -160,25 +170,34 @@ class Rendezvous:
                 return RendezvousTimeout(f"{', '.join(map(self._at, workers))} {why}")
         return None
 
-    def _check_devices(self, cluster: Cluster, worker: int, welcome: Welcome) -> None:
-        wanted = [device.name.rpartition("/")[2] for device in cluster.workers[worker].devices]
-        missing = [name for name in wanted if name not in welcome.devices]
-        if missing:
-            raise ClusterError(
-                f"{self._at(worker)} has {', '.join(welcome.devices)}, "
-                f"but not {', '.join(missing)} as the cluster says; start it with "
-                f"`graphflow worker --devices {','.join(wanted)}`, or change the cluster"
-            )
+
+def _wanted(cluster: Cluster, worker: int) -> list[str]:
+    return [device.name.rpartition("/")[2] for device in cluster.workers[worker].devices]
+
+
+def _lacking(cluster: Cluster, worker: int, welcome: Welcome) -> str:
+    """Which devices a worker does not have that it should; "" if it has all."""
+    missing = [name for name in _wanted(cluster, worker) if name not in welcome.devices]
+    has = ", ".join(welcome.devices)
+    return f"has {has}, but not {', '.join(missing)} as the cluster says" if missing else ""
 
 
 def answering(
-    cluster: Cluster, seconds: float, ending: Collection[str], session: str, dead_after: float
+    cluster: Cluster,
+    patience: Callable[[], float],
+    ending: Collection[str],
+    session: str,
+    dead_after: float,
 ) -> Cluster:
-    """The workers of a cluster that answer within some seconds, without those that are about to
-    end as long as there are others."""
+    """The workers of a cluster that answer in time and can be used, without those that are about to
+    end as long as there are others.
+
+    Args:
+        patience: how many seconds, asked again while some have not answered.
+    """
     addresses = [worker.address or "" for worker in cluster.workers]
     keys, pair = keys_of(cluster, len(addresses))
-    until = time.monotonic() + max(seconds, _ANSWER_SECONDS)
+    started, most = time.monotonic(), max(patience(), _ANSWER_SECONDS)
     loop = Loop(
         secrets.token_hex(16), addresses, insecure=cluster.insecure, local=None, pair=pair,
         keys=keys, activity=SessionActivity(session), epoch=1,
@@ -186,28 +205,47 @@ def answering(
     )  # fmt: skip
     others = [worker for worker, address in enumerate(addresses) if address not in ending]
     if not others:
-        time.sleep(min(seconds, _ANSWER_SECONDS))  # until they have ended, and perhaps are back
+        time.sleep(min(patience(), _ANSWER_SECONDS))  # until they have ended, and perhaps are back
     try:
         asked = {}
         for worker in others or range(len(addresses)):
             hello = _hello(worker + 1)
-            begin = Begin(hello.request, {worker: Order(hello)}, _left(until))
-            asked[worker] = (hello.request, loop.submit(begin))
-        there = []
-        for worker, (request, pending) in asked.items():
-            with suppress(RendezvousTimeout, WorkerLost):
-                loop.finish(request, pending, _left(until) + SLACK)
-                there.append(worker)
+            begin = Begin(hello.request, {worker: Order(hello)}, most)
+            asked[worker] = loop.submit(begin)
+        while late := [each for each in asked.values() if each.outcome is None]:
+            left = max(patience(), _ANSWER_SECONDS)
+            if time.monotonic() > started + (left if left < most else most + SLACK):
+                break
+            late[0].wait(_LOOK)
+        outcomes = {worker: pending.outcome for worker, pending in asked.items()}
     finally:
         loop.stop()
+    there, unfit = set(), []
+    for worker, outcome in outcomes.items():
+        if wrong := _unfit(cluster, worker, outcome):
+            unfit.append(f"worker {worker} at {addresses[worker]} {wrong}")
+            _log.tell("worker.unfit", session=session, address=addresses[worker], reason=wrong)
+        elif isinstance(outcome, Replies):
+            there.add(worker)
     if not there:
         raise WorkerLost(
-            f"none of the workers at {', '.join(addresses)} answered within "
-            f"{max(seconds, _ANSWER_SECONDS):g} s; the session goes on from its last "
-            "checkpoint when it is opened again, or asked again, and they are there",
+            f"none of the workers at {', '.join(addresses)} answered within {most:g} s, as the "
+            f"cluster has them{''.join(f'; {told}' for told in unfit)}; the session goes on from "
+            "its last checkpoint when it is opened again, or asked again, and they are there",
             reason=NOBODY,
         )
-    return cluster.without(set(range(len(addresses))) - {*there})
+    return cluster.without({*range(len(addresses))} - there)
+
+
+def _unfit(cluster: Cluster, worker: int, outcome: Replies | GraphflowError | None) -> str:
+    """Why the session cannot go on with a worker that answered; "" if it can, or nobody did."""
+    if isinstance(outcome, ProtocolError):
+        return str(outcome)  # another version
+    if not isinstance(outcome, Replies):
+        return ""
+    welcome = outcome.messages[worker]
+    assert isinstance(welcome, Welcome)
+    return _lacking(cluster, worker, welcome)
 
 
 def keys_of(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:

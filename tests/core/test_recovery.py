@@ -544,7 +544,7 @@ class Losing:
                 raise WorkerLost("worker 0 was lost", worker=0)
             return step(hosts, program, number, *rest, **more)
 
-        def reopen(hosts: Any, cluster: Any, epoch: int, seconds: float) -> Any:
+        def reopen(hosts: Any, cluster: Any, epoch: int, patience: Any) -> Any:
             losing.opened += 1
             hosts._host.close("")
             hosts._host.open("")

@@ -425,6 +425,33 @@ def test_a_worker_that_comes_back_at_its_address_goes_on_with_the_session(
         assert s.step == before + 1
 
 
+@pytest.mark.fault(50)
+def test_a_worker_that_comes_back_with_fewer_devices_is_planned_around(
+    workers: Callable[..., list[Worker]], running: list[Any], tmp_path: Path,
+    curves: Mapping[int, list[Any]], caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    (stays,), (leaves,) = workers(1), workers(1, "--devices", "cpu:0,cpu:1")
+    cluster = remote(tmp_path, [stays, leaves])
+    first, second = cluster.read_text().split(f'address = "{leaves.address}"')
+    second = second.replace('["cpu:0"]', '["cpu:0", "cpu:1"]')
+    cluster.write_text(f'{first}address = "{leaves.address}"{second}')
+
+    def strike(number: int) -> None:
+        if number == 7:
+            leaves.process.kill()
+            leaves.process.wait()
+            running.append(fresh := Worker(leaves.address))
+            fresh.ready()
+
+    with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=5, rejoin=4.0) as s:
+        assert train(s, Model(2), strike) == curves[2]
+        assert len(s.cluster.workers) == 1
+    told = next(r.getMessage() for r in caplog.records if "worker.unfit" in r.getMessage())
+    assert leaves.address in told and "has cpu:0, but not cpu:1 as the cluster says" in told
+    stays.send(signal.SIGTERM)
+    assert stays.wait(5.0) == 0, "it keeps no session"
+
+
 @SLOW
 @pytest.mark.fault(2, 50)
 def test_a_worker_of_another_machine_that_froze_and_wakes_has_a_new_epoch(

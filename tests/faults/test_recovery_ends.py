@@ -336,6 +336,35 @@ def test_a_session_that_is_being_opened_waits_for_nobody_any_more(
             assert s.step == 1
 
 
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("stay", [1, 0], ids=["one stays", "nobody stays"])
+def test_a_session_that_waits_for_a_lost_worker_waits_no_longer(
+    stay: int, script: Callable[..., Script], workers: Callable[..., list[Worker]], tmp_path: Path,
+    wanted: dict[int, str],
+) -> None:  # fmt: skip
+    found = workers(2)
+    cluster = str(cluster_file(tmp_path, [worker.address for worker in found]))
+    process = start(script, cluster, tmp_path / "c", "5", pause=0.05)
+    process.line("step 7")
+    for worker in found[stay:]:
+        worker.process.kill()
+    time.sleep(3.0)  # of the 20 s that it waits
+    at = process.send(signal.SIGTERM)
+    assert process.wait(15.0) == 0, process.told()
+    took(10, f"ended while it waited for a worker, {stay} left", time.monotonic() - at)
+    assert time.monotonic() - at < 8.0 and "done" not in process.lines
+    first = losses(process.lines)
+    second = start(script, "here", tmp_path / "c", "1h")
+    step = int(second.line("ready").split()[1])
+    assert step > max(first) if stay else 5 <= step <= max(first) + 1
+    assert second.wait() == 0
+    told = first | losses(second.lines)
+    assert told == {number: wanted[number] for number in told}
+    for worker in found[:stay]:
+        worker.send(signal.SIGTERM)
+        assert worker.wait(5.0) == 0, "it keeps no session"
+
+
 def test_two_sessions_of_a_process_both_write_their_last_checkpoint(tmp_path: Path) -> None:
     count = gf.variable(0.0, name="count")
     add = gf.assign(count, count + 1.0)
