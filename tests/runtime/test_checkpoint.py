@@ -7,6 +7,8 @@ import json
 import mmap
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -70,6 +72,24 @@ def test_any_reader_of_safetensors_opens_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "c" / MANIFEST).read_text())["variables"] == {
         "w": ["float32", [4]]
     }
+
+
+def test_numpy_reads_16_bit_floats_once_it_knows_them(tmp_path: Path) -> None:
+    """As docs/checkpoints.md says: without graphflow, after `import ml_dtypes`."""
+    save(Checkpoint({"b": np.arange(3).astype(BFLOAT16)}, 0), tmp_path / "c")
+    script = f"""
+import sys
+from safetensors.numpy import load_file
+import ml_dtypes
+found = load_file({str(tmp_path / "c" / STATE)!r})["b"]
+assert "graphflow" not in sys.modules
+print(found.dtype, found.tolist())
+"""
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert ran.stdout == "bfloat16 [0.0, 1.0, 2.0]\n"
+    page = (Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md").read_text()
+    assert "after `import ml_dtypes`" in page
 
 
 def test_complex_numbers_are_pairs_of_floats_and_16_bit_floats_themselves(tmp_path: Path) -> None:
