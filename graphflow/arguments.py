@@ -11,6 +11,7 @@ import ast
 import difflib
 import functools
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -242,6 +243,28 @@ def _not_taken(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         told = f"{wrong} ({hint})" if hint else wrong
         return f"{told}; it takes {', '.join(names) or 'nothing'}"
     return None
+
+
+# Numbers ---------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy's as Python has it; anything else as it is."""
+    if isinstance(value, np.integer):
+        return int(value)
+    return float(value) if isinstance(value, np.floating) else value
+
+
+def seconds(value: Any) -> float | None:
+    """A number of seconds from 0 on; None where a value is none, or no float holds it."""
+    value = plain(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if 0 <= found < math.inf else None
 
 
 # What annotations say --------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arguments import plain, seconds
 from graphflow.errors import ArgumentError, CheckpointError, GraphflowError, StaleEpoch
 from graphflow.runtime.checkpoint import Checkpoint, files, load, save
 from graphflow.runtime.checkpoint.folder import CLIENT, MANIFEST, Draft, signature, unwritable
@@ -55,16 +56,17 @@ class Every:
         Raises:
             ArgumentError: anything else.
         """
+        every = plain(every)
         if isinstance(every, int) and not isinstance(every, bool) and every > 0:
             return cls(steps=every)
         match = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
-        seconds = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
-        if not (0 < seconds < math.inf):
+        time_between = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
+        if not (0 < time_between < math.inf):
             raise ArgumentError(
                 "every is a number of steps above 0, or a time such as '10min', '30s' or '1h', "
                 f"not {every!r}"
             )
-        return cls(seconds=seconds)
+        return cls(seconds=time_between)
 
     def due(self, before: int, step: int, seconds: float) -> bool:
         """Whether it is time, so many seconds and steps after the last one."""
@@ -97,15 +99,13 @@ class Policy:
             return None
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
             raise ArgumentError(f"checkpoint is a directory, not {folder!r}")
-        keep = KEEP if keep is None else keep
+        keep = KEEP if keep is None else plain(keep)
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
             raise ArgumentError(f"keep is a number of checkpoints above 0, not {keep!r}")
-        rejoin = REJOIN if rejoin is None else rejoin
-        if isinstance(rejoin, bool) or not (
-            isinstance(rejoin, int | float) and 0 <= rejoin < math.inf
-        ):
+        waits = REJOIN if rejoin is None else seconds(rejoin)
+        if waits is None:
             raise ArgumentError(f"rejoin is a number of seconds from 0 on, not {rejoin!r}")
-        return cls(folder, Every.of(EVERY if every is None else every), keep, float(rejoin))
+        return cls(folder, Every.of(EVERY if every is None else every), keep, waits)
 
     def store(self) -> Store:
         """The directory, taken over.

@@ -8,7 +8,6 @@ variable lives where it was first placed.
 
 from __future__ import annotations
 
-import math
 import os
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ahead import as_shape, by_placeholder
-from graphflow.arguments import shown, spelt
+from graphflow.arguments import seconds, shown, spelt
 from graphflow.checkpointing import Policy, Saver, read, save_by_worker
 from graphflow.compiled import Compiled
 from graphflow.connect import cluster_of, hosts_of
@@ -123,7 +122,8 @@ class Session:
         rejoin: float | None = None,
         metrics: str | None = None,
     ) -> None:
-        if not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
+        allowed = seconds(deadline)
+        if not allowed:
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
         if not isinstance(trial, bool):
             raise ArgumentError(f"trial is True or False, not {trial!r}")
@@ -150,7 +150,7 @@ class Session:
             if server is not None:
                 failed.callback(server.close)
             sampling, metered = self._automatic and several, server is not None
-            self._steps = steps = steps_of(hosts, float(deadline), sampling, metered)
+            self._steps = steps = steps_of(hosts, allowed, sampling, metered)
             self._state = state = State(hosts)
             self._planner = Planner(chosen, hosts, state, steps, placer, trial)
             checks = RESULTS if check_finite else ""
@@ -164,12 +164,9 @@ class Session:
             self._recovery: Recovery | Fragile = Fragile(self._deployment, running.step)
             if policy is not None and store is not None:
                 saver = Saver(store, policy.every, hosts, state, steps)
+                patience = life.patience(policy.rejoin)
                 self._recovery = Recovery(
-                    saver,
-                    self._deployment,
-                    running.step,
-                    running.undo,
-                    life.patience(policy.rejoin),
+                    saver, self._deployment, running.step, running.undo, patience
                 )
             life.begin(hosts, server, self._deployment, self._recovery)
             failed.pop_all()

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from graphflow.arguments import checks, spelt
+from graphflow.arguments import checks, plain, spelt
 from graphflow.device import DeviceName
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.cluster_checks import check_cluster, suggested
@@ -78,6 +78,8 @@ class Cluster:
         object.__setattr__(self, "workers", tuple(self.workers))
         object.__setattr__(self, "links", tuple(self.links))
         object.__setattr__(self, "ports", tuple(self.ports))
+        object.__setattr__(self, "deadline", plain(self.deadline))
+        object.__setattr__(self, "dead_after", plain(self.dead_after))
         check_cluster(self)
 
     # Constructors -----------------------------------------------------------------------------

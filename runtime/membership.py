@@ -37,6 +37,7 @@ from graphflow.runtime.repeating import RepeatingLoop
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
 
+_LONGEST = 1e9  # seconds for workers to come up; clocks and queues end at ten times as many
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
 _REOPEN_SECONDS = 15.0  # for workers that are there to begin a session anew
 _STARTS = 3  # of local workers, where something ends one before the session is open
@@ -78,6 +79,7 @@ class Members:
     def _join(self, cluster: Cluster, deadline: float, host: str | None) -> None:
         """Joins the workers at the cluster's addresses, or starts local ones, within some
         seconds."""
+        deadline = min(deadline, _LONGEST)
         until = time.monotonic() + deadline
         epoch = self._store.epoch if self._store is not None else 1
         for left in reversed(range(_STARTS)):
@@ -141,7 +143,7 @@ class Members:
             self._loop = None
         try:
             if self._local is not None:
-                self._local.renew(self._suspects, leaving, cluster.deadline)
+                self._local.renew(self._suspects, leaving, min(cluster.deadline, _LONGEST))
             else:
                 ending = {self._addresses[worker] for worker in leaving}
                 cluster = answering(cluster, patience, ending, self.session, self._dead_after)

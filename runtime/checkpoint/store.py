@@ -71,6 +71,7 @@ class Store:
                     f"{self.root} is one checkpoint; checkpoint= takes a directory for several: "
                     "give its parent, or load this one with s.load"
                 )
+            _check_links(self.root)
             files.make(self.root)
             self.cleaned = files.clean(self.root, _BEGUN)
             self._owner = secrets.token_hex(16)
@@ -202,6 +203,21 @@ def folders(root: Path) -> list[Path]:
         return (latest if epoch is None else epoch, int(folder.name[5:]))
 
     return sorted(found, key=age, reverse=True)
+
+
+def _check_links(root: Path) -> None:
+    """Refuse a directory on whose way a link leads nowhere: it may lead to a disk that is not
+    mounted, and what was made there would be out of sight once it is.
+
+    Raises:
+        CheckpointError: see above.
+    """
+    for each in (root, *root.parents):
+        if each.is_symlink() and not each.exists():
+            raise CheckpointError(
+                f"{each} is a link to {os.readlink(each)}, where nothing is; make a folder there "
+                "(is its disk mounted?), or give another directory"
+            )
 
 
 def _epoch(folder: Path) -> int | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 
@@ -65,6 +66,19 @@ def test_a_process_that_may_open_few_files_is_told_so_and_leaves_nobody() -> Non
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
     )  # which ends when the processes that hold its pipes have ended
     assert "a session with 4 workers needs more files and sockets" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "deadline", [0, -1.0, True, np.True_, "3", None, float("nan"), float("inf"), 10**400, 3j]
+)
+def test_a_deadline_that_is_no_number_of_seconds_is_refused(deadline: Any) -> None:
+    with pytest.raises(SessionError, match="a deadline is a number of seconds above 0"):
+        gf.Session(deadline=deadline)
+
+
+def test_local_workers_have_all_the_time_of_a_deadline_beyond_what_clocks_count() -> None:
+    with gf.Session(gf.Cluster.local(2, threads=1, deadline=1e300), trial=False) as s:
+        assert s.run(gf.constant(1.0) + 1.0) == 2.0
 
 
 def test_local_workers_that_cannot_be_connected_to_are_told_with_a_remedy() -> None:

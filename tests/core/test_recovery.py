@@ -74,6 +74,9 @@ def test_a_checkpoint_is_due_at_multiples_of_steps_or_after_a_time() -> None:
         ({"every": 0}, "every"),
         ({"every": -3}, "every"),
         ({"every": True}, "every"),
+        ({"every": np.int64(0)}, "every"),
+        ({"every": np.float64(2.0)}, "every"),
+        ({"every": np.True_}, "every"),
         ({"every": 2.5}, "every"),
         ({"every": "10"}, "10min"),
         ({"every": "0s"}, "every"),
@@ -82,9 +85,12 @@ def test_a_checkpoint_is_due_at_multiples_of_steps_or_after_a_time() -> None:
         ({"keep": 0}, "keep"),
         ({"keep": 1.5}, "keep"),
         ({"keep": True}, "keep"),
+        ({"keep": np.float32(2)}, "keep"),
         ({"rejoin": -1}, "rejoin"),
         ({"rejoin": float("inf")}, "rejoin"),
         ({"rejoin": "1s"}, "rejoin"),
+        ({"rejoin": True}, "rejoin"),
+        ({"rejoin": 10**400}, "rejoin"),
         ({"checkpoint": 3}, "directory"),
         ({"checkpoint": ""}, "directory"),
         ({"checkpoint": ["a"]}, "directory"),
@@ -99,6 +105,29 @@ def test_a_wrong_argument_is_told_before_anything_is_written(
     with pytest.raises(ArgumentError, match=told):
         gf.Session(**{"checkpoint": tmp_path / "c", **wrong})
     assert not kept(tmp_path)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    _, add = counting()
+    with gf.Session(
+        checkpoint=tmp_path, every=np.int64(2), keep=np.uint8(1), rejoin=np.float32(0.5),
+        deadline=np.float32(30),  # type: ignore[arg-type]
+    ) as s:  # fmt: skip
+        for _ in range(5):
+            s.run(add)
+            landed(s)
+        assert kept(tmp_path) == ["session.json", "step-00000004"]
+
+
+def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "c")
+    for place in (tmp_path / "link", tmp_path / "link" / "c"):
+        with pytest.raises(CheckpointError, match=r"link is a link to .*disk/c, where nothing is"):
+            gf.Session(checkpoint=place)
+    assert kept(tmp_path) == ["link"]
+    (tmp_path / "disk" / "c").mkdir(parents=True)
+    with gf.Session(checkpoint=tmp_path / "link"):
+        assert kept(tmp_path / "disk" / "c") == ["session.json"]
 
 
 def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:

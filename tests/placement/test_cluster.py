@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from graphflow.errors import ClusterError, DeviceError
@@ -84,6 +85,12 @@ def test_several_devices_of_this_process_share_cores_and_memory() -> None:
     assert (first.name, second.name) == ("/worker:0/cpu:0", "/worker:0/cpu:1")
     assert first.threads == max(1, cores() // 2)
     assert first.memory + second.memory <= host_memory()
+
+
+def test_times_may_be_numbers_of_numpy() -> None:
+    cluster = Cluster.local(2, threads=1, deadline=np.int64(7), dead_after=np.float32(2.5))  # type: ignore[arg-type]
+    assert (cluster.deadline, cluster.dead_after) == (7, 2.5)
+    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
 
 
 def test_local_workers_share_the_host() -> None:
@@ -509,6 +516,8 @@ BAD_VALUES: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: Cluster.local(0), "workers must be"),
     (lambda: Cluster.local(2, deadline=0.0), "deadline"),
+    (lambda: Cluster.local(2, deadline=True), "deadline"),
+    (lambda: Cluster.local(2, deadline=np.float32("nan")), "deadline.*nan"),
     (lambda: Cluster.local(2, threads=0), "threads"),
     (lambda: Cluster.hypothetical(2, flops=1.0, bandwidth=1.0, memory=1), "default link"),
     (lambda: Cluster.from_dict({}), "list 'workers'"),
