@@ -498,6 +498,29 @@ def test_what_is_written_after_going_back_is_not_pushed_out_by_higher_steps(tmp_
         assert kept(tmp_path)[2:] == ["step-00000005", "step-00000006"]
 
 
+@pytest.mark.parametrize("loses", [False, True], ids=["here", "workers"])
+def test_a_checkpoint_is_loaded_though_the_disk_is_full_and_written_when_the_next_is_due(
+    loses: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if loses:
+        request.getfixturevalue("losing")
+    _, add = counting()
+    root = tmp_path / "c"
+    with gf.Session(checkpoint=root, every=2) as s:
+        s.run(add)
+        s.save(tmp_path / "best")
+        for _ in range(5):
+            s.run(add)
+            landed(s)
+        with pytest.MonkeyPatch.context() as patch:
+            _full(root, patch)
+            s.load(tmp_path / "best")
+            assert s.step == 1 and "No space left" in str(s.checkpoint_error)
+        assert crashed(s, root) == (6, 6.0)  # nothing else could be written
+        s.run(add)
+        assert crashed(s, root) == (2, 2.0) and s.checkpoint_error is None
+
+
 def test_ctrl_c_while_a_checkpoint_is_loaded_leaves_it_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
