@@ -163,6 +163,8 @@ class Lifetime:
     def close(self) -> None:
         """The end that the user asks for; raises as `Session.close`."""
         if not self._closed:
+            if threading.get_ident() in self.computing:  # it would wait for itself
+                self.check_turn()
             self._end(complete=True)
             self.heed()
 
@@ -199,6 +201,7 @@ class Lifetime:
                     self.server.close()
                 self.stream = None
                 self.hosts.close()
+                self.computing = frozenset()  # other threads will have these numbers
                 # A closed session may be kept, in a notebook: not what it took, arrays among it.
                 self.deployment.undeploy(None)
 

@@ -75,6 +75,8 @@ class Running:
         life, thread, is_dropped = self._life, 0, False
         try:
             for number in range(1, count + 1):
+                life.check_turn()
+                life.check(keep=stream)  # before feeds are taken, which may wait
                 stream.take()
                 with life.lock:
                     life.check(keep=stream)

@@ -223,8 +223,13 @@ class Session:
                     if kind is dict:
                         return dict(zip(fetches, values, strict=True))
                     return values[0] if kind is Tensor else kind(values)
-            tensors, rebuild = flatten(fetches)
-            return rebuild(self._values(tensors, convert_all(feeds)))
+        tensors, rebuild = flatten(fetches)
+        given = convert_all(
+            feeds
+        )  # by who does not hold the session: it may run code of the user's
+        with self._lock:
+            life.check()
+            return rebuild(self._values(tensors, given))
 
     def _values(
         self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide = nothing
@@ -334,6 +339,7 @@ class Session:
         Raises:
             SessionError: the fetches have not run yet.
         """
+        self._life.check_turn()
         with self._lock:
             compiled = self._ran(fetches)
             if compiled is None:
@@ -480,6 +486,7 @@ class Session:
             check_target(path)
         counting = memory and not tracemalloc.is_tracing()
         trace = Trace()
+        self._life.check_turn()
         with self._lock:
             self._life.check()
             self._planner.survey_if_cheap()

@@ -179,13 +179,17 @@ class Keyring:
         return pair
 
     def pairs(self) -> list[PublicKey]:
-        """The public halves of one's own keys, by name, as the secrets tell them.
+        """The public halves of one's own keys, by name: as the secrets tell them, or, where another
+        user's cannot be read, the files beside them.
 
         Raises:
             KeyFileError: one is damaged, or the folder cannot be read.
         """
-        own = {path.stem: _pair_in(path).public for path in _files_in(self.folder, ".secret")}
-        return [key for name, key in own.items() if name == key.name]  # others are copies by hand
+        own: dict[str, PublicKey | None] = {}
+        for path in _files_in(self.folder, ".secret"):
+            beside = path.with_suffix(".public")
+            own[path.stem] = _pair_in(path).public if _is_secret(path) else _held_by(beside)
+        return [key for name, key in own.items() if key and name == key.name]  # others are copies
 
     # Others ---------------------------------------------------------------------------------------
 
@@ -378,6 +382,16 @@ def _is_gone(path: Path) -> bool:
     except OSError:
         return False  # who knows
     return False
+
+
+def _is_secret(path: Path) -> bool:
+    """Whether a file can be read, and is one of ours, whole or not."""
+    try:
+        return _read(path).split()[:1] == [_SECRET]
+    except KeyFileError as error:
+        if lacks_descriptors(error):
+            raise
+        return False
 
 
 def _pair_in(path: Path) -> KeyPair:

@@ -38,6 +38,8 @@ USES: list[Uses] = [
     lambda s, v: s.get(v),
     lambda s, v: s.set(v, np.float32(5)),
     lambda s, v: s.plan(),
+    lambda s, v: s.memory(),
+    lambda s, v: s.trace().__enter__(),
 ]
 
 
@@ -63,6 +65,70 @@ def test_a_function_of_a_step_cannot_use_the_session_of_the_step(use: Uses, devi
         with pytest.raises(OpError, match=WITHIN):
             s.run([called, *others, step])
         assert s.get(v) == 1 and s.run(step) == 2
+
+
+@pytest.mark.parametrize("device", ["cpu:0", "cpu:1"])
+def test_a_function_of_a_step_takes_no_step_of_a_stream(device: str) -> None:
+    v = gf.variable(np.float32(1))
+    step = gf.assign(v, v + 1)
+    streams: list[Iterator[Any]] = []
+    with gf.device(device):
+        called = gf.host_call(lambda _: next(streams[0]), gf.exp(v), spec=SCALAR)
+    others = []
+    for each in ("cpu:0", "cpu:1"):
+        with gf.device(each):
+            others.append(gf.sum(gf.sin(v)))
+    with gf.Session(gf.Cluster.here(devices=["cpu:0", "cpu:1"]), trial=False) as s:
+        streams.append(s.run(step, [{}] * 5, steps=5))
+        with pytest.raises(OpError, match=WITHIN):
+            s.run([called, *others])
+        assert s.get(v) == 1 and s.step == 0
+
+
+def test_a_closed_session_takes_no_feeds_and_minds_no_thread_of_its_own() -> None:
+    x = gf.placeholder("float32", ())
+    taken: list[int] = []
+
+    def feeds() -> Iterator[Any]:
+        for i in range(5):
+            taken.append(i)
+            yield {x: np.float32(i)}
+
+    both = []
+    for each in ("cpu:0", "cpu:1"):
+        with gf.device(each):
+            both.append(gf.sin(x))
+    s = gf.Session(gf.Cluster.here(devices=["cpu:0", "cpu:1"]), trial=False)
+    stream = s.run(both, feeds(), steps=5)
+    next(stream)
+    s.close()
+    with pytest.raises(SessionError, match="closed"):
+        next(stream)
+    assert taken == [0]
+    told: set[str] = set()
+
+    def late() -> None:
+        with pytest.raises(SessionError) as caught:
+            s.run(both, {x: np.float32(0)})
+        told.add(str(caught.value))
+
+    for _ in range(30):  # some have the number of one that computed
+        thread = threading.Thread(target=late)
+        thread.start()
+        thread.join()
+    assert told == {"the session is closed; open another one"}
+
+
+def test_arrays_of_the_users_own_kind_may_look_into_the_session() -> None:
+    x, v = gf.placeholder("float32", (3,)), gf.variable(np.float32(1))
+
+    class Lazy:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.full(3, float(s.get(v)), "float32")
+
+    with gf.Session(trial=False) as s:
+        for _ in range(3):
+            assert s.run(gf.sum(x) + v, {x: Lazy()}) == 4
 
 
 def test_a_function_of_a_step_may_use_another_session() -> None:

@@ -506,3 +506,18 @@ def test_the_folder_is_where_the_environment_says(
     assert os.fspath(Keyring("here").folder) == "here"
     assert Keyring(tmp_path / "none").pairs() == []
     assert CLIENT in ROLES
+
+
+def test_what_is_no_secret_of_ours_or_cannot_be_read_stands_in_no_other_keys_way(
+    tmp_path: Path,
+) -> None:
+    ring = Keyring(tmp_path)
+    alice, box = ring.new("alice", "coordinator"), ring.new("box1", "worker")
+    (tmp_path / "db.secret").write_text("a password\n")
+    secret = tmp_path / "box1.secret"
+    secret.unlink()
+    secret.mkdir()  # what cannot be read, by root either
+    assert ring.pairs() == [alice.public, box.public]
+    assert ring.own(None, "coordinator") == alice
+    with pytest.raises(KeyFileError, match="not a plain file"):
+        ring.own(None, "worker")
