@@ -559,7 +559,10 @@ def status_report(data: bytes) -> None:
     json.dumps(told, allow_nan=False)
 
 
-SECRET = b"graphflow-secret-1 worker box " + b"1" * 64 + b" " + b"2" * 64
+_HALF = (
+    b"0faa684ed28867b97f4a6a2dee5df8ce974e76b7018e3f22a1c4cf2678570f20"  # CURVE's, of 32 times 0x22
+)
+SECRET = b"graphflow-secret-1 worker box " + _HALF + b" " + b"2" * 64
 PUBLIC = b"graphflow-key-1 worker box " + b"1" * 64
 
 
