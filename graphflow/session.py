@@ -13,7 +13,6 @@ import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -197,8 +196,7 @@ class Session:
             NonFiniteError: with `check_finite`, the same, for a result that is not finite.
         """
         life = self._life
-        if self._lock._is_owned() or get_ident() in life.computing:
-            life.check_turn()
+        life.check_turn()
         if steps is not None:
             life.check()
             check_stream(feeds, steps)
@@ -224,9 +222,7 @@ class Session:
                         return dict(zip(fetches, values, strict=True))
                     return values[0] if kind is Tensor else kind(values)
         tensors, rebuild = flatten(fetches)
-        given = convert_all(
-            feeds
-        )  # by who does not hold the session: it may run code of the user's
+        given = convert_all(feeds)  # out of turn: it may run code of the user's
         with self._lock:
             life.check()
             return rebuild(self._values(tensors, given))
