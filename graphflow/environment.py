@@ -17,6 +17,8 @@ SWITCHES = (
     "GRAPHFLOW_SHARED_MEMORY",
 )
 """Each is on unless it is `off`."""
+NCCL = "GRAPHFLOW_NCCL", ("off", "host", "on")
+"""Among which GPUs NCCL may carry exchanges: none, those of one host (default), any."""
 _KEPT = ("GRAPHFLOW_CACHE", "XDG_CACHE_HOME")  # where kernels and measurements are kept
 
 
@@ -76,10 +78,11 @@ def check_environment() -> None:
     begins.
 
     Raises:
-        ArgumentError: a switch is neither on nor off, or what is kept is to be in the home of a
+        ArgumentError: a switch is none of its words, or what is kept is to be in the home of a
             user who is not there.
     """
     for switch in SWITCHES:
         is_on(switch)
+    word(*NCCL)
     for folder in _KEPT:
         own_folder(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,20 @@ def _extremum_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -
     return (attained * (g / sum(attained, axis, keepdims=True)),)
 
 
+def _extremum_into(name: str, xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:
+    if xp is np:
+        getattr(np, name)(x, axis=axis, keepdims=keepdims, out=out)
+    else:  # CuPy 14's min takes `out` for a dtype where it calls CUB
+        xp.copyto(out, getattr(xp, name)(x, axis=axis, keepdims=keepdims))
+
+
 def _extremum(name: str) -> Op:
     return register(
         Op(
             name,
             infer=infer_reduction("int", "float"),
             kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
-            into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
-                x, axis=axis, keepdims=keepdims, out=out
-            ),
+            into=partial(_extremum_into, name),
             expr=lambda xp, x, axis, keepdims: getattr(xp, name)(x),
             rows=over_axes,
             vjp=_extremum_vjp,
@@ -101,9 +107,7 @@ def _arg(name: str) -> Op:
             name,
             infer=_infer_arg,
             kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
-            into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
-                x, axis=axis, keepdims=keepdims, out=out
-            ),
+            into=partial(_extremum_into, name),
             batch=batching.first_place,
             sharding=sharding_coupled.first_place(name.removeprefix("arg")),
             cost=per_element(1),

@@ -223,8 +223,9 @@ def _kept(xp: Any, s: Any, longer: int, rtol: float | None) -> Any:
     """Which singular values count; by default those above the rounding of a matrix that long."""
     if rtol is None:
         rtol = longer * float(xp.finfo(s.dtype).eps)
-    largest = s.max(-1, keepdims=True, initial=0)
-    return s > largest * s.dtype.type(rtol)
+    if not s.shape[-1]:
+        return s > 0
+    return s > s.max(-1, keepdims=True) * s.dtype.type(rtol)
 
 
 _rank = register(

@@ -70,6 +70,14 @@ def _cost_solve(a: TensorSpec, b: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=floordiv(a.size * n * 2, 3) + _infer_solve(a, b).size * n * 2)
 
 
+def _solved(xp: Any, a: Any, b: Any) -> Any:
+    """The x of a @ x = b; CuPy's own broadcasts no leading axes."""
+    if xp is not np:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a, b = (xp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    return xp.linalg.solve(a, b)
+
+
 def _as_columns(xp: Any, solve: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """solve(a, b); a batch of right sides of one matrix as columns, so that it is factored once."""
     if a.ndim > 2 or b.ndim == 2:
@@ -83,7 +91,7 @@ def _solve_kernel(xp: Any, a: Any, b: Any, adjoint: bool) -> Any:
     left = array_adjoint(a) if adjoint else a
 
     def solve(left: Any, right: Any) -> Any:
-        return lapack(xp, lambda x: xp.linalg.solve(x, right), left, _SINGULAR, whole=True)
+        return lapack(xp, lambda x: _solved(xp, x, right), left, _SINGULAR, whole=True)
 
     return narrow(xp, _as_columns(xp, solve, left, b), b.dtype)
 
@@ -157,7 +165,7 @@ def _upper_solve(xp: Any, a: Any, b: Any) -> Any:
         right = b[..., start:stop, :]
         if stop < n:
             right = right - xp.matmul(a[..., start:stop, stop:], x[..., stop:, :])
-        x[..., start:stop, :] = xp.linalg.solve(a[..., start:stop, start:stop], right)
+        x[..., start:stop, :] = _solved(xp, a[..., start:stop, start:stop], right)
     return x
 
 

@@ -13,6 +13,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,11 @@ from graphflow.ops.kernels.address import ALIGNMENT
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
 from graphflow.ops.kernels.emit import Region
 from graphflow.runtime.backend import Array, Keep, kept_or_copied
+from graphflow.runtime.gpu_compiler import compiled
+from graphflow.runtime.gpu_products import Cublas
 from graphflow.spec import TensorSpec, nbytes
 from graphflow.values import dataclass
 
-_OPTIONS = ("--fmad=false",)
-"""Of NVRTC: no multiplication and addition is contracted, so a step's bits are its own."""
 _TOGETHER = 64
 """Kernels in one translation unit."""
 _VECTOR = 16
@@ -40,7 +41,7 @@ class GpuMemory:
     Attributes:
         plain: arenas, variables, places of feeds: all plain allocations that are alive.
         pool: what ops took for themselves, at its largest.
-        kept: constants, and values on their way.
+        kept: constants, values on their way, and what libraries work in.
         pinned: of the host, for feeds.
     """
 
@@ -109,6 +110,13 @@ class GpuBackend:
         with self._device, self.stream, self.xp.cuda.using_allocator(self._allocated):
             yield
 
+    @contextmanager
+    def beside(self, stream: Any) -> Iterator[None]:
+        """The same for another thread's work beside the program's, on a stream of its own, with
+        memory that does not count as what the program's steps took."""
+        with self._device, stream, self.xp.cuda.using_allocator(self._kept.malloc):
+            yield
+
     def synchronize(self) -> None:
         """Wait for the device's work.
 
@@ -133,10 +141,22 @@ class GpuBackend:
         """A step begins: what its feeds replace, earlier steps have read when they got here."""
         self._begun = self._recorded(self.stream)
 
+    @cached_property
+    def cublas(self) -> Cublas:
+        """Products of matrices.
+
+        Raises:
+            Exception: of nvmath: cuBLAS is not there, or fails.
+        """
+        with self.active():
+            return Cublas(self.stream.ptr, self._kept.malloc)
+
     def close(self) -> None:
         """Wait for what runs, and let go of the pool's memory."""
         with self._device, suppress(Exception):  # a device that failed has failed already
             self.stream.synchronize()
+            if (cublas := self.__dict__.pop("cublas", None)) is not None:
+                cublas.close()
             for pool in (self._pool, self._kept):
                 pool.free_all_blocks()
 
@@ -277,7 +297,7 @@ class GpuBackend:
                 some = names[first : first + _TOGETHER]
                 text = module_text(missing[name] for name in some)
                 try:
-                    module = self.xp.RawModule(code=text, options=_OPTIONS)
+                    module = compiled(self.xp, text)
                     for name in some:
                         self._functions[name] = module.get_function(name)
                 except Exception as error:  # of CuPy's compiler, or of the driver

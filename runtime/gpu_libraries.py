@@ -1,12 +1,12 @@
 """NVIDIA's libraries for single ops on a GPU, where they are installed.
 
-cuBLAS multiplies batches of matrices without copies, nvmath-python (cuBLASLt) matrices of 16-bit
-floats; cudnn-frontend convolves, gradients too, and attends in 16 bits, all adding in float32 and
-rounding once, as our ops say. Which kernel an op gets depends on its attributes, dtypes and sizes
-only, never on its neighbours, so placement changes no bits; that is why bias and activation stay
-with the fused kernels and are no epilogues of products. A library's kernel is used after it agreed
-with our own on random numbers of the same sizes; one that fails or disagrees is left, with one line
-in the log. GRAPHFLOW_GPU_LIBRARIES=off leaves nvmath-python and cudnn-frontend out.
+nvmath-python multiplies matrices by cuBLAS (`gpu_products.py`); cudnn-frontend convolves, gradients
+too, and attends in 16 bits. All add 16 bits in float32 and round once, as our ops say. Which kernel
+an op gets depends on its attributes, dtypes and sizes only, never on its neighbours, so placement
+changes no bits; that is why bias and activation stay with the fused kernels and are no epilogues of
+products. A library's kernel is used after it agreed with our own on random numbers of the same
+sizes; one that fails or disagrees is left, with one line in the log. GRAPHFLOW_GPU_LIBRARIES=off
+leaves both out: CuPy multiplies then, which ends a graph.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def library_kernel(
     backend: Any, op: Op, specs: Sequence[TensorSpec], attrs: Mapping[str, Any]
 ) -> Kernel | None:
     """A library's kernel of an op for these inputs; None where ours is as good, or the only one."""
-    make = _MAKERS.get(op.name)
+    have = libraries()
+    makers = {**(_PRODUCTS if have.nvmath else {}), **(_CUDNN if have.cudnn else {})}
+    make = makers.get(op.name)
     if make is None or not all(prod(_sizes(s)) for s in specs):
-        return None
-    if op.name != "matmul" and not libraries().cudnn:
         return None
     outs = op.infer(*specs, **attrs)
     results = (outs,) if isinstance(outs, TensorSpec) else outs
@@ -130,7 +130,7 @@ def _agree(
         for run in (writing(op, backend.xp, specs, attrs, False), kernel):
             outs = [_buffer(backend, s) for s in results]
             run(outs[0] if len(outs) == 1 else tuple(outs), *arrays)
-            found.append([x.astype("float32") for x in backend.to_hosts(outs)])
+            found.append([x.astype("complex128") for x in backend.to_hosts(outs)])
     for wanted, have, spec in zip(*found, results, strict=True):
         scale = float(np.abs(wanted).max(initial=1e-6))
         off = float(np.abs(wanted - have).max(initial=0.0)) / scale
@@ -151,7 +151,7 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     return [prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-# Products ---------------------------------------------------------------------------------------
+# cuBLAS -----------------------------------------------------------------------------------------
 
 
 def _matmul(
@@ -160,68 +160,28 @@ def _matmul(
     results: Sequence[TensorSpec],
     attrs: Mapping[str, Any],
 ) -> Kernel | None:
-    if len(specs) != 2 or specs[0].dtype != specs[1].dtype:
+    if specs[0].dtype != specs[1].dtype:
         return None
-    a, b = specs
-    if a.dtype.name in ("float32", "float64") and max(a.rank, b.rank) > 2:
-        return _batched(backend, specs, results, attrs)
-    if a.dtype.name not in _SIXTEEN or (a.rank, b.rank) != (2, 2) or not libraries().nvmath:
-        return None
-    from nvmath.linalg import advanced
-
-    kept: list[Any] = []  # the planned product, once there are arrays
-
-    def kernel(out: Any, x: Any, y: Any) -> None:
-        operands = {
-            "a": x.T if attrs.get("transpose_a") else x,
-            "b": y.T if attrs.get("transpose_b") else y,
-            "c": out,
-        }
-        if not kept:
-            product = advanced.Matmul(
-                operands["a"], operands["b"], out, beta=0.0, options={"inplace": True},
-                stream=backend.stream,
-            )  # fmt: skip
-            product.plan(stream=backend.stream)
-            kept.append(product)
-        else:
-            kept[0].reset_operands(**operands, beta=0.0, stream=backend.stream)
-        kept[0].execute(stream=backend.stream)
-
-    return kernel
+    product: Kernel | None = backend.cublas.product(*specs, *results, attrs, added=False)
+    return product
 
 
-def _batched(
+def _accumulate(
     backend: Any,
     specs: Sequence[TensorSpec],
     results: Sequence[TensorSpec],
     attrs: Mapping[str, Any],
 ) -> Kernel | None:
-    """Many products by one call of cuBLAS, with transposes as flags: CuPy would copy the operands.
-
-    cuBLAS counts along columns, so it is given the operands the other way round: Cᵀ = BᵀAᵀ.
-    """
-    a, b, out = (_sizes(s) for s in (*specs, results[0]))
-    batches = {shape[:-2] for shape in (a, b) if len(shape) > 2}
-    if batches != {out[:-2]} or not _is_there("cupy_backends"):
+    if len({spec.dtype for spec in specs}) > 1:
         return None
-    from cupy_backends.cuda.libs import cublas
+    add = backend.cublas.product(*specs[1:], *results, attrs, added=True)
+    if add is None:
+        return None
 
-    double = specs[0].dtype == np.float64
-    product = cublas.dgemmStridedBatched if double else cublas.sgemmStridedBatched
-    flags = [int(bool(attrs.get(name))) for name in ("transpose_b", "transpose_a")]
-    one, zero = np.ones((), specs[0].dtype), np.zeros((), specs[0].dtype)
-    count, (m, n) = prod(out[:-2]), out[-2:]
-    k = a[-2] if flags[1] else a[-1]
-    apart = [prod(shape[-2:]) if len(shape) > 2 else 0 for shape in (a, b)]
-    handle_of = backend.xp.cuda.device.get_cublas_handle
-
-    def kernel(c: Any, x: Any, y: Any) -> None:
-        product(
-            handle_of(), *flags, n, m, k, one.ctypes.data,
-            y.data.ptr, b[-1], apart[1], x.data.ptr, a[-1], apart[0],
-            zero.ctypes.data, c.data.ptr, n, m * n, count,
-        )  # fmt: skip
+    def kernel(out: Any, c: Any, x: Any, y: Any) -> None:
+        if out.data.ptr != c.data.ptr:
+            backend.xp.copyto(out, c)
+        add(out, x, y)
 
     return kernel
 
@@ -346,8 +306,11 @@ def _attention(
     return _CudnnGraph(backend, specs, shapes, node)
 
 
-_MAKERS: dict[str, Callable[..., Kernel | None]] = {
+_PRODUCTS: dict[str, Callable[..., Kernel | None]] = {
     "matmul": _matmul,
+    "accumulate_product": _accumulate,
+}
+_CUDNN: dict[str, Callable[..., Kernel | None]] = {
     "conv": _convolution("conv_fprop", "image", "weight"),
     "conv_transpose": _convolution("conv_dgrad", "loss", "filter"),
     "conv_weight_grad": _convolution("conv_wgrad", "image", "loss"),

@@ -138,6 +138,10 @@ EVENTS: Mapping[str, Event] = {
     "gpu.uncaptured": _event(
         _W, "work that runs outside of CUDA graphs", "program what error reason"
     ),
+    "nccl.met": _event(_D, "a GPU has met the others of a group in NCCL", "device rank of seconds"),
+    "nccl.refused": _event(
+        _W, "GPUs do not meet in NCCL: they exchange by the host", "device rank error reason"
+    ),
 }
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from graphflow.errors import TransportError
+from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.gate import SLICE, SPINS, Gates, compiled
 from graphflow.runtime.collectives.lanes import Lane
 from graphflow.runtime.collectives.nccl import Nccl
@@ -61,6 +62,8 @@ class Exchanges:
         self._sites: dict[Hashable, Site] = {}
         self._attached: dict[str, tuple[Segment, set[Hashable]]] = {}  # and the sites that use it
         self._lanes: dict[str, Lane] = {}
+        self._named: dict[tuple[str, ...], tuple[int, ...]] = {}  # groups of GPUs in NCCL
+        self._communicators: dict[tuple[tuple[int, ...], int], Any] = {}  # and their ranks' ends
         self.round = 0
         self.offers: list[Outward] = []
         self.open: set[Passage] = set()
@@ -85,8 +88,33 @@ class Exchanges:
         """Where the ranks of a group meet: the same for all devices of this worker."""
         with self._lock:
             if key not in self._sites:
-                self._sites[key] = Site(what)
+                self._sites[key] = Site(what, self._name)
             return self._sites[key]
+
+    def _name(self, devices: tuple[str, ...]) -> tuple[int, ...]:
+        """Under which GPUs meet in NCCL, the same for all collectives among them."""
+        with self._lock:
+            if devices not in self._named:
+                self._named[devices] = tuple(nccl.library().get_unique_id())
+            return self._named[devices]
+
+    def communicator(
+        self, what: Collective, rank: int, gpu: Any, unique: tuple[int, ...],
+        go_on: Callable[[], None],
+    ) -> Any:  # fmt: skip
+        """A rank's end of a group of GPUs, once all ranks are there; None if they do not meet.
+
+        Raises:
+            Exception: of `go_on`, which raises when the step is given up.
+        """
+        key, told = (unique, rank), self.round
+        if key in self._communicators:
+            return self._communicators[key]
+        made = nccl.communicator(gpu, what.count, unique, rank, go_on)
+        with self._lock:
+            if told == self.round and made is not None:
+                self._communicators[key] = made
+        return made
 
     def knows(self, key: Hashable, site: Site | None) -> bool:
         """Whether a site is still in use: none is after a step that failed."""
@@ -156,6 +184,10 @@ class Exchanges:
             self.round += 1
             self.offers.clear()
             self._sites.clear()
+            self._named.clear()
+            for end in self._communicators.values():
+                end.abort()  # and not destroy(), which may wait for ranks that are gone
+            self._communicators.clear()
             for segment, _ in self._attached.values():
                 segment.close()
             self._attached.clear()
@@ -419,7 +451,10 @@ class Member:
             self._way = Mapped(what, self.ranks, site.memory, site.xs, site.ys)
         self._nccl = None
         if site.unique and self._gpu is not None:
-            self._nccl = Nccl(what, self.ranks[0], self._gpu, site.unique)
+            rank, gpu, line = self.ranks[0], self._gpu, owner.line(step, self.key, self._told)
+            end = owner.communicator(what, rank, gpu, site.unique, line.go_on)
+            if site.have_met(line, rank, end is not None):
+                self._nccl = Nccl(what, rank, gpu, end)
 
     def _place(self, x: Array | None, y: Array) -> Place:
         places = []

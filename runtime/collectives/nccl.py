@@ -3,20 +3,31 @@
 NCCL carries the shares, and each rank folds its own in our order: NCCL's reductions add in an
 order that follows from the machine. The bytes are those of a ring: 2 (n - 1) / n for an all-reduce.
 
-Tried with stand-ins only, not on GPUs.
+All collectives of a session among the same GPUs go by one communicator, one after the other: each
+takes the better part of a second to make, and some hundred MB of each GPU.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from graphflow.device import DeviceName
+from graphflow.environment import NCCL, setting, word
 from graphflow.ops.reduction_order import combining, finish, fold
+from graphflow.runtime.clock import identity
 from graphflow.runtime.collectives.pieces import Collective
+from graphflow.runtime.logs import Log
 
+_log = Log("graphflow.gpu")
+MEETING = 30.0
+"""Seconds for the ranks of a group to meet: they all begin within milliseconds of each other, and
+NCCL takes the better part of one."""
 _NAME_BYTES = 128  # of a name under which ranks meet
 _PAUSE = 1e-4  # seconds between two looks at whether it is done
+_SLICE = 0.05  # seconds between two looks at whether the step goes on while ranks meet
 
 
 def library() -> Any:
@@ -26,6 +37,81 @@ def library() -> Any:
     except ImportError:
         return None
     return nccl if getattr(nccl, "available", True) else None
+
+
+def gpus(what: Collective, worker: int) -> dict[str, Any] | None:
+    """What a worker tells of its ranks' GPUs; None where NCCL is not the way.
+
+    NCCL refuses two ranks on one GPU, so each is told from all others as NCCL does. It speaks to
+    other hosts in the clear, and asks nobody who they are: that has to be allowed (`far`).
+    """
+    names = [DeviceName.parse(device) for device in what.devices]
+    allowed = word(*NCCL) or "host"
+    if any(name.kind != "gpu" for name in names) or allowed == "off" or library() is None:
+        return None
+    own = [_gpu(name.index or 0) for name in names if (name.worker or 0) == worker]
+    return {"at": own, "far": allowed == "on"}
+
+
+def may_meet(told: Sequence[Any], count: int) -> bool:
+    """Whether NCCL is the way for ranks, by the words of all their workers (`gpus`)."""
+    if not all(isinstance(each, dict) and isinstance(each.get("at"), list) for each in told):
+        return False
+    at = [str(gpu) for each in told for gpu in each["at"]]
+    near = len({gpu.rpartition("/")[0] for gpu in at}) == 1
+    far = all(each.get("far") is True for each in told)
+    return len(set(at)) == len(at) == count and (near or far)
+
+
+def _gpu(index: int) -> str:
+    import cupy
+
+    host = setting("NCCL_HOSTID") or identity()
+    return f"{host}/{cupy.cuda.runtime.deviceGetPCIBusId(index)}"
+
+
+def communicator(
+    backend: Any, count: int, unique: Sequence[int], rank: int, go_on: Callable[[], None]
+) -> Any:
+    """A rank's end of a group, once all ranks are there; None, with a word in the log, if NCCL
+    fails, or they are not all there in time.
+
+    NCCL waits for them as long as it takes, and cannot be told to stop: on a thread of its own,
+    which is left behind where it is given up.
+
+    Args:
+        unique: the name under which the ranks meet, of `library().get_unique_id()`.
+        go_on: returns if the step goes on, else raises.
+
+    Raises:
+        Exception: of `go_on`.
+    """
+    ends: list[Any] = []
+    errors: list[Exception] = []
+
+    def meet() -> None:
+        try:
+            with backend.active():
+                ends.append(_communicator(library(), count, unique, rank))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=meet, name=f"nccl-{rank}", daemon=True)
+    thread.start()
+    began = time.monotonic()
+    while thread.is_alive() and time.monotonic() < began + MEETING:
+        thread.join(_SLICE)
+        go_on()
+    if ends:
+        seconds = round(time.monotonic() - began, 3)
+        _log.tell("nccl.met", device=f"gpu:{backend.index}", rank=rank, of=count, seconds=seconds)
+        return ends[0]
+    error = errors[0] if errors else TimeoutError(f"not all {count} ranks came in {MEETING:g} s")
+    _log.tell(
+        "nccl.refused", device=f"gpu:{backend.index}", rank=rank, error=type(error).__name__,
+        reason=str(error),
+    )  # fmt: skip
+    return None
 
 
 def _communicator(nccl: Any, count: int, unique: Sequence[int], rank: int) -> Any:
@@ -42,17 +128,17 @@ class Nccl:
     """What one GPU does in one collective.
 
     Args:
-        unique: the name under which the ranks meet, of `library().get_unique_id()`.
+        communicator: of the GPUs of all its ranks.
     """
 
-    def __init__(self, what: Collective, rank: int, backend: Any, unique: Sequence[int]) -> None:
+    def __init__(self, what: Collective, rank: int, backend: Any, communicator: Any) -> None:
         self.what = what
         self.rank = rank
         self._backend = backend
         self._xp = backend.xp
         self._nccl = library()
+        self._communicator = communicator
         with backend.active():
-            self._communicator = _communicator(self._nccl, what.count, unique, rank)
             self._stream = self._xp.cuda.Stream(non_blocking=True)
             self._made = self._xp.cuda.Event(disable_timing=True)
             self._done = self._xp.cuda.Event(disable_timing=True)
@@ -64,7 +150,7 @@ class Nccl:
     def run(self, x: Any, y: Any, go_on: Callable[[], None]) -> None:
         """All of it, on a stream of its own; `go_on` raises when the step is given up."""
         try:
-            with self._backend.active(), self._stream:
+            with self._backend.beside(self._stream):
                 self._stream.wait_event(self._made)
                 kept = self._exchange(x, y)
                 self._done.record(self._stream)

@@ -4,6 +4,7 @@
     others  say whether they reach it, and where their tensors lie (joined)
     root    says whether all do, and where everything lies (table)
     others  say whether they reach that, too (mapped); root says whether all do (agreed)
+    others  say, among GPUs, whether they are in NCCL's group (met); root says whether all are
 
 Where a worker cannot share memory with all others, or nobody can, the way is parcels for all.
 """
@@ -19,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.device import DeviceName
 from graphflow.errors import TransportError
 from graphflow.ops.kernels.address import ALIGNMENT, address
 from graphflow.runtime.collectives import nccl
@@ -78,6 +78,9 @@ class Line:
 class Site:
     """Where the ranks of a group meet, from this worker's side.
 
+    Args:
+        named: devices -> the name under which they meet in NCCL, if this worker says it.
+
     Attributes:
         memory: what they have in common; None: parcels are the way.
         xs, ys: tensors and results of all ranks, of a large collective.
@@ -85,16 +88,22 @@ class Site:
         ready: whether the way is known.
     """
 
-    def __init__(self, what: Collective) -> None:
+    def __init__(
+        self, what: Collective, named: Callable[[tuple[str, ...]], tuple[int, ...]]
+    ) -> None:
         self.ready = False
         self.memory: Array | None = None
         self.xs: list[Array] = []
         self.ys: list[Array] = []
         self.unique: tuple[int, ...] = ()
         self._what = what
+        self._named = named
         self._small = is_small(what)
         self._places: dict[int, Place] = {}
         self._segments: list[Segment] = []
+        self._met: dict[int, bool] = {}
+        self._all_met: bool | None = None
+        self._voting = threading.Lock()
         self._lock = threading.Lock()
 
     def register(self, rank: int, place: Place) -> None:
@@ -118,13 +127,38 @@ class Site:
             workers = sorted(set(what.workers))
             if len(workers) == 1:
                 self.memory = private(ground(what))
-                self.unique = _unique() if _by_nccl(what) else ()
+                self.unique = self._name(nccl.gpus(what, line.worker))
                 self._map([(rank, place.x, place.y) for rank, place in self._places.items()])
             elif line.worker == workers[0]:
                 self._lead(line, workers[1:])
             else:
                 self._follow(line, workers[0])
             self.ready = True
+
+    def have_met(self, line: Line, rank: int, met: bool) -> bool:
+        """Whether all ranks have met in NCCL, once each has said whether it has.
+
+        Raises:
+            GraphflowError: the step was given up meanwhile.
+        """
+        self._met[rank] = met
+        with self._voting:  # who holds it waits for those who are yet to agree
+            if self._all_met is None:
+                workers = sorted(set(self._what.workers))
+                while len(self._met) < self._what.workers.count(line.worker):
+                    line.go_on()
+                    time.sleep(_PAUSE)
+                ok, others = all(self._met.values()), workers[1:]
+                if line.worker == workers[0]:
+                    heard = [_read(line.hear(f"met/{other}", other)) for other in others]
+                    ok = ok and all(each.get("ok") is True for each in heard)
+                    for other in others:
+                        line.tell("all met", other, _written({"ok": ok}))
+                else:
+                    line.tell(f"met/{line.worker}", workers[0], _written({"ok": ok}))
+                    ok = _read(line.hear("all met", workers[0])).get("ok") is True
+                self._all_met = ok
+            return self._all_met
 
     def _lead(self, line: Line, others: Sequence[int]) -> None:
         try:
@@ -136,8 +170,8 @@ class Site:
         answers = [_read(line.hear(f"joined/{other}", other)) for other in others]
         ok = segment is not None and self._reachable and all(a.get("ok") is True for a in answers)
         table = [*self._table, *(row for a in answers for row in a.get("places", ()))]
-        nccl = _by_nccl(self._what) and all(a.get("nccl") is True for a in answers)
-        self.unique = _unique() if nccl else ()
+        mine = nccl.gpus(self._what, line.worker)
+        self.unique = self._name(mine, *(a.get("gpus") for a in answers))
         for other in others:
             told = {"ok": ok, "places": table, "nccl": self.unique}
             line.tell("table", other, _written(told))
@@ -158,8 +192,10 @@ class Site:
             segment = line.attach(token)
         ok = segment is not None and segment.memory.nbytes == ground(self._what)
         answer = {
-            "ok": ok and self._reachable, "places": self._table, "nccl": _by_nccl(self._what)
-        }  # fmt: skip
+            "ok": ok and self._reachable,
+            "places": self._table,
+            "gpus": nccl.gpus(self._what, line.worker),
+        }
         line.tell(f"joined/{line.worker}", root, _written(answer))
         table = _read(line.hear("table", root))
         unique = table.get("nccl")
@@ -172,6 +208,10 @@ class Site:
             ok = _read(line.hear("agreed", root)).get("ok") is True and mapped
         if ok and segment is not None:
             self.memory = segment.memory
+
+    def _name(self, *told: Any) -> tuple[int, ...]:
+        """Of the group in NCCL, where that is the way."""
+        return self._named(self._what.devices) if nccl.may_meet(told, self._what.count) else ()
 
     @property
     def _reachable(self) -> bool:
@@ -204,16 +244,6 @@ class Site:
         for _, x, y in sorted(found, key=lambda each: each[0]):
             self.xs.append(np.empty(0, self._what.dtype) if x is None else x)
             self.ys.append(y)
-
-
-def _by_nccl(what: Collective) -> bool:
-    """Whether NCCL could do it, as far as this worker knows."""
-    on_gpus = all(DeviceName.parse(device).kind == "gpu" for device in what.devices)
-    return on_gpus and len(set(what.devices)) == what.count and nccl.library() is not None
-
-
-def _unique() -> tuple[int, ...]:
-    return tuple(nccl.library().get_unique_id())
 
 
 def _view(memory: Array, start: Any, spec: TensorSpec) -> Array:

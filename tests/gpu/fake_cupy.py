@@ -85,6 +85,8 @@ _world: World
 
 
 class Stream:
+    ptr = 1
+
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
         assert non_blocking, "a stream that waits for the default stream cannot be captured"
         self.start(_world, "stream")
@@ -402,7 +404,9 @@ def _called(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Device:
-    def __init__(self, index: int) -> None:
+    compute_capability = "90"
+
+    def __init__(self, index: int = 0) -> None:
         if index >= _world.devices:
             raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
         self.id = index
@@ -432,10 +436,11 @@ class Runtime:
                 "totalGlobalMem": _world.memory, "major": 9, "minor": 0}  # fmt: skip
 
 
-class RawModule:
-    def __init__(self, code: str, options: tuple[str, ...] = (), backend: str = "nvrtc") -> None:
-        assert "--fmad=false" in options
-        self._module = OnCpu(code)
+class Module:
+    """Kernels of a source: what it is compiled to is itself here."""
+
+    def load(self, code: bytes) -> None:
+        self._module = OnCpu(code.decode())
 
     def get_function(self, name: str) -> Callable[..., None]:
         def launch(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
@@ -446,6 +451,11 @@ class RawModule:
             _world.enqueue(lambda: self._module.launch(name, grid[0], block[0], given))
 
         return launch
+
+
+def compile_using_nvrtc(source: str, options: tuple[str, ...]) -> tuple[bytes, None]:
+    assert {"--fmad=false", "--ftz=false"} <= set(options)
+    return source.encode(), None
 
 
 @contextmanager
@@ -485,7 +495,6 @@ def install(
     module: Any = _Cupy("cupy")
     module.__version__ = version
     module.ndarray = ndarray
-    module.RawModule = RawModule
     tricks = np.lib.stride_tricks
     module.lib = types.SimpleNamespace(
         stride_tricks=types.SimpleNamespace(
@@ -507,6 +516,9 @@ def install(
         MemoryPointer=MemoryPointer, MemoryPool=MemoryPool, memory=memory_module,
         alloc_pinned_memory=alloc_pinned_memory, using_allocator=using_allocator,
         get_current_stream=_world.stream,
+        compiler=types.SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
+        function=types.SimpleNamespace(Module=Module),
+        nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(calibrate, "measure_machine", _speeds)

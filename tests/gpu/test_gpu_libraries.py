@@ -7,6 +7,7 @@ import ctypes
 import logging
 import sys
 import types
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,49 +16,85 @@ from typer.testing import CliRunner
 
 import graphflow as gf
 from graphflow.cli import app
+from graphflow.op import REGISTRY
 from graphflow.runtime import gpu_libraries
 from graphflow.runtime.gpu_libraries import Libraries, libraries
+from graphflow.spec import as_dtype
 from tests.gpu import fake_cupy
-from tests.gpu.fake_cupy import raw
 from tests.gpu.test_gpu import GPU, OnGpu, pytestmark  # noqa: F401 - the same needs
 
 
-class _Matmul:
-    """nvmath's, as far as it is called; `factor` makes it wrong."""
+class _Cublas:
+    """cuBLAS by nvmath's bindings, as far as it is called; `factor` makes it wrong."""
 
-    factor = 1.0
-    made = 0
+    Math = types.SimpleNamespace(DISALLOW_REDUCED_PRECISION_REDUCTION=16)
+    ComputeType = types.SimpleNamespace(COMPUTE_32F=68, COMPUTE_64F=70)
+    dtypes = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
-    def __init__(self, a: Any, b: Any, c: Any, *, beta: float, options: Any, stream: Any) -> None:
-        assert beta == 0.0 and options == {"inplace": True}
-        type(self).made += 1
-        self._operands = (a, b, c)
-        self._planned = False
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.counts: list[int] = []
+        self.said: list[str] = []
 
-    def plan(self, *, stream: Any) -> None:
-        self._planned = True
+    def create(self) -> int:
+        return 7
 
-    def reset_operands(self, *, a: Any, b: Any, c: Any, beta: float, stream: Any) -> None:
-        self._operands = (a, b, c)
+    def set_stream(self, handle: int, stream: int) -> None:
+        self.said.append("stream")
 
-    def execute(self, *, stream: Any) -> None:
-        assert self._planned
-        a, b, c = map(raw, self._operands)
+    def set_workspace(self, handle: int, place: int, size: int) -> None:
+        assert place and self.said[-1] == "stream"
+        self.said.append("workspace")
+
+    def set_math_mode(self, handle: int, mode: int) -> None:
+        assert mode == 16
+
+    def destroy(self, handle: int) -> None:
+        self.said.append("destroy")
+
+    def gemm_strided_batched_ex(
+        self, handle: int, trans_a: int, trans_b: int, m: int, n: int, k: int, alpha: int,
+        pa: int, type_a: int, lda: int, sa: int, pb: int, type_b: int, ldb: int, sb: int,
+        beta: int, pc: int, type_c: int, ldc: int, sc: int, count: int, compute: int, way: int,
+    ) -> None:  # fmt: skip
+        """As cuBLAS does it: columns run fastest."""
+        assert handle == 7 and self.said[-1] == "workspace" and type_a == type_b == type_c
+        self.counts.append(count)
+        dtype = as_dtype(self.dtypes[type_a])
+        wide = np.dtype("float32") if dtype.itemsize == 2 else dtype
+        assert compute == (70 if wide.name in ("float64", "complex128") else 68)
+        scales = [_array(place, 1, wide)[0] for place in (alpha, beta)]
+
+        def matrix(place: int, rows: int, columns: int, ld: int) -> Any:
+            return _array(place, ld * columns, dtype).reshape(columns, ld).T[:rows]
 
         def run() -> None:
-            wide = a.astype("float32") @ b.astype("float32") * self.factor
-            c[...] = wide.astype(c.dtype)
+            for i in range(count):
+                shapes = [(k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)]
+                x = matrix(pa + dtype.itemsize * sa * i, *shapes[0], lda).astype(wide)
+                y = matrix(pb + dtype.itemsize * sb * i, *shapes[1], ldb).astype(wide)
+                product = (x.T if trans_a else x) @ (y.T if trans_b else y) * self.factor
+                c = matrix(pc + dtype.itemsize * sc * i, m, n, ldc)
+                before = scales[1] * c.astype(wide) if scales[1] else 0  # noise is not looked at
+                c[...] = (scales[0] * product + before).astype(dtype)
 
-        stream.add(run)
+        fake_cupy.current().enqueue(run)
+
+
+def _array(place: int, size: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    memory = (ctypes.c_uint8 * (size * dtype.itemsize)).from_address(place)
+    return np.frombuffer(memory, np.uint8).view(dtype)
 
 
 @pytest.fixture
-def nvmath(monkeypatch: pytest.MonkeyPatch) -> type[_Matmul]:
+def cublas(monkeypatch: pytest.MonkeyPatch) -> _Cublas:
     fake_cupy.install(monkeypatch)
-    found = type("Matmul", (_Matmul,), {})
-    advanced = types.SimpleNamespace(Matmul=found)
-    monkeypatch.setitem(sys.modules, "nvmath", types.ModuleType("nvmath"))
-    monkeypatch.setitem(sys.modules, "nvmath.linalg", types.SimpleNamespace(advanced=advanced))
+    found = _Cublas()
+    names = ("R_16F", "R_16BF", "R_32F", "R_64F", "C_32F", "C_64F")
+    nvmath: Any = types.ModuleType("nvmath")
+    nvmath.CudaDataType = types.SimpleNamespace(**{f"CUDA_{n}": i for i, n in enumerate(names)})
+    monkeypatch.setitem(sys.modules, "nvmath", nvmath)
+    monkeypatch.setitem(sys.modules, "nvmath.bindings", types.SimpleNamespace(cublas=found))
     monkeypatch.setattr(gpu_libraries, "_is_there", lambda module: module == "nvmath")
     monkeypatch.setattr(gpu_libraries, "_told", set())
     return found
@@ -69,25 +106,78 @@ def _products() -> tuple[OnGpu, np.ndarray[Any, Any]]:
     return OnGpu(gf.matmul(x, x, transpose_b=True)), a
 
 
-def test_products_of_16_bits_are_nvmaths(nvmath: type[_Matmul]) -> None:
-    here, a = _products()
+@pytest.mark.parametrize("a, b, flags", [
+    ((4, 5), (5, 6), (False, False)),
+    ((5, 4), (6, 5), (True, True)),
+    ((3, 4, 5), (3, 5, 6), (False, False)),
+    ((3, 5, 4), (3, 5, 6), (True, False)),
+    ((3, 4, 5), (3, 6, 5), (False, True)),
+    ((3, 5, 4), (5, 6), (True, False)),
+    ((2, 3, 5, 4), (2, 3, 6, 5), (True, True)),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", _Cublas.dtypes)
+@pytest.mark.parametrize("added", [False, True])
+def test_products_are_one_call_of_cublas(
+    cublas: _Cublas,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    flags: tuple[bool, bool],
+    dtype: str,
+    added: bool,
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=shape).astype("float32").astype(as_dtype(dtype)) for shape in (a, b))
+    fed = [gf.placeholder(dtype, shape, name=n) for shape, n in ((a, "x"), (b, "y"))]
+    attrs = {"transpose_a": flags[0], "transpose_b": flags[1]}
+    wide = "complex128" if dtype.startswith("complex") else "float64"
+    transposed = [v.swapaxes(-1, -2) if flag else v for v, flag in zip((x, y), flags, strict=True)]
+    wanted = transposed[0].astype(wide) @ transposed[1].astype(wide)
+    feeds = {"x": x, "y": y}
+    if added:
+        c = rng.normal(size=wanted.shape).astype("float32").astype(as_dtype(dtype))
+        wanted = wanted + c.astype(wide)
+        feeds["c"] = c
+        product = REGISTRY["accumulate_product"](
+            gf.placeholder(dtype, c.shape, name="c"), *fed, **attrs
+        )
+    else:
+        product = REGISTRY["matmul"](*fed, **attrs)
+    here = OnGpu(product)
     for _ in range(3):
-        have = here.step(x=a)[0]
-    wide = a.astype("float32")
-    np.testing.assert_allclose(have, (wide @ wide.T).astype("float16"), rtol=2e-3)
-    assert nvmath.made == 1
+        have = here.step(**feeds)[0]
+    off = 2.0**-6 if as_dtype(dtype).itemsize == 2 else 1e-5
+    np.testing.assert_allclose(have.astype(wide), wanted, rtol=off, atol=off)
+    assert cublas.counts == [prod(wanted.shape[:-2])] * 4  # compared with our own, and run
 
 
-def test_products_of_32_bits_are_cublas_by_cupy(nvmath: type[_Matmul]) -> None:
-    x = gf.placeholder("float32", (6, 5), name="x")
-    OnGpu(gf.matmul(x, x, transpose_b=True)).step(x=np.ones((6, 5), "float32"))
-    assert nvmath.made == 0
+def test_products_are_captured(cublas: _Cublas) -> None:
+    x = gf.placeholder("float32", (6, 6), name="x")
+    here = OnGpu(gf.tanh(gf.tanh(x @ x) @ x))
+    for _ in range(4):
+        here.step(x=np.ones((6, 6), "float32"))
+    assert here.code.steps.graphs == 1
+    assert len(cublas.counts) == 2 * 3  # each compared, run once, and captured
+    assert fake_cupy.current().violations == []
+
+
+def test_batches_that_broadcast_are_cupys(cublas: _Cublas) -> None:
+    x = gf.placeholder("float32", (2, 1, 3, 4), name="x")
+    here = OnGpu(REGISTRY["matmul"](x, gf.ones((5, 4, 2))))
+    assert here.step(x=np.ones((2, 1, 3, 4), "float32"))[0].shape == (2, 5, 3, 2)
+    assert cublas.counts == []
+
+
+def test_a_gpu_that_is_let_go_of_ends_cublas(cublas: _Cublas) -> None:
+    here, a = _products()
+    here.step(x=a)
+    here.backend.close()
+    assert cublas.said[-1] == "destroy"
 
 
 def test_a_library_that_disagrees_is_left_with_one_word(
-    nvmath: type[_Matmul], caplog: pytest.LogCaptureFixture
+    cublas: _Cublas, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nvmath.factor = 1.5
+    cublas.factor = 1.5
     with caplog.at_level(logging.WARNING, "graphflow.gpu"):
         here, a = _products()
         _products()
@@ -101,19 +191,19 @@ def test_a_library_that_disagrees_is_left_with_one_word(
 
 
 def test_a_library_that_fails_is_left(
-    nvmath: type[_Matmul], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cublas: _Cublas, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(self: Any, *, stream: Any) -> None:
-        raise OSError("no cuBLASLt")
+    def refuse() -> int:
+        raise OSError("no cuBLAS")
 
-    monkeypatch.setattr(nvmath, "plan", refuse)
+    monkeypatch.setattr(cublas, "create", refuse)
     here, a = _products()
     assert here.step(x=a)[0].shape == (6, 6)
-    assert "no cuBLASLt" in caplog.text
+    assert "no cuBLAS" in caplog.text
 
 
 def test_what_is_installed_is_told_and_can_be_switched_off(
-    nvmath: type[_Matmul], monkeypatch: pytest.MonkeyPatch
+    cublas: _Cublas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert libraries() == Libraries(nvmath=True, cudnn=False)
     assert str(libraries()) == "nvmath-python found, cudnn-frontend not found"
@@ -123,7 +213,7 @@ def test_what_is_installed_is_told_and_can_be_switched_off(
 
 
 def test_the_list_of_devices_tells_of_gpus_and_what_computes_on_them(
-    nvmath: type[_Matmul], monkeypatch: pytest.MonkeyPatch
+    cublas: _Cublas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = CliRunner().invoke(app, ["devices"], env={"COLUMNS": "120"}).output
     assert "/worker:0/gpu:0" in told
@@ -134,55 +224,3 @@ def test_the_list_of_devices_tells_of_gpus_and_what_computes_on_them(
     monkeypatch.setitem(sys.modules, "cupy", None)
     told = CliRunner().invoke(app, ["devices"], env={"COLUMNS": "120"}).output
     assert "cpu:0" in told and "gpu" not in told
-
-
-@pytest.mark.parametrize("a, b, flags", [
-    ((3, 4, 5), (3, 5, 6), (False, False)),
-    ((3, 5, 4), (3, 5, 6), (True, False)),
-    ((3, 4, 5), (3, 6, 5), (False, True)),
-    ((2, 3, 5, 4), (2, 3, 6, 5), (True, True)),
-])  # fmt: skip
-def test_batches_of_products_are_one_call_of_cublas(
-    nvmath: type[_Matmul],
-    monkeypatch: pytest.MonkeyPatch,
-    a: tuple[int, ...],
-    b: tuple[int, ...],
-    flags: tuple[bool, bool],
-) -> None:
-    calls = []
-
-    def multiply(handle: int, trans_a: int, trans_b: int, m: int, n: int, k: int, alpha: int,
-                 pa: int, lda: int, sa: int, pb: int, ldb: int, sb: int, beta: int,
-                 pc: int, ldc: int, sc: int, count: int) -> None:  # fmt: skip
-        """As cuBLAS does it: columns run fastest."""
-        calls.append(count)
-
-        def matrix(place: int, rows: int, columns: int, ld: int) -> Any:
-            flat = (ctypes.c_float * (ld * columns)).from_address(place)
-            return np.frombuffer(flat, np.float32).reshape(columns, ld).T[:rows]
-
-        def run() -> None:
-            for i in range(count):
-                shapes = [(k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)]
-                x = matrix(pa + 4 * sa * i, *shapes[0], lda)
-                y = matrix(pb + 4 * sb * i, *shapes[1], ldb)
-                product = (x.T if trans_a else x) @ (y.T if trans_b else y)
-                matrix(pc + 4 * sc * i, m, n, ldc)[...] = product
-
-        fake_cupy.current().enqueue(run)
-
-    cublas = types.SimpleNamespace(sgemmStridedBatched=multiply, dgemmStridedBatched=None)
-    monkeypatch.setitem(sys.modules, "cupy_backends", types.ModuleType("cupy_backends"))
-    monkeypatch.setitem(
-        sys.modules, "cupy_backends.cuda.libs", types.SimpleNamespace(cublas=cublas)
-    )
-    sys.modules["cupy"].cuda.device = types.SimpleNamespace(get_cublas_handle=lambda: 1)
-    monkeypatch.setattr(gpu_libraries, "_is_there", lambda module: module == "cupy_backends")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=a).astype("float32"), rng.normal(size=b).astype("float32")
-    fed = [gf.placeholder("float32", shape, name=n) for shape, n in ((a, "x"), (b, "y"))]
-    product = gf.matmul(*fed, transpose_a=flags[0], transpose_b=flags[1])
-    have = OnGpu(product).step(x=x, y=y)[0]
-    wanted = (x.swapaxes(-1, -2) if flags[0] else x) @ (y.swapaxes(-1, -2) if flags[1] else y)
-    np.testing.assert_allclose(have, wanted, rtol=1e-5, atol=1e-5)
-    assert len(calls) == 2  # compared with our own, and run

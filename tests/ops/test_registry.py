@@ -25,6 +25,7 @@ from graphflow.opcheck import (
 from graphflow.opcheck import check_gradients as check_op_gradients
 from graphflow.opcheck import compare_gradients as check_gradients
 from graphflow.spec import is_inexact
+from tests.ops.signs import fixed
 
 G = FUNCTIONS
 # The executor gives these their values; they compute nothing.
@@ -221,13 +222,16 @@ def test_every_name_the_array_api_gives_these_families_is_public() -> None:
 def test_cupy_agrees_with_numpy(op: Op, sample: Sample) -> None:
     import cupy
 
+    if "gpu" not in op.device_kinds:
+        pytest.skip("for cpus only")
     arrays = draw(sample, op.name)
     with np.errstate(all="ignore"):
         wanted = op.run(np, arrays, sample.attrs)
     there = [cupy.asarray(a) for a in arrays]
-    for have, want in zip(op.run(cupy, there, sample.attrs), wanted, strict=True):
+    found = [cupy.asnumpy(x) for x in op.run(cupy, there, sample.attrs)]
+    for have, want in zip(fixed(op, found), fixed(op, wanted), strict=True):
         assert have.dtype == want.dtype
-        np.testing.assert_allclose(cupy.asnumpy(have), want, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
     if op.into is not None:
         outs = tuple(cupy.full(np.shape(w), 1, w.dtype) for w in wanted)
         step = {"step": 0} if op.random else {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graphflow.errors import StepTimeout
+from graphflow.environment import check_environment
+from graphflow.errors import ArgumentError, StepTimeout
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.exchanges import Exchanges
 from graphflow.runtime.collectives.nccl import Nccl
@@ -43,10 +44,12 @@ class Stand:
     def __init__(self, count: int) -> None:
         self.barrier = threading.Barrier(count)
         self.sent: dict[tuple[int, int], bytes] = {}
+        self.made: list[int] = []
         self.aborted: list[int] = []
         self.own = threading.local()
 
     def NcclCommunicator(self, count: int, unique: Any, rank: int) -> Any:
+        self.made.append(rank)
         return SimpleNamespace(
             send=lambda at, size, kind, peer, stream: self.sent.__setitem__(
                 (rank, peer), ctypes.string_at(at, size)
@@ -108,9 +111,16 @@ class Backend:
             add=np.add, maximum=np.maximum, minimum=np.minimum, multiply=np.multiply,
         )  # fmt: skip
 
+    index = 0
+
     @contextmanager
     def active(self) -> Iterator[None]:
         with np.errstate(all="ignore"):
+            yield
+
+    @contextmanager
+    def beside(self, stream: Any) -> Iterator[None]:
+        with self.active():
             yield
 
 
@@ -126,7 +136,7 @@ def test_nccl_gives_the_bits_of_the_plain_kernel(
     ys = [np.zeros(what.result(r).shape, what.dtype).view(Device) for r in range(what.count)]
 
     def carry(rank: int) -> None:
-        way = Nccl(what, rank, Backend(), (1, 2, 3))
+        way = Nccl(what, rank, Backend(), stand.NcclCommunicator(what.count, (1, 2, 3), rank))
         for _ in range(2):
             way.made()
             x = xs[rank].view(Device) if rank < len(xs) else None
@@ -148,7 +158,7 @@ def test_an_exchange_that_is_given_up_frees_the_device(monkeypatch: pytest.Monke
         def go_on() -> None:
             raise StepTimeout("step 1: all_reduce did not come")
 
-        way = Nccl(what, rank, Backend(done=False), (1,))
+        way = Nccl(what, rank, Backend(done=False), stand.NcclCommunicator(2, (1,), rank))
         way.made()
         with pytest.raises(StepTimeout):
             way.run(xs[rank].view(Device), np.zeros(4, "f4").view(Device), go_on)
@@ -157,37 +167,150 @@ def test_an_exchange_that_is_given_up_frees_the_device(monkeypatch: pytest.Monke
     assert sorted(stand.aborted) == [0, 1]
 
 
+def _gpus(monkeypatch: pytest.MonkeyPatch, stand: Stand, *names: str) -> None:
+    """Let a worker have these GPUs."""
+    monkeypatch.setattr(nccl, "library", lambda: stand)
+    monkeypatch.setattr(nccl, "_gpu", lambda index: names[index])
+
+
+class Steps:
+    """Steps of all-reduces between two GPUs of this process."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.devices = ("/worker:0/gpu:0", "/worker:0/gpu:1")
+        attrs = {"reduction": "sum", "algorithm": "ring", "hosts": None}
+        self.groups = [
+            Collective("all_reduce", i, self.devices, (TensorSpec((n,), np.dtype("float32")),) * 2,
+                       attrs)
+            for i, n in enumerate(sizes)
+        ]  # fmt: skip
+        mail = Mail()
+        mail.deadline = time.monotonic() + 60
+        self.exchanges = Exchanges("s", 0, mail, lambda parcel: None)
+        self.direct: list[bool] = []
+
+    def run(self, steps: Sequence[int]) -> None:
+        """Each rank has new parts, as after a program was compiled."""
+        together([partial(self._go, rank, steps) for rank in range(2)])
+
+    def _go(self, rank: int, steps: Sequence[int]) -> None:
+        part = self.exchanges.part("p", self.devices[rank])
+        members = [part.member(what, "y") for what in self.groups]
+        ys = [np.zeros(what.specs[0].shape, "f4").view(Device) for what in self.groups]
+        for member in members:
+            member.use(Backend())
+        for step in steps:
+            for member, y in zip(members, ys, strict=True):
+                x = np.full(y.shape, step + rank, "f4").view(Device)
+                if member.on_device:
+                    member.start_on_device(step, x, y)
+                else:
+                    member.start(step, rank, x, y, fixed=False, meanwhile=True)
+                member.finish(step)
+                self.direct.append(member.direct)
+                assert (y == 2 * step + 1).all()
+
+
 @pytest.mark.parametrize("size", [5, 300_000])
 def test_gpus_meet_by_way_of_the_host_and_go_on_by_themselves(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _gpus(monkeypatch, Stand(2), "host/0", "host/1")
+    steps = Steps([size])
+    steps.run(range(1, 5))
+    steps.exchanges.close()
+    assert steps.direct.count(False) == 2 and steps.direct.count(True) == 6
+
+
+def test_all_collectives_among_the_same_gpus_go_by_one_communicator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stand = Stand(2)
-    monkeypatch.setattr(nccl, "library", lambda: stand)
-    specs = (TensorSpec((size,), np.dtype("float32")),) * 2
-    attrs = {"reduction": "sum", "algorithm": "ring", "hosts": None}
-    devices = ("/worker:0/gpu:0", "/worker:0/gpu:1")
-    what = Collective("all_reduce", 0, devices, specs, attrs)
-    mail = Mail()
-    mail.deadline = time.monotonic() + 60
-    exchanges = Exchanges("s", 0, mail, lambda parcel: None)
-    direct: list[bool] = []
+    _gpus(monkeypatch, stand, "host/0", "host/1")
+    steps = Steps([5, 300_000, 7])
+    steps.run(range(1, 4))
+    assert sorted(stand.made) == [0, 1] and steps.direct.count(True) == 2 * 2 * 3
+    steps.exchanges.abort()  # after a step that failed they meet anew, and the old ends are free
+    assert sorted(stand.aborted) == [0, 1]
+    steps.run(range(4, 6))
+    assert sorted(stand.made) == [0, 0, 1, 1]
+    steps.exchanges.close()
+    assert sorted(stand.aborted) == [0, 0, 1, 1]
 
-    def go(rank: int) -> None:
-        member = exchanges.part("p", devices[rank]).member(what, "y")
-        member.use(Backend())
-        for step in range(1, 5):
-            x, y = np.full(size, step + rank, "f4").view(Device), np.zeros(size, "f4").view(Device)
-            if member.on_device:
-                member.start_on_device(step, x, y)
-            else:
-                member.start(step, rank, x, y, fixed=False, meanwhile=True)
-            member.finish(step)
-            direct.append(member.direct)
-            assert (y == 2 * step + 1).all()
 
-    together([partial(go, rank) for rank in range(2)])
-    exchanges.close()
-    assert direct.count(False) == 2 and direct.count(True) == 6
+@pytest.mark.parametrize("names", [("host/0", "host/0"), ("host/0", "other/1")])
+def test_gpus_that_may_not_meet_in_nccl_exchange_by_the_host(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL takes no GPU twice; to other hosts it speaks in the clear."""
+    stand = Stand(2)
+    _gpus(monkeypatch, stand, *names)
+    steps = Steps([5, 300_000])
+    steps.run(range(1, 4))
+    steps.exchanges.close()
+    assert not any(steps.direct) and stand.made == []
+
+
+def test_nccl_is_for_one_host_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    what, told = Steps([5]).groups[0], {}
+    for setting in (None, "off", "host", "on"):
+        if setting is not None:
+            monkeypatch.setenv("GRAPHFLOW_NCCL", setting)
+        _gpus(monkeypatch, Stand(2), "host/0", "other/0")
+        told[setting] = nccl.gpus(what, 0)
+    assert told["off"] is None and told[None] == told["host"]
+    assert nccl.may_meet([told["on"]], 2) and not nccl.may_meet([told["host"]], 2)
+    one, other = {"at": ["a/0"], "far": True}, {"at": ["b/0"], "far": True}
+    assert nccl.may_meet([one, other], 2)
+    assert not nccl.may_meet([one, {**other, "far": False}], 2), "one of them does not allow it"
+    assert not nccl.may_meet([one, other], 3)
+    for wrong in (None, {}, {"at": "a"}, [], "x"):
+        assert not nccl.may_meet([one, wrong], 2)
+    monkeypatch.setenv("GRAPHFLOW_NCCL", "yes")
+    with pytest.raises(ArgumentError, match=r"GRAPHFLOW_NCCL .* one of off, host, on, not 'yes'"):
+        check_environment()
+
+
+@pytest.mark.parametrize("fault", ["refuses", "waits"])
+def test_ranks_that_do_not_meet_in_nccl_exchange_by_the_host(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand, free = Stand(2), threading.Event()
+    make = stand.NcclCommunicator
+
+    def faulty(count: int, unique: Any, rank: int) -> Any:
+        if rank == 1 and fault == "refuses":
+            raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: no network")
+        if rank == 1:
+            free.wait(30)
+        return make(count, unique, rank)
+
+    monkeypatch.setattr(stand, "NcclCommunicator", faulty)
+    monkeypatch.setattr(nccl, "MEETING", 0.3)
+    _gpus(monkeypatch, stand, "host/0", "host/1")
+    steps = Steps([5])
+    steps.run(range(1, 4))
+    free.set()
+    steps.exchanges.close()
+    assert not any(steps.direct)
+    reason = "no network" if fault == "refuses" else "not all 2 ranks came in 0.3 s"
+    assert "nccl.refused device=gpu:0 rank=1" in caplog.text and reason in caplog.text
+
+
+def test_a_step_that_is_given_up_while_ranks_meet_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand, free = Stand(2), threading.Event()
+    monkeypatch.setattr(stand, "NcclCommunicator", lambda *given: free.wait(30))
+    _gpus(monkeypatch, stand, "host/0", "host/1")
+    steps = Steps([5])
+    steps.exchanges.mail.deadline = time.monotonic() + 0.5
+    began = time.monotonic()
+    with pytest.raises(StepTimeout):
+        steps.run([1])
+    free.set()
+    steps.exchanges.close()
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("form", [tuple, bytes])
