@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import DeviceOutOfMemory, TransportError
 from graphflow.runtime.backend import Backend
 from graphflow.runtime.transport.segment import Segment
@@ -43,6 +45,7 @@ class Arenas:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._on_host = backend.xp is np  # a GPU's memory no other process maps
         self._newest: Callable[[], Arena | None] = lambda: None
 
     def of(self, nbytes: int, shared: bool) -> Arena:
@@ -54,6 +57,7 @@ class Arenas:
         Raises:
             DeviceOutOfMemory: there is not so much memory.
         """
+        shared = shared and self._on_host
         arena = self._newest()
         if arena is None or not _has_room(arena, nbytes, shared):
             grown = 0 if arena is None else int(arena.memory.nbytes * _GROWTH)

@@ -72,6 +72,9 @@ class Handed:
 class GpuBackend:
     """One GPU.
 
+    Attributes:
+        kernels: of libraries, by op, sizes and attributes.
+
     Raises:
         DeviceError: CuPy or the GPU is missing.
     """
@@ -84,6 +87,7 @@ class GpuBackend:
         self.keep: Keep | None = None
         self.allocations = 0
         self.pinned = 0
+        self.kernels: dict[Any, Any] = {}
         self._functions: dict[str, Any] = {}
         try:
             self._device = cupy.cuda.Device(index)
@@ -151,12 +155,31 @@ class GpuBackend:
         with self.active():
             return Cublas(self.stream.ptr, self._kept.malloc)
 
+    @cached_property
+    def cudnn(self) -> Any:
+        """A handle of cuDNN's that works on the device's stream.
+
+        Raises:
+            Exception: cuDNN is not there, or fails.
+        """
+        import cudnn
+
+        with self.active():
+            handle = cudnn.create_handle()
+            cudnn.set_stream(handle, self.stream.ptr)
+            return handle
+
     def close(self) -> None:
         """Wait for what runs, and let go of the pool's memory."""
         with self._device, suppress(Exception):  # a device that failed has failed already
             self.stream.synchronize()
+            self.kernels.clear()
             if (cublas := self.__dict__.pop("cublas", None)) is not None:
                 cublas.close()
+            if (handle := self.__dict__.pop("cudnn", None)) is not None:
+                import cudnn
+
+                cudnn.destroy_handle(handle)
             for pool in (self._pool, self._kept):
                 pool.free_all_blocks()
 

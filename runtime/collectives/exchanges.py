@@ -24,7 +24,7 @@ from graphflow.errors import TransportError
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.gate import SLICE, SPINS, Gates, compiled
 from graphflow.runtime.collectives.lanes import Lane
-from graphflow.runtime.collectives.nccl import Nccl
+from graphflow.runtime.collectives.nccl import Communicator, Nccl
 from graphflow.runtime.collectives.parcels import Parcels, Post
 from graphflow.runtime.collectives.passages import Inward, Outward, Passage, carried
 from graphflow.runtime.collectives.pieces import Array, Collective
@@ -63,7 +63,7 @@ class Exchanges:
         self._attached: dict[str, tuple[Segment, set[Hashable]]] = {}  # and the sites that use it
         self._lanes: dict[str, Lane] = {}
         self._named: dict[tuple[str, ...], tuple[int, ...]] = {}  # groups of GPUs in NCCL
-        self._communicators: dict[tuple[tuple[int, ...], int], Any] = {}  # and their ranks' ends
+        self._communicators: dict[tuple[tuple[int, ...], int], Communicator] = {}
         self.round = 0
         self.offers: list[Outward] = []
         self.open: set[Passage] = set()
@@ -101,20 +101,22 @@ class Exchanges:
     def communicator(
         self, what: Collective, rank: int, gpu: Any, unique: tuple[int, ...],
         go_on: Callable[[], None],
-    ) -> Any:  # fmt: skip
+    ) -> Communicator | None:  # fmt: skip
         """A rank's end of a group of GPUs, once all ranks are there; None if they do not meet.
 
         Raises:
             Exception: of `go_on`, which raises when the step is given up.
         """
-        key, told = (unique, rank), self.round
+        key = unique, rank
         if key in self._communicators:
             return self._communicators[key]
-        made = nccl.communicator(gpu, what.count, unique, rank, go_on)
+        made = self._communicators[key] = Communicator(gpu)
+        if made.meet(what.count, unique, rank, go_on):
+            return made
         with self._lock:
-            if told == self.round and made is not None:
-                self._communicators[key] = made
-        return made
+            self._communicators.pop(key, None)
+        made.close()
+        return None
 
     def knows(self, key: Hashable, site: Site | None) -> bool:
         """Whether a site is still in use: none is after a step that failed."""
@@ -185,8 +187,8 @@ class Exchanges:
             self.offers.clear()
             self._sites.clear()
             self._named.clear()
-            for end in self._communicators.values():
-                end.abort()  # and not destroy(), which may wait for ranks that are gone
+            for communicator in self._communicators.values():
+                communicator.close()
             self._communicators.clear()
             for segment, _ in self._attached.values():
                 segment.close()
@@ -452,9 +454,9 @@ class Member:
         self._nccl = None
         if site.unique and self._gpu is not None:
             rank, gpu, line = self.ranks[0], self._gpu, owner.line(step, self.key, self._told)
-            end = owner.communicator(what, rank, gpu, site.unique, line.go_on)
-            if site.have_met(line, rank, end is not None):
-                self._nccl = Nccl(what, rank, gpu, end)
+            group = owner.communicator(what, rank, gpu, site.unique, line.go_on)
+            if site.have_met(line, rank, group is not None) and group is not None:
+                self._nccl = Nccl(what, rank, group)
 
     def _place(self, x: Array | None, y: Array) -> Place:
         places = []

@@ -9,9 +9,12 @@ takes the better part of a second to make, and some hundred MB of each GPU.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from graphflow.device import DeviceName
@@ -26,8 +29,7 @@ MEETING = 30.0
 """Seconds for the ranks of a group to meet: they all begin within milliseconds of each other, and
 NCCL takes the better part of one."""
 _NAME_BYTES = 128  # of a name under which ranks meet
-_PAUSE = 1e-4  # seconds between two looks at whether it is done
-_SLICE = 0.05  # seconds between two looks at whether the step goes on while ranks meet
+_SLICE = 0.02  # seconds between two looks at whether the step goes on
 
 
 def library() -> Any:
@@ -70,48 +72,118 @@ def _gpu(index: int) -> str:
     return f"{host}/{cupy.cuda.runtime.deviceGetPCIBusId(index)}"
 
 
-def communicator(
-    backend: Any, count: int, unique: Sequence[int], rank: int, go_on: Callable[[], None]
-) -> Any:
-    """A rank's end of a group, once all ranks are there; None, with a word in the log, if NCCL
-    fails, or they are not all there in time.
+class _Job:
+    """Something for the thread of a communicator."""
 
-    NCCL waits for them as long as it takes, and cannot be told to stop: on a thread of its own,
-    which is left behind where it is given up.
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self.run = run
+        self.ended = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class Communicator:
+    """A GPU's end of a group, and the thread that speaks to NCCL for it.
+
+    NCCL waits for other ranks as long as it takes: when they meet, when two of them first exchange
+    something, and in the GPU's kernels. Only another thread can end that. So this one does it all,
+    and who needs it looks meanwhile whether the step goes on.
 
     Args:
-        unique: the name under which the ranks meet, of `library().get_unique_id()`.
-        go_on: returns if the step goes on, else raises.
-
-    Raises:
-        Exception: of `go_on`.
+        backend: of the GPU.
     """
-    ends: list[Any] = []
-    errors: list[Exception] = []
 
-    def meet() -> None:
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.end: Any = None
+        self._closed = False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        name = f"nccl-gpu-{backend.index}"
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def meet(self, count: int, unique: Sequence[int], rank: int, go_on: Callable[[], None]) -> bool:
+        """Whether all ranks are there; not, with a word in the log, if NCCL fails or they do not
+        come in time.
+
+        Args:
+            unique: the name under which the ranks meet, of `library().get_unique_id()`.
+            go_on: returns if the step goes on, else raises.
+
+        Raises:
+            Exception: of `go_on`.
+        """
+        began = time.monotonic()
+
+        def wait() -> None:
+            go_on()
+            if time.monotonic() > began + MEETING:
+                raise _Late(f"not all {count} ranks came in {MEETING:g} s")
+
+        def run() -> None:
+            self.end = _communicator(library(), count, unique, rank)
+            if self._closed:  # nobody waited so long
+                self._abort()
+
+        told: dict[str, Any] = {"device": f"gpu:{self.backend.index}", "rank": rank}
+        job = self._given(run)
         try:
-            with backend.active():
-                ends.append(_communicator(library(), count, unique, rank))
+            self._awaited(job, wait)
         except Exception as error:
-            errors.append(error)
+            if not job.ended.is_set() and not isinstance(error, _Late):
+                raise  # the step was given up
+            _log.tell("nccl.refused", **told, error=type(error).__name__, reason=str(error))
+            return False
+        _log.tell("nccl.met", **told, of=count, seconds=round(time.monotonic() - began, 3))
+        return True
 
-    thread = threading.Thread(target=meet, name=f"nccl-{rank}", daemon=True)
-    thread.start()
-    began = time.monotonic()
-    while thread.is_alive() and time.monotonic() < began + MEETING:
-        thread.join(_SLICE)
-        go_on()
-    if ends:
-        seconds = round(time.monotonic() - began, 3)
-        _log.tell("nccl.met", device=f"gpu:{backend.index}", rank=rank, of=count, seconds=seconds)
-        return ends[0]
-    error = errors[0] if errors else TimeoutError(f"not all {count} ranks came in {MEETING:g} s")
-    _log.tell(
-        "nccl.refused", device=f"gpu:{backend.index}", rank=rank, error=type(error).__name__,
-        reason=str(error),
-    )  # fmt: skip
-    return None
+    def do(self, run: Callable[[], None], go_on: Callable[[], None]) -> None:
+        """Run something on the thread. If the step is given up, or NCCL fails, the group is let go
+        of: a rank that is gone would keep the GPU for good.
+
+        Raises:
+            Exception: of `go_on`, or of `run`.
+        """
+        try:
+            self._awaited(self._given(run), go_on)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the group, whatever its thread waits for. Not by NCCL's orderly end, which may
+        wait for ranks that are gone."""
+        self._closed = True
+        self._jobs.put(None)
+        self._abort()
+
+    def _abort(self) -> None:
+        if self.end is not None:
+            with suppress(Exception):  # of NCCL: it was let go of, or its GPU has failed
+                self.end.abort()
+
+    def _given(self, run: Callable[[], Any]) -> _Job:
+        job = _Job(run)
+        self._jobs.put(job)
+        return job
+
+    def _awaited(self, job: _Job, go_on: Callable[[], None]) -> None:
+        while not job.ended.wait(_SLICE):
+            go_on()
+        if job.error is not None:
+            raise job.error
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                with self.backend.active():
+                    job.run()
+            except BaseException as error:
+                job.error = error
+            job.ended.set()
+
+
+class _Late(TimeoutError):
+    """Not all ranks came in time."""
 
 
 def _communicator(nccl: Any, count: int, unique: Sequence[int], rank: int) -> Any:
@@ -131,17 +203,16 @@ class Nccl:
         communicator: of the GPUs of all its ranks.
     """
 
-    def __init__(self, what: Collective, rank: int, backend: Any, communicator: Any) -> None:
+    def __init__(self, what: Collective, rank: int, communicator: Communicator) -> None:
         self.what = what
         self.rank = rank
-        self._backend = backend
+        self._communicator = communicator
+        self._backend = backend = communicator.backend
         self._xp = backend.xp
         self._nccl = library()
-        self._communicator = communicator
         with backend.active():
             self._stream = self._xp.cuda.Stream(non_blocking=True)
             self._made = self._xp.cuda.Event(disable_timing=True)
-            self._done = self._xp.cuda.Event(disable_timing=True)
 
     def made(self) -> None:
         """The tensor is there once the device's stream is here."""
@@ -149,18 +220,14 @@ class Nccl:
 
     def run(self, x: Any, y: Any, go_on: Callable[[], None]) -> None:
         """All of it, on a stream of its own; `go_on` raises when the step is given up."""
-        try:
-            with self._backend.beside(self._stream):
-                self._stream.wait_event(self._made)
-                kept = self._exchange(x, y)
-                self._done.record(self._stream)
-            while not self._done.done:
-                go_on()
-                time.sleep(_PAUSE)
+        self._communicator.do(partial(self._all, x, y), go_on)
+
+    def _all(self, x: Any, y: Any) -> None:
+        with self._backend.beside(self._stream):
+            self._stream.wait_event(self._made)
+            kept = self._exchange(x, y)
+            self._stream.synchronize()
             del kept  # buffers that were on their way
-        except BaseException:
-            self._communicator.abort()  # a rank that is gone would keep the device for good
-            raise
 
     def _exchange(self, x: Any, y: Any) -> list[Any]:
         what, rank, xp = self.what, self.rank, self._xp
@@ -201,12 +268,12 @@ class Nccl:
 
     def _carry(self, sent: dict[int, Any], come: dict[int, Any]) -> None:
         """Everything to and from the other ranks, as bytes, at once."""
-        stream, kind = self._stream.ptr, self._nccl.NCCL_UINT8
+        end, stream, kind = self._communicator.end, self._stream.ptr, self._nccl.NCCL_UINT8
         self._nccl.groupStart()
         for peer, array in sent.items():
             if peer != self.rank and array.nbytes:
-                self._communicator.send(array.data.ptr, array.nbytes, kind, peer, stream)
+                end.send(array.data.ptr, array.nbytes, kind, peer, stream)
         for peer, array in come.items():
             if array.nbytes:
-                self._communicator.recv(array.data.ptr, array.nbytes, kind, peer, stream)
+                end.recv(array.data.ptr, array.nbytes, kind, peer, stream)
         self._nccl.groupEnd()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from graphflow.errors import StepTimeout
 from graphflow.runtime.collectives import nccl
-from graphflow.runtime.collectives.nccl import Nccl
+from graphflow.runtime.collectives.nccl import Communicator, Nccl
 from graphflow.runtime.collectives.pieces import Array, Collective
 from graphflow.runtime.gpu import GpuBackend, imported
 from graphflow.spec import TensorSpec, nbytes
@@ -50,7 +50,7 @@ def _until(end: float) -> None:
         raise StepTimeout("this step's time is up")
 
 
-def _met(folder: Path, backend: GpuBackend, count: int, rank: int) -> Any:
+def _met(folder: Path, backend: GpuBackend, count: int, rank: int) -> Communicator:
     name = folder / "name"
     if rank == 0:
         unique = [*nccl.library().get_unique_id()]
@@ -61,18 +61,18 @@ def _met(folder: Path, backend: GpuBackend, count: int, rank: int) -> Any:
         _until(end)
         time.sleep(0.01)
     unique = json.loads(name.read_text())
-    found = nccl.communicator(backend, count, unique, rank, lambda: _until(end))
-    assert found is not None
-    return found
+    group = Communicator(backend)
+    assert group.meet(count, unique, rank, lambda: _until(end))
+    return group
 
 
 def exchange(folder: Path, count: int, rank: int) -> None:
     """All examples, twice each: the second result is kept."""
     backend = GpuBackend(rank % imported().cuda.runtime.getDeviceCount())
-    communicator = _met(folder, backend, count, rank)
+    group = _met(folder, backend, count, rank)
     results = []
     for what, xs in examples(count):
-        way, spec = Nccl(what, rank, backend, communicator), what.result(rank)
+        way, spec = Nccl(what, rank, group), what.result(rank)
         x = backend.to_device(xs[rank]) if rank < len(xs) else None
         y = backend.empty(nbytes(spec)).view(spec.dtype).reshape(spec.shape)
         for _ in range(2):
@@ -80,14 +80,14 @@ def exchange(folder: Path, count: int, rank: int) -> None:
             end = time.monotonic() + _SECONDS
             way.run(x, y, lambda end=end: _until(end))  # type: ignore[misc]
         results.append(np.frombuffer(backend.to_host(y).tobytes(), np.uint8))
-    communicator.abort()
+    group.close()
     np.savez(folder / f"rank-{rank}.npz", *results)
 
 
 def leave(folder: Path, count: int, rank: int) -> None:
     """Rank 0 is left alone in an exchange and gives up; its GPU goes on with other things."""
     backend = GpuBackend(rank % imported().cuda.runtime.getDeviceCount())
-    communicator = _met(folder, backend, count, rank)
+    group = _met(folder, backend, count, rank)
     if rank:
         (folder / f"left-{rank}").touch()
         return
@@ -96,7 +96,7 @@ def leave(folder: Path, count: int, rank: int) -> None:
     specs = (TensorSpec((1 << 20,), np.dtype("float32")),) * count
     attrs = {"reduction": "sum", "algorithm": "ring", "hosts": None}
     devices = tuple(f"/worker:{i}/gpu:0" for i in range(count))
-    way = Nccl(Collective("all_reduce", 0, devices, specs, attrs), 0, backend, communicator)
+    way = Nccl(Collective("all_reduce", 0, devices, specs, attrs), 0, group)
     x, y = (backend.to_device(np.ones(1 << 20, "f4")) for _ in range(2))
     way.made()
     began = time.monotonic()

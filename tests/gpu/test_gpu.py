@@ -15,6 +15,7 @@ import graphflow as gf
 from graphflow.errors import DeviceError, DeviceOutOfMemory, OpError
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Tensor
+from graphflow.runtime.arenas import Arenas
 from graphflow.runtime.executor import Program
 from graphflow.runtime.gpu import GpuBackend, Handed
 from graphflow.runtime.gpu_code import GpuCode
@@ -268,6 +269,11 @@ def test_a_program_whose_memory_is_not_there_names_its_largest_tensors(
     fake_cupy.install(monkeypatch, memory=10_000)
     with pytest.raises(DeviceOutOfMemory, match=r"gpu:0 cannot begin.*'large' of 40,000 bytes"):
         OnGpu(gf.cumsum(gf.placeholder("float32", (10_000,), name="x"), axis=0, name="large"))
+
+
+def test_no_other_process_is_promised_the_memory_of_a_gpu(world: fake_cupy.World) -> None:
+    arena = Arenas(GpuBackend(0)).of(1000, shared=True)
+    assert arena.segment is None and isinstance(arena.memory, fake_cupy.ndarray)
 
 
 def test_memory_is_one_plain_allocation_and_comes_back(world: fake_cupy.World) -> None:

@@ -126,11 +126,16 @@ def test_steps_in_flight_do_not_mix_their_feeds(on_gpu: gf.Session) -> None:
 def test_memory_comes_back_when_a_session_ends() -> None:
     import cupy
 
+    def taken() -> int:
+        """Bytes that three sessions leave taken. Others that use the GPU meanwhile make it more or
+        less."""
+        free = cupy.cuda.runtime.memGetInfo()[0]
+        for _ in range(3):
+            _trained(["gpu:0"], 2)
+        return int(free - cupy.cuda.runtime.memGetInfo()[0])
+
     _trained(["gpu:0"], 2)
-    free = cupy.cuda.runtime.memGetInfo()[0]
-    for _ in range(3):
-        _trained(["gpu:0"], 2)
-    assert abs(cupy.cuda.runtime.memGetInfo()[0] - free) < 64 << 20
+    assert min(taken() for _ in range(5)) < 32 << 20
 
 
 def test_a_step_takes_the_memory_that_was_planned() -> None:

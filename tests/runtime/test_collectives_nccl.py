@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from graphflow.environment import check_environment
 from graphflow.errors import ArgumentError, StepTimeout
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.exchanges import Exchanges
-from graphflow.runtime.collectives.nccl import Nccl
+from graphflow.runtime.collectives.nccl import Communicator, Nccl
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.mail import Mail
 from graphflow.spec import TensorSpec
@@ -78,6 +78,9 @@ class Stand:
 class Stream:
     ptr = 0
 
+    def __init__(self, wait: Callable[[], object] = lambda: None) -> None:
+        self.synchronize = wait
+
     def __enter__(self) -> None:
         return None
 
@@ -89,9 +92,7 @@ class Stream:
 
 
 class Event:
-    def __init__(self, done: bool) -> None:
-        self.done = done
-        self.recorded: Any = None
+    recorded: Any = None
 
     def record(self, stream: Any) -> None:
         self.recorded = stream
@@ -100,9 +101,9 @@ class Event:
 class Backend:
     """As much of a GPU's backend as there is to ask for; numpy computes."""
 
-    def __init__(self, done: bool = True) -> None:
+    def __init__(self) -> None:
         self.stream = Stream()
-        cuda = SimpleNamespace(Stream=lambda **more: Stream(), Event=lambda **more: Event(done))
+        cuda = SimpleNamespace(Stream=lambda **more: Stream(), Event=lambda **more: Event())
         self.xp = SimpleNamespace(
             cuda=cuda,
             empty=lambda *args: np.empty(*args).view(Device),
@@ -136,35 +137,79 @@ def test_nccl_gives_the_bits_of_the_plain_kernel(
     ys = [np.zeros(what.result(r).shape, what.dtype).view(Device) for r in range(what.count)]
 
     def carry(rank: int) -> None:
-        way = Nccl(what, rank, Backend(), stand.NcclCommunicator(what.count, (1, 2, 3), rank))
+        group = Communicator(Backend())
+        assert group.meet(what.count, (1, 2, 3), rank, lambda: None)
+        way = Nccl(what, rank, group)
         for _ in range(2):
             way.made()
             x = xs[rank].view(Device) if rank < len(xs) else None
             way.run(x, ys[rank], lambda: None)
+        group.close()
 
     together([partial(carry, rank) for rank in range(what.count)])
     assert same_bits(ys, plain(what, xs)) and stand.sent == {}
 
 
-def test_an_exchange_that_is_given_up_frees_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    xs = [np.ones(4, "f4")] * 2
-    specs = tuple(TensorSpec((4,), np.dtype("float32")) for _ in xs)
-    attrs = {"reduction": "sum", "algorithm": "direct", "hosts": None}
-    what = Collective("all_reduce", 0, ("/worker:0/gpu:0", "/worker:0/gpu:1"), specs, attrs)
-    stand = Stand(2)
+@pytest.mark.parametrize("where", ["in the call", "on the GPU"])
+def test_an_exchange_that_is_given_up_frees_the_gpu(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL waits for other ranks in a call, when they first exchange something, and in a kernel;
+    what ends it comes from another thread."""
+    stand, free = Stand(1), threading.Event()
     monkeypatch.setattr(nccl, "library", lambda: stand)
+    backend = Backend()
+    if where == "in the call":
+        monkeypatch.setattr(stand, "groupEnd", lambda: free.wait(30))
+    else:
+        backend.xp.cuda.Stream = lambda **more: Stream(wait=lambda: free.wait(30))
+    make = stand.NcclCommunicator
 
-    def carry(rank: int) -> None:
-        def go_on() -> None:
+    def ends(*given: Any) -> Any:
+        end = make(*given)
+        return SimpleNamespace(**{**vars(end), "abort": lambda: (free.set(), end.abort())})
+
+    monkeypatch.setattr(stand, "NcclCommunicator", ends)
+    attrs = {"reduction": "sum", "algorithm": "direct", "hosts": None}
+    specs = (TensorSpec((4,), np.dtype("float32")),)
+    what = Collective("all_reduce", 0, ("/worker:0/gpu:0",), specs, attrs)
+    end = time.monotonic() + 0.3
+
+    def go_on() -> None:
+        if time.monotonic() > end:
             raise StepTimeout("step 1: all_reduce did not come")
 
-        way = Nccl(what, rank, Backend(done=False), stand.NcclCommunicator(2, (1,), rank))
-        way.made()
-        with pytest.raises(StepTimeout):
-            way.run(xs[rank].view(Device), np.zeros(4, "f4").view(Device), go_on)
+    group = Communicator(backend)
+    assert group.meet(1, (1,), 0, go_on)
+    way = Nccl(what, 0, group)
+    way.made()
+    with pytest.raises(StepTimeout):
+        way.run(np.ones(4, "f4").view(Device), np.zeros(4, "f4").view(Device), go_on)
+    assert stand.aborted == [0] and time.monotonic() < end + 5
 
-    together([partial(carry, rank) for rank in range(2)])
-    assert sorted(stand.aborted) == [0, 1]
+
+def test_a_group_that_meets_when_nobody_waits_any_more_is_let_go_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand, free = Stand(1), threading.Event()
+    monkeypatch.setattr(nccl, "library", lambda: stand)
+    make = stand.NcclCommunicator
+    monkeypatch.setattr(
+        stand, "NcclCommunicator", lambda *given: make(*given) if free.wait(30) else None
+    )
+
+    def go_on() -> None:
+        raise StepTimeout("the step was given up")
+
+    group = Communicator(Backend())
+    with pytest.raises(StepTimeout):
+        group.meet(1, (1,), 0, go_on)
+    group.close()
+    free.set()
+    until = time.monotonic() + 5
+    while not stand.aborted and time.monotonic() < until:
+        time.sleep(0.01)
+    assert stand.aborted == [0]
 
 
 def _gpus(monkeypatch: pytest.MonkeyPatch, stand: Stand, *names: str) -> None:
