@@ -3,17 +3,18 @@
 Kernels run on one stream that no other waits for; what comes in and what goes out have a stream
 each, and events say what waits for what. Feeds go through two pinned buffers by turns into a place
 that never changes, so that captured work finds them; fetches come through pinned memory. The arena
-and each variable are one plain allocation; ops that need memory of their own take it from a pool of
+and each variable are one plain allocation; ops that need memory of their own take it from pools of
 the device's, and are counted (`allocations`).
 """
 
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -97,10 +98,12 @@ class GpuBackend:
                 self._outward = cupy.cuda.Stream(non_blocking=True)
                 self._pool = cupy.cuda.MemoryPool()
                 self._kept = cupy.cuda.MemoryPool()
+                self._repeated = cupy.cuda.MemoryPool()
                 properties = cupy.cuda.runtime.getDeviceProperties(index)
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
         self.processors = int(properties["multiProcessorCount"])
+        _refuse_uploads(cupy)
         self._begun = self.arrived = self._recorded(self.stream)
         # CuPy's own class takes no weak references, by which what is freed is told.
         self._memory = type("Plain", (cupy.cuda.Memory,), {})
@@ -180,7 +183,7 @@ class GpuBackend:
                 import cudnn
 
                 cudnn.destroy_handle(handle)
-            for pool in (self._pool, self._kept):
+            for pool in (self._pool, self._kept, self._repeated):
                 pool.free_all_blocks()
 
     def _recorded(self, stream: Any) -> Any:
@@ -205,8 +208,11 @@ class GpuBackend:
         self._plain -= size
 
     def _allocated(self, nbytes: int) -> Any:
+        return self._counted(nbytes, self._pool)
+
+    def _counted(self, nbytes: int, pool: Any) -> Any:
         self.allocations += 1
-        return self._taken(nbytes, self._pool.malloc)
+        return self._taken(nbytes, pool.malloc)
 
     def _taken(self, size: int, take: Callable[[int], Any]) -> Any:
         """Memory of the device. Where there is not enough, the pools let go of what they keep, and
@@ -235,8 +241,10 @@ class GpuBackend:
             ) from None
 
     def memory(self) -> GpuMemory:
-        pool, kept = (int(pool.total_bytes()) for pool in (self._pool, self._kept))
-        return GpuMemory(self._plain, pool, kept, self.pinned)
+        pool, kept, repeated = (
+            int(pool.total_bytes()) for pool in (self._pool, self._kept, self._repeated)
+        )
+        return GpuMemory(self._plain, pool + repeated, kept, self.pinned)
 
     # In and out ---------------------------------------------------------------------------------
 
@@ -347,6 +355,18 @@ class GpuBackend:
 
     # Graphs -------------------------------------------------------------------------------------
 
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Work in here is captured later, or now: the memory that it takes comes from a pool which
+        nothing else takes from.
+
+        A graph writes to the same places whenever it is replayed, so nobody else may have them, and
+        no memory can be taken from the driver while it is captured: by then the pool has what the
+        first run took. Graphs of one stream run one after the other, and share it.
+        """
+        with self.xp.cuda.using_allocator(partial(self._counted, pool=self._repeated)):
+            yield
+
     def capture(self, run: Callable[[], None]) -> Any:
         """A graph of the work that `run` starts on the stream.
 
@@ -355,22 +375,21 @@ class GpuBackend:
         runtime = self.xp.cuda.runtime
         collecting = gc.isenabled()
         gc.disable()  # a buffer that is freed meanwhile would end the capture
-        before = self.allocations
+        _capturing.now = True
         try:
             self.stream.begin_capture(runtime.streamCaptureModeThreadLocal)
             try:
-                run()
+                with self.repeating():
+                    run()
             except BaseException:
                 with suppress(Exception):  # the capture is lost, and so it says
                     self.stream.end_capture()
                 raise
-            graph = self.stream.end_capture()
+            return self.stream.end_capture()
         finally:
+            _capturing.now = False
             if collecting:
                 gc.enable()
-        if self.allocations != before:
-            raise DeviceError("memory was taken while the work was captured")
-        return graph
 
     def replay(self, graph: Any) -> None:
         graph.launch(self.stream)
@@ -425,6 +444,24 @@ class Inlet:
         np.copyto(_view(pinned, self._size).view(host.dtype).reshape(host.shape), host)
         backend.bring(self.buffer, pinned, self._size)
         self._sent[turn] = backend.arrived
+
+
+_capturing = threading.local()
+
+
+def _refuse_uploads(cupy: Any) -> None:
+    """Let no captured work copy from the host's memory: a replay would copy what is there then.
+
+    CuPy takes pinned memory for such a copy, from an allocator that is one for all threads.
+    """
+
+    def allocate(size: int) -> Any:
+        if getattr(_capturing, "now", False):
+            raise DeviceError("an array of the host's cannot be copied to a GPU in a CUDA graph")
+        return pool.malloc(size)
+
+    pool = cupy.get_default_pinned_memory_pool()
+    cupy.cuda.set_pinned_memory_allocator(allocate)
 
 
 def _is_shortage(error: Exception) -> bool:

@@ -1,15 +1,17 @@
 """Steps on a GPU: run one by one the first time, then as CUDA graphs.
 
-A program on a GPU is a list of steps, each of which starts work on the device's stream. The first
-run shows which of them take memory; those, and what meets the host (a feed, a tensor from another
-device, a predicate, random numbers, whose counter is the host's), stay by themselves. Every run of
-steps between them is captured when it runs for the second time, and replayed from then on. A
-capture that fails gives its step up, or all of them, and says so once: the bits are the same.
+A program on a GPU is a list of steps, each of which starts work on the device's stream. What meets
+the host (a feed, a tensor from another device, a predicate, random numbers, whose counter is the
+host's) stays by itself. Every run of steps between them is captured when it runs for the second
+time, and replayed from then on. The first time shows which steps take memory, and has it ready for
+the second. A capture that fails gives its step up, or all of them, and says so once: the bits are
+the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from graphflow.environment import is_on
@@ -28,6 +30,9 @@ class Capturing(Protocol):
     """
 
     allocations: int
+
+    def repeating(self) -> AbstractContextManager[None]:
+        """Where work takes its memory that is going to be captured."""
 
     def capture(self, run: Callable[[], None]) -> Any:
         """A graph of the work that `run` starts, none of which is done.
@@ -54,11 +59,12 @@ class Step:
 
 @dataclass
 class _Run:
-    """Steps from start to stop, which may be a graph."""
+    """Steps from start to stop, which may be a graph; `takes`: they take memory."""
 
     start: int
     stop: int
     steady: bool
+    takes: bool = False
     graph: Any = None
 
 
@@ -98,7 +104,7 @@ class Steps:
         if not self._captures:
             self._one_by_one(0, len(self.steps))
         elif self._runs is None:
-            self._runs = self._cut(self._first())
+            self._runs = self._first()
         else:
             for run in tuple(self._runs):
                 if run.graph is not None:
@@ -125,24 +131,19 @@ class Steps:
         for i in range(start, stop):
             self.one(i)
 
-    def _first(self) -> list[bool]:
-        """Run one by one; says which steps are steady and took no memory."""
-        steady = []
+    def _first(self) -> list[_Run]:
+        """Run one by one, and cut into runs."""
+        runs: list[_Run] = []
         for i, step in enumerate(self.steps):
             before = self._device.allocations
-            self.one(i)
-            steady.append(step.steady and self._device.allocations == before)
-        return steady
-
-    def _cut(self, steady: Sequence[bool]) -> list[_Run]:
-        runs: list[_Run] = []
-        for i, each in enumerate(steady):
-            if runs and runs[-1].steady == each:
-                runs[-1].stop = i + 1
-            else:
-                runs.append(_Run(i, i + 1, each))
-        for run in runs:
-            run.steady = run.steady and run.stop - run.start > 1  # one launch is one launch
+            with self._device.repeating() if step.steady else nullcontext():
+                self.one(i)
+            if not runs or runs[-1].steady != step.steady:
+                runs.append(_Run(i, i, step.steady))
+            runs[-1].stop = i + 1
+            runs[-1].takes = runs[-1].takes or self._device.allocations != before
+        for run in runs:  # one launch is one launch; what takes memory launches several times
+            run.steady = run.steady and (run.takes or run.stop - run.start > 1)
         return runs
 
     def _captured(self, run: _Run) -> None:
@@ -168,7 +169,7 @@ class Steps:
             at = self._at
             parts = [(run.start, at, True), (at, at + 1, False), (at + 1, run.stop, True)]
             self._runs[place : place + 1] = [
-                _Run(start, stop, steady and stop - start > 1)
+                _Run(start, stop, steady and (run.takes or stop - start > 1))
                 for start, stop, steady in parts
                 if stop > start
             ]

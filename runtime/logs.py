@@ -136,7 +136,7 @@ EVENTS: Mapping[str, Event] = {
         _W, "a GPU library failed; our own kernel is used", "device op shapes error reason"
     ),
     "gpu.uncaptured": _event(
-        _W, "work that runs outside of CUDA graphs", "program what error reason"
+        _I, "work that runs outside of CUDA graphs", "program what error reason"
     ),
     "nccl.met": _event(_D, "a GPU has met the others of a group in NCCL", "device rank of seconds"),
     "nccl.refused": _event(

@@ -51,6 +51,7 @@ class World:
         self.kept: list[Any] = []  # what tasks point to
         self.lock = threading.RLock()
         self.local = threading.local()
+        self.pinned_by: Callable[[int], Any] = alloc_pinned_memory
         self.null = Stream.__new__(Stream)
         self.null.start(self, "null")
 
@@ -72,8 +73,12 @@ class World:
         self.forbid(what)
         self.stream().drain()
 
+    def upload(self, size: int) -> None:
+        """Take pinned memory for a copy from the host, as CuPy does."""
+        self.crossings.append("up")
+        self.pinned_by(size)
+
     def allocate(self, size: int) -> MemoryPointer:
-        self.forbid("memory was taken")
         allocator = getattr(self.local, "allocator", None)
         found: MemoryPointer = (
             MemoryPointer(Memory(size), 0) if allocator is None else allocator(size)
@@ -262,9 +267,12 @@ def alloc_pinned_memory(size: int) -> Pinned:
 
 
 def raw(value: Any) -> Any:
-    """The same with arrays as numpy's own."""
+    """The same with arrays as numpy's own: work that is yet to run keeps no memory from a pool."""
     if isinstance(value, ndarray):
-        return value.view(np.ndarray)
+        if value.memory is None or not value.size:
+            return value.view(np.ndarray)
+        start = value.__array_interface__["data"][0] - value.memory.ptr
+        return np.ndarray(value.shape, value.dtype, value.memory.bytes, start, value.strides)
     if isinstance(value, tuple | list):
         return type(value)(map(raw, value))
     if isinstance(value, dict):
@@ -323,13 +331,15 @@ class ndarray(np.ndarray):
             if not any(k is Ellipsis for k in keys):
                 keys = (*keys, Ellipsis)
             return super().__getitem__(keys)
-        _world.settled("an index")
-        return fresh(self.view(np.ndarray)[raw(key)])
+        if any(type(k) in (list, np.ndarray) for k in keys):
+            _world.upload(8 * len(keys))
+        mine, key = raw(self), raw(key)
+        return made("an index", lambda: mine[key])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         _host_array(value)
-        mine = self.view(np.ndarray)
-        _world.enqueue(lambda: mine.__setitem__(raw(key), raw(value)))
+        mine, key, value = raw(self), raw(key), raw(value)
+        _world.enqueue(lambda: mine.__setitem__(key, value))
 
     def set(self, host: np.ndarray, stream: Any = None) -> None:
         assert type(host) is np.ndarray and host.dtype == self.dtype
@@ -349,8 +359,8 @@ class ndarray(np.ndarray):
         return _called(np.array, (self,), {})
 
     def astype(self, dtype: Any, copy: bool = True, **rest: Any) -> Any:  # type: ignore[override]
-        _world.settled("a conversion")
-        return fresh(self.view(np.ndarray).astype(dtype))
+        mine = raw(self)
+        return made("a conversion", lambda: mine.astype(dtype))
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:  # type: ignore[override]
         _world.allocate(1)  # what sorting needs
@@ -376,6 +386,28 @@ class ndarray(np.ndarray):
         return self.get().tolist()
 
 
+def made(what: str, compute: Callable[[], Any]) -> Any:
+    """New arrays: at once, or, in a capture, in their time and in memory that is taken now."""
+    if _world.stream().collected is None:
+        _world.settled(what)
+        return fresh(compute())
+    with np.errstate(all="ignore"):
+        found = compute()  # of noise, for the sizes
+    several = isinstance(found, tuple | list)
+    places = [ndarray(np.shape(v), np.asarray(v).dtype) for v in (found if several else [found])]
+
+    targets = raw(places)
+
+    def run() -> None:
+        with np.errstate(all="ignore"):
+            results = compute()
+        for target, value in zip(targets, results if several else [results], strict=True):
+            target[...] = value
+
+    _world.enqueue(run)
+    return type(found)(places) if several else places[0]
+
+
 def _host_array(value: Any) -> None:
     if type(value) is np.ndarray and value.ndim:
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -388,8 +420,9 @@ def _called(function: Any, args: Any, kwargs: Any) -> Any:
         _host_array(value)
     out = kwargs.get("out")
     if out is None and function is not np.copyto:
-        _world.settled(f"{getattr(function, '__name__', function)} makes an array")
-        return fresh(function(*raw(args), **raw(kwargs)))
+        name = getattr(function, "__name__", str(function))
+        given, named = raw(args), raw(kwargs)
+        return made(f"{name} makes an array", lambda: function(*given, **named))
     given, named = raw(args), raw(kwargs)
     if function is np.copyto:
         _world.enqueue(lambda: np.copyto(*given, **named))
@@ -458,6 +491,17 @@ def compile_using_nvrtc(source: str, options: tuple[str, ...]) -> tuple[bytes, N
     return source.encode(), None
 
 
+def _asarray(a: Any, dtype: Any = None) -> Any:
+    if isinstance(a, ndarray) and dtype in (None, a.dtype):
+        return a
+    if isinstance(a, ndarray):
+        return a.astype(dtype)
+    array = np.asarray(a, dtype)
+    _world.upload(max(array.nbytes, 1))
+    _world.settled("a copy from the host")
+    return fresh(array)
+
+
 @contextmanager
 def using_allocator(allocator: Any) -> Iterator[None]:
     before = getattr(_world.local, "allocator", None)
@@ -502,10 +546,9 @@ def install(
             sliding_window_view=functools.partial(tricks.sliding_window_view, subok=True),
         )
     )
-    module.asarray = lambda a, dtype=None: (
-        a
-        if isinstance(a, ndarray) and dtype in (None, a.dtype)
-        else fresh(np.asarray(raw(a), dtype))
+    module.asarray = _asarray
+    module.get_default_pinned_memory_pool = lambda: types.SimpleNamespace(
+        malloc=alloc_pinned_memory
     )
     module.asnumpy = lambda a: a.get()
     module.empty = lambda shape, dtype=float: ndarray(shape, dtype)
@@ -516,6 +559,7 @@ def install(
         MemoryPointer=MemoryPointer, MemoryPool=MemoryPool, memory=memory_module,
         alloc_pinned_memory=alloc_pinned_memory, using_allocator=using_allocator,
         get_current_stream=_world.stream,
+        set_pinned_memory_allocator=lambda by: setattr(_world, "pinned_by", by),
         compiler=types.SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
         function=types.SimpleNamespace(Module=Module),
         nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
