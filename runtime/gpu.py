@@ -156,7 +156,7 @@ class GpuBackend:
             Exception: of nvmath: cuBLAS is not there, or fails.
         """
         with self.active():
-            return Cublas(self.stream.ptr, self._kept.malloc)
+            return Cublas(self.xp, self.stream.ptr, self._kept.malloc)
 
     @cached_property
     def cudnn(self) -> Any:

@@ -24,7 +24,7 @@ from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.finite import EVERY, RESULTS, Results, Watch
 from graphflow.runtime.gpu import GpuBackend
 from graphflow.runtime.gpu_graphs import Step, Steps
-from graphflow.runtime.gpu_libraries import library_kernel
+from graphflow.runtime.gpu_libraries import kernels_module, library_kernel
 from graphflow.runtime.layout import Layout
 from graphflow.runtime.lines import (
     LOOPS,
@@ -76,6 +76,7 @@ class GpuCode:
         self.inside = loops is not None
         self.loops = loops if loops is not None else InLoops(channel)
         self.plain = not enabled()
+        self._module = backend.xp if self.plain else kernels_module(backend)
         self.values: dict[Tensor, Any] = {}
         self.variables: dict[str, Any] = {}
         self._feeds: Mapping[str, Any] = {}
@@ -314,7 +315,7 @@ class GpuCode:
             self._run(node, lambda: ufunc(*[values[t] for t in inputs], out=outs[0]))
             return
         if kernel is None:
-            kernel = writing(node.op, self.backend.xp, specs, attrs, self.plain)
+            kernel = writing(node.op, self._module, specs, attrs, self.plain)
         out = outs[0] if len(outs) == 1 else tuple(outs)
         if node.op.random:
             self._run(node, lambda: kernel(out, *[values[t] for t in inputs], step=self._draws))

@@ -1,12 +1,13 @@
 """NVIDIA's libraries for single ops on a GPU, where they are installed.
 
-nvmath-python multiplies matrices by cuBLAS (`gpu_products.py`); cudnn-frontend convolves, gradients
-too, and attends in 16 bits. All add 16 bits in float32 and round once, as our ops say. Which kernel
-an op gets depends on its attributes, dtypes and sizes only, never on its neighbours, so placement
-changes no bits; that is why bias and activation stay with the fused kernels and are no epilogues of
-products. A library's kernel is used after it agreed with our own on random numbers of the same
-sizes; one that fails or disagrees is left, with one line in the log. GRAPHFLOW_GPU_LIBRARIES=off
-leaves both out: CuPy multiplies then, which ends a graph.
+nvmath-python multiplies matrices by cuBLAS (`gpu_products.py`), for our own kernels, too;
+cudnn-frontend convolves, gradients too, and attends in 16 bits. All add 16 bits in float32 and
+round once, as our ops say. Which kernel an op gets depends on its attributes, dtypes and sizes
+only, never on its neighbours, so placement changes no bits; that is why bias and activation stay
+with the fused kernels and are no epilogues of products. A library's kernel of an op is used after
+it agreed with our own on random numbers of the same sizes; one that fails or disagrees is left,
+with one line in the log. GRAPHFLOW_GPU_LIBRARIES=off leaves both out: CuPy multiplies then, which
+ends a graph.
 """
 
 from __future__ import annotations
@@ -112,15 +113,37 @@ def _made(
             with suppress(DeviceOutOfMemory):  # which kernel it is depends on sizes, not on room
                 _agree(backend, op, specs, results, attrs, kernel)
     except Exception as error:  # of any library, for any reason: there is our own kernel
-        key = (op.name, type(error).__name__)
-        if key not in _told:
-            _told.add(key)
-            _log.tell(
-                "gpu.fallback", device=f"gpu:{backend.index}", op=op.name,
-                shapes=", ".join(map(str, specs)), error=type(error).__name__, reason=str(error),
-            )  # fmt: skip
+        _tell(backend, op.name, ", ".join(map(str, specs)), error)
         return None
     return kernel
+
+
+def _tell(backend: Any, op: str, shapes: str, error: Exception) -> None:
+    """That a library is left, once for a reason."""
+    key = (op, type(error).__name__)
+    if key not in _told:
+        _told.add(key)
+        _log.tell(
+            "gpu.fallback", device=f"gpu:{backend.index}", op=op, shapes=shapes,
+            error=type(error).__name__, reason=str(error),
+        )  # fmt: skip
+
+
+def kernels_module(backend: Any) -> Any:
+    """What kernels that are written for numpy are given: CuPy, with products of cuBLAS's own, which
+    can be captured, where nvmath-python is there."""
+    if not libraries().nvmath:
+        return backend.xp
+    if _MODULE not in backend.kernels:
+        try:
+            backend.kernels[_MODULE] = backend.cublas.module()
+        except Exception as error:
+            _tell(backend, "matmul", "any", error)
+            backend.kernels[_MODULE] = backend.xp
+    return backend.kernels[_MODULE]
+
+
+_MODULE = "module"
 
 
 def _agree(
@@ -188,10 +211,17 @@ def _matmul(
     results: Sequence[TensorSpec],
     attrs: Mapping[str, Any],
 ) -> Kernel | None:
-    if specs[0].dtype != specs[1].dtype:
+    """A product in 16 bits; our own is one in float32."""
+    if any(spec.dtype != results[0].dtype for spec in specs) or not is_half(results[0].dtype):
         return None
-    product: Kernel | None = backend.cublas.product(*specs, *results, attrs, added=False)
-    return product
+    cublas = backend.cublas
+
+    def kernel(out: Any, x: Any, y: Any, added: bool = False) -> None:
+        x = x.swapaxes(-1, -2) if attrs.get("transpose_a") else x
+        y = y.swapaxes(-1, -2) if attrs.get("transpose_b") else y
+        cublas.multiply(out, x, y, added)
+
+    return kernel
 
 
 def _accumulate(
@@ -200,16 +230,14 @@ def _accumulate(
     results: Sequence[TensorSpec],
     attrs: Mapping[str, Any],
 ) -> Kernel | None:
-    if len({spec.dtype for spec in specs}) > 1:
-        return None
-    add = backend.cublas.product(*specs[1:], *results, attrs, added=True)
+    add = _matmul(backend, specs, results, attrs)
     if add is None:
         return None
 
     def kernel(out: Any, c: Any, x: Any, y: Any) -> None:
         if out.data.ptr != c.data.ptr:
             backend.xp.copyto(out, c)
-        add(out, x, y)
+        add(out, x, y, added=True)
 
     return kernel
 

@@ -2,38 +2,41 @@
 
 CuPy calls cuBLAS as well, but refuses to do so while work is captured, and copies the operands of
 batches. One call of cuBLAS does everything here: floats and complex numbers of all widths, batches,
-transposes as flags. 16 bits are added in float32 and rounded once; TF32 is off.
+transposes. 16 bits are added in float32 and rounded once; TF32 is off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from itertools import pairwise
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from graphflow.spec import Shape, TensorSpec
-
 _WORKSPACE = 32 << 20
 """Bytes that cuBLAS may work in: what NVIDIA advises for its newest devices. It may not take any
 while work is captured."""
+_ANY = -1
+"""Whichever algorithm cuBLAS takes for the sizes."""
 
 
 class Cublas:
-    """cuBLAS on the stream of one GPU.
+    """cuBLAS on the stream of one GPU, which is active.
 
     Args:
-        memory: (bytes) -> memory of the GPU, which is active.
+        memory: (bytes) -> memory of the GPU.
 
     Raises:
         Exception: of nvmath: cuBLAS is not there, or fails.
     """
 
-    def __init__(self, stream: int, memory: Any) -> None:
+    def __init__(self, cupy: Any, stream: int, memory: Callable[[int], Any]) -> None:
         from nvmath import CudaDataType as Data
         from nvmath.bindings import cublas
 
+        self._xp = cupy
         self._library = cublas
         self._handle = cublas.create()
         cublas.set_stream(self._handle, stream)  # first: it takes the workspace back
@@ -52,42 +55,84 @@ class Cublas:
 
     def close(self) -> None:
         self._library.destroy(self._handle)
+        self._workspace = None
 
-    def product(
-        self, a: TensorSpec, b: TensorSpec, out: TensorSpec, attrs: Mapping[str, Any], added: bool
-    ) -> Any:
-        """(out, a, b): out = a @ b, or out + a @ b, of contiguous arrays of these sizes, of one
-        dtype; None where cuBLAS cannot, since leading axes broadcast.
+    def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
+        """As CuPy's, for arrays of matrices of one dtype; else CuPy's own."""
+        if a.dtype != b.dtype or a.dtype.name not in self._types or min(a.ndim, b.ndim) < 2:
+            return self._xp.matmul(a, b, out=out)
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        shape = (*batch, a.shape[-2], b.shape[-1])
+        if out is not None and (out.shape != shape or out.dtype != a.dtype):
+            return self._xp.matmul(a, b, out=out)
+        direct = out is not None and out.flags.c_contiguous
+        made = out if direct else self._xp.empty(shape, a.dtype)
+        self.multiply(made, a, b)
+        if out is None or direct:
+            return made
+        self._xp.copyto(out, made)
+        return out
+
+    def multiply(self, out: Any, a: Any, b: Any, added: bool = False) -> None:
+        """out = a @ b, or out + a @ b, in a contiguous array.
 
         cuBLAS counts along columns, so it is given the operands the other way round: Cᵀ = BᵀAᵀ.
         """
-        shapes = [_sizes(spec) for spec in (a, b, out)]
-        batches = {shape[:-2] for shape in shapes[:2] if len(shape) > 2}
-        if a.dtype.name not in self._types or not batches <= {shapes[2][:-2]}:
-            return None
-        data, compute, scale = self._types[a.dtype.name]
-        flags = [int(bool(attrs.get(name))) for name in ("transpose_b", "transpose_a")]
+        (m, n), k, batch = out.shape[-2:], a.shape[-1], out.shape[:-2]
+        if not out.size or not k:
+            if not added:
+                out.fill(0)
+            return
+        data, compute, scale = self._types[out.dtype.name]
         one, weight = np.ones((), scale), np.full((), float(added), scale)
-        count, (m, n) = prod(shapes[2][:-2]), shapes[2][-2:]
-        k = shapes[0][-2] if flags[1] else shapes[0][-1]
-        apart = [prod(shape[-2:]) if len(shape) > 2 else 0 for shape in shapes[:2]]
-        rows = [shape[-1] for shape in shapes[:2]]
-        multiply, handle = self._library.gemm_strided_batched_ex, self._handle
+        x, turned_x, row_x, apart_x = _operand(self._xp, a, batch)
+        y, turned_y, row_y, apart_y = _operand(self._xp, b, batch)
+        self._library.gemm_strided_batched_ex(
+            self._handle, turned_y, turned_x, n, m, k, one.ctypes.data,
+            y.data.ptr, data, row_y, apart_y, x.data.ptr, data, row_x, apart_x,
+            weight.ctypes.data, out.data.ptr, data, n, m * n, prod(batch), compute, _ANY,
+        )  # fmt: skip
 
-        def kernel(c: Any, x: Any, y: Any) -> None:
-            multiply(
-                handle, *flags, n, m, k, one.ctypes.data,
-                y.data.ptr, data, rows[1], apart[1], x.data.ptr, data, rows[0], apart[0],
-                weight.ctypes.data, c.data.ptr, data, n, m * n, count, compute, _ANY,
-            )  # fmt: skip
-
-        return kernel
+    def module(self) -> ModuleType:
+        """CuPy, with these products: what kernels are given."""
+        return _Module(self._xp, self.matmul)
 
 
-_ANY = -1
-"""Whichever algorithm cuBLAS takes for the sizes."""
+class _Module(ModuleType):
+    def __init__(self, cupy: Any, matmul: Callable[..., Any]) -> None:
+        super().__init__(cupy.__name__)
+        self.__dict__.update({**vars(cupy), "matmul": matmul})
+        self._cupy = cupy
+
+    def __getattr__(self, name: str) -> Any:  # what CuPy finds when it is asked
+        return getattr(self._cupy, name)
 
 
-def _sizes(spec: TensorSpec) -> Sequence[int]:
-    shape: Shape = spec.shape
-    return shape  # type: ignore[return-value]
+def _operand(xp: Any, x: Any, batch: tuple[int, ...]) -> tuple[Any, int, int, int]:
+    """Matrices as cuBLAS takes them: the array, whether it is transposed, elements from one row (or
+    column) to the next and from one matrix to the next. A copy, where its strides are others."""
+    size = x.dtype.itemsize
+    apart = _apart(x, batch)
+    if apart is None:
+        x = xp.ascontiguousarray(xp.broadcast_to(x, (*batch, *x.shape[-2:])))
+        apart = prod(x.shape[-2:]) * size
+    (rows, columns), (down, along) = x.shape[-2:], x.strides[-2:]
+    if (along == size or columns == 1) and (down >= columns * size or rows == 1):
+        return x, 0, max(down // size, columns) if rows > 1 else columns, apart // size
+    if (down == size or rows == 1) and (along >= rows * size or columns == 1):
+        return x, 1, max(along // size, rows) if columns > 1 else rows, apart // size
+    return _operand(xp, xp.ascontiguousarray(x), batch)
+
+
+def _apart(x: Any, batch: tuple[int, ...]) -> int | None:
+    """Bytes from one matrix of a batch to the next, if they are the same all through."""
+    lead = len(batch) - (x.ndim - 2)
+    strides = [
+        0 if have == 1 else stride
+        for have, stride in zip(x.shape[:-2], x.strides[:-2], strict=True)
+    ]
+    steps = [(n, s) for n, s in zip(batch, [0] * lead + strides, strict=True) if n > 1]
+    for (_, outer), (n, inner) in pairwise(steps):
+        if outer != n * inner:
+            return None
+    return steps[-1][1] if steps else 0

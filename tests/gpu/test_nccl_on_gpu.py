@@ -72,7 +72,7 @@ def test_a_rank_that_is_left_alone_gives_up_and_its_gpu_goes_on(tmp_path: Path) 
 
 
 def cluster_of(folder: Path, *workers: Worker) -> gf.Cluster:
-    lines = []
+    lines = ["[defaults]", 'memory = "4GiB"']
     for worker in workers:
         lines += ["[[workers]]", f'address = "{worker.address}"', 'devices = ["gpu:0"]']
     path = folder / f"{len(workers)}.toml"

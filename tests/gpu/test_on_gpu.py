@@ -7,10 +7,13 @@ pytest -m gpu --run-gpu to see why they do not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.errors import GraphflowError
@@ -21,6 +24,7 @@ from graphflow.spec import TensorSpec
 from tests.gpu.regions import Single, drawn, singles
 from tests.gpu.test_cuda import FORMS, same
 from tests.gpu.test_gpu import OnGpu
+from tests.gpu.test_gpu_libraries import check_products_of_views
 from tests.ops.signs import fixed
 
 pytestmark = pytest.mark.gpu
@@ -79,6 +83,17 @@ def test_an_elementwise_kernel_gives_the_bits_of_a_cpu(on_gpu: gf.Session, singl
         wanted = np.asarray(single.op.run(np, arrays, dict(single.attrs))[0])
     exactly = single.op.name not in ("sin", "cos", "pow") and "16" not in str(single.dtypes)
     assert same(have, wanted, exactly)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_products_of_any_views_are_numpys(data: Any) -> None:
+    check_products_of_views(_backend(), data.draw)
+
+
+@cache
+def _backend() -> GpuBackend:
+    return GpuBackend(0)
 
 
 def _model() -> tuple[Any, Any, Any]:
