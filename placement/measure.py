@@ -43,7 +43,7 @@ def measure_device(kind: str) -> dict[str, Any]:
     """Speeds of one device of a kind, of one thread where it is a CPU; see `calibrate.Profile`."""
     xp, synchronize = _array_module(kind)
     with one_thread(), np.errstate(all="ignore"):
-        clock = _Clock(xp, synchronize, thread_time if kind == "cpu" else perf_counter)
+        clock = _Clock(kind, xp, synchronize, thread_time if kind == "cpu" else perf_counter)
         ops, traffic = clock.ops(), clock.traffic()
         products = {
             name: clock.matmul(dtype, sides, ops["matmul"]["launch"], traffic)
@@ -88,7 +88,10 @@ def _cache_bytes(kind: str) -> int:
 class _Clock:
     """Times kernels on one device, by a clock's seconds."""
 
-    def __init__(self, xp: Any, synchronize: Callable[[], None], now: Callable[[], float]) -> None:
+    def __init__(
+        self, kind: str, xp: Any, synchronize: Callable[[], None], now: Callable[[], float]
+    ) -> None:
+        self.kind = kind
         self._xp = xp
         self._synchronize = synchronize
         self._now = now
@@ -116,7 +119,8 @@ class _Clock:
         may end the process that tries it, or wait, and is another session's perhaps."""
         found: dict[str, dict[str, float]] = {}
         for op in [each for each in list(REGISTRY.values()) if owner(each) is None]:
-            if op.samples and (op.pure or op.random) and (op.kernel or op.expr):
+            computes = (op.pure or op.random) and (op.kernel or op.expr)
+            if op.samples and computes and self.kind in op.device_kinds:
                 entry = self._op(op)
                 if entry is not None:
                     found[op.name] = entry
@@ -316,7 +320,7 @@ def _together(calls: list[Callable[[], object]], seconds: float = 0.01) -> float
         with np.errstate(all="ignore"), nullcontext():
             barrier.wait()
             start, own, number = perf_counter(), thread_time(), 0
-            while perf_counter() - start < seconds:
+            while number == 0 or perf_counter() - start < seconds:  # it may be held up before it
                 calls[i]()
                 number += 1
             means[i] = (thread_time() - own) / number

@@ -116,8 +116,25 @@ def test_ops_of_users_are_not_tried_and_more_may_be_registered_meanwhile(
         return {"launch": 1e-6}
 
     monkeypatch.setattr(measure._Clock, "_op", one)
-    clock = measure._Clock(np, lambda: None, time.perf_counter)
+    clock = measure._Clock("cpu", np, lambda: None, time.perf_counter)
     assert "tanh" in clock.ops() and "users.deadly" not in tried
+
+
+def test_only_ops_that_a_device_has_kernels_of_are_tried_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure._Clock, "_op", lambda self, each: {"launch": 1e-6})
+    found = {
+        kind: set(measure._Clock(kind, np, lambda: None, time.perf_counter).ops())
+        for kind in ("cpu", "gpu")
+    }
+    assert "eig" in found["cpu"] - found["gpu"] and "tanh" in found["gpu"]
+
+
+def test_a_thread_that_comes_late_to_its_round_is_timed_by_one_call() -> None:
+    calls: list[str] = []
+    assert measure._together([lambda: calls.append("called")], seconds=0.0) >= 0
+    assert calls == ["called"]
 
 
 def test_a_gpu_that_is_not_there_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
