@@ -349,8 +349,14 @@ def devices_command(cluster: ClusterFile = None) -> None:
     heads = ("device", "address", "memory", "threads", "GFLOP/s", "GB/s")
     typer.echo(str(Table("", heads, rows, left=2)))
     if cluster is None:
-        for line in gpu_lines():
+        found = gpu_lines()
+        for line in found:
             typer.echo(line)
+        if found:
+            typer.echo(
+                "sessions compute on cpu:0 unless they are told otherwise; to use a GPU: "
+                "gf.Session(gf.Cluster.here(devices=['cpu:0', 'gpu:0']))"
+            )
         typer.echo("speeds are measured by: graphflow calibrate")
 
 
@@ -359,7 +365,7 @@ def calibrate() -> None:
     """Measure this machine (some seconds) and keep the result for the cost model."""
     from rich.console import Console
 
-    from graphflow.placement.calibrate import profile, profile_path
+    from graphflow.placement.calibrate import link_of, profile, profile_path
     from graphflow.runtime.coordinator import RemoteHosts
     from graphflow.runtime.survey import keep_process_links
 
@@ -376,13 +382,20 @@ def calibrate() -> None:
     with console.status("measuring what a step costs by itself…"):
         _keep_step_costs()
     for kind, speeds in measured["devices"].items():
-        products, traffic = speeds["matmul"]["float32"], speeds["traffic"]
+        traffic = speeds["traffic"]
         rows = [
-            ("matmul, float32", f"{max(f / s for f, s in products) / 1e9:.1f} GFLOP/s"),
+            (f"matmul, {dtype}", f"{max(f / s for f, s in points) / 1e9:.1f} GFLOP/s")
+            for dtype, points in sorted(speeds["matmul"].items())
+            if dtype in ("float16", "float32")
+        ]
+        rows += [
             ("memory, in cache", f"{traffic[0][0] / traffic[0][1] / 1e9:.1f} GB/s"),
             ("memory, beyond", f"{traffic[-1][0] / traffic[-1][1] / 1e9:.1f} GB/s"),
             ("starting an op", show_seconds(speeds["launch"])),
         ]
+        if kind == "gpu":
+            pace = link_of(measured, "gpu")
+            rows.append(("from and to it", f"{show_seconds(pace[0])}, {pace[1] / 1e9:.1f} GB/s"))
         if "contention" in speeds:
             slower = speeds["contention"]
             busy = f"{slower['threads'][-1]:.0f} busy threads"

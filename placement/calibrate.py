@@ -26,7 +26,8 @@ import numpy as np
 from graphflow._version import __version__
 from graphflow.ops.kernels.objects import cache_folder
 from graphflow.placement.host import cores
-from graphflow.placement.measure import measure_device, measure_handoff
+from graphflow.placement.measure import measure_cpu, measure_handoff
+from graphflow.placement.measure_gpu import gpu_product, measure_gpu, measure_gpu_link
 
 _DRAFT = ".part"  # a file that is being written
 _LEFT = 3600.0  # seconds after which nobody writes it any more
@@ -36,14 +37,17 @@ Profile = dict[str, Any]
 "steps": {"here" or "process": [seconds on one, seconds on two]}}; steps may be missing.
 
 The speeds of a device kind:
-    launch: seconds to start an op; handoff: seconds to hand work to another thread;
+    launch: seconds to start an op (of a GPU: a kernel of a graph that is replayed);
+    handoff: seconds to hand work to another thread;
     cache_bytes: beyond which neighbours share the way to memory;
     traffic: [[bytes, seconds], …] of passing over arrays of growing size, one thread;
     matmul: {"float32", "float64", "other": [[flops, seconds beyond the launch], …]}, one thread;
+        "float16" as well where 16 bits are multiplied as such;
     ops: {name: {"launch", "rate", "itemsize"}}, flop/s (bytes/s for ops without flops) in cache;
     classes: the same for classes of ops, medians;
     contention: {"threads": [1, 2, …], "compute": […], "memory": […]}: how many times longer each
         of so many busy threads takes than one alone.
+    of a GPU also product: what they are of; call: seconds to start an op from Python.
 A link's bandwidth of None is infinite: a reference is passed.
 """
 Probe = Callable[[int, int, int, int], float]
@@ -62,7 +66,7 @@ DEFAULT_LINKS: dict[str, Link] = {
     "process": (300e-6, 2.0e9),  # processes of one host, over loopback
     "client": (300e-6, 2.0e9),  # the client and a worker process of its host
     "network": (500e-6, 1.0e9),  # hosts: a 10 Gbit/s network
-    "gpu": (20e-6, 10e9),  # a process's CPU and GPU, over PCIe
+    "gpu": (20e-6, 10e9),  # a process (its client, its CPUs) and its GPU, over PCIe
 }
 """What links are taken to be where nobody described or measured them."""
 
@@ -71,7 +75,8 @@ DEFAULT_LINKS: dict[str, Link] = {
 
 
 def measure_machine(devices: Iterable[Any] = ("cpu",)) -> Profile:
-    """Measure the kinds of devices named, and the hand-over between threads; about two seconds.
+    """Measure the kinds of devices named, the hand-over between threads, and the way to the GPU;
+    about two seconds a kind, a GPU some more.
 
     Args:
         devices: kinds ("cpu"), device names ("/worker:0/cpu:0") or `Device`s; equal kinds once.
@@ -80,12 +85,20 @@ def measure_machine(devices: Iterable[Any] = ("cpu",)) -> Profile:
         DeviceError: a GPU is asked for and there is none.
     """
     kinds = sorted({_kind(device) for device in devices}) or ["cpu"]
+    links: dict[str, list[float | None]] = {"thread": [measure_handoff(), None]}
+    if "gpu" in kinds:
+        links["gpu"] = list(fit_link(SIZES, measure_gpu_link(SIZES)))
     return {
         "format": FORMAT,
         "key": machine_key(),
         "devices": {kind: measure_device(kind) for kind in kinds},
-        "links": {"thread": [measure_handoff(), None]},
+        "links": links,
     }
+
+
+def measure_device(kind: str) -> dict[str, Any]:
+    """Speeds of one device of a kind, of one thread where it is a CPU."""
+    return measure_gpu() if kind == "gpu" else measure_cpu()
 
 
 def _kind(device: Any) -> str:
@@ -145,8 +158,8 @@ def profile(
 ) -> Profile:
     """This machine's profile: kept from before, or measured now and kept.
 
-    A file that is damaged, or of another machine or version, is measured anew; where nothing can
-    be written, each process measures once, with a warning.
+    A file that is damaged, or of another machine or version, is measured anew, and so is a GPU that
+    has been replaced; where nothing can be written, each process measures once, with a warning.
 
     Args:
         kinds: device kinds that it must cover.
@@ -155,7 +168,7 @@ def profile(
     """
     path = profile_path(folder)
     known = None if refresh else _load(path)
-    missing = sorted(set(kinds) - set(known["devices"] if known else ()))
+    missing = sorted(kind for kind in set(kinds) if not _covers(known, kind))
     if known is not None and not missing:
         return known
     fresh = measure_machine(missing)
@@ -171,6 +184,17 @@ def profile(
     return made
 
 
+def _covers(known: Profile | None, kind: str) -> bool:
+    """Whether a kept profile tells of the devices of a kind that are here."""
+    if known is None or kind not in known["devices"]:
+        return False
+    there = gpu_product() if kind == "gpu" else None
+    return there is None or known["devices"][kind].get("product") == there
+
+
+_INSIDE = ("thread", "gpu")  # links between devices of a process
+
+
 def machine_profile(devices: Iterable[str]) -> Profile:
     """What `measure_machine` tells of the devices named, as it is kept: measured at most once."""
     known = profile({_kind(device) for device in devices})
@@ -178,7 +202,7 @@ def machine_profile(devices: Iterable[str]) -> Profile:
         "format": known["format"],
         "key": known["key"],
         "devices": known["devices"],
-        "links": {"thread": known["links"]["thread"]},
+        "links": {kind: known["links"][kind] for kind in _INSIDE if kind in known["links"]},
     }
 
 
@@ -313,6 +337,7 @@ def is_profile(known: Any) -> bool:
         and all(
             isinstance(speeds, dict)
             and all(_positive(speeds.get(name)) for name in needed)
+            and _positive(speeds.get("call", 1))
             and all(isinstance(speeds.get(part), dict) for part in _PARTS)
             and all(speeds["matmul"].get(dtype) for dtype in ("float32", "float64", "other"))
             and bool(speeds.get("traffic"))

@@ -98,7 +98,7 @@ def _adjusted(speeds: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
         factor = moved / seconds / device.bandwidth
         made["traffic"] = [[size, t * factor] for size, t in speeds["traffic"]]
     if device.launch is not None:
-        made["launch"] = device.launch
+        made["launch"] = made["call"] = device.launch
         made["ops"] = {n: {**entry, "launch": device.launch} for n, entry in speeds["ops"].items()}
     return made
 
@@ -175,13 +175,18 @@ def link_matrices(
     for i, source in enumerate(ends):
         for j, target in enumerate(ends):
             if i != j:
-                link = _link(cluster, source, target, profile, links or {})
+                link = _link(cluster, source, target, profile, profiles or {}, links or {})
                 latency[i, j], bandwidth[i, j] = link
     return latency, bandwidth
 
 
 def _link(
-    cluster: Cluster, source: str, target: str, profile: Mapping[str, Any], links: Links
+    cluster: Cluster,
+    source: str,
+    target: str,
+    profile: Mapping[str, Any],
+    profiles: Mapping[int, Mapping[str, Any]],
+    links: Links,
 ) -> calibrate.Link:
     described = cluster.link(source, target)
     if described is not None:
@@ -191,15 +196,19 @@ def _link(
             if a != b and (a, b) in links:
                 return links[a, b]
     workers = [DeviceName.parse(end).worker for end in (source, target) if end != CLIENT]
+    gpu = "gpu" in source or "gpu" in target
     if len(workers) == 1:  # the client and a device
+        if cluster.kind == "here" and gpu:
+            return calibrate.link_of(profile, "gpu")
         if cluster.kind in ("here", "hypothetical"):
             return 0.0, float("inf")
         assert workers[0] is not None
         near = _host(cluster, workers[0]) == ""
         return calibrate.link_of(profile, "client" if near else "network")
     if workers[0] == workers[1]:
-        gpu = "gpu" in source or "gpu" in target
-        return calibrate.link_of(profile, "gpu" if gpu else "thread")
+        assert workers[0] is not None
+        near_it = profiles.get(workers[0], profile)
+        return calibrate.link_of(near_it, "gpu") if gpu else calibrate.link_of(profile, "thread")
     assert workers[0] is not None and workers[1] is not None
     near = _host(cluster, workers[0]) == _host(cluster, workers[1])
     return calibrate.link_of(profile, "process" if near else "network")

@@ -20,9 +20,10 @@ import numpy as np
 
 from graphflow.blas import one_thread
 from graphflow.op import REGISTRY, Op, Sample, owner
-from graphflow.placement.host import cache_bytes, cores, gpu_memory
+from graphflow.placement.host import cache_bytes, cores
 from graphflow.placement.rates import MATMUL, interpolated, op_class, work
-from graphflow.spec import Size, TensorSpec, is_inexact
+from graphflow.spec import Size, TensorSpec, is_inexact, nbytes
+from graphflow.values import dataclass
 
 SIDE = 192
 """Rows and columns of the larger samples: some hundred KiB, which any second-level cache holds."""
@@ -37,58 +38,64 @@ LEAST = 60e-6
 """Seconds that one timing lasts at least."""
 LONG = 5e-3
 """Seconds of a call from which two will do: a moment's noise is little of it."""
+PATIENCE = 0.25
+"""Seconds of a matrix product that is too large to be waited for."""
 
 
-def measure_device(kind: str) -> dict[str, Any]:
-    """Speeds of one device of a kind, of one thread where it is a CPU; see `calibrate.Profile`."""
-    xp, synchronize = _array_module(kind)
+def measure_cpu() -> dict[str, Any]:
+    """Speeds of one thread of this machine; see `calibrate.Profile`."""
     with one_thread(), np.errstate(all="ignore"):
-        clock = _Clock(xp, synchronize, thread_time if kind == "cpu" else perf_counter)
-        ops, traffic = clock.ops(), clock.traffic()
+        clock = Clock("cpu", np, lambda: None, thread_time)
+        ops, traffic = clock.ops(), clock.traffic(STREAMS)
+        launch = ops["matmul"]["launch"]
         products = {
-            name: clock.matmul(dtype, sides, ops["matmul"]["launch"], traffic)
-            for name, dtype, sides in (
-                ("float32", "float32", MATRICES),
-                ("float64", "float64", MATRICES),
-                ("other", "int32", MATRICES[:4]),
-            )
+            "float32": clock.matmul("float32", MATRICES, launch, traffic),
+            "float64": clock.matmul("float64", MATRICES, launch, traffic),
+            "other": clock.matmul("int32", MATRICES[:4], launch, traffic),
         }
-        speeds = {
+        return {
             "launch": median(entry["launch"] for entry in ops.values()),
             "handoff": measure_handoff(),
-            "cache_bytes": _cache_bytes(kind),
+            "cache_bytes": cache_bytes(2) or 1 << 20,
             "traffic": traffic,
             "matmul": products,
             "ops": ops,
-            "classes": _classes(ops),
-            "contention": _contention() if kind == "cpu" else _ALONE,
+            "classes": medians(ops),
+            "contention": _contention(),
         }
-    return speeds
 
 
-_ALONE = {"threads": [1], "compute": [1.0], "memory": [1.0]}
+@dataclass(frozen=True)
+class Case:
+    """An op's sample, its sizes scaled.
+
+    Attributes:
+        amount: flops, or bytes of an op without. itemsize: of its largest elements.
+        bytes: of all inputs and outputs.
+    """
+
+    sample: Sample
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    attrs: Mapping[str, Any]
+    amount: float
+    itemsize: int
+    bytes: int
 
 
-def _array_module(kind: str) -> tuple[Any, Callable[[], None]]:
-    if kind == "cpu":
-        return np, lambda: None
-    gpu_memory("gpu:0")  # says what is missing
-    import cupy
+class Clock:
+    """Times kernels on one device of a kind, by a clock's seconds.
 
-    return cupy, cupy.cuda.get_current_stream().synchronize
+    Attributes:
+        room: bytes that the arrays of a measurement may take.
+    """
 
+    room = float("inf")
 
-def _cache_bytes(kind: str) -> int:
-    """Size of the last cache that a core has for itself (a GPU: of its second level)."""
-    if kind == "gpu":
-        return 32 << 20
-    return cache_bytes(2) or 1 << 20
-
-
-class _Clock:
-    """Times kernels on one device, by a clock's seconds."""
-
-    def __init__(self, xp: Any, synchronize: Callable[[], None], now: Callable[[], float]) -> None:
+    def __init__(
+        self, kind: str, xp: Any, synchronize: Callable[[], None], now: Callable[[], float]
+    ) -> None:
+        self.kind = kind
         self._xp = xp
         self._synchronize = synchronize
         self._now = now
@@ -103,6 +110,10 @@ class _Clock:
         number = max(1, min(1000, int(LEAST / max(once, 1e-8))))
         return quick([self._once(call, number) for _ in range(rounds)])
 
+    def busy(self, call: Callable[[], object], rounds: int = ROUNDS) -> float:
+        """Seconds that a call keeps the device busy: here all of it."""
+        return self.seconds(call, rounds)
+
     def _once(self, call: Callable[[], object], number: int) -> float:
         self._synchronize()
         start = self._now()
@@ -116,53 +127,43 @@ class _Clock:
         may end the process that tries it, or wait, and is another session's perhaps."""
         found: dict[str, dict[str, float]] = {}
         for op in [each for each in list(REGISTRY.values()) if owner(each) is None]:
-            if op.samples and (op.pure or op.random) and (op.kernel or op.expr):
+            computes = (op.pure or op.random) and (op.kernel or op.expr)
+            if op.samples and computes and self.kind in op.device_kinds:
                 entry = self._op(op)
                 if entry is not None:
                     found[op.name] = entry
         return found
 
     def _op(self, op: Op) -> dict[str, float] | None:
-        small = self._call(op, op.samples[0], lambda size: size)
+        small = self.call(op, case_of(op, lambda size: size))
         if small is None:
             return None
-        entry = {"launch": self.seconds(small[0])}
-        large = None if op.alias or op.name in MATMUL else self._call(op, op.samples[0], _grown)
-        if large is not None:
-            run, amount, itemsize = large
+        entry = {"launch": self.seconds(small)}
+        large = None if op.alias or op.name in MATMUL else case_of(op, grown(SIDE))
+        run = self.call(op, large)
+        if large is not None and run is not None:
             busy = max(self.seconds(run, 3) - entry["launch"], 1e-8)
-            if amount >= 4 * SIDE:  # it grew
-                entry |= {"rate": amount / busy, "itemsize": itemsize}
+            if large.amount >= 4 * SIDE:  # it grew
+                entry |= {"rate": large.amount / busy, "itemsize": large.itemsize}
         return entry
 
-    def _call(
-        self, op: Op, sample: Sample, scale: Callable[[Size], Size]
-    ) -> tuple[Callable[[], object], float, int] | None:
-        """A sample, scaled: as a program runs it, with its work and the size of its elements."""
-        inputs = tuple(s.with_shape(map(scale, s.shape)) for s in sample.inputs)
-        attrs = {
-            name: tuple(map(scale, value)) if name == "shape" else value
-            for name, value in sample.attrs.items()
-        }
+    def call(self, op: Op, case: Case | None) -> Callable[[], object] | None:
+        """What runs a case as a program does; None where the op cannot."""
+        if case is None:
+            return None
         try:
-            specs = op.infer(*inputs, **attrs)
-            outputs = (specs,) if isinstance(specs, TensorSpec) else specs
-            run = _bound(self._xp, op, attrs, outputs)
-            arrays = [self._array(s, sample) for s in inputs]
-            if sample.make is not None:
-                arrays = sample.make(arrays)
+            run = _bound(self._xp, op, case.attrs, case.outputs)
+            arrays = [self.array(s, case.sample) for s in case.inputs]
+            if case.sample.make is not None:
+                arrays = case.sample.make(arrays)
             arrays = [self._xp.asarray(a) for a in arrays]
             run(*arrays)
         except Exception:  # the sample does not scale: attributes speak of its sizes
             return None
-        amount = work(op, inputs, outputs, attrs)
-        return (
-            partial(run, *arrays),
-            amount.flops or amount.bytes,
-            max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1),
-        )
+        return partial(run, *arrays)
 
-    def _array(self, spec: TensorSpec, sample: Sample) -> Any:
+    def array(self, spec: TensorSpec, sample: Sample) -> Any:
+        """Random elements in the bounds of a sample, on the host."""
         shape: Any = spec.shape
         if is_inexact(spec.dtype):
             array = self._random.uniform(sample.low, sample.high, shape)
@@ -177,30 +178,47 @@ class _Clock:
 
         Several sets of operands take turns: in a step, the last product's are gone from the cache.
         """
-        into = REGISTRY["matmul"].into
-        assert into is not None
         points: list[list[float]] = []
         for n in sides:
-            a = self._xp.asarray(self._random.uniform(-1, 1, (n, n)).astype(dtype))
-            turns = cycle([(self._xp.empty_like(a), a.copy(), a.copy()) for _ in range(TURNS)])
-            taken = self.seconds(partial(_next_turn, partial(into, self._xp), turns), ROUNDS)
-            moved = interpolated(traffic, 3.0 * a.nbytes)
-            points.append([2.0 * n**3, max(taken - launch - moved, taken / 2, 1e-9)])
-        best = max(flops / taken for flops, taken in points[-2:])
-        least = 0.0
-        for point in points:  # the first ones are mostly launch: what is left of them is noise
-            point[1] = least = max(least, point[1], point[0] / best)
-        return points
+            flops, size = 2.0 * n**3, float(n * n * np.dtype(dtype).itemsize)
+            later = points and points[-1][1] * flops / points[-1][0] > PATIENCE
+            if later or (3 * TURNS + 1) * size > self.room:
+                break
+            taken = self.busy(self._product(dtype, n))
+            moved = interpolated(traffic, 3.0 * size)
+            points.append([flops, max(taken - launch - moved, taken / 2, 1e-9)])
+        # the first ones are mostly launch: what is left of them is noise
+        return risen(points, max(flops / taken for flops, taken in points[-2:]))
 
-    def traffic(self) -> list[list[float]]:
+    def _product(self, dtype: str, n: int) -> Callable[[], None]:
+        """What multiplies square matrices, with the next set of operands each time."""
+        into = REGISTRY["matmul"].into
+        assert into is not None
+        a = self._xp.asarray(self.array(TensorSpec((n, n), np.dtype(dtype)), _UNIT))
+        turns = cycle([(self._xp.empty_like(a), a.copy(), a.copy()) for _ in range(TURNS)])
+        return partial(_next_turn, partial(into, self._xp), turns)
+
+    def traffic(self, streams: tuple[int, ...]) -> list[list[float]]:
         """[bytes, seconds] of adding float32 arrays of growing size; times never fall."""
-        points, least = [], 0.0
-        for elements in STREAMS:
+        points = []
+        for elements in streams:
+            if 12 * elements > self.room:
+                break
             a, b, out = (self._xp.ones(elements, "float32") for _ in range(3))
-            taken = self.seconds(partial(self._xp.add, a, b, out=out), 3)
-            least = max(least, taken)
-            points.append([12.0 * elements, least])
-        return points
+            taken = self.busy(partial(self._xp.add, a, b, out=out), 3)
+            points.append([12.0 * elements, taken])
+        return risen(points)
+
+
+_UNIT = Sample((), low=-1.0, high=1.0)
+
+
+def risen(points: list[list[float]], best: float = float("inf")) -> list[list[float]]:
+    """[amount, seconds] whose seconds never fall, and which are no faster than `best`."""
+    least = 0.0
+    for point in points:
+        point[1] = least = max(least, point[1], point[0] / best)
+    return points
 
 
 def quick(seconds: Sequence[float]) -> float:
@@ -208,8 +226,30 @@ def quick(seconds: Sequence[float]) -> float:
     return sorted(seconds)[len(seconds) // 4]
 
 
-def _grown(size: Size) -> Size:
-    return SIDE if isinstance(size, int) and size > 2 else size
+def grown(side: int) -> Callable[[Size], Size]:
+    """What makes the sizes of a sample that large, but those that count examples or channels."""
+    return lambda size: side if isinstance(size, int) and size > 2 else size
+
+
+def case_of(op: Op, scale: Callable[[Size], Size]) -> Case | None:
+    """An op's first sample with each size scaled; None where the op refuses that."""
+    sample = op.samples[0]
+    inputs = tuple(s.with_shape(map(scale, s.shape)) for s in sample.inputs)
+    attrs = {
+        name: tuple(map(scale, value)) if name == "shape" else value
+        for name, value in sample.attrs.items()
+    }
+    try:
+        specs = op.infer(*inputs, **attrs)
+        outputs = (specs,) if isinstance(specs, TensorSpec) else specs
+        amount = work(op, inputs, outputs, attrs)
+        return Case(
+            sample, inputs, outputs, attrs, amount.flops or amount.bytes,
+            max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1),
+            sum(map(nbytes, (*inputs, *outputs))),
+        )  # fmt: skip
+    except Exception:  # attributes speak of the sample's sizes
+        return None
 
 
 def _next_turn(call: Callable[..., None], turns: Iterator[tuple[Any, ...]]) -> None:
@@ -234,7 +274,7 @@ def _bound(
     return run
 
 
-def _classes(ops: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def medians(ops: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Medians over the ops of each class, for ops that could not be measured."""
     members: dict[str, list[Mapping[str, float]]] = {}
     for name, entry in ops.items():
@@ -316,7 +356,7 @@ def _together(calls: list[Callable[[], object]], seconds: float = 0.01) -> float
         with np.errstate(all="ignore"), nullcontext():
             barrier.wait()
             start, own, number = perf_counter(), thread_time(), 0
-            while perf_counter() - start < seconds:
+            while number == 0 or perf_counter() - start < seconds:  # it may be held up before it
                 calls[i]()
                 number += 1
             means[i] = (thread_time() - own) / number

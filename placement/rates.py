@@ -27,6 +27,8 @@ MATMUL = frozenset(
     }
 )  # fmt: skip
 """Ops whose time is that of matrix products."""
+HALVES = frozenset({"matmul", "conv", "conv_transpose", "conv_weight_grad", "attention"})
+"""Those of them that a GPU's libraries compute in 16 bits; others convert their operands."""
 SMALLEST = 0.05
 """Share of an op's time by itself that it takes at least among others in one kernel."""
 STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
@@ -102,16 +104,26 @@ class Rates:
         if is_control(op):
             return self._controlled(op, attrs)
         entry = self.speeds["ops"].get(op.name, {})
-        launch = float(entry.get("launch", self.speeds["launch"])) * self.launch
+        launch = float(entry.get("launch", self._start(op))) * self.launch
         if op.alias:
             return launch
         amount = work(op, inputs, outputs, attrs)
         if op_class(op) == "matmul":
             # Its operands are fetched and packed before they are multiplied: nothing overlaps.
-            busy = self._product(amount.flops, outputs[0].dtype) * self.compute
+            busy = self._product(op, amount.flops, outputs[0].dtype) * self.compute
             return launch + busy + self._traffic(amount.bytes)
         busy = self._rest(op, amount, entry, inputs, outputs) * self.compute
         return launch + max(busy, self._traffic(amount.bytes))
+
+    def _start(self, op: Op) -> float:
+        """Seconds to start an op that was not measured: where graphs start kernels, one that is not
+        generated may have to be called."""
+        generated = op.elementwise or op.rows is not None
+        return float(self.speeds["launch"] if generated else self._call)
+
+    @property
+    def _call(self) -> float:
+        return float(self.speeds.get("call", self.speeds["launch"]))
 
     def fused(self, parts: Sequence[tuple[Op, Work, Sequence[TensorSpec]]], moved: float) -> float:
         """Seconds of a kernel that does the work of several nodes.
@@ -139,7 +151,7 @@ class Rates:
         held = [value for value in attrs.values() if isinstance(value, Body)]
         each = [self._body(body) for body in held]
         once = max(each) if op is cond else math.fsum(each)
-        return float(self.speeds["launch"]) * self.launch + iterations(op, attrs) * once
+        return self._call * self.launch + iterations(op, attrs) * once
 
     def _body(self, body: Body) -> float:
         sizes = body.bindings
@@ -175,9 +187,11 @@ class Rates:
         itemsize = max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1)
         return amount.flops / entry["rate"] * max(1.0, itemsize / entry["itemsize"])
 
-    def _product(self, flops: float, dtype: np.dtype[Any]) -> float:
+    def _product(self, op: Op, flops: float, dtype: np.dtype[Any]) -> float:
         tables = self.speeds["matmul"]
         name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
+        if is_half(dtype) and op.name in HALVES and "float16" in tables:
+            name = "float16"
         alone = interpolated(tables.get(name, tables["other"]), flops)
         if self.threads == 1:
             return alone

@@ -244,6 +244,11 @@ def test_devices_lists_this_machine_and_a_cluster_file(
     monkeypatch.setenv("COLUMNS", "40")  # names are not shortened for a narrow terminal
     code, out, _ = run(capsys, "devices")
     assert code == 0 and "/worker:0/cpu:0  this process" in out
+    seen = "graphflow.runtime.gpu_libraries.gpu_lines"
+    monkeypatch.setattr(seen, lambda: ["gpu:0 is imaginary"])
+    code, out, _ = run(capsys, "devices")
+    assert code == 0 and "gpu:0 is imaginary\nsessions compute on cpu:0 unless" in out
+    assert "gf.Session(gf.Cluster.here(devices=['cpu:0', 'gpu:0']))" in out
     file = tmp_path / "c.toml"
     file.write_text('[[workers]]\naddress = "tcp://127.0.0.1:7009"\n')
     code, out, _ = run(capsys, "devices", "--cluster", str(file))

@@ -16,13 +16,15 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pytest
 
 from graphflow.placement import calibrate
+from graphflow.placement.measure_gpu import gpu_product
 from tests.gpu.cuda_on_cpu import OnCpu
 from tests.placement.speeds import profile, speeds
 
@@ -52,6 +54,7 @@ class World:
         self.lock = threading.RLock()
         self.local = threading.local()
         self.pinned_by: Callable[[int], Any] = alloc_pinned_memory
+        self.pool = MemoryPool()
         self.null = Stream.__new__(Stream)
         self.null.start(self, "null")
 
@@ -80,9 +83,7 @@ class World:
 
     def allocate(self, size: int) -> MemoryPointer:
         allocator = getattr(self.local, "allocator", None)
-        found: MemoryPointer = (
-            MemoryPointer(Memory(size), 0) if allocator is None else allocator(size)
-        )
+        found: MemoryPointer = (self.pool.malloc if allocator is None else allocator)(size)
         return found
 
 
@@ -164,12 +165,15 @@ class Event:
         self.done = True
         self.stream: Stream | None = None
 
+        self.timed = not disable_timing
+        self.at = 0.0
+
     def record(self, stream: Stream | None = None) -> None:
         self.done, self.stream = False, stream or _world.null
         self.stream.add(self._pass)
 
     def _pass(self) -> None:
-        self.done = True
+        self.done, self.at = True, perf_counter()
 
     def reached(self) -> None:
         if self.stream is not None:
@@ -180,13 +184,23 @@ class Event:
         self.reached()
 
 
+def get_elapsed_time(start: Event, end: Event) -> float:
+    """Milliseconds from when the stream reached one event to the other."""
+    if not (start.timed and end.timed and start.stream and end.stream):
+        raise CUDARuntimeError("cudaErrorInvalidResourceHandle: an event that no stream recorded")
+    if not (start.done and end.done):
+        raise CUDARuntimeError("cudaErrorNotReady: device not ready")
+    return (end.at - start.at) * 1e3
+
+
 class Memory:
     def __init__(self, size: int) -> None:
         if _world.stream().collected is not None:
             _world.forbid("cudaMalloc")
         if _world.taken + size > _world.memory:
             raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
-        _world.taken += size
+        self.world = _world
+        self.world.taken += size
         self.size = size
         self.bytes = np.full(size + 256, _NOISE, np.uint8)
         self.bytes = self.bytes[-self.bytes.ctypes.data % 256 :][:size]
@@ -194,7 +208,7 @@ class Memory:
 
     def __del__(self) -> None:
         if hasattr(self, "bytes"):
-            _world.taken -= self.size
+            self.world.taken -= self.size
 
 
 class MemoryPointer:
@@ -241,6 +255,9 @@ class MemoryPool:
                 self.held.remove(memory)
                 return MemoryPointer(Block(memory, self.held), 0)
         try:
+            with suppress(CUDARuntimeError):
+                return MemoryPointer(Block(Memory(size), self.held), 0)
+            self.free_all_blocks()  # as CuPy does before it gives up
             return MemoryPointer(Block(Memory(size), self.held), 0)
         except CUDARuntimeError as error:
             raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes") from error
@@ -553,12 +570,13 @@ def install(
     module.asnumpy = lambda a: a.get()
     module.empty = lambda shape, dtype=float: ndarray(shape, dtype)
     module.ascontiguousarray = lambda a: a if a.flags.c_contiguous else a.copy()
+    module.get_default_memory_pool = lambda: _world.pool
     memory_module = types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
     module.cuda = types.SimpleNamespace(
         Device=Device, runtime=Runtime, Stream=Stream, Event=Event, Memory=Memory, Graph=Graph,
         MemoryPointer=MemoryPointer, MemoryPool=MemoryPool, memory=memory_module,
         alloc_pinned_memory=alloc_pinned_memory, using_allocator=using_allocator,
-        get_current_stream=_world.stream,
+        get_current_stream=_world.stream, get_elapsed_time=get_elapsed_time,
         set_pinned_memory_allocator=lambda by: setattr(_world, "pinned_by", by),
         compiler=types.SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
         function=types.SimpleNamespace(Module=Module),
@@ -571,7 +589,8 @@ def install(
 
 def _speeds(kinds: Sequence[str]) -> dict[str, Any]:
     """Made up: what this takes says nothing of a GPU."""
-    return {**profile(), "devices": {kind: speeds() for kind in kinds}}
+    told = {"gpu": {"product": gpu_product()}}
+    return {**profile(), "devices": {kind: speeds(**told.get(kind, {})) for kind in kinds}}
 
 
 def current() -> World:

@@ -115,9 +115,26 @@ def test_ops_of_users_are_not_tried_and_more_may_be_registered_meanwhile(
         tried.append(each.name)
         return {"launch": 1e-6}
 
-    monkeypatch.setattr(measure._Clock, "_op", one)
-    clock = measure._Clock(np, lambda: None, time.perf_counter)
+    monkeypatch.setattr(measure.Clock, "_op", one)
+    clock = measure.Clock("cpu", np, lambda: None, time.perf_counter)
     assert "tanh" in clock.ops() and "users.deadly" not in tried
+
+
+def test_only_ops_that_a_device_has_kernels_of_are_tried_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure.Clock, "_op", lambda self, each: {"launch": 1e-6})
+    found = {
+        kind: set(measure.Clock(kind, np, lambda: None, time.perf_counter).ops())
+        for kind in ("cpu", "gpu")
+    }
+    assert "eig" in found["cpu"] - found["gpu"] and "tanh" in found["gpu"]
+
+
+def test_a_thread_that_comes_late_to_its_round_is_timed_by_one_call() -> None:
+    calls: list[str] = []
+    assert measure._together([lambda: calls.append("called")], seconds=0.0) >= 0
+    assert calls == ["called"]
 
 
 def test_a_gpu_that_is_not_there_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +187,41 @@ def test_a_missing_kind_is_added_to_what_is_known(counted: list[list[str]], tmp_
     assert both["devices"]["gpu"]["launch"] == 2.0
 
 
+def test_another_gpu_than_the_one_that_is_known_is_measured(
+    counted: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = calibrate.measure_machine
+    there: list[str | None] = ["one, CuPy 14"]
+
+    def measured(kinds: Any) -> dict[str, Any]:
+        found: dict[str, Any] = made(kinds)
+        found["devices"]["gpu"]["product"] = there[0]
+        return found
+
+    monkeypatch.setattr(calibrate, "measure_machine", measured)
+    monkeypatch.setattr(calibrate, "gpu_product", lambda: there[0])
+    first = profile(["gpu"], folder=tmp_path)
+    assert profile(["gpu"], folder=tmp_path) == first
+    there[0] = "another, CuPy 14"
+    again = profile(["gpu"], folder=tmp_path)
+    assert again["devices"]["gpu"]["product"] == "another, CuPy 14"
+    there[0] = None  # it cannot be seen now: what is known stands
+    assert profile(["gpu"], folder=tmp_path) == again
+    assert counted == [["gpu"], ["gpu"]]
+
+
+def test_what_a_worker_tells_holds_the_way_to_its_gpu(
+    counted: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+    profile()
+    keep_links({"gpu": (5e-6, 25e9), "process": (1e-4, 2e9)})
+    assert calibrate.machine_profile(["cpu:0"])["links"] == {
+        "thread": [1e-5, None],
+        "gpu": [5e-6, 25e9],
+    }
+
+
 def _without(data: dict[str, Any], *path: str) -> str:
     part = data
     for key in path[:-1]:
@@ -189,6 +241,7 @@ def _without(data: dict[str, Any], *path: str) -> str:
         lambda text: _without(json.loads(text), "devices", "cpu", "matmul", "float64"),
         lambda text: text.replace('"launch": 1.0', '"launch": NaN'),
         lambda text: text.replace('"launch": 1.0', '"launch": -1.0'),
+        lambda text: text.replace('"launch": 1.0', '"launch": 1.0, "call": "x"', 1),
         lambda text: json.dumps({**json.loads(text), "key": {"processor": "another"}}),
         lambda text: json.dumps({**json.loads(text), "links": {"thread": 3}}),
     ],

@@ -104,6 +104,33 @@ def test_beyond_the_cache_the_memory_sets_the_pace_and_neighbours_slow_it() -> N
     assert busy - 1e-6 == pytest.approx(1.6 * (alone - 1e-6))
 
 
+def test_products_of_16_bits_go_by_their_own_rate_where_a_library_computes_them() -> None:
+    x, f = spec("float16", (256, 256)), spec("float32", (256, 256))
+    tables = {**speeds()["matmul"], "float16": [[1e4, 1e-7], [1e9, 1e-3]]}
+    cpu, gpu = Rates(speeds()), Rates(speeds(matmul=tables))
+
+    def seconds(rate: Rates, name: str, x: TensorSpec, **attrs: Any) -> float:
+        return rate.seconds(REGISTRY[name], (x, x), (x,), attrs)
+
+    for dtype in ("float16", "bfloat16"):
+        half = spec(dtype, (256, 256))
+        assert seconds(gpu, "matmul", half) < seconds(cpu, "matmul", half) / 3
+    assert seconds(gpu, "matmul", f) == seconds(cpu, "matmul", f)
+    grams = [rate.seconds(REGISTRY["gram"], (x,), (x,), {"columns": True}) for rate in (cpu, gpu)]
+    assert grams[0] == grams[1], "no library computes it"
+
+
+def test_an_op_that_was_not_measured_is_called_unless_its_kernel_is_generated() -> None:
+    x = spec("float32", (4,))
+    plain, gpu = Rates(speeds()), Rates(speeds(call=1e-3))
+    for name, attrs, called in (("tanh", {}, False), ("cumsum", {"axis": 0}, True)):
+        beyond = [
+            rate.seconds(REGISTRY[name], (x,), (x,), attrs) - rate.speeds["launch"]
+            for rate in (plain, gpu)
+        ]
+        assert beyond[1] - beyond[0] == pytest.approx(1e-3 - 1e-6 if called else 0.0, abs=1e-9)
+
+
 def test_more_busy_threads_than_cores_take_turns() -> None:
     contention = speeds()["contention"]
     assert contended(contention, "compute", 1) == 1.0
@@ -352,6 +379,24 @@ def test_devices_of_one_process_pass_references_and_its_client_pays_nothing() ->
     latency, bandwidth = link_matrices(cluster, {0: profile()})
     assert (latency[0, 1], bandwidth[0, 1]) == (1e-5, np.inf)
     assert (latency[2, 0], bandwidth[2, 0]) == (0.0, np.inf)
+
+
+def test_the_way_to_a_gpu_of_a_process_is_that_measured_there_for_its_client_too() -> None:
+    kinds = ("cpu", 1), ("gpu", None)
+    one, other = (
+        Worker(i, None, tuple(Device(f"/worker:{i}/{k}:0", k, 1 << 30, n) for k, n in kinds))
+        for i in range(2)
+    )
+    known = profile({"gpu": [5e-6, 25e9]})
+    here = Cluster((one,), kind="here")
+    latency, bandwidth = link_matrices(here, {0: known})
+    pace = (5e-6, 25e9)
+    for a, b in ((0, 1), (1, 0), (1, 2), (2, 1)):
+        assert (latency[a, b], bandwidth[a, b]) == pace
+    assert latency[0, 2] == 0 and np.isinf(bandwidth[0, 2])
+    two = Cluster((one, other), kind="local")
+    latency, bandwidth = link_matrices(two, {0: profile(), 1: known})
+    assert (latency[2, 3], bandwidth[2, 3]) == pace != (latency[0, 1], bandwidth[0, 1])
 
 
 def test_other_hosts_are_a_network_away() -> None:
