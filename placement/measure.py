@@ -20,6 +20,7 @@ import numpy as np
 
 from graphflow.blas import one_thread
 from graphflow.op import REGISTRY, Op, Sample, owner
+from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.placement.host import cache_bytes, cores, gpu_memory
 from graphflow.placement.rates import MATMUL, interpolated, op_class, work
 from graphflow.spec import Size, TensorSpec, is_inexact
@@ -73,8 +74,7 @@ def _array_module(kind: str) -> tuple[Any, Callable[[], None]]:
     if kind == "cpu":
         return np, lambda: None
     gpu_memory("gpu:0")  # says what is missing
-    import cupy
-
+    cupy = imported_cupy()
     return cupy, cupy.cuda.get_current_stream().synchronize
 
 

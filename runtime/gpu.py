@@ -21,6 +21,7 @@ import numpy as np
 from graphflow.errors import CompileError, DeviceError, DeviceOutOfMemory, ShapeError
 from graphflow.ops.kernels.address import ALIGNMENT
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
+from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.ops.kernels.emit import Region
 from graphflow.runtime.backend import Array, Keep, kept_or_copied
 from graphflow.runtime.gpu_compiler import compiled
@@ -79,7 +80,7 @@ class GpuBackend:
     threads = 1
 
     def __init__(self, index: int) -> None:
-        self.xp = cupy = imported()
+        self.xp = cupy = imported_cupy()
         self.index = index
         self.keep: Keep | None = None
         self.allocations = 0
@@ -416,16 +417,3 @@ def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _view(pinned: Any, size: int) -> np.ndarray[Any, Any]:
     """Pinned memory as bytes."""
     return np.frombuffer(pinned, np.uint8, size)
-
-
-def imported() -> Any:
-    """CuPy.
-
-    Raises:
-        DeviceError: it is not installed.
-    """
-    try:
-        import cupy  # heavy, and only here
-    except ImportError as error:
-        raise DeviceError("a gpu device needs CuPy: pip install 'graphflow[gpu]'") from error
-    return cupy

@@ -22,6 +22,7 @@ import numpy as np
 from graphflow.environment import is_on
 from graphflow.errors import CompileError
 from graphflow.op import Op
+from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.runtime.gpu_graphs import graphs_enabled
 from graphflow.runtime.lines import writing
 from graphflow.runtime.logs import Log
@@ -57,8 +58,7 @@ def gpu_lines() -> list[str]:
     """What is said of each of this machine's GPUs: its name, and what computes on it; nothing where
     CuPy sees none."""
     try:
-        import cupy
-
+        cupy = imported_cupy()
         runtime = cupy.cuda.runtime
         found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
     except Exception:  # no CuPy, no driver, no device: CuPy's own errors
